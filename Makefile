@@ -1,0 +1,96 @@
+# Everything one does with a clone of oncelog. `make` alone lists it.
+
+ENV        := .venv/bin
+PYTHON_RUN := $(ENV)/python
+SOURCES := service txn idempotence log isolation spark_sink monitoring tests
+
+# make sim SEED=7 replays one run; make sim N=1000 runs many
+SEED   ?=
+N      ?=
+FRAMES ?= 200000
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+# quick-tests, install and install-dev are steps of others; the rest is for people.
+.PHONY: help serve install install-dev check quick-tests test lint types format sim mutants chaos clients clients-java clients-more \
+        conformance bench fuzz transcripts docs clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# While pyproject.toml is as it was at the last install, the stamps spare `make serve` from asking pip anything.
+# Whoever installed for the tests has what serving needs.
+.venv/.installed-run: pyproject.toml .ci/environment
+	@if [ .venv/.installed-dev -nt pyproject.toml ] && [ .venv/.installed-dev -nt .ci/environment ]; then :; \
+	 else .ci/environment run; fi
+	@touch $@
+
+.venv/.installed-dev: pyproject.toml .ci/environment
+	@.ci/environment dev
+	@touch $@
+
+install: .venv/.installed-run
+install-dev: .venv/.installed-dev
+
+serve: install ## a broker on localhost:9092, its data in ./data (ARGS="--port 9093" for more)
+	@exec $(ENV)/oncelog serve $(ARGS)
+
+lint: install-dev ## ruff: style and format
+	$(ENV)/ruff check .
+	$(ENV)/ruff format --check .
+
+types: install-dev ## mypy --strict
+	$(ENV)/mypy
+
+format: install-dev ## let ruff rewrite what it can
+	$(ENV)/ruff check --fix .
+	$(ENV)/ruff format .
+
+QUICK_TESTS := tests/tidy tests/log tests/idempotence tests/isolation tests/txn tests/transcripts tests/service/wire \
+               tests/service/groups tests/service/cluster tests/service/broker
+
+check: install-dev ## under a minute: style, types and the quick tests, side by side
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target lint types quick-tests
+
+quick-tests: install-dev
+	$(PYTHON_RUN) -m pytest $(QUICK_TESTS)
+
+test: lint types ## everything the build machine runs: style, types and the whole suite
+	$(PYTHON_RUN) -m pytest -rs
+
+sim: install-dev ## the whole broker in one seeded simulation: SEED=n replays a run, N=1000 runs many
+	$(PYTHON_RUN) -m tests.sim $(if $(SEED),--seed $(SEED)) $(if $(N),--runs $(N)) $(ARGS)
+
+mutants: install-dev ## plant known bugs and show that the simulation catches each
+	$(PYTHON_RUN) -m tests.sim.mutants $(ARGS)
+
+chaos: install-dev ## real clients in transactions while they and the broker are killed: ARGS="--seconds 300 --seed 7"
+	$(PYTHON_RUN) -m tests.chaos $(ARGS)
+
+clients: install-dev ## real clients (confluent-kafka, aiokafka, kafka-python, kcat) against a real process
+	$(PYTHON_RUN) -m pytest -rs tests/clients $(ARGS)
+
+clients-java: install-dev ## Kafka's own command line tools and Java client (needs Java 17 and Maven)
+	$(PYTHON_RUN) -m tests.clients.java $(ARGS)
+
+clients-more: install-dev ## further clients, in the languages this machine has
+	$(PYTHON_RUN) -m tests.clients.more $(ARGS)
+
+conformance: install-dev ## the same conversations with oncelog and Apache Kafka, answers compared (needs Java 17)
+	$(PYTHON_RUN) -m tests.conformance $(ARGS)
+
+bench: install-dev ## throughput, latency, memory, start-up: a table of medians (PEER=kafka, BASE=HEAD~1 compare)
+	$(PYTHON_RUN) -m tests.bench $(if $(PEER),--peer $(PEER)) $(if $(BASE),--base $(BASE)) $(ARGS)
+
+fuzz: install-dev ## hostile frames at every API and version: FRAMES=10000000 for the long run
+	$(PYTHON_RUN) -m tests.fuzz --frames $(FRAMES) $(ARGS)
+
+transcripts: install-dev ## rewrite tests/transcripts/*.txt; review the difference
+	$(PYTHON_RUN) -m tests.transcripts $(ARGS)
+
+docs: install ## write docs/configuration.md anew from the table of settings
+	$(ENV)/oncelog config docs > docs/configuration.md
+
+clean: ## remove the environment and the caches; ./data stays
+	rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,55 @@
+"""Manners that a reader relies on: no ambient world in simulated code, no module named like the standard library,
+no swallowed errors.
+"""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("log", "idempotence", "isolation", "txn", "service", "monitoring", "spark_sink")
+EDGES_OF_THE_PROCESS = (
+    "service/cli",
+    "service/process.py",
+    "service/broker/ports.py",
+    "log/disk.py",
+    "service/wire/generate.py",
+)
+AMBIENT = {
+    "time.time", "time.time_ns", "time.monotonic", "random.random", "random.randrange", "uuid.uuid4", "os.urandom",
+    "asyncio.to_thread", "asyncio.TaskGroup", "asyncio.create_task", "asyncio.gather", "datetime.now",
+}  # fmt: skip
+
+
+def sources() -> list[Path]:
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_no_module_is_named_like_one_of_the_standard_library(path: Path) -> None:
+    assert path.stem.startswith("__") or path.stem not in sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_what_the_simulation_runs_asks_its_ports_for_time_chance_and_tasks(path: Path) -> None:
+    if name_of(path).startswith(EDGES_OF_THE_PROCESS):
+        pytest.skip("an edge of the process itself")
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert f"{node.value.id}.{node.attr}" not in AMBIENT, f"{name_of(path)}:{node.lineno}"
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_no_error_is_swallowed(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, f"{name_of(path)}:{node.lineno} catches everything"
+            broad = isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
+            silent = all(isinstance(statement, ast.Pass) for statement in node.body)
+            assert not (broad and silent), f"{name_of(path)}:{node.lineno} swallows every error"
