@@ -1,0 +1,394 @@
+# Hot path: tests/bench (append and fetch per batch). Plain twin: tests/properties/test_log_batch.py.
+"""Record batches as bytes: the 61-byte header, its checksum, restamping in place, and the records inside.
+
+What always holds: reading never trusts a length or a count; whatever is wrong with the bytes comes out as
+`CorruptBatch`. A header is one tuple read by one `struct` call; the broker moves whole batches and never opens records
+on its way. The records are opened only where contents matter: compaction, timestamp lookups, recompression, readers.
+Only magic 2. Called by everything that touches stored bytes.
+
+    0   base offset            q      |  23  last offset delta   i
+    8   length of what follows i      |  27  base timestamp      q   (with bit 6: the delete horizon)
+    12  leader epoch           i      |  35  max timestamp       q
+    16  magic                  b      |  43  producer id         q
+    17  CRC-32C of [21:]       I      |  51  producer epoch      h
+    21  attributes             h      |  53  base sequence       i
+                                      |  57  record count        i
+
+Offset and leader epoch stand outside the checksum, so that a broker can stamp them without reading the batch.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from crc32c import crc32c as crc32c
+
+from log.compress import MAX_PLAIN_BYTES, BadCompression, compress, decompress
+from log.ids import NO_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC: Final = 2
+HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+HEADER_BYTES: Final = 61
+LENGTH_AT: Final = 8
+PREFIX_BYTES: Final = 12
+"""Base offset and length: what the length field does not count."""
+LEADER_EPOCH_AT: Final = 12
+MAGIC_AT: Final = 16
+CRC_AT: Final = 17
+CHECKED_FROM: Final = 21
+MAX_TIMESTAMP_AT: Final = 35
+
+CODEC_BITS: Final = 0x07
+LOG_APPEND_TIME: Final = 0x08
+TRANSACTIONAL: Final = 0x10
+CONTROL: Final = 0x20
+DELETE_HORIZON: Final = 0x40
+
+_read = HEADER.unpack_from
+_new = tuple.__new__
+_stamp_offset = struct.Struct(">q").pack_into
+_stamp_epoch = struct.Struct(">i").pack_into
+
+
+class CorruptBatch(ValueError):
+    """These bytes are not a record batch, or not a whole one."""
+
+
+class UnsupportedMagic(CorruptBatch):
+    """A batch of the formats that Kafka 4 no longer takes (0 and 1), or of one that nobody knows."""
+
+
+class BatchHeader(NamedTuple):
+    """The header of one batch. `size_bytes` counts the whole batch, the first twelve bytes included."""
+
+    base_offset: int
+    size_bytes: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def codec(self) -> int:
+        return self.attributes & CODEC_BITS
+
+    @property
+    def log_append_time(self) -> bool:
+        return bool(self.attributes & LOG_APPEND_TIME)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def has_producer(self) -> bool:
+        return self.producer_id >= 0
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """When the tombstones or the marker inside may go; None while no cleaner has seen them."""
+        return self.base_timestamp if self.attributes & DELETE_HORIZON else None
+
+
+class Record(NamedTuple):
+    """One record with its place in the log."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+NewRecord = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], int]
+"""Key, value, headers, timestamp: a record that has no offset yet."""
+
+
+class StoredRecord(NamedTuple):
+    """One record as stored, opened just far enough to decide about it. `tail` is what follows the timestamp delta."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    has_value: bool
+    tail: bytes
+
+
+# ---------------------------------------------------------------- headers
+
+
+def read_header(buffer: Buffer, at: int = 0) -> BatchHeader:
+    """The header that starts at `at`. Its own numbers are checked, not whether the rest of the batch is there."""
+    try:
+        (base, length, epoch, magic, crc, attributes, delta, first, last, producer, producer_epoch, sequence, count) = (
+            _read(buffer, at)
+        )
+    except struct.error as error:
+        raise CorruptBatch(f"{max(len(buffer) - at, 0)} bytes are too few for a batch header") from error
+    if magic != MAGIC:
+        raise UnsupportedMagic(f"magic {magic}, only {MAGIC} is stored")
+    if length < HEADER_BYTES - PREFIX_BYTES or base < 0 or delta < 0 or count < 0:
+        raise CorruptBatch(f"absurd header: offset {base}, length {length}, last delta {delta}, {count} records")
+    # One flat tuple, not the class's own constructor: half the time (0.5 against 1.0 us).
+    # fmt: off
+    return _new(BatchHeader, (
+        base, length + PREFIX_BYTES, epoch, magic, crc, attributes, delta,
+        first, last, producer, producer_epoch, sequence, count,
+    ))
+    # fmt: on
+
+
+def split(buffer: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """The batches that stand in `buffer` back to back. The views live as long as the buffer."""
+    view = memoryview(buffer)
+    at = 0
+    while at < len(view):
+        header = read_header(view, at)
+        end = at + header.size_bytes
+        if end > len(view):
+            raise CorruptBatch(f"a batch of {header.size_bytes} bytes, of which {len(view) - at} are there")
+        yield header, view[at:end]
+        at = end
+
+
+def checksum_ok(batch: Buffer, header: BatchHeader) -> bool:
+    """Whether the checksum fits. `batch` is exactly one batch."""
+    return len(batch) == header.size_bytes and crc32c(batch[CHECKED_FROM:]) == header.crc
+
+
+def restamp(batch: bytearray | memoryview, *, base_offset: int, leader_epoch: int) -> None:
+    """Give the batch its place in the log, in place. The checksum does not cover what changes."""
+    _stamp_offset(batch, 0, base_offset)
+    _stamp_epoch(batch, LEADER_EPOCH_AT, leader_epoch)
+
+
+def set_log_append_time(batch: bytearray | memoryview, timestamp_ms: int) -> None:
+    """Let the broker's time stand for every record of the batch, in place, with a new checksum."""
+    (attributes,) = struct.unpack_from(">h", batch, CHECKED_FROM)
+    struct.pack_into(">h", batch, CHECKED_FROM, attributes | LOG_APPEND_TIME)
+    struct.pack_into(">q", batch, MAX_TIMESTAMP_AT, timestamp_ms)
+    struct.pack_into(">I", batch, CRC_AT, crc32c(batch[CHECKED_FROM:]))
+
+
+# ---------------------------------------------------------------- reading records
+
+
+def plain_payload(batch: Buffer, header: BatchHeader, *, limit_bytes: int = MAX_PLAIN_BYTES) -> bytes:
+    """The bytes of the records, unpacked."""
+    try:
+        return decompress(header.codec, bytes(batch[HEADER_BYTES : header.size_bytes]), limit_bytes=limit_bytes)
+    except BadCompression as error:
+        raise CorruptBatch(str(error)) from error
+
+
+def read_records(
+    batch: Buffer, header: BatchHeader | None = None, *, limit_bytes: int = MAX_PLAIN_BYTES
+) -> Iterator[Record]:
+    """Every record with its absolute offset and timestamp. The checksum is the caller's business."""
+    header = header or read_header(batch)
+    for stored in read_stored_records(batch, header, limit_bytes=limit_bytes):
+        value, headers = _read_value_and_headers(stored.tail)
+        yield Record(stored.offset, stored.timestamp, stored.key, value, headers)
+
+
+def read_stored_records(
+    batch: Buffer, header: BatchHeader, *, limit_bytes: int = MAX_PLAIN_BYTES
+) -> Iterator[StoredRecord]:
+    """Every record, opened as far as its key: what a cleaner needs, and can write back with `build_from_stored`."""
+    if not header.record_count and header.size_bytes == HEADER_BYTES:
+        return  # a cleaner has emptied it; not even an empty payload of its codec is there
+    payload = plain_payload(batch, header, limit_bytes=limit_bytes)
+    at = 0
+    for _ in range(header.record_count):
+        size, at = _read_varint(payload, at)
+        end = at + size
+        if size < 0 or end > len(payload):
+            raise CorruptBatch(f"a record of {size} bytes, of which {len(payload) - at} are there")
+        yield _read_stored_record(payload[at:end], header)
+        at = end
+    if at != len(payload):
+        raise CorruptBatch(f"{len(payload) - at} bytes after the last record")
+
+
+def _read_stored_record(body: bytes, header: BatchHeader) -> StoredRecord:
+    """`body` is one record without its length: attributes, timestamp delta, offset delta, key, value, headers."""
+    timestamp_delta, tail_at = _read_varint(body, 1)
+    offset_delta, at = _read_varint(body, tail_at)
+    if not 0 <= offset_delta <= header.last_offset_delta:
+        raise CorruptBatch(f"offset delta {offset_delta} in a batch that ends at {header.last_offset_delta}")
+    key, at = _read_nullable(body, at)
+    value_size, _ = _read_varint(body, at)
+    timestamp = header.max_timestamp if header.log_append_time else header.base_timestamp + timestamp_delta
+    return _new(StoredRecord, (header.base_offset + offset_delta, timestamp, key, value_size >= 0, body[tail_at:]))
+
+
+def _read_value_and_headers(tail: bytes) -> tuple[bytes | None, tuple[tuple[str, bytes | None], ...]]:
+    _, at = _read_varint(tail, 0)
+    key_size, at = _read_varint(tail, at)
+    value, at = _read_nullable(tail, at + max(key_size, 0))
+    count, at = _read_varint(tail, at)
+    if not 0 <= count <= len(tail) - at:
+        raise CorruptBatch(f"{count} headers in {len(tail) - at} bytes")
+    headers = []
+    for _ in range(count):
+        name, at = _read_nullable(tail, at)
+        if name is None:
+            raise CorruptBatch("a header without a name")
+        content, at = _read_nullable(tail, at)
+        # Names are text by the protocol, but no broker checks it: keep what can't be decoded.
+        headers.append((name.decode("utf-8", "surrogateescape"), content))
+    if at != len(tail):
+        raise CorruptBatch(f"{len(tail) - at} bytes after the last header")
+    return value, tuple(headers)
+
+
+def _read_nullable(buffer: bytes, at: int) -> tuple[bytes | None, int]:
+    size, at = _read_varint(buffer, at)
+    if size < 0:
+        return None, at
+    if at + size > len(buffer):
+        raise CorruptBatch(f"{size} bytes announced, {len(buffer) - at} there")
+    return buffer[at : at + size], at + size
+
+
+def _read_varint(buffer: bytes, at: int) -> tuple[int, int]:
+    """A zigzag varint of at most 64 bits, and where the next byte stands."""
+    try:
+        byte = buffer[at]
+        if byte < 0x80:
+            return (byte >> 1) ^ -(byte & 1), at + 1
+        result, shift = byte & 0x7F, 7
+        while shift <= 63:
+            at += 1
+            byte = buffer[at]
+            result |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return (result >> 1) ^ -(result & 1), at + 1
+            shift += 7
+    except IndexError as error:
+        raise CorruptBatch("the bytes end inside a number") from error
+    raise CorruptBatch("a number of more than ten bytes")
+
+
+# ---------------------------------------------------------------- writing records
+
+
+def build_batch(
+    records: Sequence[Record | NewRecord],
+    *,
+    base_offset: int = 0,
+    leader_epoch: int = NO_EPOCH,
+    codec: int = 0,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    transactional: bool = False,
+    control: bool = False,
+    log_append_time: bool = False,
+) -> bytes:
+    """A whole batch. A `Record` keeps its own offset (not below `base_offset`); others are numbered in their order."""
+    assert records, "a batch holds at least one record"
+    placed = [_place(record, base_offset + index) for index, record in enumerate(records)]
+    base_timestamp = placed[0].timestamp
+    attributes = codec | LOG_APPEND_TIME * log_append_time | TRANSACTIONAL * transactional | CONTROL * control
+    payload = b"".join(_write_record(_open_record(record, base_offset), base_timestamp) for record in placed)
+    # Who builds the batch knows neither its place nor its size: both are taken from what was built.
+    header = BatchHeader(
+        *(base_offset, 0, leader_epoch, MAGIC, 0, attributes, placed[-1].offset - base_offset, base_timestamp),
+        *(max(record.timestamp for record in placed), producer_id, producer_epoch, base_sequence, len(placed)),
+    )
+    return assemble(header, compress(codec, payload))
+
+
+def build_from_stored(
+    header: BatchHeader, records: Sequence[StoredRecord], *, delete_horizon_ms: int | None = None
+) -> bytes:
+    """The batch of `header` again with some of its records: same offsets, same producer, same codec; maybe a horizon.
+
+    Records keep their own timestamps: the deltas are written anew when the base timestamp makes room for the horizon
+    (KIP-534). Without records the batch is its header alone: it still says what its producer wrote last.
+    """
+    attributes = header.attributes & ~DELETE_HORIZON
+    base_timestamp = header.base_timestamp
+    if delete_horizon_ms is not None:
+        attributes |= DELETE_HORIZON
+        base_timestamp = delete_horizon_ms
+    max_timestamp = header.max_timestamp
+    if not header.log_append_time:
+        max_timestamp = max((record.timestamp for record in records), default=max_timestamp)
+    if not records:
+        attributes &= ~CODEC_BITS
+    payload = b"".join(_write_record(record, base_timestamp) for record in records)
+    kept = header._replace(
+        attributes=attributes, base_timestamp=base_timestamp, max_timestamp=max_timestamp, record_count=len(records)
+    )
+    return assemble(kept, compress(header.codec, payload) if records else b"")
+
+
+def assemble(header: BatchHeader, payload: bytes) -> bytes:
+    """Header and (packed) payload as one batch; `size_bytes` and `crc` of the header are computed here."""
+    batch = bytearray(HEADER_BYTES + len(payload))
+    batch[HEADER_BYTES:] = payload
+    HEADER.pack_into(batch, 0, header.base_offset, len(batch) - PREFIX_BYTES, *header[2:])
+    struct.pack_into(">I", batch, CRC_AT, crc32c(batch[CHECKED_FROM:]))
+    return bytes(batch)
+
+
+def _place(record: Record | NewRecord, offset: int) -> Record:
+    if isinstance(record, Record):
+        return record
+    key, value, headers, timestamp = record
+    return Record(offset, timestamp, key, value, headers)
+
+
+def _open_record(record: Record, base_offset: int) -> StoredRecord:
+    parts = [_varint(record.offset - base_offset), _nullable(record.key), _nullable(record.value)]
+    parts.append(_varint(len(record.headers)))
+    for name, content in record.headers:
+        parts += (_nullable(name.encode("utf-8", "surrogateescape")), _nullable(content))
+    return StoredRecord(record.offset, record.timestamp, record.key, record.value is not None, b"".join(parts))
+
+
+def _write_record(record: StoredRecord, base_timestamp: int) -> bytes:
+    timestamp_delta = _varint(record.timestamp - base_timestamp)
+    return b"".join(
+        (_varint(1 + len(timestamp_delta) + len(record.tail)), b"\x00", timestamp_delta, record.tail),
+    )
+
+
+def _nullable(content: bytes | None) -> bytes:
+    return b"\x01" if content is None else _varint(len(content)) + content
+
+
+def _varint(number: int) -> bytes:
+    """Zigzag, least significant seven bits first."""
+    number = (number << 1) ^ (number >> 63)
+    if number < 0x80:
+        return number.to_bytes(1, "big")
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)

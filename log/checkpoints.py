@@ -1,0 +1,29 @@
+"""Small text files that hold one offset each, in the folder of a partition.
+
+What always holds: they are written atomically, and a file that is missing or unreadable says nothing (None). The text
+is that of Kafka's checkpoints, without the topic: a version (0), a line break, the offset, a line break. Called by
+`log.partition_log`, `log.compaction` and `log.recovery`.
+"""
+
+from typing import Final
+
+from log.disk import Disk
+
+START_OFFSET: Final = "start-offset-checkpoint"
+"""Where the log starts when that is above the first segment's base offset: records were deleted, or all segments."""
+CLEANED_OFFSET: Final = "cleaned-offset-checkpoint"
+"""Everything below has been compacted once, was durable before, and may have gaps."""
+
+
+def read_offset(disk: Disk, folder: str, name: str) -> int | None:
+    try:
+        version, offset, *rest = disk.read(f"{folder}/{name}").split(b"\n")
+    except (FileNotFoundError, ValueError):
+        return None
+    if version != b"0" or rest != [b""] or not offset.isdigit():
+        return None
+    return int(offset)
+
+
+async def write_offset(disk: Disk, folder: str, name: str, offset: int) -> None:
+    await disk.write_atomic(f"{folder}/{name}", b"0\n%d\n" % offset)

@@ -1,0 +1,167 @@
+"""The four codecs of Kafka's record batches, each bounded in output size.
+
+What always holds: `decompress` never returns more than `limit_bytes` and never holds much more than that while it
+works, whatever the input claims; anything wrong with the input is a `BadCompression`, never an exception of the codec's
+library.
+Called by `log.batch` for records that must be opened: compaction, timestamp lookups, recompression, readers.
+"""
+
+import struct
+from enum import IntEnum
+from typing import Final, Protocol, cast
+
+import cramjam
+import lz4.frame
+import zstandard
+from isal import isal_zlib
+
+MAX_PLAIN_BYTES: Final = 64 << 20
+"""What one batch may unpack to. A full batch of 1 MB seldom unpacks to a tenth of it; a bomb wants gigabytes."""
+
+XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
+XERIAL_HEADER_BYTES: Final = 16
+XERIAL_BLOCK_BYTES: Final = 32 << 10
+ZSTD_WINDOW_BYTES: Final = 64 << 20
+"""A frame that asks for a larger window is refused: the window is reserved before a byte is unpacked."""
+GZIP: Final = 31
+"""zlib's `wbits` for a gzip header with the largest window."""
+GZIP_ERROR: Final = cast(type[Exception], isal_zlib.error)
+"""A class; the library's stub calls it an instance."""
+
+
+class Codec(IntEnum):
+    """The low three bits of a batch's attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+class BadCompression(ValueError):
+    """The compressed bytes are broken, or unpack to more than was allowed."""
+
+
+def compress(codec: int, plain: bytes) -> bytes:
+    """`plain` packed as Kafka's own clients would pack it."""
+    match codec:
+        case Codec.NONE:
+            return plain
+        case Codec.GZIP:
+            packer = isal_zlib.compressobj(wbits=GZIP)
+            return bytes(packer.compress(plain) + packer.flush())
+        case Codec.SNAPPY:
+            return _pack_xerial(plain)
+        case Codec.LZ4:
+            return bytes(lz4.frame.compress(plain, block_size=lz4.frame.BLOCKSIZE_MAX64KB, block_linked=False))
+        case Codec.ZSTD:
+            return zstandard.ZstdCompressor().compress(plain)
+    raise BadCompression(f"no codec has the number {codec}")
+
+
+def decompress(codec: int, packed: bytes, *, limit_bytes: int = MAX_PLAIN_BYTES) -> bytes:
+    """The plain bytes, or `BadCompression`."""
+    try:
+        match codec:
+            case Codec.NONE:
+                return packed
+            case Codec.GZIP:
+                return _unpack_stream(_new_gzip, packed, limit_bytes)
+            case Codec.SNAPPY:
+                return _unpack_snappy(packed, limit_bytes)
+            case Codec.LZ4:
+                return _unpack_stream(_new_lz4, packed, limit_bytes)
+            case Codec.ZSTD:
+                return _unpack_zstd(packed, limit_bytes)
+    except (GZIP_ERROR, zstandard.ZstdError, cramjam.DecompressionError, RuntimeError, EOFError) as error:
+        raise BadCompression(str(error)) from error
+    raise BadCompression(f"no codec has the number {codec}")
+
+
+class _Unpacker(Protocol):
+    """What the stream decoders of gzip and lz4 have in common."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes | None: ...
+
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+
+
+class _NewUnpacker(Protocol):
+    def __call__(self) -> _Unpacker: ...
+
+
+def _new_gzip() -> _Unpacker:
+    unpacker: _Unpacker = isal_zlib.decompressobj(wbits=GZIP)
+    return unpacker
+
+
+def _new_lz4() -> _Unpacker:
+    unpacker: _Unpacker = lz4.frame.LZ4FrameDecompressor()
+    return unpacker
+
+
+def _unpack_stream(new_unpacker: _NewUnpacker, packed: bytes, limit_bytes: int) -> bytes:
+    """Both formats allow several members in a row; each must end, and all together must fit."""
+    parts: list[bytes] = []
+    room = limit_bytes
+    while packed:
+        unpacker = new_unpacker()
+        part = unpacker.decompress(packed, max_length=room + 1)
+        room -= len(part)
+        if room < 0:
+            raise BadCompression("unpacks to more than was allowed")
+        if not unpacker.eof:
+            raise BadCompression("the compressed bytes end too early")
+        parts.append(part)
+        packed = unpacker.unused_data or b""
+    return b"".join(parts)
+
+
+def _unpack_zstd(packed: bytes, limit_bytes: int) -> bytes:
+    """One frame, as every client writes it. In one call, because only that notices a frame that ends too early."""
+    if not packed:
+        return b""
+    claimed = zstandard.frame_content_size(packed)
+    if claimed > limit_bytes:
+        raise BadCompression("unpacks to more than was allowed")
+    decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES)
+    return decompressor.decompress(packed, max_output_size=limit_bytes, allow_extra_data=False)
+
+
+def _unpack_snappy(packed: bytes, limit_bytes: int) -> bytes:
+    """Java frames its snappy in blocks (xerial); librdkafka sends one raw block. Readers must take both."""
+    if not packed.startswith(XERIAL_MAGIC):
+        return _unpack_snappy_block(packed, limit_bytes)
+    parts: list[bytes] = []
+    room, at = limit_bytes, XERIAL_HEADER_BYTES
+    while at < len(packed):
+        if at + 4 > len(packed):
+            raise BadCompression("a snappy block has no size")
+        (size,) = struct.unpack_from(">i", packed, at)
+        at += 4
+        if size < 0 or at + size > len(packed):
+            raise BadCompression("a snappy block is longer than the bytes that follow")
+        part = _unpack_snappy_block(packed[at : at + size], room)
+        room -= len(part)
+        parts.append(part)
+        at += size
+    return b"".join(parts)
+
+
+def _unpack_snappy_block(block: bytes, limit_bytes: int) -> bytes:
+    claimed = cramjam.snappy.decompress_raw_len(block)
+    if claimed > limit_bytes:
+        raise BadCompression("unpacks to more than was allowed")
+    return bytes(cramjam.snappy.decompress_raw(block))
+
+
+def _pack_xerial(plain: bytes) -> bytes:
+    parts = [XERIAL_MAGIC, struct.pack(">ii", 1, 1)]
+    for at in range(0, len(plain), XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(plain[at : at + XERIAL_BLOCK_BYTES]))
+        parts += (struct.pack(">i", len(block)), block)
+    return b"".join(parts)

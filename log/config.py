@@ -1,0 +1,52 @@
+"""The settings of one log, by the names Kafka gives them (dots and dashes as underscores), with Kafka's defaults.
+
+A plain value without rules: who takes a setting from outside checks it (`service.config`). One object can serve every
+partition of a topic. Called by everything in `log` that rolls, keeps, drops or cleans.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+UNLIMITED: Final = 2**63 - 1
+HOUR_MS: Final = 3_600_000
+DAY_MS: Final = 24 * HOUR_MS
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """All settings of a topic."""
+
+    cleanup_policy: tuple[str, ...] = ("delete",)
+    compression_type: str = "producer"
+    compression_gzip_level: int = -1
+    compression_lz4_level: int = 9
+    compression_zstd_level: int = 3
+    delete_retention_ms: int = DAY_MS
+    file_delete_delay_ms: int = 60_000
+    flush_messages: int = UNLIMITED
+    flush_ms: int = UNLIMITED
+    index_interval_bytes: int = 4096
+    max_compaction_lag_ms: int = UNLIMITED
+    max_message_bytes: int = 1_048_588
+    message_timestamp_after_max_ms: int = HOUR_MS
+    message_timestamp_before_max_ms: int = UNLIMITED
+    message_timestamp_type: str = "CreateTime"
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    min_insync_replicas: int = 1
+    preallocate: bool = False
+    retention_bytes: int = -1
+    retention_ms: int = 7 * DAY_MS
+    segment_bytes: int = 1 << 30
+    segment_index_bytes: int = 10 << 20
+    segment_jitter_ms: int = 0
+    segment_ms: int = 7 * DAY_MS
+    unclean_leader_election_enable: bool = False
+
+    @property
+    def compacts(self) -> bool:
+        return "compact" in self.cleanup_policy
+
+    @property
+    def deletes(self) -> bool:
+        return "delete" in self.cleanup_policy

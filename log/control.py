@@ -1,0 +1,77 @@
+"""Control batches: the markers that end a transaction in a partition.
+
+What always holds: a marker is one record in one batch with the transactional and the control bit, of the producer whose
+transaction it ends, without a sequence. Key: version i16, type i16. Value: version i16, coordinator epoch i32. A
+control record of another kind is read as `type=None`: it takes an offset and means nothing to us.
+"""
+
+import struct
+from enum import Enum
+from typing import Final, NamedTuple
+
+from log.batch import Buffer, CorruptBatch, build_batch, read_header, read_records
+from log.ids import NO_EPOCH
+
+MARKER_VERSION: Final = 0
+_KEY: Final = struct.Struct(">hh")
+_VALUE: Final = struct.Struct(">hi")
+
+
+class ControlType(Enum):
+    """How a transaction ended."""
+
+    ABORT = 0
+    COMMIT = 1
+
+
+class Marker(NamedTuple):
+    """What a control batch says; `type` is None for kinds that are not ours."""
+
+    type: ControlType | None
+    coordinator_epoch: int
+
+
+def build_marker(
+    type: ControlType,
+    *,
+    producer_id: int,
+    producer_epoch: int,
+    coordinator_epoch: int,
+    timestamp_ms: int,
+    base_offset: int = 0,
+    leader_epoch: int = NO_EPOCH,
+) -> bytes:
+    """The batch that ends the producer's transaction in one partition."""
+    key = _KEY.pack(MARKER_VERSION, type.value)
+    value = _VALUE.pack(MARKER_VERSION, coordinator_epoch)
+    return build_batch(
+        [(key, value, (), timestamp_ms)],
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        transactional=True,
+        control=True,
+    )
+
+
+def read_marker(batch: Buffer) -> Marker:
+    """What the control batch says; `CorruptBatch` when it is not one."""
+    header = read_header(batch)
+    if not header.is_control:
+        raise CorruptBatch("not a control batch")
+    record = next(read_records(batch, header), None)
+    if record is None:
+        return Marker(None, NO_EPOCH)  # a cleaner took the record and kept the batch for its producer
+    key, value = record.key or b"", record.value or b""
+    if len(key) < _KEY.size:
+        raise CorruptBatch("the key of a control record is too short")
+    version, kind = _KEY.unpack_from(key)
+    if version < 0:
+        raise CorruptBatch(f"version {version} of a control record")
+    if kind not in (ControlType.ABORT.value, ControlType.COMMIT.value):
+        return Marker(None, NO_EPOCH)
+    if len(value) < _VALUE.size:
+        raise CorruptBatch("the value of a marker is too short")
+    _, coordinator_epoch = _VALUE.unpack_from(value)
+    return Marker(ControlType(kind), coordinator_epoch)

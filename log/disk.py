@@ -1,0 +1,413 @@
+"""The port to the disk, and the real disk.
+
+What always holds:
+* An append is whole or did not happen. A failed write, fsync, rename or directory sync is a `DiskFault` and final: the
+  disk answers every later change with the same fault, because nobody knows what the platter holds. Reads go on.
+* `fsync`, `sync_dir` and `write_atomic` are awaited; they run in the one writer thread of the disk. All else is a
+  plain call into the page cache.
+* Nothing is durable before the `fsync` of its file, and of its folder's names, has returned.
+* Name changes (create, rename, unlink) survive a power cut as a prefix of the order in which they were made.
+
+A `File` is used by one thread at a time. Called by `log` alone, except for `FileSlice`, which travels to the socket.
+"""
+
+import asyncio
+import ctypes
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Protocol, TypeVar
+
+Buffer = bytes | bytearray | memoryview
+T = TypeVar("T")
+
+OPEN_FILES_MAX: Final = 1024
+"""Descriptors that stay open. Beyond it the one not used for longest is closed and opened again on demand."""
+TEMPORARY: Final = ".tmp"
+
+
+class DiskFault(OSError):
+    """The disk failed. After a failed change it is final for this disk."""
+
+
+class File(Protocol):
+    """An append-only file."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    def append(self, buffers: Sequence[Buffer]) -> int:
+        """All buffers at the end of the file, or `DiskFault` and the file as it was. Returns where they start."""
+
+    def pread(self, size: int, position: int) -> bytes:
+        """The bytes that are there; fewer than `size` only at the end of the file."""
+
+    def truncate(self, size: int) -> None: ...
+    async def fsync(self) -> None:
+        """What was appended before the call is durable when it returns."""
+
+    def fileno(self) -> int | None:
+        """A descriptor for `sendfile`, valid until the next await; None where there is none."""
+
+    def pin(self) -> None:
+        """Keep the bytes readable until `unpin`, whatever happens to the name and to the descriptor's turn."""
+
+    def unpin(self) -> None: ...
+    def close(self) -> None:
+        """Nobody will ask for this file again; pinned readers still finish."""
+
+
+class Disk(Protocol):
+    """One data folder. Paths are relative to it, with slashes."""
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> File:
+        """FileNotFoundError without `create`; FileExistsError with `exclusive`."""
+
+    def read(self, path: str) -> bytes:
+        """A whole small file; FileNotFoundError when it is not there."""
+
+    def listdir(self, path: str) -> list[str]:
+        """The names in a folder, in any order; FileNotFoundError when it is not there."""
+
+    def exists(self, path: str) -> bool: ...
+    def mkdir(self, path: str) -> None:
+        """One folder; fine when it is there."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Replaces `target`."""
+
+    def unlink(self, path: str) -> None:
+        """Fine when it is gone."""
+
+    def remove_tree(self, path: str) -> None:
+        """A folder and all in it; fine when it is gone."""
+
+    async def sync_dir(self, path: str) -> None:
+        """The names of this folder are durable when it returns. The data folder itself is the empty path."""
+
+    async def sync_all(self) -> None:
+        """Everything that was changed before the call is durable when it returns: dearer than an fsync, and far cheaper
+        than thousands.
+        """
+
+    async def write_atomic(self, path: str, data: bytes) -> None:
+        """After any crash the file holds its old bytes or the new ones; durable when it returns."""
+
+    def free_bytes(self) -> int: ...
+
+
+class FileSlice:
+    """Stored bytes on their way out. Whoever keeps one past the next await pins it, and unpins it once."""
+
+    __slots__ = ("file", "position", "size")
+
+    def __init__(self, file: File, position: int, size: int) -> None:
+        self.file = file
+        self.position = position
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def pin(self) -> None:
+        self.file.pin()
+
+    def unpin(self) -> None:
+        self.file.unpin()
+
+    def fileno(self) -> int | None:
+        return self.file.fileno()
+
+    def read(self) -> bytes:
+        return self.file.pread(self.size, self.position)
+
+
+# ---------------------------------------------------------------- the real one
+
+
+class RealFile:
+    """A file of a `RealDisk`. Its descriptor may be closed between calls and is opened again when needed."""
+
+    __slots__ = ("_closed", "_descriptor", "_disk", "_pins", "path", "size", "used")
+
+    def __init__(self, disk: "RealDisk", path: str, descriptor: int, size: int) -> None:
+        self._disk = disk
+        self._descriptor = descriptor
+        self._pins = 0
+        self._closed = False
+        self.path = path
+        self.size = size
+        self.used = True
+
+    def append(self, buffers: Sequence[Buffer]) -> int:
+        if self._disk.fault is not None:
+            raise self._disk.fault
+        descriptor = self._descriptor if self._descriptor >= 0 else self._reopen()
+        self.used = True
+        position = self.size
+        wanted = sum(map(len, buffers))
+        try:
+            if os.pwritev(descriptor, buffers, position) != wanted:
+                raise OSError(errno.ENOSPC, "not all bytes were taken")
+        except OSError as error:
+            raise self._disk.fail(error, self.path, undo=lambda: os.ftruncate(descriptor, position)) from error
+        self.size = position + wanted
+        return position
+
+    def pread(self, size: int, position: int) -> bytes:
+        descriptor = self._descriptor if self._descriptor >= 0 else self._reopen()
+        self.used = True
+        try:
+            return os.pread(descriptor, size, position)
+        except OSError as error:
+            raise DiskFault(error.errno, error.strerror, self.path) from error
+
+    def truncate(self, size: int) -> None:
+        self._disk.check()
+        try:
+            os.ftruncate(self.fileno(), size)
+        except OSError as error:
+            raise self._disk.fail(error, self.path) from error
+        self.size = size
+
+    async def fsync(self) -> None:
+        self.pin()
+        try:
+            await self._disk.in_writer(self.path, os.fdatasync, self.fileno())
+        finally:
+            self.unpin()
+
+    def fileno(self) -> int:
+        self.used = True
+        return self._descriptor if self._descriptor >= 0 else self._reopen()
+
+    def pin(self) -> None:
+        with self._disk.lock:
+            self._pins += 1
+        if self._descriptor < 0:
+            self._reopen()  # now, while the name is still there
+
+    def unpin(self) -> None:
+        with self._disk.lock:
+            assert self._pins > 0, "unpinned more often than pinned"
+            self._pins -= 1
+            if self._closed:
+                self.release()
+
+    def close(self) -> None:
+        with self._disk.lock:
+            self._closed = True
+            self.release()
+
+    def release(self) -> bool:
+        """Give the descriptor back unless somebody needs it. The caller holds the disk's lock."""
+        if self._pins or self._descriptor < 0:
+            return False
+        os.close(self._descriptor)
+        self._descriptor = -1
+        self._disk.forget(self)
+        return True
+
+    def _reopen(self) -> int:
+        if self._closed:
+            raise DiskFault(errno.EBADF, "the file was closed", self.path)
+        self._descriptor = self._disk.open_descriptor(self, self.path, os.O_RDWR)
+        return self._descriptor
+
+
+class RealDisk:
+    """A folder of the machine's file system."""
+
+    def __init__(self, root: str, *, open_files_max: int = OPEN_FILES_MAX) -> None:
+        self.fault: DiskFault | None = None
+        self.lock = threading.RLock()
+        self._root = root
+        self._open_files_max = open_files_max
+        # Oldest first. Files of the thread that made the disk (the loop's) only: it could take a descriptor away from
+        # another thread between that one's look at the number and its system call. Others close what they open.
+        self._open_files: dict[RealFile, None] = {}
+        self._owner = threading.get_ident()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-writer")
+
+    # -- files
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> RealFile:
+        flags = os.O_RDWR | (os.O_CREAT if create else 0) | (os.O_EXCL if exclusive else 0)
+        if create:
+            self.check()
+        file = RealFile(self, path, -1, 0)
+        descriptor = self.open_descriptor(file, path, flags)
+        file._descriptor = descriptor
+        file.size = os.fstat(descriptor).st_size
+        return file
+
+    def open_descriptor(self, file: RealFile, path: str, flags: int) -> int:
+        """A new descriptor; it takes part in the turns when it is the loop's."""
+        try:
+            descriptor = os.open(self._real(path), flags | os.O_CLOEXEC, 0o644)
+        except (FileNotFoundError, FileExistsError):
+            raise
+        except OSError as error:
+            raise DiskFault(error.errno, error.strerror, path) from error
+        if threading.get_ident() == self._owner:
+            with self.lock:
+                self._open_files[file] = None
+                if len(self._open_files) > self._open_files_max:
+                    self._close_one(spare=file)
+        return descriptor
+
+    def _close_one(self, spare: RealFile) -> None:
+        """Second chance: whoever was used since its last turn goes to the back of the queue."""
+        for _ in range(2 * len(self._open_files)):
+            oldest = next(iter(self._open_files))
+            if oldest is not spare and not oldest.used and oldest.release():
+                return
+            oldest.used = False
+            del self._open_files[oldest]
+            self._open_files[oldest] = None
+
+    def forget(self, file: RealFile) -> None:
+        self._open_files.pop(file, None)
+
+    def read(self, path: str) -> bytes:
+        try:
+            with open(self._real(path), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise DiskFault(error.errno, error.strerror, path) from error
+
+    # -- names
+
+    def listdir(self, path: str) -> list[str]:
+        try:
+            return os.listdir(self._real(path))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise DiskFault(error.errno, error.strerror, path) from error
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(self._real(path))
+
+    def mkdir(self, path: str) -> None:
+        self._change(path, lambda real: os.makedirs(real, exist_ok=True))
+
+    def rename(self, source: str, target: str) -> None:
+        self._change(source, lambda real: os.replace(real, self._real(target)))
+
+    def unlink(self, path: str) -> None:
+        self._change(path, _unlink_if_there)
+
+    def remove_tree(self, path: str) -> None:
+        self._change(path, _remove_tree_if_there)
+
+    def _change(self, path: str, change: Callable[[str], None]) -> None:
+        self.check()
+        try:
+            change(self._real(path))
+        except OSError as error:
+            raise self.fail(error, path) from error
+
+    # -- what is awaited
+
+    async def sync_dir(self, path: str) -> None:
+        await self.in_writer(path, _sync_dir, self._real(path))
+
+    async def sync_all(self) -> None:
+        await self.in_writer("", _sync_file_system, self._root)
+
+    async def write_atomic(self, path: str, data: bytes) -> None:
+        await self.in_writer(path, _write_atomic, self._real(path), data)
+
+    async def in_writer(self, path: str, job: Callable[..., None], *args: object) -> None:
+        """Run a change in the writer thread. A failure is noted there, so that not even a cancelled wait loses it."""
+        self.check()
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._do, path, job, args)
+
+    def _do(self, path: str, job: Callable[..., None], args: tuple[object, ...]) -> None:
+        try:
+            job(*args)
+        except OSError as error:
+            raise self.fail(error, path) from error
+
+    # -- state
+
+    def free_bytes(self) -> int:
+        state = os.statvfs(self._root)
+        return state.f_bavail * state.f_frsize
+
+    def check(self) -> None:
+        """Raises the fault that made this disk unusable."""
+        if self.fault is not None:
+            raise self.fault
+
+    def fail(self, error: OSError, path: str, *, undo: Callable[[], None] | None = None) -> DiskFault:
+        """Remember the first failure; every change after it meets the same one."""
+        fault = DiskFault(error.errno, error.strerror or str(error), path)
+        if self.fault is None:
+            self.fault = fault
+        if undo is not None:
+            try:
+                undo()
+            except OSError as second:
+                fault.add_note(f"and the half-written bytes could not be cut off: {second}")
+        return fault
+
+    def close(self) -> None:
+        """Close every descriptor and end the writer thread. The disk is not used again."""
+        self._writer.shutdown()
+        with self.lock:
+            for file in list(self._open_files):
+                file.close()
+
+    def _real(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+
+def _unlink_if_there(real_path: str) -> None:
+    try:
+        os.unlink(real_path)
+    except FileNotFoundError:
+        return
+
+
+def _remove_tree_if_there(real_path: str) -> None:
+    try:
+        shutil.rmtree(real_path)
+    except FileNotFoundError:
+        return
+
+
+def _sync_dir(real_path: str) -> None:
+    descriptor = os.open(real_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_file_system(real_path: str) -> None:
+    """Unlike `os.sync`, this waits and reports errors, and for this file system alone."""
+    descriptor = os.open(real_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(descriptor)
+
+
+def _write_atomic(real_path: str, data: bytes) -> None:
+    temporary = real_path + TEMPORARY
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, real_path)
+    _sync_dir(os.path.dirname(real_path))

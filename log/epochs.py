@@ -1,0 +1,108 @@
+"""Where each leader epoch began in this log, and hence where it ended.
+
+What always holds: epochs and their start offsets both rise from entry to entry. With it two replicas find the last
+offset up to which they agree (KIP-101, KIP-279). A machine; the text is that of Kafka's `leader-epoch-checkpoint`:
+
+    0               version
+    2               number of entries
+    0 0             epoch, start offset
+    3 1500
+
+Called by `log.partition_log` and, for OffsetForLeaderEpoch and truncation, by the broker.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from operator import itemgetter
+from typing import Final
+
+from log.ids import NO_EPOCH, NO_OFFSET
+
+CHECKPOINT: Final = "leader-epoch-checkpoint"
+_epoch = itemgetter(0)
+_start = itemgetter(1)
+
+
+class BadCheckpoint(ValueError):
+    """The text is not a checkpoint of leader epochs."""
+
+
+class LeaderEpochs:
+    """The epochs of one log. `changed` is set by every change and cleared by who has stored the text."""
+
+    __slots__ = ("_entries", "changed")
+
+    def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
+        self._entries: list[tuple[int, int]] = []
+        for epoch, start_offset in entries:
+            self.assign(epoch, start_offset)
+        self.changed = False
+
+    def entries(self) -> list[tuple[int, int]]:
+        """(epoch, start offset), oldest first."""
+        return list(self._entries)
+
+    @property
+    def latest(self) -> int:
+        return self._entries[-1][0] if self._entries else NO_EPOCH
+
+    def assign(self, epoch: int, start_offset: int) -> None:
+        """`epoch` writes from `start_offset` on. Known epochs keep their start; what contradicts the new one goes."""
+        if epoch < 0 or (epoch <= self.latest and start_offset >= self._entries[-1][1]):
+            return
+        while self._entries and (self._entries[-1][0] >= epoch or self._entries[-1][1] >= start_offset):
+            self._entries.pop()
+        self._entries.append((epoch, start_offset))
+        self.changed = True
+
+    def epoch_at(self, offset: int) -> int:
+        """The epoch that wrote `offset`, or -1 when that is before everything known."""
+        slot = bisect_right(self._entries, offset, key=_start) - 1
+        return self._entries[slot][0] if slot >= 0 else NO_EPOCH
+
+    def end_offset_for_epoch(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """The largest known epoch up to `epoch` and where it ended; (-1, -1) when nothing can be said."""
+        if epoch == NO_EPOCH or not self._entries or epoch > self.latest:
+            return NO_EPOCH, NO_OFFSET
+        if epoch == self.latest:
+            return epoch, log_end_offset
+        higher = bisect_right(self._entries, epoch, key=_epoch)
+        known = self._entries[higher - 1][0] if higher else epoch
+        return known, self._entries[higher][1]
+
+    def truncate_from_end(self, end_offset: int) -> None:
+        """The log now ends at `end_offset`: epochs that began there or later are gone."""
+        while self._entries and self._entries[-1][1] >= end_offset:
+            self._entries.pop()
+            self.changed = True
+
+    def truncate_from_start(self, start_offset: int) -> None:
+        """The log now starts at `start_offset`: the epoch that wrote there begins there, older ones are gone."""
+        slot = bisect_right(self._entries, start_offset, key=_start) - 1
+        if slot < 0 or (self._entries[slot][1] == start_offset and slot == 0):
+            return
+        self._entries[: slot + 1] = [(self._entries[slot][0], start_offset)]
+        self.changed = True
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self.changed = True
+
+    def to_text(self) -> bytes:
+        lines = ["0", str(len(self._entries)), *(f"{epoch} {start}" for epoch, start in self._entries)]
+        return ("\n".join(lines) + "\n").encode("ascii")
+
+    @classmethod
+    def from_text(cls, text: bytes) -> "LeaderEpochs":
+        """The inverse of `to_text`; `BadCheckpoint` for anything else."""
+        try:
+            version, count, *lines = text.decode("ascii").splitlines()
+            if version != "0" or int(count) != len(lines):
+                raise BadCheckpoint(f"version {version}, {count} entries announced, {len(lines)} there")
+            pairs = [tuple(map(int, line.split(" "))) for line in lines]
+            epochs = cls((epoch, start) for epoch, start in pairs)
+        except (ValueError, UnicodeDecodeError) as error:
+            raise BadCheckpoint(str(error)) from error
+        if epochs._entries != pairs:
+            raise BadCheckpoint("epochs and offsets do not rise")
+        return epochs

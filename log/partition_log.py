@@ -1,0 +1,691 @@
+# Hot path: `append` and `read` (log/README.md has the numbers). Plain twin: tests/properties/test_log_machine.py.
+"""The log of one partition: segments in a row, written at the end, read anywhere, fed to its views.
+
+What always holds:
+* `start_offset <= flushed_offset <= end_offset`; a start that is raised beyond what is flushed lifts it. An offset that
+  was handed out is never handed out again to other bytes, unless `truncate_to` or `restart_at` took it back.
+* A batch is in the log and in every view, or (after a `DiskFault`) in neither.
+* `flushed_offset` moves only after every byte below it, the names of its files and of its folder are durable.
+
+How the last comes about: `append` is synchronous and rolls by itself, so a new segment's name is not yet durable when
+the first batch enters it. That is allowed because nothing in it counts: `flush` first syncs the folder, then the sealed
+segments with their indexes, then the active one, and only then moves `flushed_offset`. A power cut before that takes
+away a name and with it only bytes that nobody was promised; the recovery cuts what follows the hole.
+
+A log that was closed cleanly is opened from the facts in the manifest without touching a file. All calls come from the
+loop's thread, except `open`, which may run in another. Called by the broker's partition, and by nothing else.
+"""
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from log.batch import BatchHeader, Buffer, crc32c, read_records
+from log.checkpoints import CLEANED_OFFSET, START_OFFSET, write_offset
+from log.config import LogConfig
+from log.disk import Disk, FileSlice
+from log.epochs import CHECKPOINT, LeaderEpochs
+from log.ids import NO_TIMESTAMP
+from log.recovery import Damage, Recovered, RecoveryReport, recover
+from log.retention import SegmentAge, expired
+from log.segment import Segment, SegmentFacts
+from log.snapshots import Snapshot, encode_snapshot, restore, restore_newest, snapshot_name, superfluous, take_snapshot
+from log.swap import PLAN, SwapPlan
+from log.views import View
+
+DELETED: Final = ".deleted"
+"""A folder of this name is being deleted; a restart goes on with it (`log.manifest.sweep_deleted`)."""
+SNAPSHOT_WORTH_BYTES: Final = 1 << 20
+"""A recovery that read less leaves no snapshot: reading it again costs less than a file for each of many partitions."""
+
+
+class OffsetOutOfRange(LookupError):
+    """The offset is below the start of the log or above its end."""
+
+
+class TimestampOffset(NamedTuple):
+    """A record found by its time."""
+
+    offset: int
+    timestamp: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class CleanState:
+    """Everything about a log that was closed: what `open` needs so that it need not look."""
+
+    folder: str
+    start_offset: int
+    end_offset: int
+    segments: tuple[SegmentFacts, ...]
+    epochs: tuple[tuple[int, int], ...]
+    snapshots: tuple[int, ...]
+    views: dict[str, bytes]
+
+
+class PartitionLog:
+    """See the module."""
+
+    __slots__ = (
+        "_active",
+        "_bases",
+        "_cuts",
+        "_disk",
+        "_folder_is_new",
+        "_lock",
+        "_names_changed",
+        "_pending_snapshots",
+        "_plan_left",
+        "_roll_ms",
+        "_segments",
+        "_snapshots",
+        "_truncated",
+        "_unsynced",
+        "_views",
+        "config",
+        "end_offset",
+        "epochs",
+        "flushed_offset",
+        "folder",
+        "recovery",
+        "start_offset",
+    )
+
+    def __init__(self, disk: Disk, folder: str, config: LogConfig, views: Sequence[View]) -> None:
+        """An empty log without a folder. Others open one with `open`."""
+        self._disk = disk
+        self._views = tuple(views)
+        self._segments: list[Segment] = []
+        self._bases: list[int] = []
+        self._active: Segment | None = None
+        self._snapshots: list[int] = []
+        self._pending_snapshots: dict[int, Snapshot] = {}
+        self._unsynced: list[Segment] = []
+        self._folder_is_new = True
+        self._names_changed = False
+        self._truncated = False
+        self._plan_left: SwapPlan | None = None
+        self._cuts = 0
+        self._lock: asyncio.Lock | None = None
+        self.folder = folder
+        self.epochs = LeaderEpochs()
+        self.start_offset = self.end_offset = self.flushed_offset = 0
+        self.recovery: RecoveryReport | None = None
+        self.set_config(config)
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        folder: str,
+        config: LogConfig,
+        views: Sequence[View],
+        *,
+        known: CleanState | None,
+        now_ms: int,
+        recovery_point: int = 0,
+    ) -> "PartitionLog":
+        """The log in `folder`, new when there is none. `known`: what a clean stop said. Otherwise the folder is read.
+
+        Everything below `recovery_point` was durable at some time before. After a recovery, `recovery` says what was
+        found, and nothing above the trusted offset counts as flushed before the first `flush`.
+        """
+        log = cls(disk, folder, config, views)
+        if known is not None:
+            log._adopt(known)
+        elif disk.exists(folder):
+            log._take_over(
+                recover(
+                    disk,
+                    folder,
+                    views,
+                    recovery_point=recovery_point,
+                    interval_bytes=config.index_interval_bytes,
+                    now_ms=now_ms,
+                )
+            )
+        else:
+            restore(views, {})
+        return log
+
+    def _adopt(self, known: CleanState) -> None:
+        last = len(known.segments) - 1
+        segments = [
+            Segment(self._disk, self.folder, facts, sealed=index != last) for index, facts in enumerate(known.segments)
+        ]
+        self._set_segments(segments)
+        self._snapshots = list(known.snapshots)
+        self._folder_is_new = False
+        self.epochs = LeaderEpochs(known.epochs)
+        self.epochs.changed = True  # the manifest knew them; their own file may be older
+        self.start_offset = known.start_offset
+        self.end_offset = self.flushed_offset = known.end_offset
+        restore(self._views, known.views)
+
+    def _take_over(self, found: Recovered) -> None:
+        self._set_segments(found.segments)
+        self._unsynced = [segment for segment in found.segments[found.first_unsynced :] if segment.sealed]
+        self._snapshots = found.snapshots
+        self._pending_snapshots = found.new_snapshots
+        self._folder_is_new = True  # it may have been made right before a kill, and its own name never have been synced
+        self._names_changed = self._truncated = True
+        self._plan_left = found.plan_left
+        self.epochs = found.epochs
+        self.start_offset, self.end_offset = found.start_offset, found.end_offset
+        self.flushed_offset = max(min(found.report.trusted_offset, found.end_offset), found.start_offset)
+        self.recovery = found.report
+        if found.report.scanned_bytes >= SNAPSHOT_WORTH_BYTES:
+            self._take_snapshot()
+
+    def _set_segments(self, segments: list[Segment]) -> None:
+        self._segments = segments
+        self._bases = [segment.base_offset for segment in segments]
+        self._active = segments[-1] if segments and not segments[-1].sealed else None
+
+    def set_config(self, config: LogConfig) -> None:
+        """Use other settings from now on."""
+        self.config = config
+        # Segments of many partitions must not all roll at once; the same log rolls at the same age after a restart.
+        jitter_ms = crc32c(self.folder.encode()) % config.segment_jitter_ms if config.segment_jitter_ms > 0 else 0
+        self._roll_ms = config.segment_ms - min(jitter_ms, config.segment_ms)
+        if config.compacts:
+            self._roll_ms = min(self._roll_ms, config.max_compaction_lag_ms)
+
+    # -- facts
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._segments)
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """Oldest first. To look at; changed by this log alone."""
+        return self._segments
+
+    @property
+    def damage(self) -> Sequence[Damage]:
+        """Durable bytes that the recovery found changed. With any, this log must not lead."""
+        return self.recovery.damage if self.recovery is not None else ()
+
+    @property
+    def flush_due(self) -> bool:
+        """A roll has left a sealed segment behind that is not durable: flush soon, in every mode of durability."""
+        return bool(self._unsynced)
+
+    # -- writing
+
+    def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> None:
+        """One stamped batch, at exactly `end_offset`. Rolls first when due. `DiskFault`: nothing has changed."""
+        assert header.base_offset == self.end_offset, "batches follow each other without a gap"
+        active = self._active
+        config = self.config
+        if active is None or not active.has_room_for(header, config, now_ms, self._roll_ms):
+            active = self._roll(now_ms)
+        active.append(batch, header, now_ms, config.index_interval_bytes)
+        self.end_offset = active.end_offset
+        if header.leader_epoch > self.epochs.latest:
+            self.epochs.assign(header.leader_epoch, header.base_offset)
+        for view in self._views:
+            view.apply(header, batch)
+
+    def roll(self, now_ms: int) -> None:
+        """End the active segment, so that retention and compaction may have it. Nothing when it is empty."""
+        if self._active is not None and self._active.size_bytes:
+            self._roll(now_ms)
+
+    def _roll(self, now_ms: int) -> Segment:
+        """Seal the active segment and start the next one, whose name the next flush makes durable."""
+        last = self._segments[-1] if self._segments else None
+        if last is None:
+            self._make_folder()
+        if last is not None and last.base_offset == self.end_offset:
+            return self._reopen(last)
+        if last is not None and not last.sealed:
+            last.seal()
+            self._unsynced.append(last)
+        segment = self._start_segment(now_ms)
+        if last is not None:
+            self._take_snapshot()
+        return segment
+
+    def _reopen(self, empty: Segment) -> Segment:
+        """A sealed segment without batches, as a recovery can leave one at the end. Its name is the one we need."""
+        if empty in self._unsynced:
+            self._unsynced.remove(empty)
+        empty.cut(0, self.end_offset, self.config.index_interval_bytes)
+        self._truncated = True
+        self._active = empty
+        return empty
+
+    def _start_segment(self, now_ms: int) -> Segment:
+        segment = Segment.create(self._disk, self.folder, self.end_offset, now_ms)
+        self._names_changed = True
+        self._segments.append(segment)
+        self._bases.append(segment.base_offset)
+        self._active = segment
+        return segment
+
+    def _make_folder(self) -> None:
+        if not self._disk.exists(self.folder):
+            self._disk.mkdir(self.folder)
+            self._folder_is_new = self._names_changed = True
+
+    def _take_snapshot(self) -> None:
+        """What the views know now, to be stored by the next flush.
+
+        Every segment needs the one at its beginning: when the segments before it go, nothing else tells what they held.
+        """
+        if not self._views:
+            return
+        offset = self.end_offset
+        epoch = self.epochs.epoch_at(offset - 1)
+        self._pending_snapshots[offset] = take_snapshot(self._views, offset=offset, leader_epoch=epoch)
+
+    # -- durability
+
+    async def flush(self) -> int:
+        """Make durable what was appended before the call; returns the flushed offset.
+
+        Calls gather: whoever comes while another flush runs waits for it, and for one more only if it must.
+        """
+        wanted = self.end_offset
+        if self.flushed_offset < wanted or self._is_unsettled():
+            async with self.alone():
+                await self._settle(wanted)
+        return self.flushed_offset
+
+    async def _settle(self, wanted: int) -> None:
+        while self.flushed_offset < min(wanted, self.end_offset) or self._is_unsettled():
+            await self._flush_once()
+
+    def alone(self) -> asyncio.Lock:
+        """What changes files and waits for the disk is done one by one. Most logs of a large broker never need it."""
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        return self._lock
+
+    def _is_unsettled(self) -> bool:
+        """Whether files say less, or other things, than they should, besides the newest batches."""
+        return bool(
+            self._names_changed or self._truncated or self._unsynced or self._pending_snapshots or self._plan_left
+        )
+
+    async def _flush_once(self) -> None:
+        cuts, end_offset, active = self._cuts, self.end_offset, self._active
+        sealed, self._unsynced = self._unsynced, []
+        names_changed, self._names_changed = self._names_changed, False
+        self._truncated = False
+        if names_changed:
+            await self._sync_names()
+        for segment in sealed:
+            await segment.fsync()
+        if active is not None:
+            await active.fsync()
+        if sealed or self._pending_snapshots or self._plan_left:
+            await self._store_hints()
+        if cuts == self._cuts:  # otherwise what was synced may be cut, and its offsets written anew
+            self.flushed_offset = max(self.flushed_offset, end_offset)
+
+    async def _sync_names(self) -> None:
+        if not self._disk.exists(self.folder):
+            return
+        await self._disk.sync_dir(self.folder)
+        if self._folder_is_new:
+            await self._disk.sync_dir("")
+            self._folder_is_new = False
+
+    async def _store_hints(self) -> None:
+        """Epochs and snapshots, so that the next recovery need not read the segments that are durable now."""
+        if self.epochs.changed:
+            self.epochs.changed = False
+            await self._disk.write_atomic(f"{self.folder}/{CHECKPOINT}", self.epochs.to_text())
+        for offset, snapshot in sorted(self._pending_snapshots.items()):
+            await self._disk.write_atomic(f"{self.folder}/{snapshot_name(offset)}", encode_snapshot(snapshot))
+            if self._pending_snapshots.get(offset) is snapshot:
+                del self._pending_snapshots[offset]
+                self._snapshots = sorted({*self._snapshots, offset})
+            else:  # cut off meanwhile
+                self._disk.unlink(f"{self.folder}/{snapshot_name(offset)}")
+        if self._plan_left is not None:
+            await write_offset(self._disk, self.folder, CLEANED_OFFSET, self._plan_left.cleaned_offset)
+            self._plan_left = None
+            self._disk.unlink(f"{self.folder}/{PLAN}")
+        self._drop_old_snapshots()
+
+    def _drop_old_snapshots(self) -> None:
+        first = self._bases[0] if self._bases else self.end_offset
+        for offset in superfluous(self._snapshots, first):
+            self._disk.unlink(f"{self.folder}/{snapshot_name(offset)}")
+            self._snapshots.remove(offset)
+
+    # -- reading
+
+    def read(self, offset: int, *, max_bytes: int, limit_offset: int, at_least_one: bool) -> FileSlice | None:
+        """Stored whole batches of one segment, from the batch that holds `offset`, only such as end below the limit.
+
+        None when there is nothing: at or above the limit, or when the first batch is larger than `max_bytes` and
+        `at_least_one` does not ask for it. The slice is valid until the next await unless it is pinned.
+        """
+        if offset >= limit_offset or offset >= self.end_offset:
+            return None
+        slot = self._slot_of(offset)
+        while slot < len(self._segments) and self._bases[slot] < limit_offset:
+            segment = self._segments[slot]
+            found = segment.read(offset, max_bytes=max_bytes, limit_offset=limit_offset, at_least_one=at_least_one)
+            if found is not None or segment.end_offset > limit_offset:
+                return found
+            if segment.position_of(offset) < segment.size_bytes:
+                return None  # there is a batch, but it is too large
+            slot += 1  # compaction has taken the end of this segment
+        return None
+
+    def reach_of(self, stored: FileSlice) -> int:
+        """An offset not below the end of what `read` gave out just now, and not far above it."""
+        for segment in reversed(self._segments):
+            if segment.is_read_through(stored.file):
+                return segment.offset_after(stored.position + stored.size)
+        return self.end_offset
+
+    def _slot_of(self, offset: int) -> int:
+        """The segment that holds `offset` if any does."""
+        if offset < self.start_offset or not self._bases or offset < self._bases[0]:
+            raise OffsetOutOfRange(f"offset {offset} is not between {self.start_offset} and {self.end_offset}")
+        return bisect_right(self._bases, offset) - 1
+
+    def scan(self, from_offset: int, limit_offset: int | None = None) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Every batch from the one that holds `from_offset`, below the limit. A batch's bytes are valid until the next.
+
+        `CorruptBatch` where the stored bytes are none. The log may be appended to between two batches, not cut.
+        """
+        limit = self.end_offset if limit_offset is None else limit_offset
+        if from_offset >= limit or not self._segments:
+            return
+        first = max(bisect_right(self._bases, from_offset) - 1, 0)
+        for segment in self._segments[first:]:
+            for _, header, batch in segment.batches(segment.position_of(from_offset)):
+                if header.last_offset >= limit:
+                    return
+                yield header, batch
+
+    # -- times
+
+    def offset_for_timestamp(self, timestamp: int, limit_offset: int) -> TimestampOffset | None:
+        """The first record at or after the start of the log whose timestamp is not below `timestamp`."""
+        for segment in self._segments:
+            if segment.largest_timestamp < timestamp or segment.end_offset <= self.start_offset:
+                continue
+            for position, header in segment.search_timestamp(timestamp, self.start_offset):
+                if header.base_offset >= limit_offset:
+                    return None
+                found = self._first_record(segment, position, header, timestamp)
+                if found is not None:
+                    return found if found.offset < limit_offset else None
+        return None
+
+    def max_timestamp(self, limit_offset: int) -> TimestampOffset | None:
+        """The first record that has the largest timestamp of all below the limit."""
+        best = self._latest_of_cut_batch()
+        for segment in self._segments:
+            known = best.timestamp if best is not None else NO_TIMESTAMP
+            if segment.largest_timestamp <= known or segment.base_offset >= limit_offset:
+                continue
+            found = segment.largest_between(self.start_offset, limit_offset)
+            if found is not None and found[1].max_timestamp > known:
+                best = self._first_record(segment, *found, found[1].max_timestamp)
+        return best
+
+    def _latest_of_cut_batch(self) -> TimestampOffset | None:
+        """The batch that the start of the log goes through: its header speaks of records that are gone."""
+        for header, batch in self.scan(self.start_offset):
+            if header.base_offset >= self.start_offset:
+                break
+            left = [record for record in read_records(batch, header) if record.offset >= self.start_offset]
+            latest = max(left, key=lambda record: record.timestamp, default=None)
+            return latest and TimestampOffset(latest.offset, latest.timestamp, header.leader_epoch)
+        return None
+
+    def _first_record(
+        self, segment: Segment, position: int, header: BatchHeader, timestamp: int
+    ) -> TimestampOffset | None:
+        batch = segment.file.pread(header.size_bytes, position)
+        for record in read_records(batch, header):
+            if record.timestamp >= timestamp and record.offset >= self.start_offset:
+                return TimestampOffset(record.offset, record.timestamp, header.leader_epoch)
+        return None
+
+    # -- cutting
+
+    def truncate_to(self, offset: int) -> None:
+        """Take back everything from `offset` on, or from the start of the batch that holds it."""
+        if offset >= self.end_offset:
+            return
+        if not self._bases or offset <= self._bases[0] or offset <= self.start_offset:
+            self.restart_at(offset)
+            return
+        self._cuts += 1
+        self._names_changed = self._truncated = True
+        while self._bases[-1] >= offset:  # newest first, so that a crash leaves no hole
+            self._forget_segment(self._segments[-1])
+        last = self._segments[-1]
+        position = last.position_of(offset)
+        end_offset = offset
+        for _, header in last.headers(position, min(position + 1, last.size_bytes)):
+            end_offset = header.base_offset
+        if end_offset <= self.start_offset:  # the start goes through that batch: nothing that can be read is left
+            self.restart_at(self.start_offset)
+            return
+        last.cut(position, end_offset, self.config.index_interval_bytes)
+        self._active = last
+        self._end_at(end_offset)
+        replay_from = self._restore_views()
+        for header, batch in self.scan(replay_from):
+            if header.base_offset >= replay_from:
+                for view in self._views:
+                    view.apply(header, batch)
+        self._tell_start()
+
+    def restart_at(self, offset: int) -> None:
+        """Forget everything; the log is empty and starts at `offset`."""
+        self._cuts += 1
+        self._names_changed = self._truncated = True
+        self._make_folder()
+        if offset not in self._bases:
+            # First of all, and it stays: an empty segment says where the log goes on, whatever a crash undoes.
+            self._segments.insert(0, Segment.create(self._disk, self.folder, offset, 0))
+            self._bases.insert(0, offset)
+        kept = self._segments[self._bases.index(offset)]
+        for segment in [segment for segment in reversed(self._segments) if segment is not kept]:
+            self._forget_segment(segment)
+        kept.cut(0, offset, self.config.index_interval_bytes)
+        self._active = kept
+        self.epochs.clear()
+        self._end_at(offset)
+        self._forget_snapshots(above=-1)
+        for checkpoint in (START_OFFSET, CLEANED_OFFSET):
+            self._disk.unlink(f"{self.folder}/{checkpoint}")
+        self.start_offset = offset
+        restore(self._views, {})
+        self._tell_start()
+
+    def _forget_segment(self, segment: Segment) -> None:
+        slot = self._segments.index(segment)
+        del self._segments[slot], self._bases[slot]
+        self._active = None
+        if segment in self._unsynced:
+            self._unsynced.remove(segment)
+        segment.remove()
+
+    def _end_at(self, end_offset: int) -> None:
+        self.end_offset = end_offset
+        self.flushed_offset = min(self.flushed_offset, end_offset)
+        self.epochs.truncate_from_end(end_offset)
+        self._forget_snapshots(above=end_offset)
+
+    def _forget_snapshots(self, *, above: int) -> None:
+        for offset in [offset for offset in self._pending_snapshots if offset > above]:
+            del self._pending_snapshots[offset]
+        for offset in [offset for offset in self._snapshots if offset > above]:
+            self._disk.unlink(f"{self.folder}/{snapshot_name(offset)}")
+            self._snapshots.remove(offset)
+
+    def _restore_views(self) -> int:
+        """The views as of some offset not above the end; returns from where the batches must be applied."""
+        pending = max(self._pending_snapshots, default=-1)
+        if pending > max(self._snapshots, default=-1):
+            restore(self._views, self._pending_snapshots[pending].views)
+            return pending
+        return restore_newest(
+            self._disk, self.folder, self._views, self._snapshots, epochs=self.epochs, end_offset=self.end_offset
+        )
+
+    def _tell_start(self) -> None:
+        for view in self._views:
+            view.set_start_offset(self.start_offset)
+
+    # -- the other end
+
+    async def raise_start_offset(self, offset: int) -> None:
+        """Nothing below `offset` is read again, not even after a crash. Whole segments below it may go by retention."""
+        assert offset <= self.end_offset, "a log can't start above its end"
+        if offset <= self.start_offset:
+            return
+        async with self.alone():
+            if self.flushed_offset < offset:  # a recovery takes everything below the start for durable
+                await self._settle(offset)
+            offset = min(offset, self.end_offset)  # the log may have been cut meanwhile
+            if offset > self.start_offset:
+                self._start_at(offset)
+            self._make_folder()
+            written = -1
+            while written != self.start_offset:  # the log may be restarted meanwhile
+                written = self.start_offset
+                await write_offset(self._disk, self.folder, START_OFFSET, written)
+
+    def _start_at(self, offset: int) -> None:
+        self.start_offset = offset
+        self.flushed_offset = max(self.flushed_offset, offset)
+        self.epochs.truncate_from_start(offset)
+        self._tell_start()
+
+    def expired_segments(self, now_ms: int, high_watermark: int) -> int:
+        """How many of the oldest segments may go by age, size or start offset (`log.retention`)."""
+        ages = [
+            SegmentAge(
+                segment.base_offset,
+                segment.end_offset,
+                segment.size_bytes,
+                segment.largest_timestamp if segment.largest_timestamp >= 0 else segment.appended_ms,
+            )
+            for segment in self._segments
+        ]
+        return expired(ages, self.config, now_ms=now_ms, start_offset=self.start_offset, high_watermark=high_watermark)
+
+    async def remove_oldest(self, count: int) -> int:
+        """Let the oldest `count` segments go; the log starts after them. Returns the bytes that were freed."""
+        async with self.alone():
+            leaving = self._segments[:count]
+            if not leaving:
+                return 0
+            if count >= len(self._segments) and not self._active_is_empty():
+                self._roll(leaving[-1].appended_ms)  # an empty segment says where the log goes on
+            # What the leaving segments told the views must be stored first.
+            await self._settle(self.end_offset)
+            if self._segments[: len(leaving)] != leaving or len(self._segments) == len(leaving):
+                return 0  # cut or compacted while this waited: there will be another time
+            return await self._remove_leaving(leaving)
+
+    def _active_is_empty(self) -> bool:
+        return self._active is not None and not self._active.size_bytes
+
+    async def _remove_leaving(self, leaving: list[Segment]) -> int:
+        self._set_segments(self._segments[len(leaving) :])
+        if self._bases[0] > self.start_offset:
+            self._start_at(self._bases[0])
+        for segment in leaving:  # oldest first, so that a crash leaves no hole
+            segment.remove()
+        self._drop_old_snapshots()
+        await self._disk.sync_dir(self.folder)
+        return sum(segment.size_bytes for segment in leaving)
+
+    # -- compaction
+
+    def replace_segments(self, old: Sequence[Segment], new: Sequence[Segment]) -> None:
+        """The new segments stand on disk under the names of the old ones already (`log.compaction`)."""
+        first = self._segments.index(old[0])
+        assert self._segments[first : first + len(old)] == list(old), "only neighbours are replaced"
+        self._set_segments([*self._segments[:first], *new, *self._segments[first + len(old) :]])
+        for segment in old:
+            segment.gone = True
+            segment.close()
+
+    async def renew_snapshots(self, now_ms: int) -> None:
+        """A view has forgotten something that its older snapshots, and the batches before now, still say.
+
+        Afterwards there is a durable snapshot of the views as they are, at the beginning of a segment, and none older.
+        """
+        async with self.alone():
+            self.roll(now_ms)
+            self._take_snapshot()
+            renewed = self.end_offset
+            await self._settle(renewed)
+            for offset in [offset for offset in self._snapshots if offset < renewed]:
+                self._disk.unlink(f"{self.folder}/{snapshot_name(offset)}")
+                self._snapshots.remove(offset)
+            await self._disk.sync_dir(self.folder)
+
+    # -- ends
+
+    @property
+    def is_unflushed(self) -> bool:
+        """Whether `close` would have to wait for the disk."""
+        return self.flushed_offset < self.end_offset or self._is_unsettled()
+
+    def note_disk_synced(self) -> None:
+        """The whole disk was synced since the last change here. What is written beside the batches (snapshots, a
+        plan) still wants its own flush.
+        """
+        if not (self._unsynced or self._pending_snapshots or self._plan_left):
+            self._folder_is_new = self._names_changed = self._truncated = False
+            self.flushed_offset = self.end_offset
+
+    async def close(self) -> CleanState | None:
+        """Make everything durable and say what there is; the log is not used again.
+
+        None when the log is damaged: the next start must not take anybody's word for what is there.
+        """
+        await self.flush()
+        state = CleanState(
+            self.folder,
+            self.start_offset,
+            self.end_offset,
+            tuple(segment.facts() for segment in self._segments),
+            tuple(self.epochs.entries()),
+            tuple(self._snapshots),
+            {view.name: view.snapshot() for view in self._views},
+        )
+        for segment in self._segments:
+            segment.close()
+        return None if self.damage else state
+
+    def condemn(self, tag: str) -> None:
+        """Give up the folder's name at once, so that a new log may have it; `delete` removes what is left. `tag` tells
+        this log from others of the same name that are being deleted.
+        """
+        for segment in self._segments:
+            segment.gone = True
+            segment.close()
+        self._set_segments([])
+        if self._disk.exists(self.folder):
+            condemned = f"{self.folder}.{tag}{DELETED}"
+            self._disk.rename(self.folder, condemned)
+            self.folder = condemned
+
+    async def delete(self) -> None:
+        """Remove the folder of a condemned log. A crash in between leaves a folder that the next start removes."""
+        assert self.folder.endswith(DELETED) or not self._disk.exists(self.folder)
+        if self._disk.exists(self.folder):
+            await self._disk.sync_dir("")
+            self._disk.remove_tree(self.folder)

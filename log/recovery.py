@@ -1,0 +1,376 @@
+"""From any folder after any crash to a consistent log.
+
+What always holds:
+* Below the trusted offset (known durable before the crash) nothing is cut. What is wrong there is bit rot or a missing
+  file: it stays as it is and comes back as `Damage`, and the caller must not lead with this log.
+* From the trusted offset on, the log ends before the first batch that is not whole, not right by its checksum, not next
+  by its offset, or of an older leader epoch than the one before. What follows was never promised to anybody: it is cut
+  off and reported. Offsets above the trusted one have no gaps, because compaction works below it only.
+* Every view has been given every batch that was kept, once and in order.
+
+Segments that end below the trusted offset are not read. Of the others every byte is: header walk and CRC-32C over large
+chunks. Plain calls only, so that a large recovery can run in a thread beside the loop; for the same reason every file
+opened here is closed here. Nothing found counts as durable until the log's next `flush`. Called by `PartitionLog.open`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from log.batch import CHECKED_FROM, HEADER_BYTES, MAGIC, MAGIC_AT, BatchHeader, CorruptBatch, crc32c, read_header
+from log.checkpoints import CLEANED_OFFSET, START_OFFSET, read_offset
+from log.disk import TEMPORARY, Disk, File
+from log.epochs import CHECKPOINT, BadCheckpoint, LeaderEpochs
+from log.ids import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
+from log.segment import LOG_SUFFIX, OFFSET_SUFFIX, SCAN_BYTES, SUFFIXES, TIME_SUFFIX, Segment, SegmentFacts
+from log.snapshots import SUFFIX as SNAPSHOT_SUFFIX
+from log.snapshots import Snapshot, restore_newest, take_snapshot
+from log.swap import SwapPlan, finish_swap
+from log.views import View
+
+
+class Damage(NamedTuple):
+    """Bytes that were durable once and are not what they were. Offsets from `first_offset` below `end_offset`."""
+
+    segment: int
+    position: int
+    size_bytes: int
+    first_offset: int
+    end_offset: int
+    reason: str
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What recovery found and did."""
+
+    folder: str
+    trusted_offset: int
+    scanned_bytes: int = 0
+    replayed_from_offset: int = 0
+    cut_bytes: int = 0
+    cut_offset: int = NO_OFFSET
+    cut_reason: str = ""
+    damage: list[Damage] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Recovered:
+    """A consistent log: everything `PartitionLog` needs to go on."""
+
+    segments: list[Segment]
+    first_unsynced: int
+    start_offset: int
+    end_offset: int
+    epochs: LeaderEpochs
+    snapshots: list[int]
+    new_snapshots: dict[int, Snapshot]
+    plan_left: SwapPlan | None
+    report: RecoveryReport
+
+
+def recover(
+    disk: Disk, folder: str, views: Sequence[View], *, recovery_point: int, interval_bytes: int, now_ms: int
+) -> Recovered:
+    """Read what is in `folder`, make it consistent, and say what was wrong."""
+    plan_left = finish_swap(disk, folder)
+    bases, snapshots = _take_stock(disk, folder)
+    cleaned_offset = plan_left.cleaned_offset if plan_left is not None else 0
+    trusted = max(recovery_point, cleaned_offset, read_offset(disk, folder, CLEANED_OFFSET) or 0)
+    report = RecoveryReport(folder, trusted)
+    recovery = _Recovery(disk, folder, report, interval_bytes, now_ms)
+    first_scanned = _first_scanned(bases, trusted)
+    start_offset = max(read_offset(disk, folder, START_OFFSET) or 0, bases[0] if bases else 0)
+    scan_from = bases[first_scanned] if bases else start_offset
+    recovery.adopt(bases, first_scanned)
+    recovery.end_offset = scan_from
+    recovery.epochs = recovery.read_epochs(scan_from)
+    recovery.restore_views(views, snapshots, scan_from)
+    recovery.scan(bases[first_scanned:], views)
+    end_offset = recovery.settle_end(start_offset)
+    for view in views:
+        view.set_start_offset(start_offset)
+    recovery.epochs.truncate_from_start(start_offset)
+    kept = [offset for offset in snapshots if offset <= end_offset]
+    _remove_snapshots(disk, folder, sorted(set(snapshots) - set(kept)))
+    return Recovered(
+        recovery.segments,
+        min(first_scanned, len(recovery.segments)),
+        start_offset,
+        end_offset,
+        recovery.epochs,
+        kept,
+        recovery.new_snapshots,
+        plan_left,
+        report,
+    )
+
+
+def _take_stock(disk: Disk, folder: str) -> tuple[list[int], list[int]]:
+    """Base offsets of segments and offsets of snapshots; leftovers of interrupted writes are swept away."""
+    names = sorted(disk.listdir(folder))
+    bases = sorted(_numbers(names, LOG_SUFFIX))
+    for name in names:
+        stem, dot, suffix = name.partition(".")
+        orphan = dot + suffix in (OFFSET_SUFFIX, TIME_SUFFIX) and stem.isdigit() and int(stem) not in bases
+        if name.endswith(TEMPORARY) or orphan:
+            disk.unlink(f"{folder}/{name}")
+    return bases, sorted(_numbers(names, SNAPSHOT_SUFFIX))
+
+
+def _numbers(names: list[str], suffix: str) -> list[int]:
+    return [int(name[: -len(suffix)]) for name in names if name.endswith(suffix) and name[: -len(suffix)].isdigit()]
+
+
+def _remove_snapshots(disk: Disk, folder: str, offsets: list[int]) -> None:
+    for offset in offsets:
+        disk.unlink(f"{folder}/{offset:020}{SNAPSHOT_SUFFIX}")
+
+
+def _first_scanned(bases: list[int], trusted: int) -> int:
+    """The first segment that was not certainly sealed, with all its hints, when the trusted offset was noted."""
+    for index in range(len(bases) - 1):
+        if bases[index + 1] >= trusted:
+            return index
+    return max(len(bases) - 1, 0)
+
+
+class _Recovery:
+    """The log as far as it has been made consistent."""
+
+    def __init__(self, disk: Disk, folder: str, report: RecoveryReport, interval_bytes: int, now_ms: int) -> None:
+        self.disk = disk
+        self.folder = folder
+        self.report = report
+        self.interval_bytes = interval_bytes
+        self.now_ms = now_ms
+        self.segments: list[Segment] = []
+        self.new_snapshots: dict[int, Snapshot] = {}
+        self.epochs = LeaderEpochs()
+        self.end_offset = 0
+
+    # -- what is trusted
+
+    def adopt(self, bases: list[int], count: int) -> None:
+        """The first `count` segments as they are."""
+        for index in range(count):
+            segment = Segment(self.disk, self.folder, self._facts(bases[index], bases[index + 1]), sealed=True)
+            segment.learn_times()
+            segment.close()
+            self.segments.append(segment)
+
+    def _facts(self, base_offset: int, end_offset: int) -> SegmentFacts:
+        file = self.disk.open(f"{self.folder}/{base_offset:020}{LOG_SUFFIX}")
+        size_bytes = file.size
+        file.close()
+        return SegmentFacts(base_offset, end_offset, size_bytes, NO_TIMESTAMP, NO_OFFSET, NO_TIMESTAMP, self.now_ms)
+
+    def read_epochs(self, scan_from: int) -> LeaderEpochs:
+        """What the checkpoint says about trusted segments; their headers, where it says nothing."""
+        try:
+            epochs = LeaderEpochs.from_text(self.disk.read(f"{self.folder}/{CHECKPOINT}"))
+        except (FileNotFoundError, BadCheckpoint):
+            epochs = LeaderEpochs()
+            for _, header, _ in self._trusted_batches(self.segments[0].base_offset if self.segments else 0):
+                epochs.assign(header.leader_epoch, header.base_offset)
+        epochs.truncate_from_end(scan_from)
+        return epochs
+
+    def restore_views(self, views: Sequence[View], snapshots: list[int], scan_from: int) -> None:
+        """The views as they were where the scan begins."""
+        first = self.segments[0].base_offset if self.segments else scan_from
+        known = restore_newest(self.disk, self.folder, views, snapshots, epochs=self.epochs, end_offset=scan_from)
+        self.report.replayed_from_offset = replay_from = max(known, first)
+        for _, header, batch in self._trusted_batches(replay_from):
+            for view in views:
+                view.apply(header, batch)
+
+    def _trusted_batches(self, from_offset: int) -> Iterator[tuple[Segment, BatchHeader, memoryview]]:
+        for segment in self.segments:
+            if segment.end_offset <= from_offset:
+                continue
+            try:
+                for _, header, batch in segment.batches(0):
+                    if header.base_offset >= from_offset:
+                        yield segment, header, batch
+            except CorruptBatch as error:
+                self.report.damage.append(
+                    Damage(
+                        segment.base_offset, 0, segment.size_bytes, segment.base_offset, segment.end_offset, str(error)
+                    )
+                )
+            finally:
+                segment.close_file()
+
+    # -- what is not
+
+    def scan(self, bases: list[int], views: Sequence[View]) -> None:
+        """Read every batch of the segments that may hold undurable bytes, and end the log where it ends to be right."""
+        for index, base_offset in enumerate(bases):
+            expected = self.end_offset
+            if base_offset != expected and not expected < base_offset <= self.report.trusted_offset:
+                self._note_cut(expected, 0, f"the segment {base_offset} does not follow {expected}")
+                self._remove_segments(bases[index:])
+                return
+            if views and (index or self.report.replayed_from_offset < base_offset):
+                # Each segment needs the snapshot at its beginning; this one may never have been stored.
+                epoch = self.epochs.epoch_at(expected - 1)
+                self.new_snapshots[base_offset] = take_snapshot(views, offset=base_offset, leader_epoch=epoch)
+            if not self._scan_segment(base_offset, views, is_last=index == len(bases) - 1):
+                self._remove_segments(bases[index + 1 :])
+                return
+
+    def _scan_segment(self, base_offset: int, views: Sequence[View], *, is_last: bool) -> bool:
+        """False when the log ends in here and segments follow."""
+        facts = self._facts(base_offset, base_offset)
+        self.end_offset = max(self.end_offset, base_offset)
+        segment = Segment(self.disk, self.folder, facts, sealed=False)
+        segment.start_indexes()
+        self.segments.append(segment)
+        self.report.scanned_bytes += facts.size_bytes
+        position = self._scan_batches(segment, segment.file, facts.size_bytes, views)
+        if position < facts.size_bytes:
+            segment.file.truncate(position)
+        segment.end_offset = max(segment.end_offset, self.end_offset)
+        segment.size_bytes = position
+        segment.close_file()
+        if position == facts.size_bytes and not is_last:
+            segment.seal()
+        return position == facts.size_bytes
+
+    def _scan_batches(self, segment: Segment, file: File, size_bytes: int, views: Sequence[View]) -> int:
+        """Up to where the segment is kept: its size, or the first batch that is not right."""
+        position = 0
+        while position < size_bytes:
+            position, reason = self._scan_right_batches(segment, file, position, size_bytes, views)
+            if not reason:
+                break
+            if self.end_offset >= self.report.trusted_offset:
+                self._note_cut(self.end_offset, size_bytes - position, reason)
+                break
+            position = self._skip_damage(segment, file, position, size_bytes, reason)
+        return position
+
+    def _scan_right_batches(
+        self, segment: Segment, file: File, position: int, size_bytes: int, views: Sequence[View]
+    ) -> tuple[int, str]:
+        """Where it stopped, and why; no reason at the end of the file."""
+        epochs, interval_bytes, trusted = self.epochs, self.interval_bytes, self.report.trusted_offset
+        latest, expected = epochs.latest, self.end_offset
+        ended = position
+        for start, header, chunk, at in _whole_batches(file, position, size_bytes):
+            end = at + header.size_bytes
+            base_offset = header.base_offset
+            reason = ""
+            if crc32c(chunk[at + CHECKED_FROM : end]) != header.crc:
+                reason = "wrong checksum"
+            elif base_offset != expected and not expected < base_offset < trusted:
+                reason = f"offset {base_offset} where {expected} was due"
+            elif header.leader_epoch != latest:
+                if header.leader_epoch < latest and header.leader_epoch != NO_EPOCH:
+                    reason = f"leader epoch {header.leader_epoch} after {latest}"
+                else:
+                    epochs.assign(header.leader_epoch, base_offset)
+                    latest = epochs.latest
+            if reason:
+                return start, reason
+            segment.note(header, start, interval_bytes)
+            ended = start + header.size_bytes
+            self.end_offset = expected = segment.end_offset
+            if views:
+                batch = memoryview(chunk)[at:end]
+                for view in views:
+                    view.apply(header, batch)
+        return ended, "" if ended == size_bytes else "the file ends inside a batch, or with bytes that are none"
+
+    def _skip_damage(self, segment: Segment, file: File, position: int, size_bytes: int, reason: str) -> int:
+        """Past bytes that were durable once, to the next batch that is right; the end of the file if there is none."""
+        for found, header in _search_batch(file, position + 1, size_bytes):
+            if self.end_offset <= header.base_offset:
+                self._damaged(segment.base_offset, position, found - position, header.base_offset, reason)
+                return found
+        self._damaged(segment.base_offset, position, size_bytes - position, self.report.trusted_offset, reason)
+        return size_bytes
+
+    def _damaged(self, segment: int, position: int, size_bytes: int, end_offset: int, reason: str) -> None:
+        self.report.damage.append(Damage(segment, position, size_bytes, self.end_offset, end_offset, reason))
+        self.end_offset = max(self.end_offset, end_offset)
+
+    # -- the end
+
+    def _note_cut(self, offset: int, size_bytes: int, reason: str) -> None:
+        self.report.cut_bytes += size_bytes
+        if self.report.cut_offset == NO_OFFSET:
+            self.report.cut_offset, self.report.cut_reason = offset, reason
+
+    def _remove_segments(self, bases: list[int]) -> None:
+        """Newest first: whatever of it survives a power cut, no hole can be left before a segment that stays."""
+        for base_offset in reversed(bases):
+            self.report.cut_bytes += self._facts(base_offset, base_offset).size_bytes
+            for suffix in SUFFIXES:
+                self.disk.unlink(f"{self.folder}/{base_offset:020}{suffix}")
+
+    def settle_end(self, start_offset: int) -> int:
+        """Where the log ends: never below what was durable, nor below its start, so that no offset is given twice."""
+        trusted = self.report.trusted_offset
+        if self.end_offset < trusted and self.segments:
+            last = self.segments[-1]
+            self._damaged(last.base_offset, last.size_bytes, 0, trusted, "durable batches are missing at the end")
+            last.end_offset = trusted
+        if self.end_offset < start_offset:
+            for segment in reversed(self.segments):
+                segment.remove()
+            self.segments.clear()
+            self.epochs.clear()
+            self.end_offset = start_offset
+        return max(self.end_offset, trusted)
+
+
+def _whole_batches(file: File, position: int, size_bytes: int) -> Iterator[tuple[int, BatchHeader, bytes, int]]:
+    """Batches from a boundary on, as long as they look like some: where each stands, its header, and a chunk of the
+    file that holds all of it from an index on. Ends silently where no batch is.
+    """
+    chunk, chunk_at = b"", position
+    while position + HEADER_BYTES <= size_bytes:
+        at = position - chunk_at
+        if at + HEADER_BYTES > len(chunk):
+            chunk, chunk_at, at = file.pread(SCAN_BYTES, position), position, 0
+        try:
+            header = read_header(chunk, at)
+        except CorruptBatch:
+            return
+        size = header.size_bytes
+        if position + size > size_bytes:
+            return
+        if at + size > len(chunk):
+            chunk, chunk_at, at = file.pread(max(size, SCAN_BYTES), position), position, 0
+        yield position, header, chunk, at
+        position += size
+
+
+_MAGIC: Final = bytes([MAGIC])
+
+
+def _search_batch(file: File, position: int, size_bytes: int) -> Iterator[tuple[int, BatchHeader]]:
+    """Anything from `position` on that is a whole batch with a right checksum, wherever it starts."""
+    while position + HEADER_BYTES <= size_bytes:
+        chunk = file.pread(SCAN_BYTES, position)
+        at = chunk.find(_MAGIC, MAGIC_AT)
+        while at >= 0 and at - MAGIC_AT + HEADER_BYTES <= len(chunk):
+            start = at - MAGIC_AT
+            header = _header_if_right(file, chunk, start, position, size_bytes)
+            if header is not None:
+                yield position + start, header
+            at = chunk.find(_MAGIC, at + 1)
+        position += max(len(chunk) - HEADER_BYTES, 1)
+
+
+def _header_if_right(file: File, chunk: bytes, at: int, chunk_at: int, size_bytes: int) -> BatchHeader | None:
+    try:
+        header = read_header(chunk, at)
+    except CorruptBatch:
+        return None
+    if chunk_at + at + header.size_bytes > size_bytes:
+        return None
+    batch = file.pread(header.size_bytes, chunk_at + at)
+    return header if crc32c(batch[CHECKED_FROM:]) == header.crc else None

@@ -1,0 +1,570 @@
+# Hot path: `append` and `position_of` (log/README.md has the numbers). Plain twin: tests/properties/test_log_index.py.
+"""One segment: whole batches back to back in one file, and two sparse indexes over them.
+
+What always holds:
+* `size_bytes` is where the next batch goes and `end_offset` is above every offset inside; both move only after the
+  bytes are in the file.
+* The indexes are hints. Those of the segment that is written grow in memory; `seal` writes them down; those of a sealed
+  segment are searched on disk. An index that is missing, or that points to something else than a batch with the offset
+  it names, is rebuilt from the headers.
+* The file is opened when it is first needed, so a segment nobody reads costs a few hundred bytes.
+
+Called by `log.partition_log`, `log.recovery` and `log.compaction`.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from log.batch import HEADER_BYTES, BatchHeader, Buffer, CorruptBatch, crc32c, read_header
+from log.config import LogConfig
+from log.disk import Disk, DiskFault, File, FileSlice
+from log.ids import NO_OFFSET, NO_TIMESTAMP
+from log.index import OFFSET_ENTRY, TIME_ENTRY, GrowingIndex, Index, StoredIndex
+
+LOG_SUFFIX: Final = ".log"
+OFFSET_SUFFIX: Final = ".index"
+TIME_SUFFIX: Final = ".timeindex"
+SUFFIXES: Final = (LOG_SUFFIX, OFFSET_SUFFIX, TIME_SUFFIX)
+
+SEGMENT_BYTES_MAX: Final = 2**31 - 1
+"""Positions and relative offsets are 31 bits in the index files, as in Kafka's."""
+WALK_BYTES: Final = 8 << 10
+"""What a walk over headers reads at once: a little more than lies between two index entries."""
+SCAN_BYTES: Final = 4 << 20
+"""What a scan over whole batches reads at once."""
+
+
+REBUILD_INTERVAL_BYTES: Final = 4096
+"""How dense a rebuilt index is, whatever the topic asks for now."""
+
+
+class IndexFacts(NamedTuple):
+    """The index files of a cleanly closed active segment: entries and checksum of each."""
+
+    offset_entries: int
+    offset_crc: int
+    time_entries: int
+    time_crc: int
+
+
+NO_INDEXES: Final = IndexFacts(0, 0, 0, 0)
+
+
+class SegmentFacts(NamedTuple):
+    """All that is known of a segment without opening it."""
+
+    base_offset: int
+    end_offset: int
+    size_bytes: int
+    largest_timestamp: int
+    largest_timestamp_offset: int
+    first_timestamp: int
+    appended_ms: int
+    indexes: IndexFacts | None = None
+
+
+def segment_name(base_offset: int, suffix: str = LOG_SUFFIX) -> str:
+    return f"{base_offset:020}{suffix}"
+
+
+class Segment:
+    """One file of batches. `sealed` segments are never appended to."""
+
+    __slots__ = (
+        "_boundary",
+        "_disk",
+        "_file",
+        "_folder",
+        "_index_facts",
+        "_name_suffix",
+        "_offsets",
+        "_read_to",
+        "_times",
+        "_unindexed_bytes",
+        "appended_ms",
+        "base_offset",
+        "end_offset",
+        "first_timestamp",
+        "gone",
+        "largest_timestamp",
+        "largest_timestamp_offset",
+        "sealed",
+        "size_bytes",
+    )
+
+    def __init__(self, disk: Disk, folder: str, facts: SegmentFacts, *, sealed: bool) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._file: File | None = None
+        self._offsets: Index | None = None
+        self._times: Index | None = None
+        self._index_facts = facts.indexes
+        self._name_suffix = ""
+        self._unindexed_bytes = 0
+        # The last batch boundary that a search for a limit has found: all batches before the position end below the
+        # offset. A consumer at the tail reads from exactly there next.
+        self._boundary = (NO_OFFSET, 0)
+        self._read_to = 0  # where the last read ended: likely where the next one begins
+        self.sealed = sealed
+        self.gone = False
+        self.base_offset = facts.base_offset
+        self.end_offset = facts.end_offset
+        self.size_bytes = facts.size_bytes
+        self.largest_timestamp = facts.largest_timestamp
+        self.largest_timestamp_offset = facts.largest_timestamp_offset
+        self.first_timestamp = facts.first_timestamp
+        self.appended_ms = facts.appended_ms
+
+    @classmethod
+    def create(cls, disk: Disk, folder: str, base_offset: int, now_ms: int, *, name_suffix: str = "") -> "Segment":
+        """A new, empty segment and its file. Whatever had that name before is emptied.
+
+        With a `name_suffix` it is no part of the log until it takes its name.
+        """
+        facts = SegmentFacts(base_offset, base_offset, 0, NO_TIMESTAMP, NO_OFFSET, NO_TIMESTAMP, now_ms)
+        segment = cls(disk, folder, facts, sealed=False)
+        segment._name_suffix = name_suffix
+        segment._file = file = disk.open(segment.path(), create=True)
+        if file.size:
+            file.truncate(0)
+        segment.start_indexes()
+        return segment
+
+    def path(self, suffix: str = LOG_SUFFIX) -> str:
+        return f"{self._folder}/{segment_name(self.base_offset, suffix)}{self._name_suffix}"
+
+    def take_its_name(self) -> None:
+        """The files have been renamed to what a segment of the log is called."""
+        self.close()
+        self._name_suffix = ""
+
+    @property
+    def file(self) -> File:
+        """The batches. Opened on first use, and checked to be what the facts say it is."""
+        if self._file is None:
+            file = self._disk.open(self.path())
+            if file.size != self.size_bytes:
+                raise DiskFault(0, f"{file.size} bytes, {self.size_bytes} were written", self.path())
+            self._file = file
+        return self._file
+
+    def is_read_through(self, file: File) -> bool:
+        return self._file is file
+
+    # -- writing
+
+    def has_room_for(self, header: BatchHeader, config: LogConfig, now_ms: int, roll_ms: int) -> bool:
+        """Whether the batch still belongs here; if not, the log rolls."""
+        if self.size_bytes == 0:
+            return True
+        if self.size_bytes + header.size_bytes > config.segment_bytes:
+            return False
+        if header.last_offset - self.base_offset > SEGMENT_BYTES_MAX:
+            return False
+        if len(self.offsets) * OFFSET_ENTRY.size > config.segment_index_bytes - OFFSET_ENTRY.size:
+            return False
+        # Kafka's rule: by the records' time where they have one, else by ours.
+        if self.first_timestamp >= 0:
+            waited_ms = header.max_timestamp - self.first_timestamp
+        else:
+            waited_ms = now_ms - self.appended_ms
+        return waited_ms <= roll_ms
+
+    def append(self, batch: Buffer, header: BatchHeader, now_ms: int, interval_bytes: int) -> None:
+        """One whole batch at the end. `DiskFault`: nothing has changed."""
+        file = self._file or self.file
+        offsets = self._offsets
+        if type(offsets) is not GrowingIndex:
+            self.load_indexes()
+        position = file.append((batch,))
+        self.note(header, position, interval_bytes)
+        self.appended_ms = now_ms
+
+    def note(self, header: BatchHeader, position: int, interval_bytes: int) -> None:
+        """The batch stands at `position`: move the end, the times and the indexes."""
+        if not position:
+            self.first_timestamp = header.max_timestamp
+        last_offset = header.base_offset + header.last_offset_delta
+        if header.max_timestamp > self.largest_timestamp:
+            self.largest_timestamp = header.max_timestamp
+            self.largest_timestamp_offset = last_offset
+        if self._unindexed_bytes > interval_bytes:
+            self._add_entries(last_offset, position)
+            self._unindexed_bytes = 0
+        self._unindexed_bytes += header.size_bytes
+        self.size_bytes = position + header.size_bytes
+        self.end_offset = last_offset + 1
+
+    def _add_entries(self, last_offset: int, position: int) -> None:
+        assert type(self._offsets) is GrowingIndex
+        self._offsets.add(last_offset - self.base_offset, position)
+        self._add_time_entry()
+
+    def _add_time_entry(self) -> None:
+        times = self._times
+        assert type(times) is GrowingIndex
+        if self.largest_timestamp > (times.entry(len(times) - 1)[0] if len(times) else NO_TIMESTAMP):
+            times.add(self.largest_timestamp, self.largest_timestamp_offset - self.base_offset)
+
+    def cut(self, position: int, end_offset: int, interval_bytes: int) -> None:
+        """Drop everything from the batch boundary `position` on; the segment is written again from there."""
+        offsets, times = self._growing_indexes()
+        self.file.truncate(position)
+        self.sealed = False
+        self._boundary = (NO_OFFSET, 0)
+        self._read_to = 0
+        self._index_facts = None
+        offsets.cut(offsets.floor_value(position - 1) + 1)
+        times.cut(times.floor_value(max(end_offset - 1 - self.base_offset, 0)) + 1 if position else 0)
+        self.largest_timestamp, self.largest_timestamp_offset = NO_TIMESTAMP, NO_OFFSET
+        if len(times):
+            self.largest_timestamp, relative = times.entry(len(times) - 1)
+            self.largest_timestamp_offset = self.base_offset + relative
+        # What the indexes don't say about the last few batches is noted again.
+        self._unindexed_bytes = 0
+        for at, header in self.headers(offsets.entry(len(offsets) - 1)[1] if len(offsets) else 0, position):
+            self.note(header, at, interval_bytes)
+        self.size_bytes = position
+        self.end_offset = end_offset
+
+    def _growing_indexes(self) -> tuple[GrowingIndex, GrowingIndex]:
+        """Both in memory, whatever they were."""
+        grown = []
+        for index, layout in ((self.offsets, OFFSET_ENTRY), (self.times, TIME_ENTRY)):
+            if isinstance(index, StoredIndex):
+                stored, index = index, GrowingIndex.from_bytes(layout, index.to_bytes())
+                stored.close()
+            assert type(index) is GrowingIndex
+            grown.append(index)
+        self._offsets, self._times = offsets, times = grown
+        return offsets, times
+
+    # -- indexes
+
+    @property
+    def offsets(self) -> Index:
+        if self._offsets is None:
+            self.load_indexes()
+        assert self._offsets is not None
+        return self._offsets
+
+    @property
+    def times(self) -> Index:
+        if self._times is None:
+            self.load_indexes()
+        assert self._times is not None
+        return self._times
+
+    def start_indexes(self) -> None:
+        """Both empty and growing."""
+        self._offsets = GrowingIndex(OFFSET_ENTRY)
+        self._times = GrowingIndex(TIME_ENTRY)
+        self._unindexed_bytes = 0
+
+    def load_indexes(self) -> None:
+        """Stored ones for a sealed segment, growing ones for the active; rebuilt where the files don't fit."""
+        if self.sealed:
+            found = self._offsets is not None or self._open_stored_indexes()
+        else:
+            found = type(self._offsets) is GrowingIndex or self._read_growing_indexes()
+        if not found:
+            self.rebuild_indexes()
+
+    def _open_stored_indexes(self) -> bool:
+        try:
+            offsets = self._disk.open(self.path(OFFSET_SUFFIX))
+            times = self._disk.open(self.path(TIME_SUFFIX))
+        except FileNotFoundError:
+            return False
+        self._offsets = StoredIndex(OFFSET_ENTRY, offsets)
+        self._times = StoredIndex(TIME_ENTRY, times)
+        return True
+
+    def _read_growing_indexes(self) -> bool:
+        """The files of a clean stop, when they are exactly what was written then."""
+        facts = self._index_facts
+        if facts is None:
+            return False
+        offsets = self._read_if_there(OFFSET_SUFFIX)[: facts.offset_entries * OFFSET_ENTRY.size]
+        times = self._read_if_there(TIME_SUFFIX)[: facts.time_entries * TIME_ENTRY.size]
+        if crc32c(offsets) != facts.offset_crc or crc32c(times) != facts.time_crc:
+            return False
+        self._offsets = GrowingIndex.from_bytes(OFFSET_ENTRY, offsets)
+        self._times = GrowingIndex.from_bytes(TIME_ENTRY, times)
+        return True
+
+    def _read_if_there(self, suffix: str) -> bytes:
+        try:
+            return self._disk.read(self.path(suffix))
+        except FileNotFoundError:
+            return b""
+
+    def rebuild_indexes(self) -> None:
+        """From the headers. `CorruptBatch` where they can't be read; the segment's own facts stay as they were."""
+        self.start_indexes()
+        self._index_facts = None
+        self.largest_timestamp, self.largest_timestamp_offset = NO_TIMESTAMP, NO_OFFSET
+        size_bytes, end_offset = self.size_bytes, self.end_offset
+        try:
+            for position, header in self.headers(0, size_bytes):
+                self.note(header, position, REBUILD_INTERVAL_BYTES)
+        finally:
+            self.size_bytes, self.end_offset = size_bytes, end_offset
+
+    def seal(self) -> None:
+        """No more appends: the last time entry is added, both indexes are written to their files (not yet durable)."""
+        self.load_indexes()
+        self._add_time_entry()
+        self._write_indexes()
+        self.sealed = True
+
+    def _write_indexes(self) -> tuple[bytes, bytes]:
+        offsets, times = self._offsets, self._times
+        assert type(offsets) is GrowingIndex
+        assert type(times) is GrowingIndex
+        written = (offsets.to_bytes(), times.to_bytes())
+        for suffix, data in zip((OFFSET_SUFFIX, TIME_SUFFIX), written, strict=True):
+            file = self._disk.open(self.path(suffix), create=True)
+            file.truncate(0)
+            file.append((data,))
+            file.close()
+        return written
+
+    def learn_times(self) -> None:
+        """Take the largest timestamp from the time index, whose last entry of a sealed segment names it."""
+        times = self.times
+        if isinstance(times, StoredIndex) and len(times):  # one that had to be rebuilt has told it already
+            largest, relative = times.entry(len(times) - 1)
+            try:
+                told = self._true_time(len(times) - 1)
+            except CorruptBatch:  # the batches are worse off than the index, which nobody can contradict then
+                told = self.base_offset + relative
+            if told is not None:
+                self.largest_timestamp, self.largest_timestamp_offset = largest, told
+
+    async def fsync(self) -> None:
+        """The batches are durable when it returns; of a sealed segment the indexes too, which leave the memory then.
+
+        A segment that is removed meanwhile needs nothing more.
+        """
+        if not self.gone:
+            await self.file.fsync()
+        for suffix in (OFFSET_SUFFIX, TIME_SUFFIX):
+            if self.sealed and not self.gone:
+                await self._fsync_once(suffix)
+        if self.sealed and type(self._offsets) is GrowingIndex:
+            self._offsets = self._times = None
+
+    async def _fsync_once(self, suffix: str) -> None:
+        file = self._disk.open(self.path(suffix))
+        try:
+            await file.fsync()
+        finally:
+            file.close()
+
+    def facts(self) -> SegmentFacts:
+        """For the manifest of a clean stop. The active segment's indexes are written, and named by checksum."""
+        indexes = self._index_facts
+        if not self.sealed and type(self._offsets) is GrowingIndex:
+            indexes = self._store_growing_indexes(self._offsets)
+        return SegmentFacts(
+            self.base_offset,
+            self.end_offset,
+            self.size_bytes,
+            self.largest_timestamp,
+            self.largest_timestamp_offset,
+            self.first_timestamp,
+            self.appended_ms,
+            indexes,
+        )
+
+    def _store_growing_indexes(self, offsets: GrowingIndex) -> IndexFacts:
+        """A segment that is too short for entries leaves no files: thousands of them would be all there is to write."""
+        known = self._index_facts
+        if not len(offsets):
+            return NO_INDEXES
+        if known is not None and known.offset_entries == len(offsets):
+            return known  # entries are only added, so the files still hold the same ones
+        offset_data, time_data = self._write_indexes()
+        entries = len(offset_data) // OFFSET_ENTRY.size, len(time_data) // TIME_ENTRY.size
+        return IndexFacts(entries[0], crc32c(offset_data), entries[1], crc32c(time_data))
+
+    # -- reading
+
+    def headers(self, position: int, end: int | None = None) -> Iterator[tuple[int, BatchHeader]]:
+        """Where each batch stands and its header, from the boundary `position` on."""
+        end = self.size_bytes if end is None else end
+        pread = self.file.pread
+        chunk, chunk_at = b"", position
+        while position < end:
+            at = position - chunk_at
+            if at + HEADER_BYTES > len(chunk):
+                chunk, chunk_at, at = pread(WALK_BYTES, position), position, 0
+            header = read_header(chunk, at)
+            yield position, header
+            position += header.size_bytes
+
+    def batches(self, position: int, end: int | None = None) -> Iterator[tuple[int, BatchHeader, memoryview]]:
+        """Where each batch stands, its header and its bytes (valid until the next one), from a boundary on."""
+        end = self.size_bytes if end is None else end
+        pread = self.file.pread
+        chunk, chunk_at = memoryview(b""), position
+        while position < end:
+            at = position - chunk_at
+            if at + HEADER_BYTES > len(chunk):
+                chunk, chunk_at, at = memoryview(pread(SCAN_BYTES, position)), position, 0
+            header = read_header(chunk, at)
+            if at + header.size_bytes > len(chunk):
+                wanted = max(header.size_bytes, SCAN_BYTES)
+                chunk, chunk_at, at = memoryview(pread(wanted, position)), position, 0
+            if header.size_bytes > len(chunk):
+                raise CorruptBatch(f"{self.path()} ends inside the batch at {position}")
+            yield position, header, chunk[at : at + header.size_bytes]
+            position += header.size_bytes
+
+    def position_of(self, offset: int) -> int:
+        """Where the first batch stands that ends at or above `offset`; `size_bytes` when there is none."""
+        if offset >= self.end_offset:
+            return self.size_bytes
+        known, position = self._boundary
+        if known == offset:
+            return position
+        if 0 < self._read_to < self.size_bytes:
+            header = read_header(self.file.pread(HEADER_BYTES, self._read_to))
+            if header.base_offset <= offset <= header.last_offset:
+                return self._read_to
+        for position, header in self.headers(self._walk_start(offset)):
+            if header.base_offset + header.last_offset_delta >= offset:
+                return position
+        return self.size_bytes
+
+    def _walk_start(self, offset: int) -> int:
+        """A batch boundary at or before the wanted batch: the better of the index and the last one found."""
+        position = self._indexed_position(offset)
+        known, boundary = self._boundary
+        return boundary if 0 <= known <= offset and boundary > position else position
+
+    def _indexed_position(self, offset: int) -> int:
+        offsets = self.offsets
+        slot = offsets.floor(offset - self.base_offset)
+        if slot < 0:
+            return 0
+        position = self._true_position(slot)
+        return position if position is not None else self._indexed_position(offset)
+
+    def _true_position(self, slot: int) -> int | None:
+        """Where the batch of an index entry stands; None when the index lied and has been built anew."""
+        key, position = self.offsets.entry(slot)
+        if self.sealed and not self._is_batch(position, self.base_offset + key):
+            self.rebuild_indexes()
+            return None
+        return position
+
+    def offset_after(self, position: int) -> int:
+        """An offset at or above that of the batch at `position`, by the index: at most an interval too far."""
+        offsets = self.offsets
+        slot = offsets.floor_value(max(position - 1, 0)) + 1
+        if slot < len(offsets) and self._true_position(slot) is None:
+            return self.offset_after(position)
+        return self.base_offset + offsets.entry(slot)[0] + 1 if slot < len(offsets) else self.end_offset
+
+    def _true_time(self, slot: int) -> int | None:
+        """The last offset of the batch that a time entry names; None when the index lied and has been built anew."""
+        timestamp, relative = self.times.entry(slot)
+        offset = self.base_offset + relative
+        if self.sealed:
+            _, header = next(self.headers(self.position_of(offset)), (0, None))
+            if header is None or (header.last_offset, header.max_timestamp) != (offset, timestamp):
+                self.rebuild_indexes()
+                return None
+        return offset
+
+    def _is_batch(self, position: int, last_offset: int) -> bool:
+        """Whether the index tells the truth. Files outlive crashes and bit rot; memory need not be asked."""
+        try:
+            return read_header(self.file.pread(HEADER_BYTES, position)).last_offset == last_offset
+        except CorruptBatch:
+            return False
+
+    def read(self, offset: int, *, max_bytes: int, limit_offset: int, at_least_one: bool) -> FileSlice | None:
+        """Whole batches from the one that holds `offset`, or the next one; None when there is none below the limit."""
+        start = self.position_of(offset)
+        end = self.size_bytes if limit_offset >= self.end_offset else self.position_of(limit_offset)
+        self._boundary = (min(limit_offset, self.end_offset), end)
+        if end > start + max_bytes:
+            end = self._whole_batches(start, start + max_bytes, at_least_one)
+        self._read_to = end
+        return FileSlice(self.file, start, end - start) if end > start else None
+
+    def _whole_batches(self, start: int, end_max: int, at_least_one: bool) -> int:
+        """A batch boundary not above `end_max`, as far up as the index knows; walked where it knows none."""
+        slot = self.offsets.floor_value(end_max)
+        if slot >= 0:
+            position = self._true_position(slot)
+            if position is None:
+                return self._whole_batches(start, end_max, at_least_one)
+            if position > start:
+                return position
+        end = start
+        for position, header in self.headers(start):
+            if position + header.size_bytes > end_max:
+                return end if end > start or not at_least_one else position + header.size_bytes
+            end = position + header.size_bytes
+        return end
+
+    # -- times
+
+    def search_timestamp(self, timestamp: int, from_offset: int) -> Iterator[tuple[int, BatchHeader]]:
+        """The batches that may hold a record of `timestamp` or later, at or above `from_offset`, in order."""
+        slot = self.times.floor(timestamp)
+        if slot >= 0:
+            known = self._true_time(slot)
+            if known is None:
+                yield from self.search_timestamp(timestamp, from_offset)
+                return
+            from_offset = max(from_offset, known)
+        for position, header in self.headers(self.position_of(from_offset)):
+            if header.max_timestamp >= timestamp:
+                yield position, header
+
+    def largest_between(self, from_offset: int, limit_offset: int) -> tuple[int, BatchHeader] | None:
+        """The first batch that has the largest timestamp of all that start at `from_offset` and end below the limit."""
+        slot = self.times.floor_value(limit_offset - 1 - self.base_offset)
+        start = from_offset
+        if slot >= 0:
+            known = self._true_time(slot)
+            if known is None:
+                return self.largest_between(from_offset, limit_offset)
+            start = max(start, known)
+        largest: tuple[int, BatchHeader] | None = None
+        for position, header in self.headers(self.position_of(start)):
+            if header.last_offset >= limit_offset:
+                break
+            if header.base_offset >= from_offset and (
+                largest is None or header.max_timestamp > largest[1].max_timestamp
+            ):
+                largest = (position, header)
+        return largest
+
+    # -- leaving
+
+    def close_file(self) -> None:
+        """Give the descriptor back; it is opened again when needed. Readers that pinned the file still finish."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.close_file()
+        for index in (self._offsets, self._times):
+            if isinstance(index, StoredIndex):
+                index.close()
+        self._offsets = self._times = None
+
+    def remove(self) -> None:
+        """Close and unlink. The batches go first: an index without them is swept away, the reverse is not."""
+        self.gone = True
+        self.close()
+        for suffix in SUFFIXES:
+            self._disk.unlink(self.path(suffix))

@@ -1,0 +1,123 @@
+"""The files that hold what the views knew at one offset, so that a restart need not read the whole log.
+
+What always holds: a snapshot is a hint. It is used only when its checksum fits and its last leader epoch is the one
+that the log has at that offset: two histories of the same length never share the epoch of their last batch, so a
+snapshot that came back from before a truncation is seen for what it is. Called by `log.partition_log`
+and `log.recovery`.
+
+    0   "OLSN"                       |  8   CRC-32C of [12:]         u32
+    4   version, 1           u16     |  12  offset                   i64
+    6   number of views      u16     |  20  epoch of offset - 1      i32
+    then for each view: name size u16, name, data size u32, data
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from log.batch import crc32c
+from log.disk import Disk
+from log.epochs import LeaderEpochs
+from log.ids import NO_EPOCH
+from log.views import View
+
+SUFFIX: Final = ".snapshot"
+MAGIC: Final = b"OLSN"
+VERSION: Final = 1
+NEWEST_KEPT: Final = 2
+_HEADER: Final = struct.Struct(">4sHHIqi")
+_CHECKED_FROM: Final = 12
+
+
+class Snapshot(NamedTuple):
+    """What each view knew when the log ended at `offset`."""
+
+    offset: int
+    leader_epoch: int
+    views: Mapping[str, bytes]
+
+
+class BadSnapshot(ValueError):
+    """The bytes are not a whole snapshot."""
+
+
+def snapshot_name(offset: int) -> str:
+    return f"{offset:020}{SUFFIX}"
+
+
+def take_snapshot(views: Sequence[View], *, offset: int, leader_epoch: int) -> Snapshot:
+    return Snapshot(offset, leader_epoch, {view.name: view.snapshot() for view in views})
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    data = bytearray(_HEADER.pack(MAGIC, VERSION, len(snapshot.views), 0, snapshot.offset, snapshot.leader_epoch))
+    for name, content in snapshot.views.items():
+        encoded = name.encode("utf-8")
+        data += struct.pack(">H", len(encoded)) + encoded + struct.pack(">I", len(content)) + content
+    struct.pack_into(">I", data, 8, crc32c(data[_CHECKED_FROM:]))
+    return bytes(data)
+
+
+def decode_snapshot(data: bytes) -> Snapshot:
+    """The inverse of `encode_snapshot`; `BadSnapshot` for anything else."""
+    if len(data) < _HEADER.size:
+        raise BadSnapshot(f"only {len(data)} bytes")
+    magic, version, count, checksum, offset, leader_epoch = _HEADER.unpack_from(data)
+    if magic != MAGIC or version != VERSION or crc32c(data[_CHECKED_FROM:]) != checksum:
+        raise BadSnapshot("wrong magic, version or checksum")
+    views: dict[str, bytes] = {}
+    at = _HEADER.size
+    for _ in range(count):
+        name, at = _take(data, at, ">H")
+        content, at = _take(data, at, ">I")
+        views[name.decode("utf-8")] = content
+    return Snapshot(offset, leader_epoch, views)
+
+
+def restore_newest(
+    disk: Disk, folder: str, views: Sequence[View], offsets: Sequence[int], *, epochs: LeaderEpochs, end_offset: int
+) -> int:
+    """Restore the views from the newest snapshot that fits a log ending at `end_offset`.
+
+    Returns the offset from which batches must be applied; 0, and views that know nothing, when no snapshot fits.
+    """
+    for offset in sorted(offsets, reverse=True):
+        if offset > end_offset or not views:
+            continue
+        snapshot = _read_if_right(disk, f"{folder}/{snapshot_name(offset)}")
+        if snapshot is not None and _fits(snapshot, views, epochs):
+            restore(views, snapshot.views)
+            return offset
+    for view in views:
+        view.restore(None)
+    return 0
+
+
+def restore(views: Sequence[View], contents: Mapping[str, bytes]) -> None:
+    for view in views:
+        view.restore(contents.get(view.name))
+
+
+def _read_if_right(disk: Disk, path: str) -> Snapshot | None:
+    try:
+        return decode_snapshot(disk.read(path))
+    except (FileNotFoundError, BadSnapshot):
+        return None
+
+
+def _fits(snapshot: Snapshot, views: Sequence[View], epochs: LeaderEpochs) -> bool:
+    """Of this log's history, and with something to say to every view."""
+    known = epochs.epoch_at(snapshot.offset - 1)
+    same_history = NO_EPOCH in (known, snapshot.leader_epoch) or known == snapshot.leader_epoch
+    return same_history and all(view.name in snapshot.views for view in views)
+
+
+def superfluous(offsets: Sequence[int], first_segment_offset: int) -> list[int]:
+    """Which snapshots may go: older than the oldest segment, and not among the newest two."""
+    return [offset for offset in sorted(offsets)[:-NEWEST_KEPT] if offset < first_segment_offset]
+
+
+def _take(data: bytes, at: int, size_format: str) -> tuple[bytes, int]:
+    (size,) = struct.unpack_from(size_format, data, at)
+    at += struct.calcsize(size_format)
+    return data[at : at + size], at + size

@@ -1,0 +1,30 @@
+"""What a fold over the log looks like to the log.
+
+What always holds: a view sees every batch once and in offset order, and whatever it knows follows from the batches it
+has seen since its last `restore`. The log calls; views live in other packages (`idempotence.producers`,
+`isolation.stable`) and know nothing of files.
+"""
+
+from typing import Protocol
+
+from log.batch import BatchHeader, Buffer
+
+
+class View(Protocol):
+    """A fold over the batches of one partition."""
+
+    @property
+    def name(self) -> str:
+        """Names the view's part of a snapshot; never changes."""
+
+    def apply(self, header: BatchHeader, batch: Buffer) -> None:
+        """The next batch. `batch` is valid during the call only."""
+
+    def snapshot(self) -> bytes:
+        """All that is known, as bytes for `restore`."""
+
+    def restore(self, data: bytes | None) -> None:
+        """Know what the snapshot says and nothing else; None: know nothing."""
+
+    def set_start_offset(self, offset: int) -> None:
+        """Everything below `offset` has left the log."""

@@ -1,0 +1,86 @@
+"""What the tests of `log` build their logs from."""
+
+import json
+from collections.abc import Sequence
+
+from log.batch import BatchHeader, Buffer, build_batch, read_header, restamp
+from log.config import LogConfig
+from log.disk import Disk
+from log.partition_log import CleanState, PartitionLog
+
+FOLDER = "events-0"
+
+
+class SeenBatches:
+    """A view that knows every batch it was given: base offset and checksum."""
+
+    name = "seen"
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+        self.start_offset = 0
+
+    def apply(self, header: BatchHeader, batch: Buffer) -> None:
+        assert read_header(batch) == header
+        assert len(batch) == header.size_bytes
+        self.seen.append((header.base_offset, header.crc))
+
+    def snapshot(self) -> bytes:
+        return json.dumps(self.seen).encode()
+
+    def restore(self, data: bytes | None) -> None:
+        self.seen = [(base, crc) for base, crc in json.loads(data)] if data is not None else []
+
+    def set_start_offset(self, offset: int) -> None:
+        self.start_offset = offset
+
+
+def stamped(
+    values: Sequence[bytes | None],
+    *,
+    base_offset: int,
+    leader_epoch: int = 0,
+    timestamp: int = 1000,
+    key: bytes | None = b"key",
+) -> bytearray:
+    """A batch in its place; one record a millisecond."""
+    records = [(key, value, (), timestamp + index) for index, value in enumerate(values)]
+    batch = bytearray(build_batch(records))
+    restamp(batch, base_offset=base_offset, leader_epoch=leader_epoch)
+    return batch
+
+
+def append(log: PartitionLog, batch: bytes | bytearray, now_ms: int = 0) -> None:
+    log.append(batch, read_header(batch), now_ms=now_ms)
+
+
+def fill(log: PartitionLog, count: int, *, size: int = 100, leader_epoch: int = 0, records: int = 1) -> None:
+    """`count` batches; the timestamps are the offsets plus 1000."""
+    for _ in range(count):
+        base = log.end_offset
+        values = [b"%d" % (base + index) + bytes(size) for index in range(records)]
+        append(log, stamped(values, base_offset=base, leader_epoch=leader_epoch, timestamp=1000 + base))
+
+
+def open_log(
+    disk: Disk,
+    *,
+    config: LogConfig | None = None,
+    known: CleanState | None = None,
+    recovery_point: int = 0,
+    folder: str = FOLDER,
+) -> tuple[PartitionLog, SeenBatches]:
+    view = SeenBatches()
+    log = PartitionLog.open(
+        disk, folder, config or LogConfig(), [view], known=known, now_ms=0, recovery_point=recovery_point
+    )
+    return log, view
+
+
+def contents(log: PartitionLog) -> list[tuple[int, int]]:
+    """Base offset and checksum of every batch in the log."""
+    return [(header.base_offset, header.crc) for header, _ in log.scan(log.start_offset)]
+
+
+def base_offsets(log: PartitionLog) -> list[int]:
+    return [base for base, _ in contents(log)]

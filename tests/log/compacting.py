@@ -1,0 +1,151 @@
+"""What the tests of compaction share: the facts a cleaner asks for, and a reader of committed records."""
+
+from collections.abc import Sequence
+
+from isolation.aborted import AbortedRange
+from isolation.stable import StableOffsets
+from log.batch import BatchHeader, Buffer, build_batch, read_records
+from log.compaction import CompactionReport, compact, find_work
+from log.config import LogConfig
+from log.control import ControlType, build_marker, read_marker
+from log.disk import Disk
+from log.partition_log import PartitionLog
+from tests.log.building import append
+
+NOW_MS = 1_000_000
+RETENTION_MS = 1_000
+
+
+class LastOfProducers:
+    """A view: the last data batch of every producer."""
+
+    name = "last"
+
+    def __init__(self) -> None:
+        self.last: dict[int, int] = {}
+
+    def apply(self, header: BatchHeader, batch: Buffer) -> None:
+        if header.has_producer and not header.is_control:
+            self.last[header.producer_id] = header.last_offset
+
+    def snapshot(self) -> bytes:
+        return b",".join(b"%d=%d" % item for item in sorted(self.last.items()))
+
+    def restore(self, data: bytes | None) -> None:
+        pairs = [pair.split(b"=") for pair in (data or b"").split(b",") if pair]
+        self.last = {int(producer): int(offset) for producer, offset in pairs}
+
+    def set_start_offset(self, offset: int) -> None:
+        pass
+
+
+class Facts:
+    """What the broker will tell the cleaner."""
+
+    def __init__(self, stable: StableOffsets, producers: LastOfProducers) -> None:
+        self.stable = stable
+        self.producers = producers
+
+    def aborted_ranges(self, from_offset: int, end_offset: int) -> Sequence[AbortedRange]:
+        return self.stable.aborted_ranges(from_offset, end_offset)
+
+    def forget_aborted(self, marker_offsets: Sequence[int]) -> None:
+        self.stable.forget_aborted(marker_offsets)
+
+    def is_last_of_producer(self, header: BatchHeader) -> bool:
+        return self.producers.last.get(header.producer_id) == header.last_offset
+
+
+class Bench:
+    """A log with the views that compaction needs."""
+
+    def __init__(self, disk: Disk, config: LogConfig | None = None, *, recovery_point: int = 0) -> None:
+        self.disk = disk
+        self.config = config or LogConfig(
+            cleanup_policy=("compact",),
+            segment_bytes=600,
+            index_interval_bytes=100,
+            min_cleanable_dirty_ratio=0.0,
+            delete_retention_ms=RETENTION_MS,
+        )
+        self.stable = StableOffsets()
+        self.producers = LastOfProducers()
+        self.log = PartitionLog.open(
+            disk,
+            "table-0",
+            self.config,
+            [self.stable, self.producers],
+            known=None,
+            now_ms=0,
+            recovery_point=recovery_point,
+        )
+
+    def put(
+        self, *pairs: tuple[bytes | None, bytes | None], producer: int = -1, transactional: bool = False, codec: int = 0
+    ) -> None:
+        """One batch; the timestamps are the offsets."""
+        base = self.log.end_offset
+        records = [(key, value, (), base + index) for index, (key, value) in enumerate(pairs)]
+        append(
+            self.log,
+            build_batch(
+                records,
+                base_offset=base,
+                leader_epoch=0,
+                codec=codec,
+                producer_id=producer,
+                producer_epoch=0 if producer >= 0 else -1,
+                base_sequence=0 if producer >= 0 else -1,
+                transactional=transactional,
+            ),
+        )
+
+    def end(self, producer: int, outcome: ControlType) -> None:
+        marker = build_marker(
+            outcome,
+            producer_id=producer,
+            producer_epoch=0,
+            coordinator_epoch=0,
+            timestamp_ms=self.log.end_offset,
+            base_offset=self.log.end_offset,
+            leader_epoch=0,
+        )
+        append(self.log, marker)
+
+    async def clean(self, *, now_ms: int = NOW_MS, keys_max: int = 1000) -> CompactionReport | None:
+        """Roll, flush and clean all that is decided."""
+        self.log.roll(now_ms)
+        await self.log.flush()
+        limit = self.stable.last_stable_offset(self.log.end_offset, self.log.start_offset)
+        work = find_work(self.log, self.disk, now_ms=now_ms, limit_offset=limit)
+        if work is None:
+            return None
+        facts = Facts(self.stable, self.producers)
+        return await compact(self.log, self.disk, work, facts, now_ms=now_ms, breathe=no_breath, keys_max=keys_max)
+
+
+async def no_breath() -> None:
+    return
+
+
+def committed_records(log: PartitionLog, stable: StableOffsets) -> list[tuple[int, bytes | None, bytes | None]]:
+    """Offset, key and value of what a reader of committed data gets, filtered as clients filter it."""
+    limit = stable.last_stable_offset(log.end_offset, log.start_offset)
+    waiting = sorted(stable.aborted(log.start_offset, limit), key=lambda aborted: aborted[1])
+    skipping: set[int] = set()
+    found = []
+    for header, batch in log.scan(log.start_offset, limit):
+        while waiting and waiting[0][1] <= header.last_offset:
+            skipping.add(waiting.pop(0)[0])
+        if header.is_control:
+            if read_marker(batch).type is ControlType.ABORT:
+                skipping.discard(header.producer_id)
+        elif not (header.is_transactional and header.producer_id in skipping):
+            found += [(record.offset, record.key, record.value) for record in read_records(batch, header)]
+    return found
+
+
+def table(records: list[tuple[int, bytes | None, bytes | None]]) -> dict[bytes | None, bytes]:
+    """What somebody who reads everything knows in the end: the last value of every key that was not deleted."""
+    known = {key: value for _, key, value in records}
+    return {key: value for key, value in known.items() if value is not None}

@@ -1,0 +1,362 @@
+"""Compaction, rule by rule. That readers know the same before and after: tests/properties/test_log_compaction.py."""
+
+import asyncio
+import random
+
+import pytest
+
+from log.batch import checksum_ok, read_header
+from log.checkpoints import CLEANED_OFFSET, read_offset
+from log.compaction import STEP_RECORDS, compact, find_work
+from log.config import LogConfig
+from log.control import ControlType
+from log.disk import DiskFault
+from log.swap import CLEANED, PLAN, SwapPlan, change_names
+from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, Facts, committed_records, no_breath, table
+from tests.log.memory_disk import MemoryDisk
+
+LATER = NOW_MS + RETENTION_MS + 1
+
+
+def records(bench: Bench) -> list[tuple[int, bytes | None, bytes | None]]:
+    return committed_records(bench.log, bench.stable)
+
+
+def offsets(bench: Bench) -> list[int]:
+    """Of every batch that is there, data or not."""
+    return [header.base_offset for header, _ in bench.log.scan(0)]
+
+
+def cleaned(bench: Bench, now_ms: int = NOW_MS, keys_max: int = 1000) -> None:
+    report = asyncio.run(bench.clean(now_ms=now_ms, keys_max=keys_max))
+    assert report is not None
+    assert report.swapped
+
+
+def test_the_last_record_of_every_key_stays_with_its_offset() -> None:
+    bench = Bench(MemoryDisk())
+    for value in (b"1", b"2", b"3"):
+        bench.put((b"a", value), (b"b", value), (value, b"own"))
+    cleaned(bench)
+    assert records(bench) == [
+        (2, b"1", b"own"),
+        (5, b"2", b"own"),
+        (6, b"a", b"3"),
+        (7, b"b", b"3"),
+        (8, b"3", b"own"),
+    ]
+    assert bench.log.end_offset == 9
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_what_stays_of_a_batch_keeps_its_codec_times_and_leader(codec: int) -> None:
+    bench = Bench(MemoryDisk())
+    bench.put((b"a", b"old"), (b"b", b"stays"), codec=codec)
+    bench.put((b"a", b"new"))
+    cleaned(bench)
+    header, batch = next(bench.log.scan(0))
+    assert (header.codec, header.base_offset, header.last_offset, header.record_count) == (codec, 0, 1, 1)
+    assert read_header(batch).max_timestamp == 1
+    assert records(bench) == [(1, b"b", b"stays"), (2, b"a", b"new")]
+
+
+def test_records_without_a_key_have_no_place_in_a_table() -> None:
+    bench = Bench(MemoryDisk())
+    bench.put((None, b"lost"), (b"a", b"kept"))
+    cleaned(bench)
+    assert records(bench) == [(1, b"a", b"kept")]
+
+
+def test_a_tombstone_stays_for_its_time_after_it_was_first_seen() -> None:
+    bench = Bench(MemoryDisk())
+    bench.put((b"a", b"1"), (b"b", b"1"))
+    bench.put((b"a", None))
+    cleaned(bench)
+    assert records(bench) == [(1, b"b", b"1"), (2, b"a", None)]
+    horizons = [header.delete_horizon_ms for header, _ in bench.log.scan(0)]
+    assert horizons == [None, NOW_MS + RETENTION_MS]
+    for now_ms, left in ((NOW_MS + RETENTION_MS - 1, [1, 2, 3]), (LATER, [1, 4])):
+        bench.put((b"c", b"%d" % now_ms))
+        cleaned(bench, now_ms)
+        assert [offset for offset, _, _ in records(bench)] == left
+    assert table(records(bench)) == {b"b": b"1", b"c": b"%d" % LATER}
+
+
+def test_aborted_records_go_first_and_their_marker_only_when_it_tells_nobody_anything() -> None:
+    bench = Bench(MemoryDisk())
+    bench.put((b"a", b"before"))
+    bench.put((b"a", b"aborted"), producer=7, transactional=True)
+    bench.end(7, ControlType.ABORT)
+    bench.put((b"b", b"later"), producer=7, transactional=True)
+    bench.end(7, ControlType.COMMIT)
+    bench.put((b"b", b"last"), producer=7, transactional=True)
+    bench.end(7, ControlType.COMMIT)
+    expected = {b"a": b"before", b"b": b"last"}
+    for now_ms, left in (
+        (NOW_MS, [0, 2, 4, 5, 6]),  # the aborted data and what is superseded
+        (NOW_MS + 1, [0, 2, 4, 5, 6, 7]),  # the markers of nothing are noticed: their time runs from here
+        (NOW_MS + RETENTION_MS, [0, 2, 4, 5, 6, 7, 8]),
+        (NOW_MS + 1 + RETENTION_MS, [0, 5, 6, 7, 8, 9]),
+    ):
+        assert table(records(bench)) == expected
+        cleaned(bench, now_ms)
+        assert offsets(bench) == left
+        assert table(records(bench)) == expected
+        key = b"%d" % now_ms
+        expected[key] = b"x"
+        bench.put((key, b"x"))
+    assert not bench.stable.has_aborted, "nobody is told to wait for a marker that is gone"
+
+
+def test_a_removed_abort_marker_is_forgotten_for_good() -> None:
+    """Were the aborted range still in a snapshot, a client would drop what the producer committed later."""
+
+    async def run() -> None:
+        disk = MemoryDisk()
+        bench = Bench(disk)
+        bench.put((b"a", b"aborted"), producer=7, transactional=True)
+        bench.end(7, ControlType.ABORT)
+        for count in range(30):
+            bench.put((b"k%d" % count, bytes(50)))
+            await bench.log.flush()
+        assert bench.stable.aborted(0, 100)
+        bench.put((b"b", b"committed"), producer=7, transactional=True)
+        bench.end(7, ControlType.COMMIT)
+        for now_ms in (NOW_MS, NOW_MS + 1, LATER + 1):
+            bench.put((b"c", b"%d" % now_ms))
+            await bench.clean(now_ms=now_ms)
+        assert not bench.stable.has_aborted
+        for recovery_point in (0, 10, bench.log.flushed_offset):
+            again = Bench(disk, recovery_point=recovery_point)
+            assert not again.stable.has_aborted
+            assert table(records(again))[b"b"] == b"committed"
+
+    asyncio.run(run())
+
+
+def test_the_last_batch_of_an_active_producer_stays_without_its_records() -> None:
+    bench = Bench(MemoryDisk())
+    bench.put((b"a", b"1"), producer=7)
+    bench.put((b"a", b"2"), producer=7)
+    bench.put((b"a", b"3"))
+    cleaned(bench)
+    headers = [header for header, _ in bench.log.scan(0)]
+    assert [(header.base_offset, header.record_count, header.producer_id) for header in headers] == [
+        (1, 0, 7),
+        (2, 1, -1),
+    ]
+    again = Bench(bench.disk)
+    assert again.producers.last == {7: 1}
+
+
+def test_nothing_undecided_active_or_undurable_is_touched() -> None:
+    async def run() -> None:
+        disk = MemoryDisk()
+        bench = Bench(disk)
+        for _ in range(3):
+            bench.put((b"a", b"x" * 400))
+        work = find_work(bench.log, disk, now_ms=NOW_MS, limit_offset=3)
+        assert work is None, "not durable"
+        await bench.log.flush()
+        assert len(bench.log.segments) == 3
+        for limit, count in ((0, 0), (1, 1), (2, 2), (3, 2)):
+            work = find_work(bench.log, disk, now_ms=NOW_MS, limit_offset=limit)
+            assert (len(work.segments) if work else 0) == count
+
+    asyncio.run(run())
+
+
+def with_config(**settings: object) -> Bench:
+    config = LogConfig(cleanup_policy=("compact",), segment_bytes=600, **settings)  # type: ignore[arg-type]
+    return Bench(MemoryDisk(), config)
+
+
+def test_a_log_is_cleaned_when_enough_of_it_is_dirty() -> None:
+    bench = with_config(min_cleanable_dirty_ratio=0.5)
+    for round in range(3):
+        for key in range(10):
+            bench.put((b"%d" % key, b"%d" % round * 50))
+    assert asyncio.run(bench.clean()) is not None
+    assert asyncio.run(bench.clean()) is None
+    bench.put((b"0", b"x" * 50))
+    assert asyncio.run(bench.clean()) is None, "a twelfth is dirty"
+    for key in range(20):
+        bench.put((b"%d" % key, b"x" * 50))
+    assert asyncio.run(bench.clean()) is not None
+
+
+def test_the_lags_of_compaction_hold() -> None:
+    """The records' times are 0 and 1."""
+    young = with_config(min_compaction_lag_ms=1000, min_cleanable_dirty_ratio=0.0)
+    late = with_config(max_compaction_lag_ms=1000, min_cleanable_dirty_ratio=1.0)
+    for bench in (young, late):
+        bench.put((b"a", b"1"))
+        bench.put((b"a", b"2"))
+    assert asyncio.run(young.clean(now_ms=1000)) is None
+    assert asyncio.run(young.clean(now_ms=1001)) is not None
+    assert asyncio.run(late.clean(now_ms=1000)) is None
+    assert asyncio.run(late.clean(now_ms=1001)) is not None
+
+
+def test_more_keys_than_fit_are_cleaned_in_several_passes() -> None:
+    bench = Bench(MemoryDisk())
+    for round in range(2):
+        for key in range(50):
+            bench.put((b"%d" % key, b"%d" % round))
+    ends = []
+    for _ in range(20):
+        report = asyncio.run(bench.clean(keys_max=12))
+        if report is None:
+            break
+        assert report.keys <= 12
+        ends.append(report.end_offset)
+    assert ends == sorted(set(ends))
+    assert ends[-1] == 100
+    assert [offset for offset, _, _ in records(bench)] == list(range(50, 100))
+    assert read_offset(bench.disk, "table-0", CLEANED_OFFSET) == 100
+
+
+def test_small_segments_are_joined() -> None:
+    bench = Bench(MemoryDisk())
+    for count in range(40):
+        bench.put((b"%d" % (count % 3), b"x" * 100))
+    assert len(bench.log.segments) > 10
+    cleaned(bench)  # each becomes a small one
+    bench.put((b"3", b"x"))
+    cleaned(bench)
+    assert len(bench.log.segments) < 5
+    assert all(segment.size_bytes <= 600 for segment in bench.log.segments)
+    for offset in range(41):
+        found = bench.log.read(offset, max_bytes=10**6, limit_offset=41, at_least_one=True)
+        assert found is not None
+        assert read_header(found.read()).base_offset == max(offset, 37)
+
+
+def test_the_log_is_read_and_written_while_it_is_cleaned() -> None:
+    async def run() -> None:
+        bench = Bench(MemoryDisk())
+        for count in range(1500):
+            bench.put((b"%d" % (count % 7), b"%d" % count))
+        bench.log.roll(NOW_MS)
+        await bench.log.flush()
+        work = find_work(bench.log, bench.disk, now_ms=NOW_MS, limit_offset=1500)
+        assert work is not None
+        breaths = 0
+
+        async def breathe() -> None:
+            nonlocal breaths
+            breaths += 1
+            bench.put((b"new", b"%d" % breaths))
+            assert table(records(bench))[b"new"] == b"%d" % breaths
+            if breaths == 3:
+                await bench.log.flush()
+
+        facts = Facts(bench.stable, bench.producers)
+        report = await compact(bench.log, bench.disk, work, facts, now_ms=NOW_MS, breathe=breathe)
+        assert report.swapped
+        assert breaths >= 2 * 1500 // STEP_RECORDS
+        assert (report.records_before, report.records_after) == (1500, 7)
+        known = table(records(bench))
+        assert known[b"new"] == b"%d" % breaths
+        assert known[b"%d" % (1499 % 7)] == b"1499"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("what", ["remove", "truncate", "restart"])
+def test_a_log_that_changes_under_the_cleaner_stays_as_it_is(what: str) -> None:
+    async def run() -> None:
+        bench = Bench(MemoryDisk())
+        for count in range(1000):
+            bench.put((b"%d" % (count % 7), b"%d" % count))
+        bench.log.roll(NOW_MS)
+        await bench.log.flush()
+        work = find_work(bench.log, bench.disk, now_ms=NOW_MS, limit_offset=1000)
+        assert work is not None
+        breaths = 0
+
+        async def breathe() -> None:
+            nonlocal breaths
+            breaths += 1
+            if breaths == 6:  # in the middle of rewriting
+                if what == "remove":
+                    await bench.log.remove_oldest(2)
+                elif what == "truncate":
+                    bench.log.truncate_to(500)
+                else:
+                    bench.log.restart_at(2000)
+
+        facts = Facts(bench.stable, bench.producers)
+        report = await compact(bench.log, bench.disk, work, facts, now_ms=NOW_MS, breathe=breathe)
+        assert not report.swapped
+        assert not [name for name in bench.disk.listdir("table-0") if name.endswith(CLEANED) or name == PLAN]
+        expected = {"remove": 1000 - bench.log.start_offset, "truncate": 500, "restart": 0}[what]
+        assert len(list(bench.log.scan(bench.log.start_offset))) == expected
+
+    asyncio.run(run())
+
+
+def test_a_batch_that_cant_be_opened_is_kept_as_it_is() -> None:
+    bench = Bench(MemoryDisk())
+    bench.put((b"a", b"1"))
+    bench.put((b"a", b"2"), codec=4)
+    path = bench.log.segments[0].path()
+    bench.put((b"b", b"1"))
+    first = bench.log.segments[0].position_of(1)
+    bench.disk.open(path)
+    assert isinstance(bench.disk, MemoryDisk)
+    bench.disk.files[path].data[first + 61 : first + 65] = b"\xff" * 4
+    report = asyncio.run(bench.clean())
+    assert report is not None
+    assert report.unreadable_batches == 2  # once in each reading
+    assert offsets(bench) == [0, 1, 2]
+
+
+def test_a_batch_that_rotted_is_not_given_a_new_checksum() -> None:
+    """Of two records one could go; but one bit of the other is wrong, and written anew nobody would see that."""
+    bench = Bench(MemoryDisk())
+    bench.put((b"a", b"1"), (b"b", b"right"))
+    bench.put((b"a", b"2"))
+    assert isinstance(bench.disk, MemoryDisk)
+    stored = bench.disk.files[bench.log.segments[0].path()].data
+    stored[stored.index(b"right")] ^= 1
+    report = asyncio.run(bench.clean())
+    assert report is not None
+    assert report.unreadable_batches == 2  # once in each reading
+    assert [checksum_ok(batch, header) for header, batch in bench.log.scan(0)] == [False, True]
+
+
+def test_a_decided_swap_is_gone_through_with_and_an_undecided_one_forgotten() -> None:
+    for decided in (True, False):
+        disk = MemoryDisk()
+        disk.mkdir("t-0")
+        for base in (0, 10, 20):
+            disk.open(f"t-0/{base:020}.log", create=True).append([b"old %d" % base])
+        disk.open(f"t-0/{0:020}.log{CLEANED}", create=True).append([b"new"])
+        plan = SwapPlan([0], [0, 10], 20)
+        assert SwapPlan.decode(plan.encode()) == SwapPlan((0,), (0, 10), 20)
+        if decided:
+            for _ in range(2):
+                change_names(disk, "t-0", plan)
+            assert sorted(disk.listdir("t-0")) == [f"{0:020}.log", f"{20:020}.log"]
+            assert disk.read(f"t-0/{0:020}.log") == b"new"
+
+
+def test_a_failing_disk_ends_the_pass_and_the_log_reads_on() -> None:
+    disk = MemoryDisk()
+    bench = Bench(disk)
+    for count in range(20):
+        bench.put((b"%d" % (count % 3), b"%d" % count))
+    bench.log.roll(NOW_MS)
+    asyncio.run(bench.log.flush())
+    before = records(bench)
+    for fail_after in random.Random(3).sample(range(1, 30), 6):
+        disk.fault, disk.fail_at = None, disk.changes + fail_after
+        work = find_work(bench.log, disk, now_ms=NOW_MS, limit_offset=20)
+        if work is None:
+            break
+        facts = Facts(bench.stable, bench.producers)
+        try:
+            asyncio.run(compact(bench.log, disk, work, facts, now_ms=NOW_MS, breathe=no_breath))
+        except DiskFault:
+            assert table(records(bench)) == table(before)

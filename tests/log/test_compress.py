@@ -1,0 +1,116 @@
+import gzip
+import random
+import struct
+import tracemalloc
+import zlib
+
+import cramjam
+import lz4.frame
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from log.compress import XERIAL_MAGIC, BadCompression, Codec, compress, decompress
+
+PACKING = [codec for codec in Codec if codec is not Codec.NONE]
+
+
+@pytest.mark.parametrize("codec", Codec)
+@pytest.mark.parametrize("plain", [b"", b"x", b"words " * 20_000, random.Random(1).randbytes(100_000)])
+def test_plain_bytes_survive_every_codec(codec: Codec, plain: bytes) -> None:
+    assert decompress(codec, compress(codec, plain)) == plain
+
+
+@pytest.mark.parametrize("codec", PACKING)
+def test_a_bomb_is_refused_at_the_limit(codec: Codec) -> None:
+    packed = compress(codec, bytes(5_000_000))
+    assert len(decompress(codec, packed, limit_bytes=5_000_000)) == 5_000_000
+    with pytest.raises(BadCompression, match="more than was allowed"):
+        decompress(codec, packed, limit_bytes=4_999_999)
+
+
+@pytest.mark.parametrize("codec", PACKING)
+def test_a_bomb_is_not_unpacked_to_see_how_large_it_is(codec: Codec) -> None:
+    packed = compress(codec, bytes(40_000_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadCompression):
+            decompress(codec, packed, limit_bytes=1_000_000)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_size_that_is_only_claimed_reserves_nothing() -> None:
+    huge = struct.pack("<I", 0xFD2FB528) + b"\xe0" + struct.pack("<Q", 1 << 60) + b"\x01\x00\x00"
+    with pytest.raises(BadCompression):
+        decompress(Codec.ZSTD, huge)
+    with pytest.raises(BadCompression):
+        decompress(Codec.SNAPPY, b"\xff\xff\xff\xff\x0f" + b"\x00" * 10)
+
+
+def test_a_zstd_window_beyond_the_limit_is_refused() -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=30, enable_ldm=True)
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    packed = packer.compress(bytes(100)) + packer.flush()
+    with pytest.raises(BadCompression):
+        decompress(Codec.ZSTD, packed)
+
+
+@pytest.mark.parametrize("codec", PACKING)
+def test_cut_bytes_are_refused(codec: Codec) -> None:
+    packed = compress(codec, random.Random(2).randbytes(3000))
+    for size in (1, 5, len(packed) // 2, len(packed) - 1):
+        with pytest.raises(BadCompression):
+            decompress(codec, packed[:size])
+
+
+@pytest.mark.parametrize("codec", PACKING)
+@given(st.data())
+def test_damaged_bytes_are_plain_bytes_or_refused(codec: Codec, data: st.DataObject) -> None:
+    """Nothing but `BadCompression` comes out, whatever goes in."""
+    packed = bytearray(compress(codec, b"some plain bytes, some more plain bytes" * 10))
+    for _ in range(data.draw(st.integers(1, 4))):
+        packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        assert len(decompress(codec, bytes(packed), limit_bytes=100_000)) <= 100_000
+    except BadCompression:
+        return
+
+
+@pytest.mark.parametrize("codec", PACKING)
+@given(noise=st.binary(max_size=200))
+def test_noise_is_refused_or_harmless(codec: Codec, noise: bytes) -> None:
+    try:
+        decompress(codec, noise, limit_bytes=1000)
+    except BadCompression:
+        return
+
+
+def test_other_writers_are_understood() -> None:
+    """What Java, librdkafka and Python clients send: other levels, raw snappy, several gzip members, lz4 checksums."""
+    plain = b"the same words " * 1000
+    assert decompress(Codec.GZIP, gzip.compress(plain, 9)) == plain
+    assert decompress(Codec.GZIP, gzip.compress(plain[:100]) + gzip.compress(plain[100:])) == plain
+    assert decompress(Codec.SNAPPY, bytes(cramjam.snappy.compress_raw(plain))) == plain
+    assert decompress(Codec.LZ4, lz4.frame.compress(plain, content_checksum=True, block_linked=True)) == plain
+    packer = zstandard.ZstdCompressor(level=10).compressobj()  # a frame that does not tell its size
+    assert decompress(Codec.ZSTD, packer.compress(plain) + packer.flush()) == plain
+
+
+def test_ours_are_understood_by_others() -> None:
+    plain = b"the same words " * 10_000
+    assert zlib.decompress(compress(Codec.GZIP, plain), wbits=31) == plain
+    assert lz4.frame.decompress(compress(Codec.LZ4, plain)) == plain
+    assert zstandard.ZstdDecompressor().decompress(compress(Codec.ZSTD, plain)) == plain
+    framed = compress(Codec.SNAPPY, plain)
+    assert framed.startswith(XERIAL_MAGIC)
+
+
+def test_an_unknown_codec_is_refused_both_ways() -> None:
+    for codec in (5, 6, 7):
+        with pytest.raises(BadCompression):
+            decompress(codec, b"")
+        with pytest.raises(BadCompression):
+            compress(codec, b"")

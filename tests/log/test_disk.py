@@ -1,0 +1,177 @@
+"""The real disk. What every disk promises is tested by the contract suite; here is what only this one has."""
+
+import asyncio
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from log.disk import DiskFault, FileSlice, RealDisk, RealFile
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs pwritev")
+
+
+def test_appends_follow_each_other_and_survive_a_new_handle(tmp_path: Path) -> None:
+    disk = RealDisk(str(tmp_path))
+    file = disk.open("a", create=True)
+    assert file.append([b"one", memoryview(b"two")]) == 0
+    assert file.append([bytearray(b"three")]) == 6
+    assert disk.open("a").size == file.size == 11
+    assert file.pread(100, 3) == b"twothree"
+    file.truncate(3)
+    assert file.append([b"!"]) == 3
+    assert disk.read("a") == b"one!"
+    disk.close()
+
+
+def test_only_so_many_descriptors_stay_open_and_nobody_notices(tmp_path: Path) -> None:
+    disk = RealDisk(str(tmp_path), open_files_max=4)
+    files = [disk.open(f"f{index}", create=True) for index in range(20)]
+    for round in range(3):
+        for index, file in enumerate(files):
+            file.append([b"%d" % (index % 10)])
+            assert file.pread(1, round) == b"%d" % (index % 10)
+            assert open_descriptors(tmp_path) <= 4
+    disk.close()
+    assert open_descriptors(tmp_path) == 0
+
+
+def open_descriptors(folder: Path) -> int:
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found += os.readlink(f"/proc/self/fd/{name}").startswith(str(folder))
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def test_a_pinned_slice_stays_readable_when_its_file_is_gone(tmp_path: Path) -> None:
+    disk = RealDisk(str(tmp_path), open_files_max=2)
+    file = disk.open("a", create=True)
+    file.append([b"0123456789"])
+    stored = FileSlice(file, 2, 5)
+    stored.pin()
+    stored.pin()
+    disk.unlink("a")
+    file.close()
+    for index in range(5):
+        disk.open(f"other{index}", create=True)
+    assert stored.read() == b"23456"
+    stored.unpin()
+    assert os.pread(file.fileno(), 1, 0) == b"0"
+    stored.unpin()
+    with pytest.raises(DiskFault):
+        stored.read()
+    disk.close()
+
+
+def test_pinning_opens_the_file_while_its_name_is_there(tmp_path: Path) -> None:
+    disk = RealDisk(str(tmp_path), open_files_max=1)
+    file = disk.open("a", create=True)
+    file.append([b"abc"])
+    disk.open("b", create=True)
+    disk.open("c", create=True)  # by now the first descriptor has been closed
+    file.pin()
+    disk.unlink("a")
+    assert file.pread(3, 0) == b"abc"
+    disk.close()
+
+
+def test_files_opened_in_another_thread_take_no_turns(tmp_path: Path) -> None:
+    disk = RealDisk(str(tmp_path), open_files_max=1)
+    opened: list[RealFile] = []
+    thread = threading.Thread(target=lambda: opened.extend(disk.open(f"t{n}", create=True) for n in range(3)))
+    thread.start()
+    thread.join()
+    disk.open("mine", create=True)
+    disk.open("mine too", create=True)
+    for file in opened:
+        assert file._descriptor >= 0
+        file.close()
+    disk.close()
+
+
+def test_a_failed_write_is_cut_back_and_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = RealDisk(str(tmp_path))
+    file = disk.open("a", create=True)
+    file.append([b"whole"])
+    real = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, buffers, at: real(fd, [b"ha"], at))
+    with pytest.raises(DiskFault) as fault:
+        file.append([b"half"])
+    assert fault.value.errno == errno.ENOSPC
+    monkeypatch.undo()
+    assert file.size == 5
+    assert disk.read("a") == b"whole"
+    for change in (
+        lambda: file.append([b"more"]),
+        lambda: file.truncate(0),
+        lambda: disk.unlink("a"),
+        lambda: disk.open("b", create=True),
+        lambda: asyncio.run(file.fsync()),
+        lambda: asyncio.run(disk.write_atomic("c", b"")),
+    ):
+        with pytest.raises(DiskFault) as again:
+            change()
+        assert again.value is disk.fault
+    assert file.pread(5, 0) == b"whole"
+    disk.close()
+
+
+def test_a_failed_fsync_is_final_even_if_nobody_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = RealDisk(str(tmp_path))
+    file = disk.open("a", create=True)
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "lost")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+
+    async def give_up() -> None:
+        waiting = asyncio.ensure_future(file.fsync())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(give_up())
+    disk.close()
+    assert disk.fault is not None
+    with pytest.raises(DiskFault):
+        file.append([b"x"])
+
+
+def test_names_change_as_asked(tmp_path: Path) -> None:
+    disk = RealDisk(str(tmp_path))
+    disk.mkdir("folder")
+    disk.mkdir("folder")
+    disk.open("folder/a", create=True).append([b"a"])
+    with pytest.raises(FileExistsError):
+        disk.open("folder/a", create=True, exclusive=True)
+    with pytest.raises(FileNotFoundError):
+        disk.open("folder/b")
+    with pytest.raises(FileNotFoundError):
+        disk.listdir("nowhere")
+    disk.open("folder/b", create=True)
+    disk.rename("folder/a", "folder/b")
+    assert disk.read("folder/b") == b"a"
+    assert disk.listdir("folder") == ["b"]
+    disk.unlink("folder/a")
+    disk.remove_tree("folder")
+    disk.remove_tree("folder")
+    assert not disk.exists("folder")
+    assert disk.free_bytes() > 0
+    disk.close()
+
+
+def test_an_atomic_write_leaves_nothing_beside_the_file(tmp_path: Path) -> None:
+    disk = RealDisk(str(tmp_path))
+    for content in (b"first", b"second"):
+        asyncio.run(disk.write_atomic("a", content))
+        assert disk.read("a") == content
+    asyncio.run(disk.sync_dir(""))
+    assert disk.listdir("") == ["a"]
+    disk.close()

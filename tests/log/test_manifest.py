@@ -1,0 +1,122 @@
+import asyncio
+
+import pytest
+
+from log.config import LogConfig
+from log.disk import Disk
+from log.ids import TopicPartition
+from log.manifest import (
+    MANIFEST,
+    RECOVERY_POINTS,
+    Manifest,
+    read_and_remove_manifest,
+    read_recovery_points,
+    sweep_deleted,
+    write_manifest,
+    write_recovery_points,
+)
+from log.partition_log import CleanState
+from tests.log.building import contents, fill, open_log
+from tests.log.memory_disk import MemoryDisk
+
+SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
+
+
+async def stopped(disk: Disk) -> list[CleanState]:
+    """Three logs, one of them never written to, closed."""
+    states = []
+    for folder, count in (("a-0", 0), ("b-0", 1), ("c-0", 30)):
+        log, _ = open_log(disk, config=SMALL, folder=folder)
+        fill(log, count, leader_epoch=2)
+        state = await log.close()
+        assert state is not None
+        states.append(state)
+    return states
+
+
+def test_facts_survive_the_manifest_and_no_file_is_touched_to_open_them() -> None:
+    async def run() -> None:
+        disk = MemoryDisk()
+        states = await stopped(disk)
+        await write_manifest(disk, states)
+        manifest = await read_and_remove_manifest(disk)
+        assert [manifest[folder] for folder in manifest] == states
+        known = disk.files
+        disk.files = {}
+        logs = [open_log(disk, config=SMALL, known=manifest[state.folder], folder=state.folder) for state in states]
+        disk.files = known
+        for (log, view), state in zip(logs, states, strict=True):
+            assert (log.end_offset, log.flushed_offset) == (state.end_offset, state.end_offset)
+            assert contents(log) == view.seen
+            fill(log, 3, leader_epoch=3)
+            assert contents(log) == view.seen
+            assert log.epochs.entries()[-1] == (3, state.end_offset)
+
+    asyncio.run(run())
+
+
+def test_a_manifest_is_read_once() -> None:
+    async def run() -> None:
+        disk = MemoryDisk()
+        await write_manifest(disk, await stopped(disk))
+        assert len(await read_and_remove_manifest(disk)) == 3
+        assert not disk.exists(MANIFEST)
+        assert disk.durable_files.keys() & {MANIFEST} == set()
+        assert len(await read_and_remove_manifest(disk)) == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("position", [0, 20, 60, 200, -2])
+def test_a_damaged_manifest_says_nothing(position: int) -> None:
+    async def run() -> Manifest:
+        disk = MemoryDisk()
+        await write_manifest(disk, await stopped(disk))
+        disk.files[MANIFEST].data[position] ^= 0x04
+        return await read_and_remove_manifest(disk)
+
+    assert len(asyncio.run(run())) == 0
+
+
+def test_the_indexes_of_a_clean_stop_are_used_only_if_they_are_the_same() -> None:
+    async def run(damage: bool) -> int:
+        disk = MemoryDisk()
+        state = (await stopped(disk))[2]
+        path = f"c-0/{state.segments[-1].base_offset:020}.index"
+        if damage:
+            disk.files[path].data[3] ^= 1
+        log, _ = open_log(disk, config=SMALL, known=state, folder="c-0")
+        last = log.segments[-1]
+        for offset in range(last.base_offset, last.end_offset):
+            assert last.position_of(offset) == (offset - last.base_offset) * last.size_bytes // (30 - last.base_offset)
+        return len(last.offsets)
+
+    assert asyncio.run(run(False)) >= 1
+    asyncio.run(run(True))
+
+
+def test_recovery_points_are_written_as_kafka_writes_them() -> None:
+    disk = MemoryDisk()
+    points = {TopicPartition("b", 10): 7, TopicPartition("a-1", 0): 2**40}
+    asyncio.run(write_recovery_points(disk, points))
+    assert disk.read(RECOVERY_POINTS) == b"0\n2\na-1 0 1099511627776\nb 10 7\n"
+    assert read_recovery_points(disk) == points
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"0\n", b"1\n0\n", b"0\n2\na 0 1\n", b"0\n1\na 0\n", b"0\n1\na x 1\n", b"\xff\n"]
+)
+def test_recovery_points_that_cant_be_read_are_none(text: bytes) -> None:
+    disk = MemoryDisk()
+    disk.open(RECOVERY_POINTS, create=True).append([text])
+    assert read_recovery_points(disk) == {}
+    assert read_recovery_points(MemoryDisk()) == {}
+
+
+def test_deletions_are_finished_at_the_next_start() -> None:
+    disk = MemoryDisk()
+    for folder in ("keep-0", "gone-0.1.deleted"):
+        disk.mkdir(folder)
+        disk.open(f"{folder}/x", create=True)
+    sweep_deleted(disk)
+    assert disk.listdir("") == ["keep-0"]

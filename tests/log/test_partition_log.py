@@ -1,0 +1,363 @@
+"""The log of a partition, case by case. What must hold whatever happens is in tests/properties/test_log_machine.py."""
+
+import asyncio
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from log.batch import read_header, split
+from log.config import LogConfig
+from log.disk import DiskFault, RealDisk
+from log.partition_log import OffsetOutOfRange, PartitionLog
+from tests.log.building import FOLDER, append, base_offsets, contents, fill, open_log, stamped
+from tests.log.memory_disk import MemoryDisk
+
+SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
+
+
+def test_a_new_log_has_no_folder_until_it_is_written_to() -> None:
+    disk = MemoryDisk()
+    log, view = open_log(disk)
+    assert (log.start_offset, log.flushed_offset, log.end_offset, log.size_bytes) == (0, 0, 0, 0)
+    assert log.read(0, max_bytes=100, limit_offset=0, at_least_one=True) is None
+    assert list(log.scan(0)) == []
+    assert log.max_timestamp(0) is None
+    assert asyncio.run(log.flush()) == 0
+    assert disk.changes == 0
+    fill(log, 1)
+    assert disk.listdir("") == [FOLDER]
+    assert view.seen == contents(log)
+
+
+def test_segments_roll_by_size_and_reads_stay_in_one() -> None:
+    log, _ = open_log(MemoryDisk(), config=SMALL)
+    fill(log, 20)
+    assert len(log.segments) > 2
+    assert all(segment.size_bytes <= 1000 for segment in log.segments)
+    found = log.read(0, max_bytes=10**9, limit_offset=log.end_offset, at_least_one=True)
+    assert found is not None
+    headers = [header for header, _ in split(found.read())]
+    assert headers[-1].next_offset == log.segments[1].base_offset
+
+
+@pytest.mark.parametrize(
+    ("config", "times", "rolled"),
+    [
+        (LogConfig(segment_ms=100), (0, 100), False),
+        (LogConfig(segment_ms=100), (0, 101), True),
+        (LogConfig(segment_ms=100, segment_jitter_ms=10**9), (0, 1), True),  # this folder's jitter eats the hundred
+        (LogConfig(max_compaction_lag_ms=50), (0, 60), False),
+        (LogConfig(max_compaction_lag_ms=50, cleanup_policy=("compact",)), (0, 60), True),
+    ],
+)
+def test_segments_roll_by_the_age_of_their_records(config: LogConfig, times: tuple[int, int], rolled: bool) -> None:
+    log, _ = open_log(MemoryDisk(), config=config)
+    for offset, timestamp in enumerate(times):
+        append(log, stamped([b"x"], base_offset=offset, timestamp=timestamp))
+    assert (len(log.segments) == 2) is rolled
+
+
+def test_records_without_time_roll_by_ours() -> None:
+    log, _ = open_log(MemoryDisk(), config=LogConfig(segment_ms=100))
+    for offset, now_ms in enumerate((1000, 1100, 1301)):
+        append(log, stamped([b"x"], base_offset=offset, timestamp=-1), now_ms=now_ms)
+    assert base_offsets(log) == [0, 1, 2]
+    assert [segment.base_offset for segment in log.segments] == [0, 2]
+
+
+def test_a_full_index_and_a_far_offset_roll_too() -> None:
+    log, _ = open_log(MemoryDisk(), config=LogConfig(index_interval_bytes=0, segment_index_bytes=32))
+    fill(log, 10)
+    assert len(log.segments) > 1
+    log.restart_at(5)
+    append(log, stamped([b"x"], base_offset=5))
+    wide = stamped([b"x"], base_offset=6)
+    wide[23:27] = (2**31 - 1).to_bytes(4, "big")
+    append(log, wide)
+    assert [segment.base_offset for segment in log.segments] == [5, 6]
+
+
+def test_a_batch_must_follow_the_last() -> None:
+    log, _ = open_log(MemoryDisk())
+    fill(log, 2)
+    for base in (1, 3):
+        with pytest.raises(AssertionError):
+            append(log, stamped([b"x"], base_offset=base))
+
+
+def test_reading_starts_with_the_batch_that_holds_the_offset_and_stops_at_the_limit() -> None:
+    log, _ = open_log(MemoryDisk())
+    fill(log, 4, records=3)
+
+    def read(offset: int, limit: int, max_bytes: int = 10**6, at_least_one: bool = True) -> list[int] | None:
+        found = log.read(offset, max_bytes=max_bytes, limit_offset=limit, at_least_one=at_least_one)
+        return None if found is None else [header.base_offset for header, _ in split(found.read())]
+
+    assert read(4, 12) == [3, 6, 9]
+    assert read(4, 11) == [3, 6]
+    assert read(3, 6) == [3]
+    assert read(3, 5) is None
+    assert read(12, 12) is None
+    assert read(0, 12, max_bytes=1) == [0]
+    assert read(0, 12, max_bytes=1, at_least_one=False) is None
+    with pytest.raises(OffsetOutOfRange):
+        read(-1, 12)
+
+
+def test_reading_below_the_start_is_out_of_range() -> None:
+    log, _ = open_log(MemoryDisk(), config=SMALL)
+    fill(log, 10)
+    asyncio.run(log.raise_start_offset(3))
+    with pytest.raises(OffsetOutOfRange):
+        log.read(2, max_bytes=100, limit_offset=10, at_least_one=True)
+
+
+def test_a_slice_read_earlier_survives_the_removal_of_its_segment(tmp_path: Path) -> None:
+    log, _ = open_log(RealDisk(str(tmp_path)), config=SMALL)
+    fill(log, 30)
+    found = log.read(0, max_bytes=500, limit_offset=30, at_least_one=True)
+    assert found is not None
+    found.pin()
+    before = found.read()
+    asyncio.run(log.remove_oldest(2))
+    assert found.read() == before
+    found.unpin()
+    with pytest.raises(DiskFault):
+        found.read()
+
+
+def test_a_flush_counts_only_what_was_there_before_it() -> None:
+    async def run() -> None:
+        log, _ = open_log(MemoryDisk())
+        fill(log, 2)
+        flushing = asyncio.ensure_future(log.flush())
+        await asyncio.sleep(0)
+        fill(log, 3)
+        assert await flushing == log.flushed_offset == 2
+        assert list(await asyncio.gather(log.flush(), log.flush())) == [5, 5]
+
+    asyncio.run(run())
+
+
+def test_flushes_that_wait_for_each_other_share_the_work() -> None:
+    async def run() -> None:
+        disk = MemoryDisk()
+        log, _ = open_log(disk)
+        fill(log, 1)
+        await log.flush()
+        fill(log, 1)
+        before = len(disk.ops)
+        await asyncio.gather(*(log.flush() for _ in range(10)))
+        assert [op.split()[0] for op in disk.ops[before:]] == ["fsync"]
+
+    asyncio.run(run())
+
+
+def test_a_new_segments_name_is_durable_before_its_batches_count() -> None:
+    """The order on which everything rests: folder, sealed segment with its indexes, active segment, then the offset."""
+    disk = MemoryDisk()
+    log, _ = open_log(disk, config=SMALL)
+    fill(log, 8)
+    assert log.flush_due
+    first = len(disk.ops)
+    asyncio.run(log.flush())
+    synced = [op for op in disk.ops[first:] if op.startswith(("sync_dir", "fsync"))]
+    zero, active = (f"{FOLDER}/{segment.base_offset:020}" for segment in (log.segments[0], log.segments[-1]))
+    assert synced[:2] == [f"sync_dir {FOLDER}", "sync_dir "]
+    assert synced[2:5] == [f"fsync {zero}.log", f"fsync {zero}.index", f"fsync {zero}.timeindex"]
+    assert f"fsync {active}.log" in synced
+    assert not log.flush_due
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_cut_during_a_flush_is_not_counted(seed: int) -> None:
+    """The fsync under way covers the old bytes; the new ones at the same offsets need one of their own."""
+
+    async def run() -> None:
+        disk = MemoryDisk()
+        log, _ = open_log(disk)
+        fill(log, 1)
+        await log.flush()
+        fill(log, 9)
+        flushing = asyncio.ensure_future(log.flush())
+        await asyncio.sleep(0)
+        log.truncate_to(4)
+        fill(log, 6, leader_epoch=1)
+        for _ in range(20):  # look at it at every chance
+            await asyncio.sleep(0)
+            if log.flushed_offset == 10:
+                break
+        before = contents(log)
+        disk.cut_power(random.Random(seed))
+        assert contents(open_log(disk)[0]) == before
+        flushing.cancel()
+
+    asyncio.run(run())
+
+
+def test_reads_after_a_cut_see_what_was_written_since() -> None:
+    """What was noted about the old bytes (the last limit, the end of the last read) is forgotten with them."""
+    log, _ = open_log(MemoryDisk())
+    fill(log, 10)
+    for limit in (6, 8):
+        assert log.read(2, max_bytes=10**6, limit_offset=limit, at_least_one=True) is not None
+        log.truncate_to(4)
+        fill(log, 6, size=333 * limit, leader_epoch=1)
+        found = log.read(2, max_bytes=10**6, limit_offset=limit, at_least_one=True)
+        assert found is not None
+        assert [header.base_offset for header, _ in split(found.read())] == list(range(2, limit))
+
+
+def test_a_fault_changes_nothing_and_is_final() -> None:
+    disk = MemoryDisk()
+    log, view = open_log(disk)
+    fill(log, 3)
+    before = contents(log)
+    disk.fail_at = disk.changes + 1
+    for _ in range(2):
+        with pytest.raises(DiskFault):
+            fill(log, 1)
+        with pytest.raises(DiskFault):
+            asyncio.run(log.flush())
+    assert log.end_offset == 3
+    assert contents(log) == view.seen == before
+
+
+@pytest.mark.parametrize("offset", [0, 3, 9, 10, 19])
+def test_truncating_takes_back_the_end_everywhere(offset: int) -> None:
+    disk = MemoryDisk()
+    log, view = open_log(disk, config=SMALL)
+    fill(log, 10, leader_epoch=1)
+    fill(log, 10, leader_epoch=2)
+    log.truncate_to(offset)
+    assert log.end_offset == offset
+    assert base_offsets(log) == list(range(offset))
+    assert view.seen == contents(log)
+    assert log.epochs.entries() == [(1, 0), (2, 10)][: 2 if offset > 10 else 1 if offset else 0]
+    fill(log, 3, leader_epoch=5)
+    asyncio.run(log.flush())
+    again, seen = open_log(disk, config=SMALL)
+    assert contents(again) == contents(log) == seen.seen
+    assert again.epochs.entries() == log.epochs.entries()
+
+
+def test_truncating_into_a_batch_takes_all_of_it() -> None:
+    log, _ = open_log(MemoryDisk())
+    fill(log, 3, records=4)
+    log.truncate_to(6)
+    assert log.end_offset == 4
+    assert log.max_timestamp(4) == (3, 1003, 0)
+
+
+def test_a_restarted_log_goes_on_elsewhere() -> None:
+    disk = MemoryDisk()
+    log, view = open_log(disk, config=SMALL)
+    fill(log, 10)
+    log.restart_at(500)
+    assert (log.start_offset, log.end_offset, view.seen, log.size_bytes) == (500, 500, [], 0)
+    fill(log, 2, leader_epoch=3)
+    asyncio.run(log.flush())
+    again, _ = open_log(disk, config=SMALL)
+    assert (again.start_offset, again.end_offset) == (500, 502)
+    assert base_offsets(again) == [500, 501]
+
+
+def test_a_raised_start_survives_a_crash() -> None:
+    disk = MemoryDisk()
+    log, view = open_log(disk, config=SMALL)
+    fill(log, 10, records=2)
+    asyncio.run(log.raise_start_offset(5))
+    asyncio.run(log.raise_start_offset(3))
+    assert view.start_offset == log.start_offset == 5
+    again, seen = open_log(disk, config=SMALL)
+    assert again.start_offset == seen.start_offset == 5
+    assert again.offset_for_timestamp(0, 20) == (5, 1005, 0)
+
+
+def test_all_of_a_log_can_expire_and_its_offsets_are_not_given_again() -> None:
+    disk = MemoryDisk()
+    config = LogConfig(segment_bytes=1000, retention_ms=1000)
+    log, _ = open_log(disk, config=config)
+    fill(log, 10)
+    asyncio.run(log.flush())
+    count = log.expired_segments(10_000_000, 10)
+    assert count == len(log.segments)
+    assert asyncio.run(log.remove_oldest(count)) > 1000
+    assert (log.start_offset, log.end_offset, log.size_bytes) == (10, 10, 0)
+    again, view = open_log(disk, config=config)
+    assert (again.start_offset, again.end_offset) == (10, 10)
+    assert len(view.seen) == 10, "the views know what the removed segments held"
+
+
+def test_deleting_frees_the_name_at_once_and_the_disk_soon() -> None:
+    disk = MemoryDisk()
+    log, _ = open_log(disk)
+    fill(log, 3)
+    log.condemn("1")
+    fresh, _ = open_log(disk)
+    assert fresh.end_offset == 0
+    asyncio.run(log.delete())
+    assert disk.listdir("") == []
+
+
+@pytest.mark.parametrize("interval_bytes", [0, 300, 100_000])
+def test_times_are_found_in_any_order_of_times(interval_bytes: int) -> None:
+    log, _ = open_log(MemoryDisk(), config=LogConfig(segment_bytes=800, index_interval_bytes=interval_bytes))
+    times = [10, 50, 30, 70, 20, 70, 60, 90, 15, 80] * 2
+    for offset, timestamp in enumerate(times):
+        append(log, stamped([b"x" * 50], base_offset=offset, timestamp=timestamp))
+    for wanted in range(100):
+        expected = next((offset for offset, timestamp in enumerate(times) if timestamp >= wanted), None)
+        found = log.offset_for_timestamp(wanted, 20)
+        assert (found and found.offset) == expected
+    assert log.offset_for_timestamp(90, 7) is None
+    assert log.max_timestamp(20) == (7, 90, 0)
+    assert log.max_timestamp(7) == (3, 70, 0)
+    assert log.max_timestamp(0) is None
+
+
+def test_an_idle_log_costs_little_memory() -> None:
+    """What an open partition that nobody uses holds: a handful of small objects."""
+    log, _ = open_log(MemoryDisk())
+    fill(log, 1)
+    state = asyncio.run(log.close())
+    assert state is not None
+    idle = PartitionLog.open(MemoryDisk(), FOLDER, LogConfig(), [], known=state, now_ms=0)
+    parts = [idle, idle._segments, idle._bases, idle.epochs, *idle.segments, idle._snapshots, idle._pending_snapshots]
+    assert sum(map(sys.getsizeof, parts)) < 2000
+
+
+def test_a_stored_file_that_is_not_what_was_closed_is_a_fault() -> None:
+    disk = MemoryDisk()
+    log, _ = open_log(disk)
+    fill(log, 3)
+    state = asyncio.run(log.close())
+    disk.open(log.segments[0].path()).append([b"intruder"])
+    again, _ = open_log(disk, known=state)
+    with pytest.raises(DiskFault):
+        again.read(0, max_bytes=100, limit_offset=3, at_least_one=True)
+
+
+def test_other_settings_take_effect_at_once() -> None:
+    log, _ = open_log(MemoryDisk())
+    fill(log, 5)
+    log.set_config(SMALL)
+    fill(log, 10)
+    assert len(log.segments) > 1
+    assert read_header(next(log.scan(14))[1]).base_offset == 14
+
+
+def test_what_lies_below_a_raised_start_is_durable_before_it_is_raised() -> None:
+    """A recovery takes everything below the start for durable: torn bytes there would pass for rot."""
+    disk = MemoryDisk()
+    log, _ = open_log(disk, config=SMALL)
+    fill(log, 20)
+    assert log.flushed_offset == 0
+    asyncio.run(log.raise_start_offset(15))
+    assert log.flushed_offset >= 15
+    disk.cut_power(random.Random(1))
+    again, _ = open_log(disk, config=SMALL, recovery_point=log.flushed_offset)
+    assert again.start_offset == 15
+    assert not again.damage

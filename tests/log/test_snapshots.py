@@ -1,0 +1,77 @@
+import asyncio
+
+import pytest
+
+from log.epochs import LeaderEpochs
+from log.snapshots import (
+    BadSnapshot,
+    Snapshot,
+    decode_snapshot,
+    encode_snapshot,
+    restore_newest,
+    snapshot_name,
+    superfluous,
+)
+from tests.log.building import SeenBatches
+from tests.log.memory_disk import MemoryDisk
+
+SNAPSHOT = Snapshot(1500, 4, {"producers": b"\x00\x01", "stable": b""})
+
+
+def test_a_snapshot_survives_its_bytes() -> None:
+    assert decode_snapshot(encode_snapshot(SNAPSHOT)) == SNAPSHOT
+
+
+def test_any_damage_is_noticed() -> None:
+    data = encode_snapshot(SNAPSHOT)
+    for at in range(len(data)):
+        with pytest.raises(BadSnapshot):
+            decode_snapshot(data[:at])
+        damaged = bytearray(data)
+        damaged[at] ^= 1
+        if at not in (6, 7):  # the number of views is outside the checksum, and more views than there are can't be read
+            with pytest.raises(BadSnapshot):
+                decode_snapshot(bytes(damaged))
+
+
+def stored(*snapshots: Snapshot) -> MemoryDisk:
+    disk = MemoryDisk()
+    disk.mkdir("t-0")
+    for snapshot in snapshots:
+        asyncio.run(disk.write_atomic(f"t-0/{snapshot_name(snapshot.offset)}", encode_snapshot(snapshot)))
+    return disk
+
+
+def of(offset: int, epoch: int, seen: bytes, name: str = "seen") -> Snapshot:
+    return Snapshot(offset, epoch, {name: seen})
+
+
+def restored(disk: MemoryDisk, offsets: list[int], end_offset: int) -> tuple[int, list[tuple[int, int]]]:
+    view = SeenBatches()
+    view.seen = [(99, 99)]
+    epochs = LeaderEpochs([(1, 0), (2, 20)])
+    return restore_newest(disk, "t-0", [view], offsets, epochs=epochs, end_offset=end_offset), view.seen
+
+
+def test_the_newest_that_fits_is_taken() -> None:
+    disk = stored(of(10, 1, b"[[0, 1]]"), of(30, 2, b"[[0, 2]]"), of(50, 2, b"[[0, 3]]"))
+    assert restored(disk, [10, 30, 50], 40) == (30, [(0, 2)])
+
+
+def test_snapshots_of_another_history_are_passed_over() -> None:
+    """Offset 29 was written by epoch 2 here; the snapshot was taken when epoch 1 had got that far."""
+    disk = stored(of(10, 1, b"[[0, 1]]"), of(30, 1, b"[[0, 2]]"))
+    assert restored(disk, [10, 30], 40) == (10, [(0, 1)])
+
+
+def test_missing_broken_and_incomplete_ones_are_passed_over() -> None:
+    disk = stored(of(10, 1, b"[[0, 1]]"), of(20, 1, b"[[0, 2]]", name="other"))
+    disk.open(f"t-0/{snapshot_name(30)}", create=True).append([b"noise"])
+    assert restored(disk, [10, 20, 30, 35], 40) == (10, [(0, 1)])
+    assert restored(disk, [20, 30, 35], 40) == (0, [])
+
+
+def test_what_a_segment_needs_and_the_newest_two_are_kept() -> None:
+    assert superfluous([0, 10, 20, 30, 40], 20) == [0, 10]
+    assert superfluous([0, 10, 20], 100) == [0]
+    assert superfluous([5], 100) == []
