@@ -1,0 +1,463 @@
+# Hot path: `check` and `apply` run once a batch with a producer id; tests/bench answers for them (produce, idempotent).
+"""What every producer wrote last in one partition: never twice, never out of order, never by a fenced one.
+
+A view of the partition's log. `check` judges a batch before it is appended and changes nothing that lasts; `apply`
+takes up a batch that stands in the log, on the leader, on a follower and in recovery alike, and never objects: what
+is in the log is true.
+
+What always holds:
+ - The state is a fold over the log: same batches, same state, but for the time a producer was last seen, which is the
+   broker's own clock.
+ - A producer with a transaction open here is never forgotten.
+ - The whole window of five batches is in the snapshot, so that a repeat is recognised after a restart too.
+
+Which transactions are open is known by `isolation.stable.StableOffsets` alone; this view is given a look at it
+(`open_transactions`: producer id to first offset) and never keeps that fact itself. What is *being* verified with the
+transaction coordinator is remembered here, in memory only: it belongs to requests under way.
+
+Packed entries (`window.py`) instead of objects: 190 bytes in place of 700 for a producer of one batch, and the check
+is as fast. Figures in README.md.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+from idempotence.sequence import MAX_SEQUENCE, next_sequence
+from idempotence.verdicts import (
+    ACCEPTED,
+    CoordinatorFenced,
+    Duplicate,
+    Fenced,
+    NotInTransaction,
+    OutOfOrder,
+    TooManyProducers,
+    TransactionOpen,
+    Verdict,
+)
+from idempotence.window import (
+    BATCH,
+    EPOCH,
+    EPOCH_AND_SEQUENCE,
+    HEAD,
+    HEAD_AND_BATCH,
+    KEPT_BEFORE_PUSH,
+    WINDOW_AT,
+    WINDOW_BATCHES,
+    batches,
+    find,
+)
+from log.batch import CONTROL, TRANSACTIONAL, BatchHeader, Buffer
+from log.control import Marker, read_marker
+from log.ids import NO_EPOCH, NO_OFFSET, NO_SEQUENCE
+
+MAX_PRODUCERS: Final = 1_000_000
+"""For one partition: about 250 MB when full. Kafka has no limit and runs out of memory (KIP-936)."""
+MAX_VERIFYING: Final = 10_000
+"""Producers whose first batch of a transaction is being verified. Past it the oldest must ask again."""
+EXPIRATION_MS: Final = 86_400_000
+"""producer.id.expiration.ms"""
+
+_SNAPSHOT_HEAD: Final = struct.Struct(">BI")
+_SNAPSHOT_VERSION: Final = 1
+_PRODUCER_AND_COUNT: Final = struct.Struct(">q2xB")
+_SEEN: Final = struct.Struct(">23xI")
+_COORDINATOR_EPOCH: Final = struct.Struct(">8xhxi")
+assert _SEEN.size == WINDOW_AT
+
+
+class Origin(Enum):
+    """Who asks for the append, and hence what is checked."""
+
+    CLIENT = 1
+    COORDINATOR = 2
+    """A group coordinator's transactional offsets: they have no sequences."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guard:
+    """Made before the coordinator is asked, shown when the batch is appended: between the two nothing else was
+    written for the producer.
+
+    Compared by identity: an equal-looking guard of an earlier transaction opens nothing (the ABA problem of KIP-890).
+    """
+
+    producer_id: int
+
+
+class _Verifying:
+    __slots__ = ("epoch", "guard", "lowest_sequence", "newest_protocol", "since_ms")
+
+    def __init__(self, guard: Guard, epoch: int, sequence: int, newest_protocol: bool, since_ms: int) -> None:
+        self.guard = guard
+        self.epoch = epoch
+        self.lowest_sequence = sequence
+        self.newest_protocol = newest_protocol
+        self.since_ms = since_ms
+
+
+class ProducerFacts(NamedTuple):
+    """One producer, as DescribeProducers shows it."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp_ms: int
+    coordinator_epoch: int
+    transaction_first_offset: int
+
+
+class ProducerStates:
+    """The view `producers` of one partition."""
+
+    name = "producers"
+
+    __slots__ = (
+        "_expiration_ms",
+        "_limit",
+        "_now_s",
+        "_open_transactions",
+        "_producers",
+        "_unseen_since_s",
+        "_verifying",
+    )
+
+    def __init__(
+        self, open_transactions: Mapping[int, int], *, limit: int = MAX_PRODUCERS, expiration_ms: int = EXPIRATION_MS
+    ) -> None:
+        """`open_transactions` is a live mapping that somebody else owns: producer id to first offset."""
+        self._open_transactions = open_transactions
+        self._limit = limit
+        self._expiration_ms = expiration_ms
+        self._producers: dict[int, bytes] = {}
+        self._verifying: dict[int, _Verifying] = {}
+        self._now_s = 0
+        self._unseen_since_s = 0
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    # -- before the append
+
+    def check(
+        self,
+        header: BatchHeader,
+        *,
+        now_ms: int,
+        origin: Origin = Origin.CLIENT,
+        guard: Guard | None = None,
+        needs_guard: bool = True,
+    ) -> Verdict:
+        """Whether this data batch of a producer may be appended now; the order of questions is Kafka's.
+
+        `guard` is what `start_verification` gave out. `needs_guard=False` is for a broker that was told not to verify.
+        """
+        self._now_s = now_ms // 1000
+        entry = self._producers.get(header.producer_id)
+        if entry is None:
+            return self._check_unknown(header, origin, guard, needs_guard)
+        if len(entry) == WINDOW_AT:
+            (current_epoch,) = EPOCH.unpack_from(entry)
+            newest = NO_SEQUENCE
+        else:
+            current_epoch, newest = EPOCH_AND_SEQUENCE.unpack_from(entry)
+        epoch = header.producer_epoch
+        if (
+            epoch == current_epoch
+            and header.base_sequence == (newest + 1) & MAX_SEQUENCE
+            and not self._verifying
+            and (header.producer_id in self._open_transactions) == (header.attributes & TRANSACTIONAL != 0)
+        ):
+            return ACCEPTED  # the common case: the producer goes on. Everything else is asked one by one.
+        return self._check_known(header, entry, current_epoch, newest, origin, guard, needs_guard)
+
+    def _check_known(
+        self,
+        header: BatchHeader,
+        entry: bytes,
+        current_epoch: int,
+        newest: int,
+        origin: Origin,
+        guard: Guard | None,
+        needs_guard: bool,
+    ) -> Verdict:
+        producer_id, epoch = header.producer_id, header.producer_epoch
+        from_client = origin is Origin.CLIENT
+        if from_client and epoch == current_epoch:
+            last = (header.base_sequence + header.last_offset_delta) & MAX_SEQUENCE
+            repeated = find(entry, last_sequence=last, offset_delta=header.last_offset_delta)
+            if repeated is not None:
+                return Duplicate(repeated.first_offset, repeated.last_offset, repeated.timestamp_ms)
+        # A stale epoch is named before a missing verification: 47 lets the client abort and go on, 48 is fatal
+        # (KAFKA-19690).
+        if epoch < current_epoch:
+            return Fenced(epoch, current_epoch)
+        first_offset = self._open_transactions.get(producer_id)
+        if header.attributes & TRANSACTIONAL:
+            goes_on = first_offset is not None and epoch == current_epoch
+            if needs_guard and not goes_on and not self._has_guard(producer_id, guard):
+                return NotInTransaction()
+        if from_client and (refused := self._check_sequence(header, current_epoch, newest, known=True)) is not None:
+            return refused
+        if first_offset is not None and not header.attributes & TRANSACTIONAL:
+            return TransactionOpen(first_offset)
+        return ACCEPTED
+
+    def _check_unknown(self, header: BatchHeader, origin: Origin, guard: Guard | None, needs_guard: bool) -> Verdict:
+        transactional = header.attributes & TRANSACTIONAL
+        if transactional and needs_guard and not self._has_guard(header.producer_id, guard):
+            return NotInTransaction()
+        if origin is Origin.CLIENT:
+            refused = self._check_sequence(header, NO_EPOCH, NO_SEQUENCE, known=False)
+            if refused is not None:
+                return refused
+        if len(self._producers) >= self._limit:
+            return TooManyProducers(self._limit)
+        return ACCEPTED
+
+    def _check_sequence(
+        self, header: BatchHeader, current_epoch: int, newest: int, *, known: bool
+    ) -> OutOfOrder | None:
+        sequence = header.base_sequence
+        verifying = self._verifying.get(header.producer_id)
+        if verifying is not None:
+            if verifying.newest_protocol and newest == NO_SEQUENCE and sequence != 0:
+                return OutOfOrder(sequence, 0)
+            if sequence > verifying.lowest_sequence:
+                # A batch before this one is still being verified, and would be out of order for ever if this one
+                # passed it.
+                return OutOfOrder(sequence, verifying.lowest_sequence)
+        if not known:
+            return None  # its state may have expired: any sequence is a beginning
+        expected = 0 if header.producer_epoch != current_epoch else next_sequence(newest)
+        return None if sequence == expected else OutOfOrder(sequence, expected)
+
+    def check_marker(self, header: BatchHeader, *, coordinator_epoch: int, transaction_version: int) -> Verdict:
+        """Whether a coordinator's marker may be appended.
+
+        In transaction version 2 the marker's epoch is above all the epochs of its transaction; an equal one with
+        nothing open is the same marker again.
+        """
+        entry = self._producers.get(header.producer_id)
+        if entry is None:
+            return ACCEPTED
+        current_epoch, current_coordinator_epoch = _COORDINATOR_EPOCH.unpack_from(entry)
+        epoch = header.producer_epoch
+        if epoch < current_epoch:
+            return Fenced(epoch, current_epoch)
+        if transaction_version >= 2 and epoch == current_epoch and header.producer_id in self._open_transactions:
+            return Fenced(epoch, current_epoch)
+        if coordinator_epoch < current_coordinator_epoch:
+            return CoordinatorFenced(coordinator_epoch, current_coordinator_epoch)
+        return ACCEPTED
+
+    # -- verification with the coordinator
+
+    def start_verification(
+        self, producer_id: int, *, epoch: int, sequence: int, newest_protocol: bool, now_ms: int
+    ) -> Guard | None:
+        """Call before asking the coordinator whether this batch belongs to a transaction; None if nobody needs to be
+        asked.
+
+        Until a batch or a marker is written, all batches of the producer share one guard, and the lowest sequence
+        among them must be written first.
+        """
+        if self.has_open_transaction(producer_id, epoch):
+            return None
+        verifying = self._verifying.get(producer_id)
+        if verifying is None:
+            if len(self._verifying) >= MAX_VERIFYING:
+                del self._verifying[next(iter(self._verifying))]
+            verifying = _Verifying(Guard(producer_id), epoch, sequence, newest_protocol, now_ms)
+            self._verifying[producer_id] = verifying
+        elif epoch > verifying.epoch or (epoch == verifying.epoch and sequence < verifying.lowest_sequence):
+            verifying.epoch = epoch
+            verifying.lowest_sequence = sequence
+        return verifying.guard
+
+    def has_open_transaction(self, producer_id: int, epoch: int) -> bool:
+        """Whether a transactional batch of this epoch only goes on: the coordinator was asked when the first one came.
+
+        One of a later epoch does not: its predecessor's marker is still on its way, and the coordinator says so.
+        """
+        return producer_id in self._open_transactions and self._epoch_of(producer_id) == epoch
+
+    def is_current(self, guard: Guard) -> bool:
+        """Whether nothing was written for the guard's producer since it was given out."""
+        return self._has_guard(guard.producer_id, guard)
+
+    def _has_guard(self, producer_id: int, guard: Guard | None) -> bool:
+        verifying = self._verifying.get(producer_id)
+        return guard is not None and verifying is not None and verifying.guard is guard
+
+    def _epoch_of(self, producer_id: int) -> int:
+        entry = self._producers.get(producer_id)
+        return NO_EPOCH if entry is None else EPOCH.unpack_from(entry)[0]
+
+    # -- the fold
+
+    def apply(self, header: BatchHeader, batch: Buffer) -> None:
+        """Take up a batch that stands in the log now."""
+        # One unpacking instead of seven look-ups by name.
+        base_offset, _, _, _, _, attributes, delta, _, timestamp_ms, producer_id, epoch, base_sequence, _ = header
+        if producer_id < 0:
+            return
+        if attributes & CONTROL:
+            self._apply_marker(header, batch)
+            return
+        if attributes & TRANSACTIONAL and self._verifying:
+            self._verifying.pop(producer_id, None)
+        entry = self._producers.get(producer_id)
+        if base_sequence < 0:
+            self._apply_unnumbered(header, entry)
+            return
+        coordinator_epoch, count, kept = NO_EPOCH, 1, b""
+        if entry is not None:
+            current_epoch, coordinator_epoch = _COORDINATOR_EPOCH.unpack_from(entry)
+            if current_epoch == epoch:
+                kept = entry[WINDOW_AT:KEPT_BEFORE_PUSH]
+                count = 1 + len(kept) // BATCH.size
+        self._producers[producer_id] = (
+            HEAD_AND_BATCH.pack(
+                producer_id,
+                epoch,
+                count,
+                coordinator_epoch,
+                timestamp_ms,
+                self._now_s,
+                (base_sequence + delta) & MAX_SEQUENCE,
+                base_offset + delta,
+                delta,
+                timestamp_ms,
+            )
+            + kept
+        )
+
+    def _apply_unnumbered(self, header: BatchHeader, entry: bytes | None) -> None:
+        """Offsets committed in a transaction: they move the epoch and have no place in the window."""
+        coordinator_epoch, kept = NO_EPOCH, b""
+        if entry is not None:
+            current_epoch, coordinator_epoch = _COORDINATOR_EPOCH.unpack_from(entry)
+            if current_epoch == header.producer_epoch:
+                kept = entry[WINDOW_AT:]
+        self._put(header.producer_id, header.producer_epoch, coordinator_epoch, header.max_timestamp, kept)
+
+    def _apply_marker(self, header: BatchHeader, batch: Buffer) -> None:
+        marker = read_marker(batch)
+        if marker.type is None and header.record_count > 0:
+            return  # a control record of a kind that we don't know
+        producer_id, epoch = header.producer_id, header.producer_epoch
+        self._verifying.pop(producer_id, None)
+        entry = self._producers.get(producer_id)
+        kept, coordinator_epoch = b"", _coordinator_epoch(entry, marker)
+        if entry is not None and EPOCH.unpack_from(entry)[0] == epoch:
+            kept = entry[WINDOW_AT:]  # transaction version 0 and 1: sequences go on after the marker
+        self._put(producer_id, epoch, coordinator_epoch, header.max_timestamp, kept)
+
+    def _put(self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int, window: bytes) -> None:
+        count = len(window) // BATCH.size
+        head = HEAD.pack(producer_id, epoch, count, coordinator_epoch, timestamp_ms, self._now_s)
+        self._producers[producer_id] = head + window
+
+    def set_start_offset(self, offset: int) -> None:
+        """Nothing: what a producer wrote counts although the log has dropped it (only time makes us forget)."""
+
+    # -- forgetting
+
+    def expire(self, now_ms: int) -> int:
+        """Forget producers not seen for the expiration time, and verifications nobody came back for. How many
+        producers went.
+
+        A producer is seen when it writes, by this broker's clock: the timestamps inside its batches are the client's
+        and may be years old. One whose last write was only replayed counts as seen when this was first called.
+        """
+        self._now_s = now_ms // 1000
+        self._unseen_since_s = self._unseen_since_s or self._now_s
+        idle_since_s = self._now_s - self._expiration_ms // 1000
+        gone = [
+            producer_id
+            for producer_id, entry in self._producers.items()
+            if (_SEEN.unpack_from(entry)[0] or self._unseen_since_s) <= idle_since_s
+            and producer_id not in self._open_transactions
+        ]
+        for producer_id in gone:
+            del self._producers[producer_id]
+        given_up = [
+            producer_id
+            for producer_id, verifying in self._verifying.items()
+            if verifying.since_ms <= now_ms - self._expiration_ms
+        ]
+        for producer_id in given_up:
+            del self._verifying[producer_id]
+        return len(gone)
+
+    # -- looking in
+
+    def describe(self) -> Iterator[ProducerFacts]:
+        """Every producer, for DescribeProducers."""
+        for producer_id, entry in self._producers.items():
+            _, epoch, count, coordinator_epoch, timestamp_ms, _ = HEAD.unpack_from(entry)
+            last_sequence = EPOCH_AND_SEQUENCE.unpack_from(entry)[1] if count else NO_SEQUENCE
+            first_offset = self._open_transactions.get(producer_id, NO_OFFSET)
+            yield ProducerFacts(producer_id, epoch, last_sequence, timestamp_ms, coordinator_epoch, first_offset)
+
+    def is_last(self, header: BatchHeader) -> bool:
+        """Whether this batch is what its producer is known by: the cleaner must keep it, be it empty.
+
+        Mostly the last numbered batch. After a marker of a newer epoch there is none, and the marker is all that tells
+        the epoch: without it the former epoch could write again after a rebuild.
+        """
+        entry = self._producers.get(header.producer_id)
+        if entry is None:
+            return False
+        if len(entry) > WINDOW_AT:
+            return batches(entry)[0].last_offset == header.last_offset
+        return header.is_control and EPOCH.unpack_from(entry)[0] == header.producer_epoch
+
+    # -- snapshots
+
+    def snapshot(self) -> bytes:
+        """Everything that `apply` built, the whole windows included."""
+        return _SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, len(self._producers)) + b"".join(self._producers.values())
+
+    def restore(self, data: bytes | None) -> None:
+        """Become what `snapshot` saw; None: empty. ValueError when the bytes are no snapshot, and then nothing has
+        changed.
+        """
+        restored = {} if data is None else _read_snapshot(data)
+        self._producers = restored
+        self._verifying.clear()
+
+
+def _coordinator_epoch(entry: bytes | None, marker: Marker) -> int:
+    """The marker's own; that of a marker whose record the cleaner took is not known any more."""
+    if marker.type is not None:
+        return marker.coordinator_epoch
+    if entry is None:
+        return NO_EPOCH
+    coordinator_epoch: int = _COORDINATOR_EPOCH.unpack_from(entry)[1]
+    return coordinator_epoch
+
+
+def _read_snapshot(data: bytes) -> dict[int, bytes]:
+    try:
+        version, count = _SNAPSHOT_HEAD.unpack_from(data)
+        if version != _SNAPSHOT_VERSION:
+            raise ValueError(f"producer snapshot of version {version}")
+        producers: dict[int, bytes] = {}
+        at = _SNAPSHOT_HEAD.size
+        read, head_bytes, batch_bytes = _PRODUCER_AND_COUNT.unpack_from, WINDOW_AT, BATCH.size
+        for _ in range(count):
+            producer_id, batch_count = read(data, at)
+            end = at + head_bytes + batch_count * batch_bytes
+            if batch_count > WINDOW_BATCHES:
+                raise ValueError(f"{batch_count} batches in a window")
+            producers[producer_id] = data[at:end]
+            at = end
+    except struct.error as error:
+        raise ValueError("the producer snapshot is cut short") from error
+    if at != len(data) or len(producers) != count:
+        raise ValueError("the producer snapshot does not add up")
+    return producers

@@ -1,0 +1,51 @@
+"""What one reader may see of a partition: how far, and which transactions to skip on the way.
+
+What always holds: a reader of committed data gets only what is below the last stable offset, and with it every
+aborted transaction that reaches into what it gets; a reader of uncommitted data gets what is below the high watermark
+and no list (none, not an empty one: clients tell the two apart).
+
+Called by Fetch, ListOffsets and every other way of reading a partition.
+"""
+
+from enum import Enum
+
+from isolation.stable import StableOffsets
+
+
+class Isolation(Enum):
+    """The values are those on the wire."""
+
+    READ_UNCOMMITTED = 0
+    READ_COMMITTED = 1
+
+
+class FollowerIsolation(Enum):
+    """A replica reads what is in the log, decided or not."""
+
+    LOG_END = 2
+
+
+AnyIsolation = Isolation | FollowerIsolation
+
+
+def readable_end_offset(
+    isolation: AnyIsolation, *, log_end_offset: int, high_watermark: int, last_stable_offset: int
+) -> int:
+    """Below it the reader may read; it is also what ListOffsets answers to a question for the latest offset."""
+    assert last_stable_offset <= high_watermark <= log_end_offset
+    match isolation:
+        case Isolation.READ_COMMITTED:
+            return last_stable_offset
+        case Isolation.READ_UNCOMMITTED:
+            return high_watermark
+        case FollowerIsolation.LOG_END:
+            return log_end_offset
+
+
+def aborted_transactions(
+    isolation: AnyIsolation, stable: StableOffsets, *, fetch_offset: int, next_offset: int
+) -> list[tuple[int, int]] | None:
+    """(producer id, first offset) to go with batches from `fetch_offset` up to but not including `next_offset`."""
+    if isolation is not Isolation.READ_COMMITTED:
+        return None
+    return stable.aborted(fetch_offset, next_offset)

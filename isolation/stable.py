@@ -1,0 +1,202 @@
+"""Which transactions are open in one partition, and hence up to where everything is decided: the last stable offset.
+
+A view of the partition's log. It is the only owner of the fact "producer P has a transaction open here since offset
+O"; `idempotence.producers` looks at it through `open_transactions`.
+
+What always holds:
+ - The last stable offset is the least of: the high watermark; the first offset of any open transaction; the first
+   offset of any ended transaction whose marker is not below the high watermark. It is never below the log's start.
+ - It never falls between two restores, as long as the high watermark doesn't.
+ - A range is in the aborted index if its transaction wrote here and ended with an abort marker. A marker that ends
+   nothing adds nothing.
+
+The high watermark is the caller's and never falls: what it has passed is not looked at again.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from isolation.aborted import AbortedRange, AbortedRanges
+from log.batch import CONTROL, TRANSACTIONAL, BatchHeader, Buffer
+from log.control import ControlType, read_marker
+
+_HEAD: Final = struct.Struct(">BII")
+_OPEN: Final = struct.Struct(">qqq")
+_ENDED: Final = struct.Struct(">qq")
+_SNAPSHOT_VERSION: Final = 1
+
+
+class OpenTransaction(NamedTuple):
+    """A transaction that pins the last stable offset: whose, since where, since when (the producer's own timestamp)."""
+
+    producer_id: int
+    first_offset: int
+    first_timestamp_ms: int
+
+
+class StableOffsets:
+    """The view `stable` of one partition."""
+
+    name = "stable"
+
+    __slots__ = ("_aborted", "_began", "_ended", "_open", "_timestamps")
+
+    def __init__(self) -> None:
+        self._open: dict[int, int] = {}
+        self._timestamps: dict[int, int] = {}
+        # Every open transaction in the order of first offsets, and some that have ended since: those are skipped when
+        # they come to the front.
+        self._began: deque[tuple[int, int]] = deque()
+        # Ended, marker offset and first offset, markers ascending. An entry whose successor began earlier can never
+        # be the least again and is left out, so that the first entry always has the least first offset.
+        self._ended: deque[tuple[int, int]] = deque()
+        self._aborted = AbortedRanges()
+
+    @property
+    def open_transactions(self) -> Mapping[int, int]:
+        """Producer id to first offset: live, the same object for the whole life of the view. To look at only."""
+        return self._open
+
+    # -- the fold
+
+    def apply(self, header: BatchHeader, batch: Buffer) -> None:
+        """Take up a batch that stands in the log now."""
+        attributes = header.attributes
+        if not attributes & TRANSACTIONAL:
+            return
+        producer_id = header.producer_id
+        if attributes & CONTROL:
+            self._end(producer_id, header.base_offset, read_marker(batch).type)
+        elif producer_id not in self._open:
+            self._begin(producer_id, header.base_offset, header.max_timestamp)
+
+    def _begin(self, producer_id: int, first_offset: int, timestamp_ms: int) -> None:
+        self._open[producer_id] = first_offset
+        self._timestamps[producer_id] = timestamp_ms
+        self._began.append((first_offset, producer_id))
+
+    def _end(self, producer_id: int, marker_offset: int, outcome: ControlType | None) -> None:
+        if outcome is None:
+            return  # a control record of another kind, or one whose transaction the cleaner has removed
+        first_offset = self._open.pop(producer_id, None)
+        if first_offset is None:
+            return
+        del self._timestamps[producer_id]
+        began = self._began
+        while began and self._open.get(began[0][1]) != began[0][0]:
+            began.popleft()
+        ended = self._ended
+        while ended and ended[-1][1] >= first_offset:
+            ended.pop()
+        ended.append((marker_offset, first_offset))
+        if outcome is ControlType.ABORT:
+            self._aborted.add(AbortedRange(producer_id, first_offset, marker_offset))
+
+    def set_start_offset(self, offset: int) -> None:
+        """The log dropped what is below. A transaction that began there stays open; aborted ranges that ended there
+        are gone.
+        """
+        self._aborted.drop_before(offset)
+        self.forget_ended(offset)
+
+    def forget_aborted(self, marker_offsets: Iterable[int]) -> None:
+        """The cleaner takes these abort markers out of the log, nothing of their transactions being left.
+
+        A client that is told of an aborted transaction drops the producer's batches until it meets the marker. A range
+        without its marker would make it drop what the producer committed later; so the range goes first, from this view
+        and from the snapshots that are kept, and then the marker.
+        """
+        self._aborted.remove(marker_offsets)
+
+    # -- asked
+
+    @property
+    def has_aborted(self) -> bool:
+        """Whether any aborted range is in the log: most partitions have none, and need no search."""
+        return bool(len(self._aborted))
+
+    def forget_ended(self, high_watermark: int) -> None:
+        """The high watermark has passed: markers below it are replicated. A follower, whom nobody asks, calls this."""
+        ended = self._ended
+        while ended and ended[0][0] < high_watermark:
+            ended.popleft()
+
+    def first_unstable_offset(self, high_watermark: int) -> int | None:
+        """The first offset that is undecided, or whose decision is not replicated yet; None when there is none."""
+        self.forget_ended(high_watermark)
+        undecided = self._began[0][0] if self._began else None
+        unreplicated = self._ended[0][1] if self._ended else None
+        if undecided is None or unreplicated is None:
+            return unreplicated if undecided is None else undecided
+        return min(undecided, unreplicated)
+
+    def last_stable_offset(self, high_watermark: int, log_start_offset: int) -> int:
+        """Below it, and below it only, a reader of committed data may read."""
+        if not self._began and not self._ended:
+            return high_watermark
+        unstable = self.first_unstable_offset(high_watermark)
+        if unstable is None or unstable > high_watermark:
+            return high_watermark
+        return max(unstable, log_start_offset)
+
+    def first_undecided_offset(self) -> int | None:
+        """The first offset of the oldest open transaction: a cleaner stops here."""
+        return self._began[0][0] if self._began else None
+
+    def aborted(self, fetch_offset: int, end_offset: int) -> list[tuple[int, int]]:
+        """(producer id, first offset) of the aborted transactions that reach into [fetch_offset, end_offset), in
+        marker order.
+        """
+        if not len(self._aborted):
+            return []
+        overlapping = self._aborted.overlapping(fetch_offset, end_offset)
+        return [(aborted.producer_id, aborted.first_offset) for aborted in overlapping]
+
+    def aborted_ranges(self, fetch_offset: int, end_offset: int) -> list[AbortedRange]:
+        """The same with the markers' offsets: what a cleaner and a curious operator ask for."""
+        return self._aborted.overlapping(fetch_offset, end_offset)
+
+    def describe_open(self) -> Iterator[OpenTransaction]:
+        """Every open transaction, the one that pins the last stable offset first."""
+        for producer_id, first_offset in self._open.items():
+            yield OpenTransaction(producer_id, first_offset, self._timestamps[producer_id])
+
+    # -- snapshots
+
+    def snapshot(self) -> bytes:
+        """Everything that `apply` built."""
+        parts = [_HEAD.pack(_SNAPSHOT_VERSION, len(self._open), len(self._ended))]
+        parts += [_OPEN.pack(*transaction) for transaction in self.describe_open()]
+        parts += [_ENDED.pack(*ended) for ended in self._ended]
+        parts.append(self._aborted.to_bytes())
+        return b"".join(parts)
+
+    def restore(self, data: bytes | None) -> None:
+        """Become what `snapshot` saw; None: empty. ValueError when the bytes are no snapshot, and then nothing has
+        changed.
+        """
+        opened: list[OpenTransaction] = []
+        ended: list[tuple[int, int]] = []
+        aborted = AbortedRanges()
+        if data is not None:
+            try:
+                version, open_count, ended_count = _HEAD.unpack_from(data)
+                if version != _SNAPSHOT_VERSION:
+                    raise ValueError(f"stable snapshot of version {version}")
+                ended_at = _HEAD.size + open_count * _OPEN.size
+                aborted_at = ended_at + ended_count * _ENDED.size
+                opened = [OpenTransaction(*fields) for fields in _OPEN.iter_unpack(data[_HEAD.size : ended_at])]
+                ended = [(marker, first) for marker, first in _ENDED.iter_unpack(data[ended_at:aborted_at])]
+            except struct.error as error:
+                raise ValueError("the stable snapshot is cut short") from error
+            aborted = AbortedRanges.from_bytes(data[aborted_at:])
+        self._aborted = aborted
+        self._ended = deque(ended)
+        # Emptied and filled, not replaced: the producers' view looks at this very mapping.
+        self._open.clear()
+        self._timestamps.clear()
+        self._began.clear()
+        for transaction in opened:
+            self._begin(*transaction)
