@@ -1,0 +1,355 @@
+"""Transactions with many writers: names, and what a decision may and may not do."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from log.ids import TopicPartition
+from tests.rules import rule
+from tests.txn.shard import PlainShard
+from txn.branches import MAX_BRANCHES, BranchId, branch_of, home_of
+from txn.commands import AddPartitions, EndBranches, EndTransaction, InitProducer, NamedBranch
+from txn.deadlines import DECISION_RETENTION_MS
+from txn.records import write_key, write_value
+from txn.states import State, Txn
+from txn.verdicts import (
+    ADDED,
+    NO_PRODUCER_IDS,
+    BranchFault,
+    BranchNotReady,
+    Decided,
+    Discarded,
+    Ended,
+    Fenced,
+    Initialized,
+    InvalidRequest,
+    Sealed,
+    TokenDecided,
+    Verdict,
+    WrongState,
+)
+
+WEEK_MS = 604_800_000
+ORDERS = [TopicPartition("orders", index) for index in range(4)]
+
+
+class Writers:
+    """Tasks that write branches of root `clicks`."""
+
+    def __init__(self) -> None:
+        self.shard = PlainShard()
+
+    def open(self, token: int, name: str, *partitions: TopicPartition, timeout_ms: int = 60_000) -> NamedBranch:
+        transactional_id = str(BranchId("clicks", token, name))
+        verdict = self.shard.ask(InitProducer(transactional_id, timeout_ms))
+        assert isinstance(verdict, Initialized), verdict
+        pair = (verdict.producer_id, verdict.producer_epoch)
+        if partitions:
+            assert self.shard.ask(AddPartitions(transactional_id, *pair, partitions)) is ADDED
+        return NamedBranch(transactional_id, *pair)
+
+    def seal(self, branch: NamedBranch, version: int = 2) -> Verdict | None:
+        return self.end(branch, commit=True, version=version)
+
+    def end(self, branch: NamedBranch, *, commit: bool, version: int = 2) -> Verdict | None:
+        pair = (branch.producer_id, branch.producer_epoch)
+        return self.shard.ask(EndTransaction(branch.transactional_id, *pair, commit, version))
+
+    def write(self, token: int, name: str, *partitions: TopicPartition) -> NamedBranch:
+        """All that a task does; what it reports to its driver."""
+        branch = self.open(token, name, *partitions)
+        verdict = self.seal(branch)
+        assert isinstance(verdict, Sealed)
+        return NamedBranch(branch.transactional_id, verdict.producer_id, verdict.producer_epoch)
+
+    def decide(
+        self, token: int, *branches: NamedBranch, commit: bool = True, owner: tuple[int, int] = (-1, -1)
+    ) -> object:
+        return self.shard.ask(EndBranches("clicks", token, commit, branches, *owner))
+
+    def state(self, branch: NamedBranch) -> State:
+        return self.shard.txn(branch.transactional_id).state
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_a_branch_is_named_by_root_token_and_name() -> None:
+    assert branch_of("clicks::17/part-3") == BranchId("clicks", 17, "part-3")
+    assert branch_of("a::b::0/x::1/y/z") == BranchId("a::b", 0, "x::1/y/z")
+    assert home_of("clicks::17/part-3") == "clicks"
+
+
+@pytest.mark.parametrize(
+    "ordinary", ["pay", "a::b", "a::17", "a::17/", "::17/x", "a::x17/y", "a::-1/x", "a:17/x", f"a::{2**63}/x", ""]
+)
+def test_other_ids_are_nobodys_branch(ordinary: str) -> None:
+    assert branch_of(ordinary) is None
+    assert home_of(ordinary) == ordinary
+
+
+@given(
+    st.text(min_size=1).filter(lambda root: branch_of(f"{root}::0/x") == BranchId(root, 0, "x")),
+    st.integers(0, 2**63 - 1),
+    st.text(min_size=1),
+)
+def test_a_name_is_read_as_it_was_written(root: str, token: int, name: str) -> None:
+    assert branch_of(str(BranchId(root, token, name))) == BranchId(root, token, name)
+
+
+# ---------------------------------------------------------------- the decision
+
+
+@rule("T", "the named branches commit, every other open one up to the token aborts, in one record batch")
+def test_a_decision_is_one_batch() -> None:
+    writers = Writers()
+    first, second = writers.write(17, "a", ORDERS[0]), writers.write(17, "b", ORDERS[0], ORDERS[1])
+    loser, stale = writers.open(17, "b-again", ORDERS[1]), writers.open(16, "x", ORDERS[2])
+    later = writers.open(18, "c", ORDERS[3])
+    before = len(writers.shard.batches)
+    assert writers.decide(17, first, second) == Decided(17, 17, now=True)
+    assert len(writers.shard.batches) == before + 1
+    assert len(writers.shard.batches[-1]) == 5
+    assert writers.state(first) is writers.state(second) is State.PREPARE_COMMIT
+    assert writers.state(loser) is writers.state(stale) is State.PREPARE_ABORT
+    assert writers.state(later) is State.ONGOING
+
+
+@rule("T", "the same token again is answered, not decided again; the new attempt's branches are thrown away")
+def test_a_repeated_decision_is_answered() -> None:
+    writers = Writers()
+    done = writers.write(17, "a", ORDERS[0])
+    writers.decide(17, done)
+    assert writers.decide(17, done) == Decided(17, 17, now=False)
+    assert writers.decide(17) == Decided(17, 17, now=False)
+    assert writers.decide(16) == Decided(16, 17, now=False)
+    writers.shard.restart()
+    assert writers.decide(17, done) == Decided(17, 17, now=False)
+
+
+@rule("T", "opening, adding to or sealing a branch of a decided token is refused: zombies write nothing")
+def test_a_zombie_of_a_decided_token_is_refused() -> None:
+    writers = Writers()
+    zombie, done = writers.open(17, "slow", ORDERS[0]), writers.write(17, "a", ORDERS[0])
+    writers.decide(17, done)
+    add = AddPartitions(zombie.transactional_id, zombie.producer_id, zombie.producer_epoch, (ORDERS[1],))
+    assert writers.shard.ask(add) == Fenced(0, 1)
+    assert writers.seal(zombie) == Fenced(0, 1)
+    assert writers.end(zombie, commit=False) == Fenced(0, 1)
+    assert writers.shard.ask(InitProducer("clicks::17/new", 60_000)) == TokenDecided(17, 17)
+    assert writers.shard.ask(InitProducer("clicks::3/new", 60_000)) == TokenDecided(3, 17)
+    assert writers.shard.ask(InitProducer(zombie.transactional_id, 60_000)) == TokenDecided(17, 17)
+    writers.shard.write_all_markers()
+    assert writers.shard.ask(InitProducer(zombie.transactional_id, 60_000)) == TokenDecided(17, 17)
+
+
+@rule(
+    "T",
+    "a named branch must be of this root and token, held by the named pair, open and sealed; else nothing changes",
+)
+def test_a_decision_over_a_branch_that_is_not_ready_changes_nothing() -> None:
+    writers = Writers()
+    ready = writers.write(17, "a", ORDERS[0])
+    unsealed, other_token = writers.open(17, "b", ORDERS[0]), writers.write(18, "c", ORDERS[0])
+    gone = writers.write(17, "d", ORDERS[0])
+    assert isinstance(writers.end(gone, commit=False), Ended)
+    stranger = NamedBranch(ready.transactional_id, ready.producer_id, ready.producer_epoch - 1)
+    faults = [
+        (unsealed, BranchFault.NOT_SEALED),
+        (other_token, BranchFault.OTHER_TOKEN),
+        (gone, BranchFault.NOT_OPEN),
+        (stranger, BranchFault.OTHER_PRODUCER),
+        (NamedBranch("clicks::17/never", 1, 0), BranchFault.UNKNOWN),
+        (NamedBranch("others::17/x", 1, 0), BranchFault.NOT_A_BRANCH),
+        (NamedBranch("pay", 1, 0), BranchFault.NOT_A_BRANCH),
+    ]
+    log = len(writers.shard.log)
+    for branch, fault in faults:
+        assert writers.decide(17, branch) == BranchNotReady(branch.transactional_id, fault)
+    assert writers.decide(17, ready, unsealed) == BranchNotReady(unsealed.transactional_id, BranchFault.NOT_SEALED)
+    assert writers.decide(17, ready, ready) == BranchNotReady(ready.transactional_id, BranchFault.NAMED_TWICE)
+    assert len(writers.shard.log) == log
+    assert isinstance(writers.decide(17, ready), Decided)
+
+
+@rule("T", "a commit by the branch's own writer seals it and commits nothing; its repeat is answered alike")
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_a_branch_is_sealed_by_its_writers_commit(version: int) -> None:
+    writers = Writers()
+    branch = writers.open(17, "a", ORDERS[0])
+    sealed = Sealed(branch.producer_id, branch.producer_epoch + 1)
+    assert writers.seal(branch, version) == sealed
+    assert writers.state(branch) is State.ONGOING
+    writers.shard.restart()
+    assert writers.seal(branch, version) == sealed
+    assert isinstance(writers.decide(17, NamedBranch(branch.transactional_id)), Decided)
+
+
+@rule(
+    "T", "a sealed branch takes nothing more, from the pair that wrote it or the one that sealed it; it can be aborted"
+)
+def test_a_sealed_branch_is_whole() -> None:
+    writers = Writers()
+    writer = writers.open(17, "a", ORDERS[0])
+    sealed = writers.write(17, "b", ORDERS[0])
+    writers.seal(writer)
+    for epoch, said in ((0, Fenced(0, 1)), (1, WrongState(State.ONGOING))):
+        add = AddPartitions(writer.transactional_id, writer.producer_id, epoch, (ORDERS[1],))
+        assert writers.shard.ask(add) == said
+    holder = NamedBranch(writer.transactional_id, writer.producer_id, 1)
+    assert writers.end(holder, commit=True) == WrongState(State.ONGOING)
+    assert writers.end(writer, commit=False) == Fenced(0, 1)
+    assert writers.end(holder, commit=False) == Ended(writer.producer_id, 2)
+    assert writers.end(sealed, commit=False, version=1) == Ended(sealed.producer_id, 2)
+
+
+@rule("T", "sealing at the end of the epochs takes a fresh producer id for what comes after")
+def test_a_branch_can_be_sealed_at_the_last_epoch() -> None:
+    writers = Writers()
+    txn = Txn("clicks::17/a", 7, 32_766, State.ONGOING, 60_000, 1, (ORDERS[0],), writers.shard.now_ms)
+    writers.shard.log.append((write_key(txn.transactional_id), write_value(txn)))
+    writers.shard.restart()
+    writer = NamedBranch("clicks::17/a", 7, 32_766)
+    assert writers.seal(writer) == Sealed(1, 0)
+    assert writers.decide(17, NamedBranch("clicks::17/a", 1, 0)) == Decided(17, 17, now=True)
+    assert [(each.producer_id, each.producer_epoch) for each in writers.shard.write_all_markers()] == [(7, 32_767)]
+    assert writers.shard.txn("clicks::17/a").holder == (1, 1)
+
+
+@rule("T", "a branch that wrote nothing is decided without a marker")
+def test_a_branch_without_rows_owes_no_marker() -> None:
+    writers = Writers()
+    empty, idle = writers.write(17, "a"), writers.open(17, "b")
+    assert writers.decide(17, empty) == Decided(17, 17, now=True)
+    assert list(writers.shard.machine.owed_markers()) == []
+    assert (writers.state(empty), writers.state(idle)) == (State.COMPLETE_COMMIT, State.COMPLETE_ABORT)
+
+
+@rule("T", "an abort throws the open branches up to the token away, decides nothing, and can't undo a decision")
+def test_an_abort_is_not_remembered() -> None:
+    writers = Writers()
+    first = writers.write(17, "a", ORDERS[0])
+    assert writers.decide(17, first, commit=False) == Discarded(1)
+    assert writers.state(first) is State.PREPARE_ABORT
+    again = writers.write(17, "a-again", ORDERS[0])
+    assert writers.decide(17, again) == Decided(17, 17, now=True)
+    assert writers.decide(17, commit=False) == Decided(17, 17, now=False)
+    assert writers.state(again) is State.PREPARE_COMMIT
+
+
+@rule("T", "a new owner of the root fences the old one and aborts what is open, whatever its token")
+def test_a_new_owner_aborts_what_is_open() -> None:
+    writers = Writers()
+    old_owner = writers.shard.init("clicks")
+    branches = [writers.write(17, "a", ORDERS[0]), writers.open(18, "b", ORDERS[1])]
+    new_owner = writers.shard.init("clicks")
+    assert [writers.state(branch) for branch in branches] == [State.PREPARE_ABORT] * 2
+    writers.shard.write_all_markers()
+    assert [writers.state(branch) for branch in branches] == [State.COMPLETE_ABORT] * 2
+    assert writers.decide(17, owner=old_owner) == Fenced(old_owner[1], new_owner[1])
+    assert writers.decide(17, owner=new_owner) == Decided(17, 17, now=True)
+
+
+@rule("T", "the repeat of an owner's init, its answer having been lost, aborts nothing")
+def test_a_repeated_init_of_the_owner_aborts_nothing() -> None:
+    writers = Writers()
+    pair = writers.shard.init("clicks")
+    writers.shard.ask(InitProducer("clicks", 60_000, *pair))
+    branch = writers.open(17, "a", ORDERS[0])
+    assert writers.shard.ask(InitProducer("clicks", 60_000, *pair)) == Initialized(pair[0], pair[1] + 1)
+    assert writers.state(branch) is State.ONGOING
+
+
+@rule("T", "the root's own open transaction has to be ended first")
+def test_a_root_with_a_transaction_of_its_own_decides_nothing() -> None:
+    writers = Writers()
+    pair = writers.shard.init("clicks")
+    writers.shard.ask(AddPartitions("clicks", *pair, (ORDERS[0],)))
+    assert writers.decide(17) == WrongState(State.ONGOING)
+
+
+@rule("T", "a branch whose driver died is aborted by time: unsealed since it began, sealed since it was sealed")
+def test_branches_are_ended_by_time() -> None:
+    writers = Writers()
+    idle = writers.open(17, "idle", timeout_ms=60_000)
+    unsealed = writers.open(17, "a", ORDERS[0], timeout_ms=60_000)
+    sealed = writers.open(17, "b", ORDERS[1], timeout_ms=60_000)
+    writers.shard.tick(30_000)
+    writers.seal(sealed)
+    writers.shard.tick(30_001)
+    assert writers.state(idle) is State.COMPLETE_ABORT
+    assert writers.state(unsealed) is State.PREPARE_ABORT
+    assert writers.state(sealed) is State.ONGOING
+    writers.shard.tick(30_000)
+    assert writers.state(sealed) is State.PREPARE_ABORT
+
+
+@rule(
+    "T", "a new branch takes over the producer id of a finished one: a query needs as many as it has writers at a time"
+)
+def test_a_thousand_batches_need_two_producer_ids() -> None:
+    writers = Writers()
+    taken: dict[int, int] = {}
+    for token in range(1_000):
+        branches = [writers.write(token, name, ORDERS[0]) for name in ("a", "b")]
+        for branch in branches:
+            assert branch.producer_epoch > taken.get(branch.producer_id, -1)
+            taken[branch.producer_id] = branch.producer_epoch
+        writers.decide(token, *branches)
+        writers.shard.write_all_markers()
+    assert len(taken) == 2
+    assert len(list(writers.shard.machine.all())) == 3
+
+
+def test_a_producer_id_whose_epochs_ran_out_is_not_taken_over() -> None:
+    writers = Writers()
+    seen: dict[int, None] = {}
+    for token in range(32_766 // 2 + 2):
+        branch = writers.open(token, "a")
+        seen[branch.producer_id] = None
+        assert branch.producer_epoch <= 32_766
+        writers.decide(token, commit=False)
+    assert len(seen) == 2
+
+
+@rule(
+    "T",
+    "a decision outlives the seven days of an ordinary id, so that a query that stood still repeats no batch",
+)
+def test_a_decision_is_remembered_for_ninety_days() -> None:
+    writers = Writers()
+    writers.decide(17, writers.write(17, "a", ORDERS[0]))
+    writers.shard.write_all_markers()
+    writers.shard.tick(4 * WEEK_MS)
+    assert writers.decide(17) == Decided(17, 17, now=False)
+    writers.shard.tick(DECISION_RETENTION_MS + 2 * 3_600_000)
+    assert writers.shard.machine.last_decision("clicks").token == -1
+
+
+def test_what_is_open_and_what_was_decided_can_be_asked_for() -> None:
+    writers = Writers()
+    assert writers.shard.machine.last_decision("clicks") == (-1, -1, -1, ())
+    branch = writers.write(17, "a", ORDERS[0])
+    assert writers.shard.machine.last_decision("clicks").open_branches == (branch.transactional_id,)
+    writers.decide(17, branch)
+    assert writers.shard.machine.last_decision("clicks")[:3] == (17, 2, 0)
+    described = writers.shard.machine.describe(branch.transactional_id)
+    assert described is not None
+    assert described.root == "clicks"
+
+
+def test_senseless_decisions_are_refused() -> None:
+    writers = Writers()
+    assert isinstance(writers.shard.ask(EndBranches("", 1, commit=True)), InvalidRequest)
+    assert isinstance(writers.shard.ask(EndBranches("a::1/x", 1, commit=True)), InvalidRequest)
+    assert isinstance(writers.decide(-1), InvalidRequest)
+    assert isinstance(writers.decide(1, owner=(5, 0)), InvalidRequest)
+    many = tuple(NamedBranch(f"clicks::1/{index}", 1, 0) for index in range(MAX_BRANCHES + 1))
+    assert isinstance(writers.decide(1, *many), InvalidRequest)
+
+
+def test_a_first_decision_without_producer_ids_is_asked_to_come_back() -> None:
+    writers = Writers()
+    while writers.shard.ids.take() is not None:
+        continue
+    assert writers.decide(1) is NO_PRODUCER_IDS

@@ -1,0 +1,250 @@
+"""The coordinator as a whole: waiting, time, markers, what is derived from state."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from log.ids import TopicPartition
+from tests.rules import rule
+from tests.txn.shard import PlainShard
+from txn.commands import AddPartitions, EndTransaction, InitProducer, MarkersWritten, VerifyPartitions
+from txn.coordinator import MAX_WAITING, TxnCoordinator
+from txn.deadlines import Deadlines
+from txn.markers import SendMarkers
+from txn.records import write_key, write_value
+from txn.settings import TxnSettings
+from txn.states import State, Txn
+from txn.verdicts import ADDED, BUSY, UNKNOWN_ID, Ended, Initialized, MarkersNoted, Verified
+
+ORDERS, PAYMENTS = TopicPartition("orders", 0), TopicPartition("payments", 1)
+WEEK_MS, HOUR_MS = 604_800_000, 3_600_000
+
+
+def committing() -> tuple[PlainShard, tuple[int, int]]:
+    """Id `pay`, decided, one marker of two missing still."""
+    shard = PlainShard()
+    pair = shard.init()
+    shard.ask(AddPartitions("pay", *pair, (ORDERS, PAYMENTS)))
+    ended = shard.ask(EndTransaction("pay", *pair, commit=True))
+    assert isinstance(ended, Ended)
+    return shard, (ended.producer_id, ended.producer_epoch)
+
+
+# ---------------------------------------------------------------- waiting
+
+
+def test_who_is_patient_is_answered_as_soon_as_the_markers_are_written() -> None:
+    shard, pair = committing()
+    assert shard.ask(AddPartitions("pay", *pair, (ORDERS,), patience_ms=500)) is None
+    shard.write_all_markers()
+    assert shard.take_late_answers() == [ADDED]
+    assert shard.txn("pay").state is State.ONGOING
+
+
+def test_patience_ends() -> None:
+    shard, pair = committing()
+    shard.ask(AddPartitions("pay", *pair, (ORDERS,), patience_ms=500))
+    shard.ask(AddPartitions("pay", *pair, (ORDERS,), patience_ms=900))
+    shard.tick(499)
+    assert shard.take_late_answers() == []
+    shard.tick(1)
+    assert shard.take_late_answers() == [BUSY]
+    shard.write_all_markers()
+    assert shard.take_late_answers() == [ADDED]
+    shard.tick(HOUR_MS)
+    assert shard.take_late_answers() == []
+
+
+def test_who_waits_is_answered_in_order_and_by_what_the_one_before_left() -> None:
+    shard, pair = committing()
+    shard.ask(InitProducer("pay", 60_000, patience_ms=500))
+    shard.ask(EndTransaction("pay", pair[0], pair[1] - 1, commit=True, patience_ms=500))
+    shard.write_all_markers()
+    first, second = shard.take_late_answers()
+    assert first == Initialized(pair[0], pair[1] + 1)
+    assert type(second).__name__ == "Fenced"
+
+
+@rule("B.3", "an init over an open transaction is answered when the abort is complete, if its client waits")
+def test_a_patient_init_waits_through_the_abort_of_what_is_open() -> None:
+    shard = PlainShard()
+    pair = shard.init()
+    shard.ask(AddPartitions("pay", *pair, (ORDERS,)))
+    assert shard.ask(InitProducer("pay", 60_000, patience_ms=500)) is None
+    shard.write_all_markers()
+    assert shard.take_late_answers() == [Initialized(pair[0], pair[1] + 2)]
+
+
+def test_the_number_of_those_who_wait_is_limited() -> None:
+    shard, pair = committing()
+    for _ in range(MAX_WAITING):
+        assert shard.ask(AddPartitions("pay", *pair, (ORDERS,), patience_ms=10**6)) is None
+    assert shard.ask(AddPartitions("pay", *pair, (ORDERS,), patience_ms=10**6)) is BUSY
+
+
+# ---------------------------------------------------------------- markers
+
+
+@rule("B.6", "all markers written or their topics gone: CompleteX, once")
+def test_the_last_marker_completes_the_transaction() -> None:
+    shard, pair = committing()
+    assert shard.ask(MarkersWritten("pay", *pair, (ORDERS,))) == MarkersNoted(complete=False)
+    described = shard.machine.describe("pay")
+    assert described is not None
+    assert described.partitions == (PAYMENTS,)
+    assert shard.ask(MarkersWritten("pay", *pair, (PAYMENTS,))) == MarkersNoted(complete=True)
+    assert shard.txn("pay").state is State.COMPLETE_COMMIT
+    assert shard.ask(MarkersWritten("pay", *pair, (PAYMENTS,))) == MarkersNoted(complete=False)
+
+
+def test_an_answer_about_an_older_transactions_markers_completes_nothing() -> None:
+    shard, pair = committing()
+    shard.write_all_markers()
+    shard.ask(AddPartitions("pay", *pair, (ORDERS,)))
+    shard.ask(EndTransaction("pay", *pair, commit=False))
+    assert shard.ask(MarkersWritten("pay", *pair, (ORDERS,))) == MarkersNoted(complete=False)
+    assert shard.txn("pay").state is State.PREPARE_ABORT
+
+
+@rule("B.6", "on election every prepared transaction owes its markers again")
+def test_a_successor_owes_every_marker_again() -> None:
+    shard, pair = committing()
+    shard.ask(MarkersWritten("pay", *pair, (ORDERS,)))
+    shard.restart(compacted=True)
+    assert list(shard.machine.owed_markers()) == [SendMarkers("pay", *pair, True, 2, (ORDERS, PAYMENTS))]
+    assert shard.machine.owed_by("pay") == SendMarkers("pay", *pair, True, 2, (ORDERS, PAYMENTS))
+    assert shard.machine.owed_by("other") is None
+    assert shard.ask(AddPartitions("pay", *pair, (ORDERS,))) is BUSY
+
+
+@rule("B.6", "markers of transaction versions 0 and 1 carry the transaction's own epoch, and say so")
+def test_markers_say_which_protocol_they_belong_to() -> None:
+    shard = PlainShard()
+    pair = shard.init()
+    shard.ask(AddPartitions("pay", *pair, (ORDERS,), 0))
+    shard.ask(EndTransaction("pay", *pair, commit=True, transaction_version=0))
+    assert shard.take_effects() == [SendMarkers("pay", *pair, True, 0, (ORDERS,))]
+
+
+def test_a_prepared_transaction_without_partitions_completes_by_itself() -> None:
+    """Kafka writes such records for an abort of nothing."""
+    shard = PlainShard()
+    txn = Txn("pay", 7, 3, State.PREPARE_ABORT, 60_000, 1, (), 1, 7, 2, client_version=2)
+    shard.log.append((write_key("pay"), write_value(txn)))
+    shard.restart()
+    shard.tick(0)
+    assert shard.txn("pay").state is State.COMPLETE_ABORT
+    assert shard.txn("pay").holder == (7, 3)
+
+
+# ---------------------------------------------------------------- time
+
+
+@rule("B.7", "an open transaction is aborted once start plus timeout has passed, and not before")
+def test_a_transaction_is_aborted_after_its_timeout() -> None:
+    shard = PlainShard()
+    pair = shard.init(timeout_ms=10_000)
+    shard.ask(AddPartitions("pay", *pair, (ORDERS,)))
+    shard.tick(5_000)
+    shard.ask(AddPartitions("pay", *pair, (PAYMENTS,)))
+    shard.tick(5_000)
+    assert shard.txn("pay").state is State.ONGOING
+    shard.tick(1)
+    assert (shard.txn("pay").state, shard.txn("pay").producer_epoch) == (State.PREPARE_ABORT, pair[1] + 1)
+
+
+@rule("B.7", "the timeout runs on under the next coordinator")
+def test_time_runs_on_under_the_next_coordinator() -> None:
+    shard = PlainShard()
+    pair = shard.init(timeout_ms=10_000)
+    shard.ask(AddPartitions("pay", *pair, (ORDERS,)))
+    shard.tick(9_000)
+    shard.restart(compacted=True)
+    shard.tick(1_001)
+    assert shard.txn("pay").state is State.PREPARE_ABORT
+
+
+@rule("B.7", "a two-phase transaction is not ended by time")
+def test_a_two_phase_transaction_is_not_ended_by_time() -> None:
+    shard = PlainShard(TxnSettings(two_phase_commit_enabled=True))
+    shard.ask(InitProducer("pay", 1, two_phase_commit=True))
+    shard.ask(AddPartitions("pay", *shard.txn("pay").holder, (ORDERS,)))
+    shard.tick(10 * WEEK_MS)
+    assert shard.txn("pay").state is State.ONGOING
+
+
+@rule(
+    "B.7",
+    "an id at rest is forgotten after transactional.id.expiration.ms, no other; later use is unknown",
+)
+def test_idle_ids_are_forgotten() -> None:
+    shard, _ = committing()
+    idle = shard.init("idle")
+    shard.tick(WEEK_MS + HOUR_MS)
+    assert shard.machine.describe("idle") is None
+    assert shard.txn("pay").state is State.PREPARE_COMMIT
+    assert shard.log[-1] == (write_key("idle"), None)
+    assert shard.ask(AddPartitions("idle", *idle, (ORDERS,))) is UNKNOWN_ID
+    shard.restart()
+    assert shard.machine.describe("idle") is None
+
+
+def test_many_ids_are_forgotten_in_batches() -> None:
+    shard = PlainShard(first_producer_id=0)
+    for index in range(900):
+        shard.init(f"a{index}")
+    shard.ids.add(type(shard.ids._blocks[0])(10_000))
+    for index in range(900):
+        shard.init(f"b{index}")
+    shard.tick(WEEK_MS + HOUR_MS)
+    assert [len(batch) for batch in shard.batches[1_800:]] == [1_000, 800]
+    assert list(shard.machine.all()) == []
+
+
+def test_a_coordinator_without_ids_has_nothing_to_do() -> None:
+    assert TxnCoordinator(lambda: None, TxnSettings()).next_deadline_ms() is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 50), st.booleans()), max_size=60))
+def test_the_next_deadline_is_the_least(steps: list[tuple[int, int, bool]]) -> None:
+    deadlines = Deadlines()
+    expected: dict[str, int] = {}
+    for index, timeout_ms, is_open in steps:
+        name = f"t{index}"
+        txn = Txn(name, 1, 0, State.ONGOING if is_open else State.EMPTY, timeout_ms, 0, started_ms=0)
+        deadlines.follow(txn)
+        expected.pop(name, None)
+        if is_open:
+            expected[name] = timeout_ms + 1
+        assert deadlines.next_ms() == min(expected.values(), default=None)
+        assert deadlines.due(30) == sorted(
+            (name for name, at_ms in expected.items() if at_ms <= 30), key=lambda name: (expected[name], name)
+        )
+
+
+def test_deadlines_of_ended_transactions_do_not_pile_up() -> None:
+    deadlines = Deadlines()
+    for started_ms in range(10_000):
+        deadlines.follow(Txn("t", 1, 0, State.ONGOING, 60_000, 0, started_ms=started_ms))
+    assert len(deadlines._heap) < 100
+
+
+# ---------------------------------------------------------------- looking in
+
+
+def test_describe_shows_the_partitions_of_the_open_transaction() -> None:
+    shard = PlainShard()
+    pair = shard.init()
+    shard.ask(AddPartitions("pay", *pair, (ORDERS, PAYMENTS)))
+    described = shard.machine.describe("pay")
+    assert described is not None
+    assert (described.partitions, described.root) == ((ORDERS, PAYMENTS), None)
+    assert shard.machine.describe("other") is None
+    assert [txn.transactional_id for txn in shard.machine.all()] == ["pay"]
+
+
+def test_verification_changes_nothing() -> None:
+    shard = PlainShard()
+    pair = shard.init()
+    log = len(shard.log)
+    assert shard.ask(VerifyPartitions("pay", *pair, (ORDERS,))) == Verified((ORDERS,))
+    assert len(shard.log) == log

@@ -1,0 +1,137 @@
+"""One transaction with many writers: the names of branches, and the one decision over all of them.
+
+A branch is an ordinary transactional producer whose id is `<root>::<token>/<name>`, say `clicks::17/part-3-5f2c`.
+Everything about it stands in its id, so that any Kafka client can write one and every transaction tool shows whose it
+is: the root; the token, a number that grows with every decision (Spark: the batch id); and a name that no other
+writer uses.
+
+What always holds:
+ - A branch lives on its root's coordinator (`home_of`), so that one record batch can hold the fate of all.
+ - It commits by its root's decision only. A commit by its own writer seals it: everything is written and acknowledged,
+   and nothing more can be. A decision names only branches of its own token that are open and sealed.
+ - With a decision every other open branch up to its token is aborted, and no further one with such a token can be
+   opened: this is what stops zombies.
+ - A decided token is answered, not decided again.
+
+A branch's producer id outlives it: the next branch of the root takes it over with the next epoch (`reusable`),
+because a producer id a task would fill the memory of every partition (KIP-936).
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from idempotence.epochs import is_exhausted
+from log.ids import NO_PRODUCER_ID, NO_TIMESTAMP
+from txn.commands import EndBranches, NamedBranch
+from txn.states import COMPLETED, State, Txn
+from txn.verdicts import BranchFault, BranchNotReady, Fenced, InvalidRequest, Verdict, WrongState
+
+SEPARATOR: Final = "::"
+MAX_TOKEN: Final = 2**63 - 1
+MAX_BRANCHES: Final = 10_000
+"""In one decision, which is one record batch: of a few megabytes then. Spark's default is 200 tasks."""
+
+_BRANCH: Final = re.compile(r"(?P<root>.+?)::(?P<token>[0-9]{1,19})/(?P<name>.+)", re.DOTALL)
+
+
+class BranchId(NamedTuple):
+    """A transactional id, read as the name of a branch."""
+
+    root: str
+    token: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.root}{SEPARATOR}{self.token}/{self.name}"
+
+
+def branch_of(transactional_id: str) -> BranchId | None:
+    """None for an id that is nobody's branch."""
+    if SEPARATOR not in transactional_id:
+        return None
+    match = _BRANCH.fullmatch(transactional_id)
+    if match is None or int(match["token"]) > MAX_TOKEN:
+        return None
+    return BranchId(match["root"], int(match["token"]), match["name"])
+
+
+def home_of(transactional_id: str) -> str:
+    """The id whose coordinator answers for this one: a branch's root, any other's own."""
+    branch = branch_of(transactional_id)
+    return transactional_id if branch is None else branch.root
+
+
+def is_open(txn: Txn) -> bool:
+    """Whether a branch still waits for a decision."""
+    return txn.state in (State.EMPTY, State.ONGOING)
+
+
+def token_of(txn: Txn) -> int:
+    branch = branch_of(txn.transactional_id)
+    assert branch is not None
+    return branch.token
+
+
+def reusable(txn: Txn) -> bool:
+    """Whether a new branch can take over this one's producer id."""
+    return txn.state in COMPLETED and not is_exhausted(txn.producer_epoch)
+
+
+def check_decision(root: Txn | None, ask: EndBranches) -> Verdict | None:
+    """Why nothing can be decided for this root by this caller now; None: it can."""
+    if not ask.root or branch_of(ask.root) is not None:
+        return InvalidRequest("not the id of a root")
+    if not 0 <= ask.token <= MAX_TOKEN:
+        return InvalidRequest("a token is a number from 0 to 2^63 - 1")
+    if len(ask.branches) > MAX_BRANCHES:
+        return InvalidRequest(f"more than {MAX_BRANCHES} branches in one decision")
+    if ask.producer_id != NO_PRODUCER_ID:
+        if root is None:
+            return InvalidRequest("an owner of a root that nobody owns")
+        if (ask.producer_id, ask.producer_epoch) != root.holder:
+            return Fenced(ask.producer_epoch, root.producer_epoch)
+    if root is not None and root.state not in (State.EMPTY, *COMPLETED):
+        return WrongState(root.state)
+    return None
+
+
+def find_unready(branches: Mapping[str, Txn], ask: EndBranches) -> BranchNotReady | None:
+    """The first named branch that can't take part."""
+    seen: dict[str, None] = {}
+    for named in ask.branches:
+        fault = _fault_of(named, branches.get(named.transactional_id), ask)
+        if named.transactional_id in seen:
+            fault = BranchFault.NAMED_TWICE
+        if fault is not None:
+            return BranchNotReady(named.transactional_id, fault)
+        seen[named.transactional_id] = None
+    return None
+
+
+def _fault_of(named: NamedBranch, txn: Txn | None, ask: EndBranches) -> BranchFault | None:
+    branch = branch_of(named.transactional_id)
+    if branch is None or branch.root != ask.root:
+        return BranchFault.NOT_A_BRANCH
+    if branch.token != ask.token:
+        return BranchFault.OTHER_TOKEN
+    if txn is None:
+        return BranchFault.UNKNOWN
+    if not is_open(txn):
+        return BranchFault.NOT_OPEN
+    if txn.sealed_ms == NO_TIMESTAMP:
+        return BranchFault.NOT_SEALED
+    if named.producer_id != NO_PRODUCER_ID and (named.producer_id, named.producer_epoch) != txn.holder:
+        return BranchFault.OTHER_PRODUCER
+    return None
+
+
+def decide_together(branches: Iterable[Txn], named: Mapping[str, None], token: int) -> list[tuple[Txn, bool]]:
+    """Whom a decision concerns, and whether it commits: the named branches, and every other open one up to the
+    token.
+    """
+    return [
+        (txn, txn.transactional_id in named)
+        for txn in branches
+        if txn.transactional_id in named or (is_open(txn) and token_of(txn) <= token)
+    ]

@@ -1,0 +1,419 @@
+"""The transaction coordinator of one partition of `__transaction_state`: a machine over the ids that live there.
+
+`decide` answers commands, `apply` takes up records (the very ones it decided on, or those of a log that is replayed),
+`expire` does what is due. The shard (`service/broker/shard.py`) makes a decision durable before its answers and
+effects leave.
+
+What always holds:
+ - Only `apply` changes what is durable, one legal move (`states.MOVES`) at a time.
+ - All records of a decision stand in one batch. A decision over branches is atomic for that reason alone.
+ - Effects can be derived again from state (`owed_markers`).
+ - A command that meets travelling markers waits until they are written, or until its patience ends; then it is told
+   `Busy`. Waiting commands are in memory only: their callers ask the next coordinator.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, NamedTuple, assert_never
+
+from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
+from txn.branches import branch_of, check_decision, decide_together, find_unready, is_open, reusable
+from txn.commands import (
+    AddPartitions,
+    Command,
+    EndBranches,
+    EndTransaction,
+    InitProducer,
+    MarkersWritten,
+    VerifyPartitions,
+)
+from txn.deadlines import FORGET_INTERVAL_MS, Deadlines, forget_at_ms
+from txn.decisions import (
+    Outcome,
+    TakeId,
+    commit_branch,
+    complete,
+    create,
+    decide_add_partitions,
+    decide_end,
+    decide_init,
+    decide_verify,
+    discard,
+    fence,
+)
+from txn.markers import OwedMarkers, SendMarkers, markers_of
+from txn.records import read_key, read_value, write_key, write_value
+from txn.settings import TxnSettings
+from txn.states import LEGAL, NO_TOKEN, PREPARED, State, Txn
+from txn.verdicts import (
+    BUSY,
+    NO_PRODUCER_IDS,
+    Decided,
+    Decision,
+    Discarded,
+    MarkersNoted,
+    TokenDecided,
+    Verdict,
+)
+
+MAX_WAITING: Final = 10_000
+"""Commands that wait for markers; one more is told `Busy` at once, as Kafka would."""
+FORGET_AT_ONCE: Final = 1_000
+"""Ids forgotten in one batch; the others follow at once."""
+ROOT_TIMEOUT_MS: Final = 60_000
+"""Of a root that was made by its first decision and writes nothing itself: Kafka's default, without effect."""
+
+
+class Described(NamedTuple):
+    """One id as the transaction tools show it. While markers travel, only the partitions that lack one are listed."""
+
+    txn: Txn
+    partitions: tuple[TopicPartition, ...]
+    root: str | None
+
+
+class LastDecision(NamedTuple):
+    """What a root remembers."""
+
+    token: int
+    """-1: nothing was decided yet."""
+    producer_id: int
+    producer_epoch: int
+    open_branches: tuple[str, ...]
+
+
+class _Waiting(NamedTuple):
+    command: Command
+    token: int
+    until_ms: int
+
+
+class _Written(NamedTuple):
+    """A record of a decision, as an object: who has written the bytes needs not read them again."""
+
+    key: bytes
+    transactional_id: str
+    txn: Txn | None
+
+
+class _Draft:
+    """A decision in the making: what it changed so far lies over the machine's state."""
+
+    def __init__(self, txns: dict[str, Txn], now_ms: int) -> None:
+        self._txns = txns
+        self.now_ms = now_ms
+        self.moved: dict[str, Txn | None] = {}
+        self.records: list[tuple[bytes, bytes | None]] = []
+        self.written: list[_Written] = []
+        self.answers: list[tuple[int, Verdict]] = []
+        self.effects: list[object] = []
+
+    def get(self, transactional_id: str) -> Txn | None:
+        if transactional_id in self.moved:
+            return self.moved[transactional_id]
+        return self._txns.get(transactional_id)
+
+    def _state(self, transactional_id: str) -> State | None:
+        txn = self.get(transactional_id)
+        return None if txn is None else txn.state
+
+    def move(self, txn: Txn) -> None:
+        assert (self._state(txn.transactional_id), txn.state) in LEGAL, (self._state(txn.transactional_id), txn)
+        key = write_key(txn.transactional_id)
+        self.moved[txn.transactional_id] = txn
+        self.records.append((key, write_value(txn)))
+        self.written.append(_Written(key, txn.transactional_id, txn))
+        if txn.state in PREPARED:
+            self.effects.append(markers_of(txn, txn.partitions))
+
+    def carry_out(self, outcome: Outcome) -> Verdict:
+        if outcome.moved is not None:
+            self.move(outcome.moved)
+        return outcome.verdict
+
+    def forget(self, transactional_id: str) -> None:
+        assert (self._state(transactional_id), None) in LEGAL
+        key = write_key(transactional_id)
+        self.moved[transactional_id] = None
+        self.records.append((key, None))
+        self.written.append(_Written(key, transactional_id, None))
+
+
+class TxnCoordinator:
+    """The ids of one partition."""
+
+    def __init__(self, take_id: TakeId, settings: TxnSettings) -> None:
+        """`take_id` gives a producer id that nobody had before, or None while there is none."""
+        self._take_id = take_id
+        self._settings = settings
+        self._txns: dict[str, Txn] = {}
+        self._branches: dict[str, dict[str, None]] = {}
+        self._finished: dict[str, dict[str, None]] = {}
+        self._owed = OwedMarkers()
+        self._deadlines = Deadlines()
+        self._waiting: dict[str, list[_Waiting]] = {}
+        self._waiting_count = 0
+        self._waiting_until: list[int] = []
+        self._forget_next_ms = 0
+        self._decided: deque[_Written] = deque()
+
+    # -- the machine
+
+    def decide(self, command: Command, token: int, now_ms: int) -> Decision:
+        """What becomes of a command. An answer under `token` is in this decision or in a later one."""
+        draft = _Draft(self._txns, now_ms)
+        patience_ms: int = getattr(command, "patience_ms", 0)
+        self._take(draft, _Waiting(command, token, now_ms + patience_ms))
+        return self._finish(draft)
+
+    def apply(self, key: bytes, value: bytes | None) -> None:
+        """Take up one record of the log; `BadRecord` if it can't be read."""
+        if self._decided and self._decided[0].key is key:
+            _, transactional_id, txn = self._decided.popleft()
+            self._put(transactional_id, txn)
+        elif (known := read_key(key)) is not None:
+            self._put(known, None if value is None else read_value(known, value))
+
+    def next_deadline_ms(self) -> int | None:
+        """When `expire` has something to do, at the latest."""
+        candidates = [self._deadlines.next_ms()]
+        if self._waiting_until:
+            candidates.append(self._waiting_until[0])
+        if self._txns:
+            candidates.append(self._forget_next_ms)
+        if self._owed.settled:
+            candidates.append(0)
+        return min((at_ms for at_ms in candidates if at_ms is not None), default=None)
+
+    def expire(self, now_ms: int) -> Decision:
+        """Abort what took too long, forget what nobody uses, answer who waited long enough."""
+        draft = _Draft(self._txns, now_ms)
+        for txn in list(self._owed.settled.values()):
+            self._complete(draft, txn)
+        for transactional_id in self._deadlines.due(now_ms):
+            txn_due = draft.get(transactional_id)
+            assert txn_due is not None
+            draft.move(fence(txn_due, same_client=True, now_ms=now_ms, take_id=self._take_id))
+        if now_ms >= self._forget_next_ms:
+            self._forget_next_ms = now_ms + FORGET_INTERVAL_MS
+            self._forget_idle(draft)
+        self._answer_impatient(draft)
+        return self._finish(draft)
+
+    # -- looking in
+
+    def owed_markers(self) -> Iterator[SendMarkers]:
+        """Everything there is to send, derived from state: after a replay the courier starts from this."""
+        return self._owed.all()
+
+    def owed_by(self, transactional_id: str) -> SendMarkers | None:
+        """What is still to be sent for one id."""
+        return self._owed.of(transactional_id)
+
+    def describe(self, transactional_id: str) -> Described | None:
+        txn = self._txns.get(transactional_id)
+        if txn is None:
+            return None
+        owed = self._owed.partitions(transactional_id)
+        branch = branch_of(transactional_id)
+        return Described(txn, txn.partitions if owed is None else owed, None if branch is None else branch.root)
+
+    def all(self) -> Iterator[Txn]:
+        """Every id, in the order in which they came to life."""
+        return iter(self._txns.values())
+
+    def last_decision(self, root: str) -> LastDecision:
+        """The last token that was decided, and the branches that wait for a decision."""
+        txn = self._txns.get(root)
+        undecided = tuple(branch.transactional_id for branch in self._open_branches(None, root))
+        if txn is None:
+            return LastDecision(NO_TOKEN, NO_PRODUCER_ID, NO_PRODUCER_EPOCH, undecided)
+        return LastDecision(txn.decided_token, *txn.holder, undecided)
+
+    # -- commands
+
+    def _take(self, draft: _Draft, waiting: _Waiting) -> None:
+        verdict = self._verdict_on(draft, waiting.command)
+        if verdict is BUSY and waiting.until_ms > draft.now_ms and self._let_wait(waiting):
+            return
+        draft.answers.append((waiting.token, verdict))
+
+    def _verdict_on(self, draft: _Draft, command: Command) -> Verdict:
+        match command:
+            case InitProducer():
+                return self._init(draft, command)
+            case AddPartitions():
+                txn = draft.get(command.transactional_id)
+                return draft.carry_out(decide_add_partitions(txn, command, now_ms=draft.now_ms))
+            case VerifyPartitions():
+                return decide_verify(draft.get(command.transactional_id), command).verdict
+            case EndTransaction():
+                txn = draft.get(command.transactional_id)
+                return draft.carry_out(decide_end(txn, command, now_ms=draft.now_ms, take_id=self._take_id))
+            case EndBranches():
+                return self._end_branches(draft, command)
+            case MarkersWritten():
+                return self._markers_written(draft, command)
+        assert_never(command)
+
+    def _init(self, draft: _Draft, ask: InitProducer) -> Verdict:
+        txn = draft.get(ask.transactional_id)
+        branch = branch_of(ask.transactional_id)
+        finished = None
+        if branch is not None:
+            root = draft.get(branch.root)
+            if root is not None and branch.token <= root.decided_token:
+                return TokenDecided(branch.token, root.decided_token)
+            finished = self._finished_branch(draft, branch.root) if txn is None else None
+        outcome = decide_init(
+            txn, ask, now_ms=draft.now_ms, take_id=self._take_id, settings=self._settings, finished=finished
+        )
+        if outcome.moved is None:
+            return outcome.verdict
+        if finished is not None:
+            draft.forget(finished.transactional_id)
+        draft.move(outcome.moved)
+        if branch is None and (txn is None or outcome.moved.holder != txn.holder):
+            # The id has a new owner (and no repeat of an answered request): what its writers left open is aborted
+            # with it.
+            for open_branch in self._open_branches(draft, ask.transactional_id):
+                draft.move(discard(open_branch, now_ms=draft.now_ms))
+        return outcome.verdict
+
+    def _end_branches(self, draft: _Draft, ask: EndBranches) -> Verdict:
+        root = draft.get(ask.root)
+        if refused := check_decision(root, ask):
+            return refused
+        branches = self._branches_of(draft, ask.root)
+        if root is not None and ask.token <= root.decided_token:
+            self._carry_out_together(draft, branches, ask, commit=False)
+            return Decided(ask.token, root.decided_token, now=False)
+        if not ask.commit:
+            return Discarded(self._carry_out_together(draft, branches, ask, commit=False))
+        if unready := find_unready(branches, ask):
+            return unready
+        if root is None:
+            root = create(ask.root, ROOT_TIMEOUT_MS, now_ms=draft.now_ms, take_id=self._take_id).moved
+        if root is None:
+            return NO_PRODUCER_IDS
+        draft.move(
+            root._replace(state=State.EMPTY, started_ms=NO_TIMESTAMP, updated_ms=draft.now_ms, decided_token=ask.token)
+        )
+        self._carry_out_together(draft, branches, ask, commit=True)
+        return Decided(ask.token, ask.token, now=True)
+
+    def _carry_out_together(self, draft: _Draft, branches: dict[str, Txn], ask: EndBranches, *, commit: bool) -> int:
+        """The named branches are committed (or nothing is), every other open one up to the token is aborted."""
+        named = {branch.transactional_id: None for branch in ask.branches} if commit else {}
+        decided = decide_together(branches.values(), named, ask.token)
+        for branch, commits in decided:
+            decide_branch = commit_branch if commits else discard
+            draft.move(decide_branch(branch, now_ms=draft.now_ms))
+        return len(decided)
+
+    def _markers_written(self, draft: _Draft, ask: MarkersWritten) -> Verdict:
+        pair = (ask.producer_id, ask.producer_epoch)
+        settled = self._owed.settle(ask.transactional_id, pair=pair, partitions=ask.partitions)
+        if settled is not None:
+            self._complete(draft, settled)
+        return MarkersNoted(complete=settled is not None)
+
+    def _complete(self, draft: _Draft, txn: Txn) -> None:
+        """Every marker is written: those who waited for it go on."""
+        draft.move(complete(txn, now_ms=draft.now_ms))
+        for waiting in self._waiting.pop(txn.transactional_id, ()):
+            self._waiting_count -= 1
+            self._take(draft, waiting)
+
+    # -- waiting
+
+    def _let_wait(self, waiting: _Waiting) -> bool:
+        if self._waiting_count >= MAX_WAITING:
+            return False
+        command = waiting.command
+        assert isinstance(command, InitProducer | AddPartitions | EndTransaction)
+        self._waiting.setdefault(command.transactional_id, []).append(waiting)
+        self._waiting_count += 1
+        heapq.heappush(self._waiting_until, waiting.until_ms)
+        return True
+
+    def _answer_impatient(self, draft: _Draft) -> None:
+        if not self._waiting_until or self._waiting_until[0] > draft.now_ms:
+            return
+        while self._waiting_until and self._waiting_until[0] <= draft.now_ms:
+            heapq.heappop(self._waiting_until)
+        for transactional_id in list(self._waiting):
+            still = [waiting for waiting in self._waiting[transactional_id] if waiting.until_ms > draft.now_ms]
+            for waiting in self._waiting.pop(transactional_id):
+                if waiting.until_ms <= draft.now_ms:
+                    self._waiting_count -= 1
+                    draft.answers.append((waiting.token, BUSY))
+            if still:
+                self._waiting[transactional_id] = still
+
+    # -- branches of a root
+
+    def _branches_of(self, draft: _Draft | None, root: str) -> dict[str, Txn]:
+        """All of them, as they are in this draft."""
+        found = {}
+        for transactional_id in self._branches.get(root, ()):
+            txn = self._txns[transactional_id] if draft is None else draft.get(transactional_id)
+            if txn is not None:
+                found[transactional_id] = txn
+        return found
+
+    def _open_branches(self, draft: _Draft | None, root: str) -> list[Txn]:
+        return [txn for txn in self._branches_of(draft, root).values() if is_open(txn)]
+
+    def _finished_branch(self, draft: _Draft, root: str) -> Txn | None:
+        """A branch of the root whose producer id a new one can take over."""
+        for transactional_id in self._finished.get(root, ()):
+            txn = draft.get(transactional_id)
+            if txn is not None and reusable(txn):
+                return txn
+        return None
+
+    # -- time
+
+    def _forget_idle(self, draft: _Draft) -> None:
+        forgotten = 0
+        for transactional_id in self._txns:
+            txn = draft.get(transactional_id)
+            at_ms = None if txn is None else forget_at_ms(txn, self._settings)
+            if at_ms is not None and at_ms <= draft.now_ms:
+                draft.forget(transactional_id)
+                forgotten += 1
+                if forgotten == FORGET_AT_ONCE:
+                    self._forget_next_ms = draft.now_ms
+                    return
+
+    # -- state
+
+    def _finish(self, draft: _Draft) -> Decision:
+        assert not self._decided, "every record that was decided on must be applied before the next decision"
+        self._decided.extend(draft.written)
+        return Decision(tuple(draft.records), tuple(draft.answers), tuple(draft.effects))
+
+    def _put(self, transactional_id: str, txn: Txn | None) -> None:
+        branch = branch_of(transactional_id)
+        if txn is None:
+            self._txns.pop(transactional_id, None)
+            self._deadlines.forget(transactional_id)
+            self._owed.forget(transactional_id)
+        else:
+            self._txns[transactional_id] = txn
+            self._deadlines.follow(txn)
+            self._owed.follow(txn)
+        if branch is not None:
+            _enter(self._branches, branch.root, transactional_id, present=txn is not None)
+            _enter(self._finished, branch.root, transactional_id, present=txn is not None and reusable(txn))
+
+
+def _enter(index: dict[str, dict[str, None]], root: str, transactional_id: str, *, present: bool) -> None:
+    if present:
+        index.setdefault(root, {})[transactional_id] = None
+    elif root in index:
+        index[root].pop(transactional_id, None)
+        if not index[root]:
+            del index[root]

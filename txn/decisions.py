@@ -1,0 +1,422 @@
+"""What becomes of one transaction: one function a command. Pure: they read a `Txn` and return what should become
+durable and what to say afterwards.
+
+The order of questions is Kafka's where a client can see it. A fresh producer id is asked for only when it is needed
+(`take_id`; None: none left just now). `coordinator.py` calls them and knows the other transactional ids; what
+concerns several ids at once stands in `branches.py`.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from idempotence.epochs import bumped, is_exhausted
+from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP
+from txn.branches import branch_of
+from txn.commands import AddPartitions, EndTransaction, InitProducer, VerifyPartitions
+from txn.settings import TxnSettings
+from txn.states import AT_REST, PREPARED, TWO_PHASE_TIMEOUT_MS, State, Txn
+from txn.verdicts import (
+    ADDED,
+    BUSY,
+    NO_PRODUCER_IDS,
+    UNKNOWN_ID,
+    Ended,
+    Fenced,
+    Initialized,
+    InvalidRequest,
+    InvalidTimeout,
+    Sealed,
+    TwoPhaseCommitDisabled,
+    Verdict,
+    Verified,
+    WrongProducer,
+    WrongState,
+)
+
+TakeId = Callable[[], int | None]
+
+
+class Outcome(NamedTuple):
+    """The verdict, and the transaction as it shall be (None: as it is)."""
+
+    verdict: Verdict
+    moved: Txn | None = None
+
+
+# ---------------------------------------------------------------- InitProducerId
+
+
+def decide_init(
+    txn: Txn | None,
+    ask: InitProducer,
+    *,
+    now_ms: int,
+    take_id: TakeId,
+    settings: TxnSettings,
+    finished: Txn | None = None,
+) -> Outcome:
+    """Make the caller the holder of the id; end first what is open, unless it is a prepared transaction to be kept.
+
+    A new branch takes over the producer id of a `finished` one of its root, if there is one.
+    """
+    if refused := _check_init(ask, settings):
+        return Outcome(refused)
+    timeout_ms = TWO_PHASE_TIMEOUT_MS if ask.two_phase_commit else ask.timeout_ms
+    if txn is None:
+        if finished is not None:
+            return _succeed(finished, ask.transactional_id, timeout_ms, now_ms=now_ms)
+        return create(ask.transactional_id, timeout_ms, now_ms=now_ms, take_id=take_id)
+    if not _may_init(txn, ask):
+        return Outcome(Fenced(ask.producer_epoch, txn.holder[1]))
+    if txn.state in PREPARED:
+        return Outcome(BUSY)
+    if txn.state is State.ONGOING:
+        return _init_over_ongoing(txn, ask, now_ms=now_ms, take_id=take_id)
+    return _init_at_rest(txn, ask, timeout_ms, now_ms=now_ms, take_id=take_id)
+
+
+def _check_init(ask: InitProducer, settings: TxnSettings) -> Verdict | None:
+    if not ask.transactional_id:
+        return InvalidRequest("an empty transactional id")
+    if (ask.producer_id == NO_PRODUCER_ID) != (ask.producer_epoch == NO_PRODUCER_EPOCH):
+        return InvalidRequest("a producer id without its epoch, or an epoch without its producer id")
+    if ask.keep_prepared and not ask.two_phase_commit:
+        return InvalidRequest("keeping a prepared transaction without two-phase commit")
+    if ask.two_phase_commit:
+        return None if settings.two_phase_commit_enabled else TwoPhaseCommitDisabled()
+    if not 0 < ask.timeout_ms <= settings.max_timeout_ms:
+        return InvalidTimeout(ask.timeout_ms, settings.max_timeout_ms)
+    return None
+
+
+def create(transactional_id: str, timeout_ms: int, *, now_ms: int, take_id: TakeId) -> Outcome:
+    """An id that nobody used yet, or that was forgotten."""
+    producer_id = take_id()
+    if producer_id is None:
+        return Outcome(NO_PRODUCER_IDS)
+    txn = Txn(transactional_id, producer_id, 0, State.EMPTY, timeout_ms, now_ms)
+    return Outcome(Initialized(producer_id, 0), txn)
+
+
+def _succeed(finished: Txn, transactional_id: str, timeout_ms: int, *, now_ms: int) -> Outcome:
+    """A new id under the producer id of one that is finished, with the next epoch: whoever still writes as the old
+    one is fenced.
+    """
+    epoch = bumped(finished.producer_epoch)
+    txn = Txn(transactional_id, finished.producer_id, epoch, State.EMPTY, timeout_ms, now_ms)
+    return Outcome(Initialized(txn.producer_id, epoch), txn)
+
+
+def _expects(ask: InitProducer) -> bool:
+    return ask.producer_id != NO_PRODUCER_ID
+
+
+def _may_init(txn: Txn, ask: InitProducer) -> bool:
+    """A caller who names a pair must be the holder, or have been it just before (its answer was lost)."""
+    if not _expects(ask):
+        return True
+    expected = (ask.producer_id, ask.producer_epoch)
+    if expected == txn.holder:
+        return True
+    # Someone who has begun a transaction knows its pair: an older one comes from a request that was delayed (Kafka
+    # aborts the transaction then).
+    return txn.state is not State.ONGOING and _is_repeat(txn, expected)
+
+
+def _is_repeat(txn: Txn, pair: tuple[int, int]) -> bool:
+    return txn.last_producer_epoch != NO_PRODUCER_EPOCH and pair == (txn.previous_producer_id, txn.last_producer_epoch)
+
+
+def _init_over_ongoing(txn: Txn, ask: InitProducer, *, now_ms: int, take_id: TakeId) -> Outcome:
+    if ask.keep_prepared and txn.is_two_phase:
+        return resume(txn, now_ms=now_ms, take_id=take_id)
+    # The epoch of the fence is never handed out: the caller comes back (or waits) and gets the one after it.
+    return Outcome(BUSY, fence(txn, same_client=_expects(ask), now_ms=now_ms, take_id=take_id))
+
+
+def resume(txn: Txn, *, now_ms: int, take_id: TakeId) -> Outcome:
+    """Keep the prepared transaction as it is and give the caller a pair with which it can only end it (KIP-939)."""
+    moved = hand_on(txn, same_client=False, now_ms=now_ms, take_id=take_id)
+    if moved is None:
+        return Outcome(NO_PRODUCER_IDS)
+    return Outcome(Initialized(*moved.holder, txn.producer_id, txn.producer_epoch), moved)
+
+
+def hand_on(txn: Txn, *, same_client: bool, now_ms: int, take_id: TakeId) -> Txn | None:
+    """The transaction as it is, in the hands of a fresh pair. None if that takes a producer id and there is none.
+
+    The transaction's own pair stays: its markers must carry it. Whoever held it before is fenced by the new epoch.
+    """
+    holder_id, holder_epoch = txn.holder
+    next_id: int | None
+    next_id, next_epoch = holder_id, bumped(holder_epoch)
+    if is_exhausted(holder_epoch):
+        next_id, next_epoch = take_id(), 0
+    if next_id is None:
+        return None
+    return txn._replace(
+        next_producer_id=next_id,
+        next_producer_epoch=next_epoch,
+        previous_producer_id=holder_id if same_client else NO_PRODUCER_ID,
+        last_producer_epoch=holder_epoch if same_client else NO_PRODUCER_EPOCH,
+        updated_ms=now_ms,
+    )
+
+
+def _init_at_rest(txn: Txn, ask: InitProducer, timeout_ms: int, *, now_ms: int, take_id: TakeId) -> Outcome:
+    producer_id, producer_epoch = txn.holder
+    moved = txn._replace(
+        state=State.EMPTY,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        next_producer_id=NO_PRODUCER_ID,
+        next_producer_epoch=NO_PRODUCER_EPOCH,
+        timeout_ms=timeout_ms,
+        updated_ms=now_ms,
+        started_ms=NO_TIMESTAMP,
+        sealed_ms=NO_TIMESTAMP,
+    )
+    same_client = _expects(ask)
+    if not same_client or (ask.producer_id, ask.producer_epoch) == txn.holder:
+        bumped_txn = bump(moved, same_client=same_client, take_id=take_id)
+        if bumped_txn is None:
+            return Outcome(NO_PRODUCER_IDS)
+        moved = bumped_txn
+    return Outcome(Initialized(*moved.holder), moved)
+
+
+def bump(txn: Txn, *, same_client: bool, take_id: TakeId) -> Txn | None:
+    """The next epoch, or a fresh producer id when they ran out; None if there is no fresh one just now."""
+    previous_id, last_epoch = txn.producer_id, txn.producer_epoch
+    if is_exhausted(last_epoch):
+        fresh_id = take_id()
+        if fresh_id is None:
+            return None
+        txn = txn._replace(producer_id=fresh_id, producer_epoch=0)
+    else:
+        txn = txn._replace(producer_epoch=bumped(last_epoch))
+    return txn._replace(
+        previous_producer_id=previous_id if same_client else NO_PRODUCER_ID,
+        last_producer_epoch=last_epoch if same_client else NO_PRODUCER_EPOCH,
+    )
+
+
+# ---------------------------------------------------------------- AddPartitionsToTxn, AddOffsetsToTxn, verification
+
+
+def decide_add_partitions(txn: Txn | None, ask: AddPartitions, *, now_ms: int) -> Outcome:
+    """Take partitions into the transaction; the first ones begin it."""
+    if refused := _check_member(txn, ask):
+        return Outcome(refused)
+    assert txn is not None
+    if txn.handed_on:
+        return Outcome(WrongState(txn.state))
+    if txn.state is State.ONGOING:
+        known = dict.fromkeys(txn.partitions)
+        partitions = txn.partitions + tuple(new for new in dict.fromkeys(ask.partitions) if new not in known)
+        if len(partitions) == len(txn.partitions):
+            return Outcome(ADDED)
+        return Outcome(ADDED, txn._replace(partitions=partitions, updated_ms=now_ms))
+    moved = txn._replace(
+        state=State.ONGOING,
+        partitions=tuple(dict.fromkeys(ask.partitions)),
+        started_ms=now_ms,
+        updated_ms=now_ms,
+        client_version=ask.transaction_version,
+    )
+    return Outcome(ADDED, moved)
+
+
+def decide_verify(txn: Txn | None, ask: VerifyPartitions) -> Outcome:
+    """Which of the partitions are not in the open transaction."""
+    if refused := _check_member(txn, ask):
+        return Outcome(refused)
+    assert txn is not None
+    known = dict.fromkeys(txn.partitions)
+    return Outcome(Verified(tuple(partition for partition in ask.partitions if partition not in known)))
+
+
+def _check_member(txn: Txn | None, ask: AddPartitions | VerifyPartitions) -> Verdict | None:
+    if not ask.transactional_id:
+        return InvalidRequest("an empty transactional id")
+    if txn is None:
+        return UNKNOWN_ID
+    producer_id, producer_epoch = txn.holder
+    if ask.producer_id != producer_id:
+        return WrongProducer(ask.producer_id, producer_id)
+    if ask.producer_epoch != producer_epoch:
+        return Fenced(ask.producer_epoch, producer_epoch)
+    return BUSY if txn.state in PREPARED else None
+
+
+# ---------------------------------------------------------------- EndTxn
+
+
+def decide_end(txn: Txn | None, ask: EndTransaction, *, now_ms: int, take_id: TakeId) -> Outcome:
+    """Decide the open transaction, or say what was decided."""
+    if not ask.transactional_id:
+        return Outcome(InvalidRequest("an empty transactional id"))
+    if txn is None:
+        return Outcome(UNKNOWN_ID)
+    if ask.commit and branch_of(ask.transactional_id) is not None:
+        return _seal(txn, ask, now_ms=now_ms, take_id=take_id)
+    if ask.transaction_version < 2 and not txn.handed_on:
+        return _end_same_epoch(txn, ask, now_ms=now_ms)
+    pair = (ask.producer_id, ask.producer_epoch)
+    if pair == txn.holder:
+        return _end_current(txn, ask, now_ms=now_ms, take_id=take_id)
+    if txn.client_version >= 2 and _is_repeat(txn, pair):
+        return _end_repeated(txn, ask)
+    if ask.producer_id != txn.holder[0]:
+        return Outcome(WrongProducer(ask.producer_id, txn.holder[0]))
+    return Outcome(Fenced(ask.producer_epoch, txn.holder[1]))
+
+
+def _end_current(txn: Txn, ask: EndTransaction, *, now_ms: int, take_id: TakeId) -> Outcome:
+    """Version 2, from the holder of the present epoch: whatever it ends, it is not what was ended before."""
+    if txn.state in PREPARED:
+        # The client goes on to its next transaction before the last one's markers are written: ask again. Kafka has a
+        # column of 90 for it that is never reached, because it looks for a pending move first (KAFKA-18464).
+        return Outcome(BUSY)
+    if txn.state in AT_REST and ask.commit:
+        return Outcome(WrongState(txn.state))
+    decided = prepare(txn, commit=ask.commit, now_ms=now_ms, take_id=take_id)
+    if decided is None:
+        return Outcome(NO_PRODUCER_IDS)
+    return Outcome(Ended(*decided.successor), decided)
+
+
+def _end_repeated(txn: Txn, ask: EndTransaction) -> Outcome:
+    """Version 2, with the pair of the transaction before: its answer was lost, or the request comes a second time."""
+    match txn.state, ask.commit:
+        case (State.COMPLETE_COMMIT, True) | (State.COMPLETE_ABORT, False):
+            return Outcome(Ended(*txn.holder))
+        case (State.PREPARE_COMMIT, True) | (State.PREPARE_ABORT, False):
+            return Outcome(BUSY)
+        case (State.COMPLETE_COMMIT | State.PREPARE_COMMIT, False) | (State.PREPARE_ABORT, True):
+            return Outcome(WrongState(txn.state))
+    return Outcome(Fenced(ask.producer_epoch, txn.holder[1]))
+
+
+def _end_same_epoch(txn: Txn, ask: EndTransaction, *, now_ms: int) -> Outcome:
+    """Versions 0 and 1: epochs don't move, so an end of the last transaction and one of the next look alike."""
+    producer_id, producer_epoch = txn.holder
+    if ask.producer_id != producer_id:
+        return Outcome(WrongProducer(ask.producer_id, producer_id))
+    if ask.producer_epoch != producer_epoch:
+        return Outcome(Fenced(ask.producer_epoch, producer_epoch))
+    match txn.state, ask.commit:
+        case State.ONGOING, commit:
+            decided = txn._replace(state=_prepared(commit), updated_ms=now_ms, client_version=0)
+            return Outcome(Ended(*decided.holder), decided)
+        case (State.COMPLETE_COMMIT, True) | (State.COMPLETE_ABORT, False):
+            return Outcome(Ended(*txn.holder))
+        case (State.PREPARE_COMMIT, True) | (State.PREPARE_ABORT, False):
+            return Outcome(BUSY)
+    return Outcome(WrongState(txn.state))
+
+
+def _seal(branch: Txn, ask: EndTransaction, *, now_ms: int, take_id: TakeId) -> Outcome:
+    """A branch's writer commits: it declares its part whole, and its root decides.
+
+    The pair it goes on with can only abort; whatever was written with the pair before stays open until the decision.
+    """
+    pair = (ask.producer_id, ask.producer_epoch)
+    if branch.handed_on and _is_repeat(branch, pair):
+        return Outcome(Sealed(*branch.holder))
+    if pair != branch.holder:
+        if ask.producer_id != branch.holder[0]:
+            return Outcome(WrongProducer(ask.producer_id, branch.holder[0]))
+        return Outcome(Fenced(ask.producer_epoch, branch.holder[1]))
+    if branch.handed_on or branch.state not in (State.EMPTY, State.ONGOING):
+        return Outcome(WrongState(branch.state))
+    sealed = hand_on(branch, same_client=True, now_ms=now_ms, take_id=take_id)
+    if sealed is None:
+        return Outcome(NO_PRODUCER_IDS)
+    sealed = sealed._replace(sealed_ms=now_ms)
+    return Outcome(Sealed(*sealed.holder), sealed)
+
+
+def _prepared(commit: bool) -> State:
+    return State.PREPARE_COMMIT if commit else State.PREPARE_ABORT
+
+
+def prepare(txn: Txn, *, commit: bool, now_ms: int, take_id: TakeId, rotate: bool = True) -> Txn | None:
+    """Decided, by its holder, in version 2: the epoch moves, for the markers and for whatever comes next.
+
+    None if a fresh producer id is needed and there is none. `rotate=False`: the id will not be written with again.
+    """
+    holder_id, holder_epoch = txn.holder
+    next_id: int | None = NO_PRODUCER_ID
+    next_epoch = NO_PRODUCER_EPOCH
+    if txn.handed_on:
+        next_id, next_epoch = holder_id, holder_epoch + 1
+    if rotate and is_exhausted(holder_epoch):
+        next_id, next_epoch = take_id(), NO_PRODUCER_EPOCH
+    if next_id is None:
+        return None
+    decided = txn._replace(
+        state=_prepared(commit),
+        producer_epoch=bumped(txn.producer_epoch),
+        previous_producer_id=holder_id,
+        last_producer_epoch=holder_epoch,
+        next_producer_id=next_id,
+        next_producer_epoch=next_epoch,
+        started_ms=txn.started_ms if txn.partitions else now_ms,
+        updated_ms=now_ms,
+        client_version=2,
+    )
+    return decided if decided.partitions else complete(decided, now_ms=now_ms)
+
+
+def fence(txn: Txn, *, same_client: bool, now_ms: int, take_id: TakeId) -> Txn:
+    """Abort what is open for its holder: by time, or because the id is taken over. The epoch moves, so that it writes
+    no more.
+
+    `same_client`: the one that is fenced may find its way back, by repeating its abort or by initializing with the
+    pair it had.
+    """
+    aborted = prepare(txn, commit=False, now_ms=now_ms, take_id=take_id)
+    if aborted is None:
+        # No fresh id: the epoch of the fence is then the last one, and nobody may be told of it; whoever comes next
+        # gets a fresh id.
+        aborted = prepare(txn, commit=False, now_ms=now_ms, take_id=take_id, rotate=False)
+        same_client = False
+    assert aborted is not None
+    if same_client:
+        return aborted
+    return aborted._replace(previous_producer_id=NO_PRODUCER_ID, last_producer_epoch=NO_PRODUCER_EPOCH)
+
+
+def discard(branch: Txn, *, now_ms: int) -> Txn:
+    """Abort an open branch for good: nobody goes on with its id."""
+    aborted = prepare(branch, commit=False, now_ms=now_ms, take_id=_no_id, rotate=False)
+    assert aborted is not None
+    return aborted._replace(previous_producer_id=NO_PRODUCER_ID, last_producer_epoch=NO_PRODUCER_EPOCH)
+
+
+def commit_branch(branch: Txn, *, now_ms: int) -> Txn:
+    """Commit a sealed branch by its root's decision."""
+    committed = prepare(branch, commit=True, now_ms=now_ms, take_id=_no_id, rotate=False)
+    assert committed is not None
+    return committed
+
+
+def _no_id() -> None:
+    """Whose id is not written with again needs no fresh one."""
+
+
+def complete(txn: Txn, *, now_ms: int) -> Txn:
+    """Every marker is written."""
+    assert txn.state in PREPARED
+    producer_id, producer_epoch = txn.successor
+    return txn._replace(
+        state=State.COMPLETE_COMMIT if txn.state is State.PREPARE_COMMIT else State.COMPLETE_ABORT,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        next_producer_id=NO_PRODUCER_ID,
+        next_producer_epoch=NO_PRODUCER_EPOCH,
+        partitions=(),
+        sealed_ms=NO_TIMESTAMP,
+        updated_ms=now_ms,
+    )

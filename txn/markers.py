@@ -1,0 +1,105 @@
+"""Who still owes a marker: the partitions of prepared transactions that have not been told how it ended.
+
+What always holds: it is a fold over the prepared and completed transactions, so that after a restart or a change of
+leader the same markers are owed again (a partition that has its marker already takes it twice without harm). What has
+been written meanwhile is remembered in memory only.
+
+`SendMarkers` is the effect the courier (`service/broker/marker_courier.py`) carries out; `MarkerFate` is what a
+leader's answer means for it.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from log.ids import TopicPartition
+from txn.states import PREPARED, State, Txn
+
+
+@dataclass(frozen=True, slots=True)
+class SendMarkers:
+    """Tell these partitions how the transaction of this pair ended."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    commit: bool
+    transaction_version: int
+    partitions: tuple[TopicPartition, ...]
+
+
+class MarkerFate(Enum):
+    """What to do about one partition after its leader answered, or didn't."""
+
+    WRITTEN = 1
+    RETRY = 2
+    """No leader, not enough replicas, no answer: the marker will be taken later."""
+    FENCED = 3
+    """A newer coordinator or a newer epoch has been there: this coordinator is not the one any more, and stops."""
+    GONE = 4
+    """The topic was deleted: nobody waits for the marker."""
+
+
+class OwedMarkers:
+    """Partitions without a marker, by transactional id."""
+
+    def __init__(self) -> None:
+        self._owed: dict[str, tuple[Txn, dict[TopicPartition, None]]] = {}
+        self.settled: dict[str, Txn] = {}
+        """Prepared and owing nothing, as a log written by Kafka can hold them: to be completed."""
+
+    def __len__(self) -> int:
+        return len(self._owed)
+
+    def follow(self, txn: Txn) -> None:
+        """Take up a transaction as it is now."""
+        self.forget(txn.transactional_id)
+        if txn.state in PREPARED:
+            self._owed[txn.transactional_id] = (txn, dict.fromkeys(txn.partitions))
+            if not txn.partitions:
+                self.settled[txn.transactional_id] = txn
+
+    def forget(self, transactional_id: str) -> None:
+        self._owed.pop(transactional_id, None)
+        self.settled.pop(transactional_id, None)
+
+    def settle(
+        self, transactional_id: str, *, pair: tuple[int, int], partitions: Iterable[TopicPartition]
+    ) -> Txn | None:
+        """These have their marker. The transaction, if it is this pair's and owes nothing any more."""
+        owed = self._owed.get(transactional_id)
+        if owed is None or (owed[0].producer_id, owed[0].producer_epoch) != pair:
+            return None
+        for partition in partitions:
+            owed[1].pop(partition, None)
+        return None if owed[1] else owed[0]
+
+    def partitions(self, transactional_id: str) -> tuple[TopicPartition, ...] | None:
+        """Those of one id that are left; None when it is not prepared."""
+        owed = self._owed.get(transactional_id)
+        return None if owed is None else tuple(owed[1])
+
+    def all(self) -> Iterator[SendMarkers]:
+        """Everything there is to send."""
+        for transactional_id in list(self._owed):
+            if (markers := self.of(transactional_id)) is not None:
+                yield markers
+
+    def of(self, transactional_id: str) -> SendMarkers | None:
+        """What there is to send for one id."""
+        owed = self._owed.get(transactional_id)
+        if owed is None or not owed[1]:
+            return None
+        txn, partitions = owed
+        return markers_of(txn, tuple(partitions))
+
+
+def markers_of(txn: Txn, partitions: tuple[TopicPartition, ...]) -> SendMarkers:
+    return SendMarkers(
+        txn.transactional_id,
+        txn.producer_id,
+        txn.producer_epoch,
+        txn.state is State.PREPARE_COMMIT,
+        txn.client_version,
+        partitions,
+    )

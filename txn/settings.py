@@ -1,0 +1,15 @@
+"""What an operator sets about transactions, under Kafka's names without the dots. Given to the coordinator; never
+read from anywhere.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TxnSettings:
+    max_timeout_ms: int = 900_000
+    """transaction.max.timeout.ms"""
+    id_expiration_ms: int = 604_800_000
+    """transactional.id.expiration.ms"""
+    two_phase_commit_enabled: bool = False
+    """transaction.two.phase.commit.enable"""

@@ -1,0 +1,165 @@
+"""The life of one transactional id: its states, the moves between them, and what may be trusted in each.
+
+    (new)          -> Empty           create decide_together
+    Empty          -> Empty           init end decide_together
+    Empty          -> Ongoing         add_partitions
+    Empty          -> CompleteCommit  decide_together
+    Empty          -> CompleteAbort   end fence
+    Ongoing        -> Ongoing         add_partitions end resume
+    Ongoing        -> PrepareCommit   end decide_together
+    Ongoing        -> PrepareAbort    end fence
+    PrepareCommit  -> CompleteCommit  complete
+    PrepareAbort   -> CompleteAbort   complete
+    CompleteCommit -> Empty           init decide_together
+    CompleteCommit -> Ongoing         add_partitions
+    CompleteCommit -> CompleteAbort   end
+    CompleteAbort  -> Empty           init decide_together
+    CompleteAbort  -> Ongoing         add_partitions
+    CompleteAbort  -> CompleteAbort   end
+    Empty          -> (gone)          expire reuse
+    CompleteCommit -> (gone)          expire reuse
+    CompleteAbort  -> (gone)          expire reuse
+
+A test draws these lines from `MOVES` and holds `TxnCoordinator.apply` to them: a record that makes another move is a
+bug of ours or of whoever wrote the log.
+
+What may be trusted:
+ - Empty, CompleteCommit, CompleteAbort: no partition waits for a marker of this id, and its partitions are none.
+ - Ongoing: every partition that holds, or may come to hold, a batch of the transaction is listed. The list only grows.
+ - PrepareCommit, PrepareAbort: the outcome is decided for good; only markers are missing. `producer_epoch` is the
+   markers' epoch. With version 2 it is above the epoch of every batch of the transaction.
+ - In every state `holder` is the one pair (producer id, epoch) whose commands are obeyed; it never goes back: the
+   epoch grows, or the producer id is fresh.
+ - (`previous_producer_id`, `last_producer_epoch`) is the pair that the present holder had before, and only if it is
+   the same client: a request that carries it is a repeat of one already carried out. After a new client took over
+   there is no such pair.
+
+An end that owes no marker (nothing was written) goes to Complete at once. Kafka's PrepareEpochFence and Dead exist in
+memory only and have no counterpart: a fence is one move, a forgotten id is gone.
+"""
+
+from enum import Enum
+from typing import Final, NamedTuple
+
+from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
+
+NO_TOKEN: Final = -1
+TWO_PHASE_TIMEOUT_MS: Final = 2**31 - 1
+"""The timeout that stands for: never aborted by time (KIP-939)."""
+
+
+class State(Enum):
+    """The values are those in the log, the labels those in Kafka's tools."""
+
+    EMPTY = 0
+    ONGOING = 1
+    PREPARE_COMMIT = 2
+    PREPARE_ABORT = 3
+    COMPLETE_COMMIT = 4
+    COMPLETE_ABORT = 5
+
+    @property
+    def label(self) -> str:
+        return "".join(word.capitalize() for word in self.name.split("_"))
+
+
+PREPARED: Final = (State.PREPARE_COMMIT, State.PREPARE_ABORT)
+COMPLETED: Final = (State.COMPLETE_COMMIT, State.COMPLETE_ABORT)
+AT_REST: Final = (State.EMPTY, *COMPLETED)
+
+
+class Move(NamedTuple):
+    """From one state (None: new) to another (None: gone), and the functions of `decisions.py` and `branches.py` that
+    make it.
+    """
+
+    source: State | None
+    target: State | None
+    by: tuple[str, ...]
+
+
+MOVES: Final = (
+    Move(None, State.EMPTY, ("create", "decide_together")),
+    Move(State.EMPTY, State.EMPTY, ("init", "end", "decide_together")),
+    Move(State.EMPTY, State.ONGOING, ("add_partitions",)),
+    Move(State.EMPTY, State.COMPLETE_COMMIT, ("decide_together",)),
+    Move(State.EMPTY, State.COMPLETE_ABORT, ("end", "fence")),
+    Move(State.ONGOING, State.ONGOING, ("add_partitions", "end", "resume")),
+    Move(State.ONGOING, State.PREPARE_COMMIT, ("end", "decide_together")),
+    Move(State.ONGOING, State.PREPARE_ABORT, ("end", "fence")),
+    Move(State.PREPARE_COMMIT, State.COMPLETE_COMMIT, ("complete",)),
+    Move(State.PREPARE_ABORT, State.COMPLETE_ABORT, ("complete",)),
+    Move(State.COMPLETE_COMMIT, State.EMPTY, ("init", "decide_together")),
+    Move(State.COMPLETE_COMMIT, State.ONGOING, ("add_partitions",)),
+    Move(State.COMPLETE_COMMIT, State.COMPLETE_ABORT, ("end",)),
+    Move(State.COMPLETE_ABORT, State.EMPTY, ("init", "decide_together")),
+    Move(State.COMPLETE_ABORT, State.ONGOING, ("add_partitions",)),
+    Move(State.COMPLETE_ABORT, State.COMPLETE_ABORT, ("end",)),
+    Move(State.EMPTY, None, ("expire", "reuse")),
+    Move(State.COMPLETE_COMMIT, None, ("expire", "reuse")),
+    Move(State.COMPLETE_ABORT, None, ("expire", "reuse")),
+)
+
+LEGAL: Final = {(move.source, move.target): None for move in MOVES}
+
+
+def draw() -> str:
+    """The diagram above."""
+
+    def name(state: State | None, absent: str) -> str:
+        return state.label if state is not None else absent
+
+    return "\n".join(
+        f"{name(move.source, '(new)'):14} -> {name(move.target, '(gone)'):14}  {' '.join(move.by)}" for move in MOVES
+    )
+
+
+class Txn(NamedTuple):
+    """Everything that is durable about one transactional id. Never changed in place: a move makes a new one."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    state: State
+    timeout_ms: int
+    updated_ms: int
+    partitions: tuple[TopicPartition, ...] = ()
+    started_ms: int = NO_TIMESTAMP
+    previous_producer_id: int = NO_PRODUCER_ID
+    last_producer_epoch: int = NO_PRODUCER_EPOCH
+    next_producer_id: int = NO_PRODUCER_ID
+    """Takes over when the transaction is complete: the epochs of `producer_id` ran out, or it was handed on."""
+    next_producer_epoch: int = NO_PRODUCER_EPOCH
+    client_version: int = 0
+    """The transaction version of the client that moved it last: 2 if epochs move with every transaction."""
+    sealed_ms: int = NO_TIMESTAMP
+    """A branch: when its writer declared it whole."""
+    decided_token: int = NO_TOKEN
+    """A root: the token of its last decision."""
+
+    @property
+    def handed_on(self) -> bool:
+        """Whole, and in the hands of a pair that can only end it: a branch that is sealed, or a transaction that was
+        prepared and whose client has been succeeded (KIP-939).
+        """
+        return self.next_producer_id != NO_PRODUCER_ID and self.state in (State.EMPTY, State.ONGOING)
+
+    @property
+    def holder(self) -> tuple[int, int]:
+        """The pair whose commands are obeyed."""
+        if self.handed_on:
+            return self.next_producer_id, self.next_producer_epoch
+        return self.producer_id, self.producer_epoch
+
+    @property
+    def successor(self) -> tuple[int, int]:
+        """The pair that is the holder when a prepared transaction is complete: what its client is told to go on
+        with.
+        """
+        if self.next_producer_id != NO_PRODUCER_ID:
+            return self.next_producer_id, max(self.next_producer_epoch, 0)
+        return self.producer_id, self.producer_epoch
+
+    @property
+    def is_two_phase(self) -> bool:
+        return self.timeout_ms == TWO_PHASE_TIMEOUT_MS

@@ -1,0 +1,210 @@
+"""What a transaction coordinator answers, and the shape of its decisions.
+
+Every verdict is one thing that can be true of a command; `service/api/wire_codes.py` turns them into Kafka's error
+codes, which differ by API and version.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
+from txn.states import State
+
+# ---------------------------------------------------------------- carried out
+
+
+@dataclass(frozen=True, slots=True)
+class Initialized:
+    """The caller is the holder now. With a prepared transaction kept for it, that one's own pair is told as well."""
+
+    producer_id: int
+    producer_epoch: int
+    ongoing_producer_id: int = NO_PRODUCER_ID
+    ongoing_producer_epoch: int = NO_PRODUCER_EPOCH
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The partitions are in the transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Asked about an open transaction; `missing` are the partitions that are not in it."""
+
+    missing: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Decided as asked, now or before. The client goes on with this pair (version 2)."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """The branch is whole and waits for the decision of its root, which names this pair. It can still be aborted."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The token is decided: by this call, or (`now` false) by an earlier one, and then nothing of this call's takes
+    part.
+
+    `last_token` is the token of the root's last decision: the one asked for, or a later one.
+    """
+
+    token: int
+    last_token: int
+    now: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """So many open branches are aborted; nothing is decided."""
+
+    branches: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarkersNoted:
+    """`complete` when no partition owes a marker any more."""
+
+    complete: bool
+
+
+# ---------------------------------------------------------------- refused
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """The last transaction is decided and its markers are travelling: ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Another client, or this one in a later transaction, holds the id."""
+
+    producer_epoch: int
+    current_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownId:
+    """Nobody initialized this transactional id, or it expired."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrongProducer:
+    """The id belongs to another producer id."""
+
+    producer_id: int
+    current_producer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class WrongState:
+    """Not in this state."""
+
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidRequest:
+    """The command contradicts itself."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidTimeout:
+    """Not a timeout that this broker grants."""
+
+    timeout_ms: int
+    max_timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TwoPhaseCommitDisabled:
+    """Transactions that no timeout ends have to be allowed by the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoProducerIds:
+    """The supply of producer ids is used up for the moment: ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDecided:
+    """A branch of a token that is decided already: whoever writes it is too late."""
+
+    token: int
+    decided_token: int
+
+
+class BranchFault(Enum):
+    """Why a named branch can't take part. The values are for people."""
+
+    NOT_A_BRANCH = "is not a branch of this root"
+    OTHER_TOKEN = "belongs to another token"
+    UNKNOWN = "is unknown"
+    OTHER_PRODUCER = "is held by another producer id or epoch"
+    NOT_OPEN = "was ended already"
+    NOT_SEALED = "is not sealed"
+    NAMED_TWICE = "is named twice"
+
+
+@dataclass(frozen=True, slots=True)
+class BranchNotReady:
+    """The decision was not taken, because of this branch; nothing has changed."""
+
+    transactional_id: str
+    fault: BranchFault
+
+
+Verdict = (
+    Initialized
+    | Added
+    | Verified
+    | Ended
+    | Sealed
+    | Decided
+    | Discarded
+    | MarkersNoted
+    | Busy
+    | Fenced
+    | UnknownId
+    | WrongProducer
+    | WrongState
+    | InvalidRequest
+    | InvalidTimeout
+    | TwoPhaseCommitDisabled
+    | NoProducerIds
+    | TokenDecided
+    | BranchNotReady
+)
+
+ADDED: Final = Added()
+BUSY: Final = Busy()
+UNKNOWN_ID: Final = UnknownId()
+NO_PRODUCER_IDS: Final = NoProducerIds()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Records to write as ONE batch, answers and effects that may leave once it is committed. A token is the
+    caller's.
+    """
+
+    records: tuple[tuple[bytes, bytes | None], ...] = ()
+    answers: tuple[tuple[int, Verdict], ...] = ()
+    effects: tuple[object, ...] = ()
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    """A coordinator's own records are in nobody's transaction."""
