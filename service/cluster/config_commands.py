@@ -1,0 +1,238 @@
+"""Deciding about dynamic configuration of topics and brokers, in both forms: all of a resource's values anew
+(AlterConfigs), or single changes (IncrementalAlterConfigs).
+
+Every resource of a command stands for itself. Checks, their order and their messages are Kafka's (4.3). Called by the
+handlers of `service.api`, through `ClusterMetadata.execute`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from service.cluster.controller import Decision
+from service.cluster.image import (
+    ALL_BROKERS,
+    NO_CONFIG,
+    Image,
+    broker_config_key,
+    encode_config,
+    encode_topic,
+    topic_key,
+)
+from service.cluster.store import Create, Delete, Op, Put
+from service.cluster.topic_commands import check_topic_name
+from service.config import KNOWN_SETTINGS, BrokerConfig
+from service.settings import ConfigError, ConfigType, Mode, Status, split_list
+from service.topic_config import TOPIC_SETTINGS, check_topic_config
+from service.wire.error_codes import ErrorCode
+
+_ListOf = Callable[[str], tuple[str, ...] | None]
+"""What a list key holds where nothing is set; None when the key is no list."""
+
+
+class ResourceType(IntEnum):
+    """Kafka's kinds of things that have a configuration, by their numbers on the wire."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+class Operation(IntEnum):
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+_OPERATIONS = tuple(int(operation) for operation in Operation)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChange:
+    key: str
+    operation: int
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceChange:
+    """Changes to one resource. `replace_all`: what is not named goes back to its default (AlterConfigs)."""
+
+    kind: int
+    name: str
+    changes: tuple[ConfigChange, ...]
+    replace_all: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceResult:
+    kind: int
+    name: str
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+
+
+class _Refused(Exception):
+    def __init__(self, error: ErrorCode, message: str | None = None) -> None:
+        super().__init__(message)
+        self.error = error
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class AlterConfigs:
+    """`config` is the configuration of the broker that decides: lists are appended to what holds, which may be its
+    static value.
+    """
+
+    resources: tuple[ResourceChange, ...]
+    config: BrokerConfig
+    node_id: int
+    validate_only: bool = False
+
+    def decide(self, image: Image, *, retried: bool) -> Decision[list[ResourceResult]]:
+        results: list[ResourceResult] = []
+        ops: list[Op] = []
+        names = [(resource.kind, resource.name) for resource in self.resources]
+        for resource in self.resources:
+            try:
+                if names.count((resource.kind, resource.name)) > 1:
+                    raise _Refused(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
+                _check_changes(resource)
+                op = self._alter(resource, image)
+            except _Refused as refused:
+                results.append(ResourceResult(resource.kind, resource.name, refused.error, refused.message))
+                continue
+            results.append(ResourceResult(resource.kind, resource.name))
+            if op is not None:
+                ops.append(op)
+        return Decision(results, () if self.validate_only else tuple(ops))
+
+    def _alter(self, resource: ResourceChange, image: Image) -> Op | None:
+        match resource.kind:
+            case ResourceType.TOPIC:
+                return self._alter_topic(resource, image)
+            case ResourceType.BROKER:
+                return self._alter_broker(resource, image)
+            case ResourceType.GROUP | ResourceType.CLIENT_METRICS | ResourceType.BROKER_LOGGER:
+                kind = ResourceType(resource.kind).name
+                raise _Refused(ErrorCode.INVALID_REQUEST, f"Resources of type {kind} can't be configured here.")
+            case _:
+                raise _Refused(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.kind}")
+
+    def _alter_topic(self, resource: ResourceChange, image: Image) -> Op | None:
+        if not resource.name:
+            raise _Refused(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
+        if (problem := check_topic_name(resource.name)) is not None:
+            raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+        topic = image.topics.get(resource.name)
+        present = topic.config if topic is not None else {}
+        values = _changed(resource, present, self._list_of_topic)
+        try:
+            check_topic_config(values)
+        except ConfigError as error:
+            raise _Refused(ErrorCode.INVALID_CONFIG, str(error)) from error
+        if topic is None:
+            message = f"The topic '{resource.name}' does not exist."
+            raise _Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
+        if values == topic.config:
+            return None
+        return Put(topic_key(topic.name), encode_topic(topic.id, len(topic.partitions), values), topic.version)
+
+    def _alter_broker(self, resource: ResourceChange, image: Image) -> Op | None:
+        whose = self._whose(resource.name)
+        stored = image.broker_config(whose)
+        _check_dynamic(resource, cluster_wide=whose == ALL_BROKERS)
+        values = _changed(resource, stored.values, self._list_of_broker)
+        try:
+            for name, value in values.items():
+                if name in KNOWN_SETTINGS:  # else it was stored by another version
+                    KNOWN_SETTINGS[name].parse(value)
+        except ConfigError as error:
+            raise _Refused(ErrorCode.INVALID_REQUEST, str(error)) from error
+        if values == stored.values:
+            return None
+        key = broker_config_key(whose)
+        if stored == NO_CONFIG:
+            return Create(key, encode_config(values))
+        return Put(key, encode_config(values), stored.version) if values else Delete(key, stored.version)
+
+    def _whose(self, name: str) -> str:
+        if not name:
+            return ALL_BROKERS
+        try:
+            broker_id = int(name)
+        except ValueError:
+            raise _Refused(ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}") from None
+        if broker_id != self.node_id:
+            message = f"Unexpected broker id, expected {self.node_id}, but received {name}"
+            raise _Refused(ErrorCode.INVALID_REQUEST, message)
+        return str(broker_id)
+
+    def _list_of_topic(self, key: str) -> tuple[str, ...] | None:
+        """What a topic's list holds while nothing is set for the topic; None when the key is no list."""
+        setting = TOPIC_SETTINGS.get(key)
+        if setting is None or setting.kind is not ConfigType.LIST:
+            return None
+        for synonym in setting.synonyms:
+            return self._list_of_broker(synonym.name)
+        return tuple(setting.default)
+
+    def _list_of_broker(self, key: str) -> tuple[str, ...] | None:
+        setting = KNOWN_SETTINGS.get(key)
+        if setting is None or setting.kind is not ConfigType.LIST or setting.status is not Status.IMPLEMENTED:
+            return None
+        return tuple(getattr(self.config, setting.attribute) or ())
+
+
+def _check_changes(resource: ResourceChange) -> None:
+    keys = [change.key for change in resource.changes]
+    if len(set(keys)) < len(keys):
+        raise _Refused(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
+    nulls = [change.key for change in resource.changes if change.value is None and change.operation != Operation.DELETE]
+    if nulls:
+        raise _Refused(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {','.join(nulls)}")
+    for change in resource.changes:
+        if change.operation not in _OPERATIONS:
+            raise _Refused(ErrorCode.INVALID_REQUEST, f"Unknown operation type {change.operation}")
+
+
+def _check_dynamic(resource: ResourceChange, *, cluster_wide: bool) -> None:
+    for change in resource.changes:
+        setting = KNOWN_SETTINGS.get(change.key)
+        if setting is None:
+            raise _Refused(ErrorCode.INVALID_REQUEST, f"Unknown broker config name: {change.key}")
+        if setting.mode is Mode.READ_ONLY:
+            raise _Refused(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: [{change.key}]")
+        if cluster_wide and setting.mode is Mode.PER_BROKER:
+            message = (
+                f"Cannot update these configs at default cluster level, broker id must be specified: [{change.key}]"
+            )
+            raise _Refused(ErrorCode.INVALID_REQUEST, message)
+
+
+def _changed(resource: ResourceChange, present: Mapping[str, str], list_of: _ListOf) -> dict[str, str]:
+    values = {} if resource.replace_all else dict(present)
+    for key, operation, value in ((change.key, change.operation, change.value or "") for change in resource.changes):
+        match operation:
+            case Operation.SET:
+                values[key] = value
+            case Operation.DELETE:
+                values.pop(key, None)
+            case _:
+                default = list_of(key)
+                if default is None:
+                    name = Operation(operation).name
+                    message = f"Can't {name} to key {key} because its type is not LIST."
+                    raise _Refused(ErrorCode.INVALID_CONFIG, message)
+                items = split_list(values[key]) if key in values else default
+                named = split_list(value)
+                if operation == Operation.APPEND:
+                    items = tuple(dict.fromkeys((*items, *named)))
+                else:
+                    items = tuple(item for item in items if item not in named)
+                values[key] = ",".join(items)
+    return values

@@ -1,0 +1,251 @@
+"""What a controller decides: an image and a command become the ops of one commit, and the answer that leaves once it
+happened.
+
+A `Command` decides for itself: `decide` is pure, reads the image and changes nothing. If the commit meets a newer
+version of what it read, the image is brought up to date and it decides again; if the commit's answer was lost it
+decides again with `retried`, and must then recognise its own work. Here are the commands about brokers, partitions
+and producer ids; those about topics are in `topic_commands`, about configuration in `config_commands`. Called by
+`metadata`, which commits.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from log.ids import TopicId
+from service.cluster.election import elect
+from service.cluster.image import (
+    ABSENT,
+    BROKER_EPOCH,
+    BROKER_IDS,
+    CLUSTER,
+    FEATURES,
+    NO_LEADER,
+    PRODUCER_IDS,
+    Counter,
+    Image,
+    PartitionState,
+    broker_key,
+    encode_broker,
+    encode_cluster,
+    encode_counter,
+    encode_features,
+    encode_partition,
+    partition_key,
+)
+from service.cluster.store import Create, Op, Put
+from service.config import Endpoint
+from service.wire.error_codes import ErrorCode
+
+Reply_co = TypeVar("Reply_co", covariant=True)
+
+FINALIZED_FEATURES = {"group.version": 1, "transaction.version": 2}
+"""The levels a new cluster begins with: the consumer group protocol, and transactions whose epoch moves with each of
+them.
+"""
+
+PRODUCER_IDS_PER_BLOCK = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[Reply_co]):
+    """`reply` may leave once `ops` are committed; with no ops, at once."""
+
+    reply: Reply_co
+    ops: tuple[Op, ...] = ()
+
+
+class Command(Protocol[Reply_co]):
+    def decide(self, image: Image, *, retried: bool) -> Decision[Reply_co]:
+        """`retried`: an earlier decision of this very command may have been committed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Not done, and why, as the client is told."""
+
+    error: ErrorCode
+    message: str | None = None
+
+
+def raised(key: str, counter: Counter, value: int) -> Op:
+    """Set a counter to `value`, unless somebody else moved it meanwhile."""
+    return Create(key, encode_counter(value)) if counter == ABSENT else Put(key, encode_counter(value), counter.version)
+
+
+def changed(topic_id: TopicId, index: int, old: PartitionState, new: PartitionState) -> Op:
+    """The compare-and-set that turns `old` into `new` (R6)."""
+    return Put(partition_key(topic_id, index), encode_partition(new), old.partition_epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCluster:
+    """Give the cluster its id and its features, unless it has them. The reply is the cluster's id."""
+
+    cluster_id: str
+
+    def decide(self, image: Image, *, retried: bool) -> Decision[str]:
+        if image.cluster_id:
+            return Decision(image.cluster_id)
+        made = Create(CLUSTER, encode_cluster(self.cluster_id)), Create(FEATURES, encode_features(FINALIZED_FEATURES))
+        return Decision(self.cluster_id, made)
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBrokerId:
+    """A number for a broker that brought none: above all that were ever given or are in use."""
+
+    def decide(self, image: Image, *, retried: bool) -> Decision[int]:
+        replicas = (
+            id for topic in image.topics.values() for state in topic.partitions.values() for id in state.replicas
+        )
+        taken = max((image.broker_ids.value, *image.brokers, *replicas))
+        return Decision(taken + 1, (raised(BROKER_IDS, image.broker_ids, taken + 1),))
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterBroker:
+    """A broker begins a life. The reply is its epoch, or a refusal while another life with its id is registered.
+
+    The registration and the counter its epoch comes from change in one commit, so epochs order lives (R3). `clean`
+    says that its former life ended in order and lost nothing. After any other end its log may lack a tail it was
+    trusted with: it gets no old grant back (R4), and where others are in sync it leaves the in-sync set first (R5).
+    """
+
+    broker_id: int
+    session: int
+    endpoints: tuple[Endpoint, ...]
+    rack: str | None = None
+    clean: bool = False
+
+    def decide(self, image: Image, *, retried: bool) -> Decision[int | Refusal]:
+        present = image.brokers.get(self.broker_id)
+        if present is not None and present.session == self.session:
+            return Decision(present.epoch)
+        if present is not None:
+            message = f"Another broker is registered with that broker id: {self.broker_id}."
+            return Decision(Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION, message))
+        epoch = image.broker_epoch.value + 1
+        registration = encode_broker(epoch, self.session, self.endpoints, self.rack)
+        return Decision(
+            epoch,
+            (
+                raised(BROKER_EPOCH, image.broker_epoch, epoch),
+                Create(broker_key(self.broker_id), registration, ephemeral=True),
+                *_returned(image, self.broker_id, clean=self.clean),
+            ),
+        )
+
+
+def _returned(image: Image, broker_id: int, *, clean: bool) -> Iterator[Op]:
+    """What becomes of the partitions of a broker that is there again."""
+    alive = (*image.brokers, broker_id)
+    for topic in image.topics.values():
+        for index, state in topic.partitions.items():
+            if broker_id not in state.replicas:
+                continue
+            new = _after_return(state, broker_id, alive, clean=clean)
+            if new != state:
+                yield changed(topic.id, index, state, new)
+
+
+def _after_return(state: PartitionState, broker_id: int, alive: tuple[int, ...], *, clean: bool) -> PartitionState:
+    others_in_sync = tuple(member for member in state.isr if member != broker_id)
+    if not clean and broker_id in state.isr and others_in_sync:
+        left = state._replace(isr=others_in_sync)
+        return elect(left, alive) if state.leader in (broker_id, NO_LEADER) else left
+    if state.leader == NO_LEADER or (state.leader == broker_id and not clean):
+        return elect(state, alive) if broker_id in state.isr else state
+    return state
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveFromLeadership:
+    """A broker is gone: what it led is led by others from now on, where one is in sync. The reply is the number of
+    partitions that changed.
+    """
+
+    broker_id: int
+    unclean_topics: frozenset[str] = frozenset()
+
+    def decide(self, image: Image, *, retried: bool) -> Decision[int]:
+        alive = tuple(broker for broker in image.brokers if broker != self.broker_id)
+        ops: list[Op] = []
+        for topic in image.topics.values():
+            for index, state in topic.partitions.items():
+                if state.leader == self.broker_id:
+                    new = elect(state, alive, unclean=topic.name in self.unclean_topics)
+                elif self.broker_id in state.isr and len(state.isr) > 1:
+                    new = state._replace(isr=tuple(member for member in state.isr if member != self.broker_id))
+                else:
+                    continue
+                ops.append(changed(topic.id, index, state, new))
+        return Decision(len(ops), tuple(ops))
+
+
+@dataclass(frozen=True, slots=True)
+class AlterPartition:
+    """A leader proposes a new in-sync set: `isr` names each member with the broker epoch in which it caught up (R8).
+    The reply is the state that holds then.
+    """
+
+    topic_id: TopicId
+    index: int
+    broker_id: int
+    broker_epoch: int
+    leader_epoch: int
+    partition_epoch: int
+    isr: tuple[tuple[int, int], ...]
+
+    def decide(self, image: Image, *, retried: bool) -> Decision[PartitionState | Refusal]:
+        topic = image.topic_by_id(self.topic_id)
+        state = topic.partitions.get(self.index) if topic is not None else None
+        if state is None:
+            return Decision(Refusal(ErrorCode.UNKNOWN_TOPIC_ID))
+        members = tuple(member for member, _ in self.isr)
+        if retried and state.isr == members and state.partition_epoch == self.partition_epoch + 1:
+            return Decision(state)
+        if (refusal := self._refusal(image, state)) is not None:
+            return Decision(refusal)
+        new = state._replace(isr=members, partition_epoch=state.partition_epoch + 1)
+        return Decision(new, (changed(self.topic_id, self.index, state, new),))
+
+    def _refusal(self, image: Image, state: PartitionState) -> Refusal | None:
+        proposer = image.brokers.get(self.broker_id)
+        if proposer is None or proposer.epoch != self.broker_epoch:
+            return Refusal(ErrorCode.STALE_BROKER_EPOCH)
+        if self.leader_epoch > state.leader_epoch:
+            return Refusal(ErrorCode.NOT_CONTROLLER)  # it knows more than we do
+        if self.leader_epoch < state.leader_epoch:
+            return Refusal(ErrorCode.FENCED_LEADER_EPOCH)
+        if self.broker_id != state.leader:
+            return Refusal(ErrorCode.INVALID_REQUEST)
+        if self.partition_epoch != state.partition_epoch:
+            return Refusal(ErrorCode.INVALID_UPDATE_VERSION)
+        members = [member for member, _ in self.isr]
+        if state.leader not in members or any(member not in state.replicas for member in members):
+            return Refusal(ErrorCode.INVALID_REQUEST)
+        for member, epoch in self.isr:
+            broker = image.brokers.get(member)
+            if broker is None or broker.epoch != epoch:
+                return Refusal(ErrorCode.INELIGIBLE_REPLICA)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdBlock:
+    """Producer ids `first_id` to `last_id`, handed to one broker and to nobody else, ever."""
+
+    first_id: int
+    last_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateProducerIds:
+    """A block of producer ids. When the answer was lost the block may be, too: ids are plenty."""
+
+    def decide(self, image: Image, *, retried: bool) -> Decision[ProducerIdBlock]:
+        first = image.producer_ids.value
+        after = first + PRODUCER_IDS_PER_BLOCK
+        return Decision(ProducerIdBlock(first, after - 1), (raised(PRODUCER_IDS, image.producer_ids, after),))

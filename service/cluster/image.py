@@ -1,0 +1,402 @@
+"""The cluster's metadata as of one commit of the store, and the keys and values that hold it there.
+
+An `Image` never changes: `after` makes the next one, sharing everything the change did not touch, and says what it
+touched. So whoever holds an image across an await holds a consistent one. The same decoding serves a load and a
+change: one path to state.
+
+| key | value |
+|---|---|
+| `cluster` | the cluster's id |
+| `controller` | ephemeral: which broker controls, in which session |
+| `controller_epoch` | counter: every commit of a controller checks its version (R1) |
+| `broker_epoch` | counter: a broker's registration takes the next one in the same commit (R3) |
+| `broker_ids` | counter: the highest id ever given to a broker that brought none |
+| `brokers/<id>` | ephemeral: a registered broker |
+| `topics/<name>` | a topic: id, partitions, own configuration |
+| `partitions/<topic id>/<index>` | `[replicas, isr, leader, leader epoch]` and, while it moves, adding and removing;
+the key's version is the partition epoch |
+| `broker_configs/<id, or default>` | dynamic configuration of a broker, or of all |
+| `producer_ids` | counter: the first producer id not handed out yet |
+| `features` | finalized feature levels |
+
+Values are small JSON. Called by `controller` (reads it to decide), `metadata` (keeps it) and everything that answers
+metadata.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from log.ids import TopicId, TopicPartition, format_topic_id, parse_topic_id
+from service.cluster.store import Change, Entry, Snapshot
+from service.config import Endpoint
+
+NO_LEADER = -1
+NO_BROKER = -1
+NO_SESSION = -1
+
+CLUSTER = "cluster"
+CONTROLLER = "controller"
+CONTROLLER_EPOCH = "controller_epoch"
+BROKER_EPOCH = "broker_epoch"
+BROKER_IDS = "broker_ids"
+BROKERS = "brokers/"
+TOPICS = "topics/"
+PARTITIONS = "partitions/"
+BROKER_CONFIGS = "broker_configs/"
+PRODUCER_IDS = "producer_ids"
+FEATURES = "features"
+ALL_BROKERS = "default"
+
+
+class PartitionState(NamedTuple):
+    """Who holds a partition and who leads it. `partition_epoch` rises with every change, `leader_epoch` with every
+    change of leader.
+    """
+
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    leader: int
+    leader_epoch: int
+    partition_epoch: int = 0
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """`partitions` is in the order of the indexes; `config` holds what was set for this topic alone."""
+
+    name: str
+    id: TopicId
+    version: int
+    config: Mapping[str, str]
+    partitions: Mapping[int, PartitionState] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A registered broker. `epoch` tells its lives apart and is never used twice; `session` is the store's, in which
+    it registered.
+    """
+
+    id: int
+    epoch: int
+    session: int
+    endpoints: tuple[Endpoint, ...]
+    rack: str | None = None
+    version: int = 0
+
+    def endpoint(self, listener: str) -> Endpoint | None:
+        return next((endpoint for endpoint in self.endpoints if endpoint.listener == listener), None)
+
+
+class Counter(NamedTuple):
+    """A number in the store and the version to change it by; `ABSENT` while nobody has made it."""
+
+    value: int
+    version: int
+
+
+class StoredConfig(NamedTuple):
+    values: Mapping[str, str]
+    version: int
+
+
+class Features(NamedTuple):
+    levels: Mapping[str, int]
+    version: int
+
+
+ABSENT = Counter(0, -1)
+NO_CONFIG = StoredConfig(MappingProxyType({}), -1)
+NO_FEATURES = Features(MappingProxyType({}), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """`number` is the commit it holds; -1 while nothing was read."""
+
+    number: int = -1
+    cluster_id: str = ""
+    controller_id: int = NO_BROKER
+    controller_session: int = NO_SESSION
+    controller_version: int = -1
+    controller_epoch: Counter = ABSENT
+    broker_epoch: Counter = ABSENT
+    broker_ids: Counter = ABSENT
+    producer_ids: Counter = ABSENT
+    features: Features = NO_FEATURES
+    brokers: Mapping[int, Broker] = field(default_factory=dict)
+    topics: Mapping[str, Topic] = field(default_factory=dict)
+    topic_names: Mapping[TopicId, str] = field(default_factory=dict)
+    broker_configs: Mapping[str, StoredConfig] = field(default_factory=dict)
+
+    def topic_by_id(self, topic_id: TopicId) -> Topic | None:
+        name = self.topic_names.get(topic_id)
+        return None if name is None else self.topics[name]
+
+    def partition(self, topic_partition: TopicPartition) -> PartitionState | None:
+        topic = self.topics.get(topic_partition.topic)
+        return None if topic is None else topic.partitions.get(topic_partition.partition)
+
+    def broker_config(self, whose: str) -> StoredConfig:
+        """What is stored for broker `whose` (its id), or for all of them (`ALL_BROKERS`)."""
+        return self.broker_configs.get(whose, NO_CONFIG)
+
+    def after(self, change: Change) -> "Delta":
+        draft = _Draft(self)
+        draft.apply(change.entries)
+        return draft.finish(change.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """From one image to a later one. What is named was touched; whether it was made, changed or removed shows in the
+    images.
+    """
+
+    old: Image
+    new: Image
+    topics: tuple[str, ...] = ()
+    partitions: tuple[TopicPartition, ...] = ()
+    brokers: tuple[int, ...] = ()
+    broker_configs: tuple[str, ...] = ()
+
+
+def load(snapshot: Snapshot) -> Image:
+    """The image of everything the store holds."""
+    # Topics come first: a partition's key names its topic by id only.
+    entries = snapshot.entries
+    topics_first = sorted(entries, key=lambda key: not key.startswith(TOPICS))
+    draft = _Draft(Image())
+    draft.apply((key, entries[key]) for key in topics_first)
+    return draft.finish(snapshot.number).new
+
+
+def difference(old: Image, new: Image) -> Delta:
+    """What lies between two images of which nobody saw the changes."""
+    topics = [name for name in (old.topics | new.topics) if old.topics.get(name) != new.topics.get(name)]  # type: ignore[operator]
+    partitions = []
+    for name in topics:
+        before = old.topics[name].partitions if name in old.topics else {}
+        after = new.topics[name].partitions if name in new.topics else {}
+        same_topic = name in old.topics and name in new.topics and old.topics[name].id == new.topics[name].id
+        for index in sorted({**before, **after}):
+            if not same_topic or before.get(index) != after.get(index):
+                partitions.append(TopicPartition(name, index))
+    brokers = [id for id in {**old.brokers, **new.brokers} if old.brokers.get(id) != new.brokers.get(id)]
+    configs = {**old.broker_configs, **new.broker_configs}
+    changed_configs = [who for who in configs if old.broker_configs.get(who) != new.broker_configs.get(who)]
+    return Delta(old, new, tuple(topics), tuple(partitions), tuple(brokers), tuple(changed_configs))
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def _encode(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def encode_counter(value: int) -> bytes:
+    return b"%d" % value
+
+
+def encode_cluster(cluster_id: str) -> bytes:
+    return cluster_id.encode()
+
+
+def encode_controller(broker_id: int, session: int) -> bytes:
+    return _encode([broker_id, session])
+
+
+def encode_broker(epoch: int, session: int, endpoints: Iterable[Endpoint], rack: str | None) -> bytes:
+    return _encode({"epoch": epoch, "session": session, "endpoints": list(endpoints), "rack": rack})
+
+
+def encode_topic(topic_id: TopicId, partition_count: int, config: Mapping[str, str]) -> bytes:
+    return _encode({"id": format_topic_id(topic_id), "partitions": partition_count, "config": dict(config)})
+
+
+def encode_partition(state: PartitionState) -> bytes:
+    value: list[Any] = [state.replicas, state.isr, state.leader, state.leader_epoch]
+    if state.adding or state.removing:
+        value += [state.adding, state.removing]
+    return _encode(value)
+
+
+def encode_config(values: Mapping[str, str]) -> bytes:
+    return _encode(dict(values))
+
+
+def encode_features(levels: Mapping[str, int]) -> bytes:
+    return _encode(dict(levels))
+
+
+def broker_key(broker_id: int) -> str:
+    return f"{BROKERS}{broker_id}"
+
+
+def topic_key(name: str) -> str:
+    return f"{TOPICS}{name}"
+
+
+def partition_key(topic_id: TopicId, index: int) -> str:
+    return f"{PARTITIONS}{format_topic_id(topic_id)}/{index}"
+
+
+def broker_config_key(whose: str) -> str:
+    return f"{BROKER_CONFIGS}{whose}"
+
+
+def _decode_partition(entry: Entry) -> PartitionState:
+    replicas, isr, leader, leader_epoch, *moving = json.loads(entry.value)
+    adding, removing = moving or ((), ())
+    return PartitionState(
+        tuple(replicas), tuple(isr), leader, leader_epoch, entry.version, tuple(adding), tuple(removing)
+    )
+
+
+# --- the next image --------------------------------------------------------------------------------------------------
+
+
+class _Draft:
+    """The image being made: copies only what is touched, once."""
+
+    def __init__(self, old: Image) -> None:
+        self._old = old
+        self._fields: dict[str, Any] = {}
+        self._brokers: dict[int, Broker] | None = None
+        self._topics: dict[str, Topic] = {}
+        self._names: dict[TopicId, str] = {}
+        self._configs: dict[str, StoredConfig] | None = None
+        self._topics_copied = False
+        self._partitions_of: dict[str, dict[int, PartitionState]] = {}
+        self._ids: dict[str, TopicId] = {}
+        self._states: dict[Entry, PartitionState] = {}
+        self._touched_topics: dict[str, None] = {}
+        self._touched_partitions: dict[TopicPartition, None] = {}
+        self._touched_brokers: dict[int, None] = {}
+        self._touched_configs: dict[str, None] = {}
+
+    def apply(self, entries: Iterable[tuple[str, Entry | None]]) -> None:
+        for key, entry in entries:
+            # Most keys by far are partitions.
+            if key.startswith(PARTITIONS):
+                self._partition(key, entry)
+            elif key.startswith(TOPICS):
+                self._topic(key[len(TOPICS) :], entry)
+            elif key.startswith(BROKERS):
+                self._broker(int(key[len(BROKERS) :]), entry)
+            elif key.startswith(BROKER_CONFIGS):
+                self._config(key[len(BROKER_CONFIGS) :], entry)
+            else:
+                self._single(key, entry)
+
+    def finish(self, number: int) -> Delta:
+        if self._topics_copied:
+            for name, partitions in self._partitions_of.items():
+                if name in self._topics:
+                    ordered = dict(sorted(partitions.items()))
+                    self._topics[name] = replace(self._topics[name], partitions=ordered)
+            self._fields.update(topics=self._topics, topic_names=self._names)
+        if self._brokers is not None:
+            self._fields["brokers"] = dict(sorted(self._brokers.items()))
+        if self._configs is not None:
+            self._fields["broker_configs"] = self._configs
+        return Delta(
+            self._old,
+            replace(self._old, number=number, **self._fields),
+            tuple(self._touched_topics),
+            tuple(self._touched_partitions),
+            tuple(self._touched_brokers),
+            tuple(self._touched_configs),
+        )
+
+    def _copy_topics(self) -> None:
+        if not self._topics_copied:
+            self._topics_copied = True
+            self._topics, self._names = dict(self._old.topics), dict(self._old.topic_names)
+
+    def _partitions(self, name: str) -> dict[int, PartitionState]:
+        partitions = self._partitions_of.get(name)
+        if partitions is None:
+            partitions = self._partitions_of[name] = dict(self._topics[name].partitions)
+        return partitions
+
+    def _topic(self, name: str, entry: Entry | None) -> None:
+        self._copy_topics()
+        self._touched_topics[name] = None
+        old = self._topics.get(name)
+        if entry is None:
+            if old is not None:
+                self._touched_partitions.update((TopicPartition(name, index), None) for index in self._partitions(name))
+                del self._topics[name], self._names[old.id], self._partitions_of[name]
+            return
+        value = json.loads(entry.value)
+        topic_id = parse_topic_id(value["id"])
+        kept: Mapping[int, PartitionState] = {}
+        if old is not None and old.id == topic_id:
+            kept = old.partitions
+        elif old is not None:
+            self._names.pop(old.id, None)
+            self._partitions_of.pop(name, None)
+        self._topics[name] = Topic(name, topic_id, entry.version, value["config"], kept)
+        self._names[topic_id] = name
+
+    def _partition(self, key: str, entry: Entry | None) -> None:
+        self._copy_topics()
+        _, id_text, index_text = key.split("/")
+        topic_id = self._ids.get(id_text)
+        if topic_id is None:
+            topic_id = self._ids[id_text] = parse_topic_id(id_text)
+        name = self._names.get(topic_id)
+        if name is None:
+            return  # its topic went in the same commit, before it
+        index = int(index_text)
+        partitions = self._partitions(name)
+        self._touched_topics[name] = None
+        self._touched_partitions[TopicPartition(name, index)] = None
+        if entry is None:
+            partitions.pop(index, None)
+            return
+        state = self._states.get(entry)  # on a single broker thousands of partitions are equal: one object serves all
+        if state is None:
+            state = self._states[entry] = _decode_partition(entry)
+        partitions[index] = state
+
+    def _broker(self, broker_id: int, entry: Entry | None) -> None:
+        if self._brokers is None:
+            self._brokers = dict(self._old.brokers)
+        self._touched_brokers[broker_id] = None
+        if entry is None:
+            self._brokers.pop(broker_id, None)
+            return
+        value = json.loads(entry.value)
+        endpoints = tuple(Endpoint(*endpoint) for endpoint in value["endpoints"])
+        self._brokers[broker_id] = Broker(
+            broker_id, value["epoch"], value["session"], endpoints, value["rack"], entry.version
+        )
+
+    def _config(self, whose: str, entry: Entry | None) -> None:
+        if self._configs is None:
+            self._configs = dict(self._old.broker_configs)
+        self._touched_configs[whose] = None
+        if entry is None:
+            self._configs.pop(whose, None)
+        else:
+            self._configs[whose] = StoredConfig(json.loads(entry.value), entry.version)
+
+    def _single(self, key: str, entry: Entry | None) -> None:
+        if key == CLUSTER:
+            self._fields["cluster_id"] = entry.value.decode() if entry else ""
+        elif key == CONTROLLER:
+            broker, session = json.loads(entry.value) if entry else (NO_BROKER, NO_SESSION)
+            self._fields.update(controller_id=broker, controller_session=session)
+            self._fields["controller_version"] = entry.version if entry else -1
+        elif key == FEATURES:
+            self._fields["features"] = Features(json.loads(entry.value), entry.version) if entry else NO_FEATURES
+        elif key in (CONTROLLER_EPOCH, BROKER_EPOCH, BROKER_IDS, PRODUCER_IDS):
+            self._fields[key] = Counter(int(entry.value), entry.version) if entry else ABSENT

@@ -1,0 +1,57 @@
+"""Which brokers hold the partitions of a topic: in turn, and spread over racks.
+
+Pure. Called by `topic_commands`.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from service.cluster.image import Broker
+
+
+def place(brokers: Iterable[Broker], *, partitions: int, replicas: int, start: int) -> list[tuple[int, ...]]:
+    """Replicas of each partition, the preferred leader first. There must be at least `replicas` brokers.
+
+    Leaders take turns from the broker at `start` on. The followers of a leader are those after it, beginning one
+    further with every full turn, so that the partitions one broker leads are not all copied to the same neighbour;
+    racks that have no copy yet go first.
+    """
+    order = _alternate_racks(brokers)
+    assert len(order) >= replicas
+    placed = []
+    for number in range(partitions):
+        turn, at = divmod(start + number, len(order))
+        leader, others = order[at], order[at + 1 :] + order[:at]
+        if others:
+            shift = turn % len(others)
+            others = others[shift:] + others[:shift]
+        placed.append(tuple(broker.id for broker in _choose(leader, others, replicas)))
+    return placed
+
+
+def _alternate_racks(brokers: Iterable[Broker]) -> list[Broker]:
+    """One broker of each rack after the other, so that neighbours stand in different racks."""
+    racks: dict[str | None, deque[Broker]] = {}
+    for broker in sorted(brokers, key=lambda broker: broker.id):
+        racks.setdefault(broker.rack, deque()).append(broker)
+    order = []
+    while racks:
+        for rack in list(racks):
+            order.append(racks[rack].popleft())
+            if not racks[rack]:
+                del racks[rack]
+    return order
+
+
+def _choose(leader: Broker, others: list[Broker], replicas: int) -> list[Broker]:
+    chosen, waiting = [leader], list(others)
+    used = {leader.rack}
+    while len(chosen) < replicas:
+        broker = next((one for one in waiting if one.rack not in used), None)
+        if broker is None:
+            used = set()  # every rack has a copy: begin again
+            broker = waiting[0]
+        waiting.remove(broker)
+        used.add(broker.rack)
+        chosen.append(broker)
+    return chosen

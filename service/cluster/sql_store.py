@@ -1,0 +1,383 @@
+"""The metadata store in SQLite, through SQLAlchemy: embedded, one file in the data folder, one broker.
+
+The file is opened exclusively, so whoever has it open is the only broker: a session lives as long as the store is
+open, and those of former lives end when it is opened. A commit is one transaction (BEGIN IMMEDIATE, write-ahead log,
+synchronous=FULL): answered means on the platter. All statements run one after the other, beside the event loop,
+through the `blocking` that the broker's `Env` gives. The statements are SQLAlchemy's, so that another database can be
+a second dialect; what SQLite alone needs is in `_prepare_sqlite`.
+
+A new file gets its tables at once; an older one is migrated by Alembic, which is not imported otherwise (it would
+cost every start a tenth of a second); a newer one is refused.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import wraps
+from itertools import groupby
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+
+from sqlalchemy import (
+    Connection,
+    Engine,
+    bindparam,
+    create_engine,
+    delete,
+    event,
+    exc,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.engine import make_url
+from sqlalchemy.pool import StaticPool
+
+from service.broker.ports import Env
+from service.cluster.sql_schema import COMMITS, ENTRIES, METADATA, REVISIONS, SESSIONS
+from service.cluster.store import (
+    Change,
+    Check,
+    Create,
+    Delete,
+    Entry,
+    Event,
+    Op,
+    Put,
+    Result,
+    SessionExpired,
+    Snapshot,
+    StoreError,
+    StoreTooNew,
+)
+from service.cluster.watching import Watcher
+
+logger = logging.getLogger("oncelog.store")
+
+T = TypeVar("T")
+
+_PUT = (
+    update(ENTRIES)
+    .where(ENTRIES.c.key == bindparam("of"), ENTRIES.c.version == bindparam("at"))
+    .values(value=bindparam("new"), version=bindparam("next"))
+)
+_DELETE = delete(ENTRIES).where(ENTRIES.c.key == bindparam("of"), ENTRIES.c.version == bindparam("at"))
+
+
+class _Conflict(Exception):
+    """Some op's condition does not hold: the transaction is rolled back."""
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _one_at_a_time(method: Method) -> Method:
+    """A call whose task was cancelled goes on in its thread: the next one waits for it."""
+
+    @wraps(method)
+    def guarded(database: "SqlDatabase", *arguments: Any) -> Any:
+        with database.guard:
+            return method(database, *arguments)
+
+    return guarded  # type: ignore[return-value]
+
+
+class SqlDatabase:
+    """The database, one blocking call at a time."""
+
+    def __init__(self, url: str) -> None:
+        self.guard = Lock()
+        self.engine = _engine_of(url)
+        try:
+            with self.engine.begin() as connection:
+                _bring_up_to_date(connection, url)
+                _end_sessions(connection, select(SESSIONS.c.id))
+        except exc.OperationalError as error:
+            self.engine.dispose()
+            if "locked" in str(error.orig):
+                raise StoreError(f"the metadata store {url} is in use by another broker") from error
+            raise StoreError(f"the metadata store {url} can't be opened: {error.orig}") from error
+        except exc.DatabaseError as error:
+            self.engine.dispose()
+            raise StoreError(f"the metadata store {url} can't be read: {error.orig}") from error
+        except BaseException:
+            self.engine.dispose()
+            raise
+
+    @_one_at_a_time
+    def open_session(self) -> int:
+        with self.engine.begin() as connection:
+            (session,) = connection.execute(insert(SESSIONS)).inserted_primary_key or (None,)
+            assert isinstance(session, int)
+            return session
+
+    @_one_at_a_time
+    def end_session(self, session: int) -> Change | None:
+        """End it; the commit in which its ephemeral keys went, if it had any."""
+        with self.engine.begin() as connection:
+            return _end_sessions(connection, select(SESSIONS.c.id).where(SESSIONS.c.id == session))
+
+    @_one_at_a_time
+    def commit(self, session: int, ops: tuple[Op, ...]) -> tuple[Result, int]:
+        try:
+            with self.engine.begin() as connection:
+                alive = select(SESSIONS.c.id).where(SESSIONS.c.id == session)
+                if connection.execute(alive).first() is None:
+                    return Result.EXPIRED, _number(connection)
+                for kind, run in groupby(ops, type):
+                    _carry_out(connection, kind, list(run), session)
+                return Result.OK, _next_number(connection)
+        except _Conflict:
+            with self.engine.connect() as connection:
+                return Result.CONFLICT, _number(connection)
+        except exc.DBAPIError as error:
+            logger.error("the metadata store could not commit: %s", error.orig)
+            return Result.UNKNOWN, 0
+
+    @_one_at_a_time
+    def alive(self, session: int) -> bool:
+        with self.engine.connect() as connection:
+            return connection.execute(select(SESSIONS.c.id).where(SESSIONS.c.id == session)).first() is not None
+
+    @_one_at_a_time
+    def snapshot(self, prefix: str = "") -> Snapshot:
+        found = select(ENTRIES.c.key, ENTRIES.c.value, ENTRIES.c.version).order_by(ENTRIES.c.key)
+        if prefix:
+            found = found.where(func.substr(ENTRIES.c.key, 1, len(prefix)) == prefix)
+        with self.engine.begin() as connection:
+            rows = connection.execute(found)
+            return Snapshot(_number(connection), {key: Entry(value, version) for key, value, version in rows})
+
+    @_one_at_a_time
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def _engine_of(url: str) -> Engine:
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        raise StoreError(
+            f"store.url {url} names a database that is not offered yet: leave it out, or use sqlite:///FILE"
+        )
+    # One connection, used by one call at a time, on whichever thread that call runs.
+    engine = create_engine(parsed, poolclass=StaticPool, connect_args={"check_same_thread": False, "timeout": 0})
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_immediately)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, record: object) -> None:
+    connection.isolation_level = None  # the driver's own BEGIN would come too late and too weak
+    for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
+        connection.execute(f"PRAGMA {pragma}").fetchall()
+
+
+def _begin_immediately(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _bring_up_to_date(connection: Connection, url: str) -> None:
+    if not inspect(connection).has_table("alembic_version"):
+        METADATA.create_all(connection)
+        connection.execute(insert(COMMITS), {"id": 1, "number": 0})
+        connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
+        connection.execute(text("INSERT INTO alembic_version VALUES (:revision)"), {"revision": REVISIONS[-1]})
+        return
+    stored = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    if stored not in REVISIONS:
+        raise StoreTooNew(
+            f"the metadata store {url} was written by a newer oncelog (revision {stored}): start that version"
+        )
+    if stored != REVISIONS[-1]:
+        migrate(connection, REVISIONS[-1])
+
+
+def migrate(connection: Connection, revision: str) -> None:
+    """Bring the tables to `revision`, inside the open transaction."""
+    from alembic.command import upgrade
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.attributes["connection"] = connection
+    upgrade(config, revision)
+
+
+def _number(connection: Connection) -> int:
+    number: int = connection.execute(select(COMMITS.c.number)).scalar_one()
+    return number
+
+
+def _next_number(connection: Connection) -> int:
+    connection.execute(update(COMMITS).values(number=COMMITS.c.number + 1))
+    return _number(connection)
+
+
+def _end_sessions(connection: Connection, which: Any) -> Change | None:
+    own = connection.execute(select(ENTRIES.c.key).where(ENTRIES.c.session.in_(which)).order_by(ENTRIES.c.key))
+    keys = [key for (key,) in own]
+    connection.execute(delete(ENTRIES).where(ENTRIES.c.session.in_(which)))
+    connection.execute(delete(SESSIONS).where(SESSIONS.c.id.in_(which)))
+    return Change(_next_number(connection), tuple((key, None) for key in keys)) if keys else None
+
+
+def _carry_out(connection: Connection, kind: type[Op], run: list[Any], session: int) -> None:
+    """Do consecutive ops of one kind in one statement: a topic of a thousand partitions is one insert."""
+    if kind is Create:
+        rows = [
+            {"key": op.key, "value": op.value, "version": 0, "session": session if op.ephemeral else None} for op in run
+        ]
+        try:
+            connection.execute(insert(ENTRIES), rows)
+        except exc.IntegrityError as error:
+            raise _Conflict from error
+    elif kind is Put:
+        puts = [{"of": op.key, "at": op.version, "new": op.value, "next": op.version + 1} for op in run]
+        _all_or_conflict(connection.execute(_PUT, puts).rowcount, puts)
+    elif kind is Delete:
+        deletes = [{"of": op.key, "at": op.version} for op in run]
+        _all_or_conflict(connection.execute(_DELETE, deletes).rowcount, deletes)
+    else:
+        for check in run:
+            assert isinstance(check, Check)
+            found = select(ENTRIES.c.version).where(ENTRIES.c.key == check.key)
+            if connection.execute(found).scalar() != check.version:
+                raise _Conflict
+
+
+def _all_or_conflict(changed: int, wanted: list[dict[str, Any]]) -> None:
+    if changed != len(wanted):
+        raise _Conflict
+
+
+def changes_of(ops: Iterable[Op]) -> tuple[tuple[str, Entry | None], ...]:
+    """What `ops` did to each key, once they have been committed."""
+    changed: list[tuple[str, Entry | None]] = []
+    for op in ops:
+        match op:
+            case Create(key, value):
+                changed.append((key, Entry(value, 0)))
+            case Put(key, value, version):
+                changed.append((key, Entry(value, version + 1)))
+            case Delete(key):
+                changed.append((key, None))
+            case Check():
+                pass
+    return tuple(changed)
+
+
+class SqlSession:
+    """One life of a broker in the store. It lasts until it is closed, or the store is."""
+
+    def __init__(self, store: "SqlStore", session: int) -> None:
+        self.id = session
+        self._store = store
+        self._watchers: list[Watcher] = []
+        self._ended = False
+
+    def lease_left(self) -> float:
+        # The file is ours alone while the store is open: nobody else can end the session.
+        return 0.0 if self._ended else float("inf")
+
+    async def commit(self, *ops: Op) -> tuple[Result, int]:
+        def publish(outcome: tuple[Result, int]) -> None:
+            if outcome[0] is Result.OK:
+                self._store.publish(Change(outcome[1], changes_of(ops)))
+
+        return await self._store.run(lambda database: database.commit(self.id, ops), publish)
+
+    async def read(self, prefix: str) -> dict[str, Entry]:
+        snapshot = await self._store.run(
+            lambda database: database.snapshot(prefix) if database.alive(self.id) else None
+        )
+        if snapshot is None:
+            raise SessionExpired
+        return snapshot.entries
+
+    async def watch(self) -> AsyncIterator[Event]:
+        if self._ended:
+            return
+        watcher = Watcher(lambda: self._store.run(lambda database: database.snapshot()))
+        self._watchers.append(watcher)
+        async for happened in watcher.events():
+            yield happened
+
+    async def close(self) -> None:
+        await self._store.end_session(self)
+
+    def publish(self, change: Change) -> None:
+        for watcher in self._watchers:
+            watcher.publish(change)
+
+    def end(self) -> None:
+        self._ended = True
+        for watcher in self._watchers:
+            watcher.end()
+
+
+class SqlStore:
+    """The store as the broker sees it. Open it with `SqlStore.open`."""
+
+    def __init__(self, database: SqlDatabase, env: Env) -> None:
+        self._database = database
+        self._env = env
+        self._sessions: list[SqlSession] = []
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    async def open(cls, url: str, env: Env) -> "SqlStore":
+        """Raises `StoreError` with one clear line when the store can't be used."""
+        return cls(await env.blocking(SqlDatabase, url), env)
+
+    async def session(self, timeout_s: float) -> SqlSession:
+        session = SqlSession(self, await self.run(SqlDatabase.open_session))
+        self._sessions.append(session)
+        return session
+
+    async def end_session(self, session: SqlSession) -> None:
+        def ended(change: Change | None) -> None:
+            if session in self._sessions:
+                self._sessions.remove(session)
+            session.end()
+            if change is not None:
+                self.publish(change)
+
+        await self.run(lambda database: database.end_session(session.id), ended)
+
+    async def close(self) -> None:
+        """Close the file. Sessions still open end when it is opened again."""
+        for session in self._sessions:
+            session.end()
+        await self.run(SqlDatabase.close)
+
+    def publish(self, change: Change) -> None:
+        for session in self._sessions:
+            session.publish(change)
+
+    async def run(self, call: Callable[[SqlDatabase], T], then: Callable[[T], None] = lambda _: None) -> T:
+        """`call` beside the loop, after all calls before it; `then` back in the loop, before any call after it, even if
+        nobody waits any more.
+        """
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        async def job() -> None:
+            try:
+                async with self._turn:
+                    result = await self._env.blocking(call, self._database)
+                    then(result)
+            except Exception as error:  # noqa: BLE001 - whoever asked is told
+                if not answer.done():
+                    answer.set_exception(error)
+            else:
+                if not answer.done():
+                    answer.set_result(result)
+            finally:
+                if not answer.done():
+                    answer.cancel()
+
+        self._env.tasks.spawn("metadata store", job())
+        return await answer

@@ -1,0 +1,312 @@
+"""Deciding about topics: create, delete, add partitions.
+
+Every topic of a command stands for itself: what is wrong with one refuses that one. Checks, their order and their
+messages are Kafka's (4.3), because people read them. Called by the handlers of `service.api`, through
+`ClusterMetadata.execute`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from log.ids import ZERO_TOPIC_ID, TopicId
+from service.cluster.controller import Decision
+from service.cluster.image import (
+    Image,
+    PartitionState,
+    Topic,
+    encode_partition,
+    encode_topic,
+    partition_key,
+    topic_key,
+)
+from service.cluster.placement import place
+from service.cluster.store import Create, Delete, Op, Put
+from service.settings import ConfigError
+from service.topic_config import check_topic_config
+from service.wire.error_codes import ErrorCode
+
+MAX_NAME_LENGTH = 249
+MAX_NEW_PARTITIONS = 10_000
+"""In one command, as in Kafka: one commit must stay small enough for every store."""
+
+USE_DEFAULT = -1
+_NAME = re.compile(r"[a-zA-Z0-9._-]+\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic as asked for. `id` is a fresh one; `assignment` names the replicas of each partition, or is empty for
+    automatic placement.
+    """
+
+    name: str
+    id: TopicId
+    partitions: int = USE_DEFAULT
+    replication_factor: int = USE_DEFAULT
+    assignment: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    config: tuple[tuple[str, str | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicResult:
+    """What became of one topic. Without an error, `topic` is the topic as it is then (or would be, when validating)."""
+
+    name: str
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    topic: Topic | None = None
+    id: TopicId = ZERO_TOPIC_ID
+
+
+class _Refused(Exception):
+    def __init__(self, error: ErrorCode, message: str | None = None) -> None:
+        super().__init__(message)
+        self.error = error
+        self.message = message
+
+
+def check_topic_name(name: str) -> str | None:
+    """Why a topic can't have this name, or None."""
+    problem = None
+    if not name:
+        problem = "the empty string is not allowed"
+    elif name in (".", ".."):
+        problem = f"'{name}' is not allowed"
+    elif len(name) > MAX_NAME_LENGTH:
+        problem = f"the length of '{name}' is longer than the max allowed length {MAX_NAME_LENGTH}"
+    elif not _NAME.match(name):
+        problem = f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
+    return None if problem is None else f"Topic name is invalid: {problem}"
+
+
+def _colliding_with(name: str, topics: Mapping[str, Topic]) -> str | None:
+    """A topic whose metrics would have the same name: there '.' and '_' are one."""
+    if "." not in name and "_" not in name:
+        return None
+    folded = name.replace(".", "_")
+    return next((other for other in topics if other.replace(".", "_") == folded), None)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopics:
+    topics: tuple[NewTopic, ...]
+    default_partitions: int
+    default_replication_factor: int
+    validate_only: bool = False
+
+    def decide(self, image: Image, *, retried: bool) -> Decision[list[TopicResult]]:
+        results: list[TopicResult] = []
+        ops: list[Op] = []
+        room = MAX_NEW_PARTITIONS
+        start = sum(len(topic.partitions) for topic in image.topics.values())
+        for new in self.topics:
+            existing = image.topics.get(new.name)
+            if retried and existing is not None and existing.id == new.id:
+                results.append(TopicResult(new.name, topic=existing, id=existing.id))
+                continue
+            try:
+                topic = self._create(new, image, start, room)
+            except _Refused as refused:
+                results.append(TopicResult(new.name, refused.error, refused.message))
+                continue
+            room -= len(topic.partitions)
+            start += len(topic.partitions)
+            results.append(TopicResult(new.name, topic=topic, id=topic.id))
+            ops.append(Create(topic_key(topic.name), encode_topic(topic.id, len(topic.partitions), topic.config)))
+            ops.extend(_new_partitions(topic.id, topic.partitions))
+        return Decision(results, () if self.validate_only else tuple(ops))
+
+    def _create(self, new: NewTopic, image: Image, start: int, room: int) -> Topic:
+        if (problem := check_topic_name(new.name)) is not None:
+            raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+        if new.name in image.topics:
+            raise _Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{new.name}' already exists.")
+        if (other := _colliding_with(new.name, image.topics)) is not None:
+            message = f"Topic '{new.name}' collides with existing topic: {other}"
+            raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, message)
+        config = _checked_config(new.config)
+        replicas = _assigned(new, image) if new.assignment else self._placed(new, image, start, room)
+        if len(replicas) > room:
+            raise _Refused(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+        return Topic(new.name, new.id, 0, config, {index: _fresh(ids) for index, ids in enumerate(replicas)})
+
+    def _placed(self, new: NewTopic, image: Image, start: int, room: int) -> Sequence[tuple[int, ...]]:
+        partitions, replicas = new.partitions, new.replication_factor
+        if replicas < USE_DEFAULT or replicas == 0:
+            message = "Replication factor must be larger than 0, or -1 to use the default value."
+            raise _Refused(ErrorCode.INVALID_REPLICATION_FACTOR, message)
+        if partitions < USE_DEFAULT or partitions == 0:
+            message = "Number of partitions was set to an invalid non-positive value."
+            raise _Refused(ErrorCode.INVALID_PARTITIONS, message)
+        partitions = self.default_partitions if partitions == USE_DEFAULT else partitions
+        replicas = self.default_replication_factor if replicas == USE_DEFAULT else replicas
+        if partitions > room:
+            raise _Refused(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+        _check_replication(replicas, image)
+        return place(image.brokers.values(), partitions=partitions, replicas=replicas, start=start)
+
+
+def _check_replication(replicas: int, image: Image) -> None:
+    registered = len(image.brokers)
+    if replicas > registered:
+        raise _Refused(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"Unable to replicate the partition {replicas} time(s): The target replication factor of {replicas} "
+            f"cannot be reached "
+            f"because only {registered} broker(s) are registered or some brokers have all their log directories "
+            f"cordoned.",
+        )
+
+
+def _checked_config(given: tuple[tuple[str, str | None], ...]) -> dict[str, str]:
+    config: dict[str, str] = {}
+    for name, value in given:
+        if value is None:
+            raise _Refused(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {name}")
+        config[name] = value
+    try:
+        check_topic_config(config)
+    except ConfigError as error:
+        raise _Refused(ErrorCode.INVALID_CONFIG, str(error)) from error
+    return config
+
+
+def _assigned(new: NewTopic, image: Image) -> list[tuple[int, ...]]:
+    if new.replication_factor != USE_DEFAULT:
+        message = "A manual partition assignment was specified, but replication factor was not set to -1."
+        raise _Refused(ErrorCode.INVALID_REQUEST, message)
+    if new.partitions != USE_DEFAULT:
+        message = "A manual partition assignment was specified, but numPartitions was not set to -1."
+        raise _Refused(ErrorCode.INVALID_REQUEST, message)
+    assignment: dict[int, tuple[int, ...]] = {}
+    factor: int | None = None
+    for index, replicas in new.assignment:
+        if index in assignment:
+            message = f"Found multiple manual partition assignments for partition {index}"
+            raise _Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+        _check_replicas(replicas, image, factor)
+        factor = len(replicas)
+        assignment[index] = replicas
+    if sorted(assignment) != list(range(len(assignment))):
+        message = "partitions should be a consecutive 0-based integer sequence"
+        raise _Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+    return [assignment[index] for index in range(len(assignment))]
+
+
+def _check_replicas(replicas: tuple[int, ...], image: Image, factor: int | None) -> None:
+    if not replicas:
+        message = "The manual partition assignment includes an empty replica list."
+        raise _Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+    for position, broker in enumerate(replicas):
+        if broker in replicas[:position]:
+            message = f"The manual partition assignment includes the broker {broker} more than once."
+            raise _Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+        if broker not in image.brokers:
+            message = f"The manual partition assignment includes broker {broker}, but no such broker is registered."
+            raise _Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+    if factor is not None and factor != len(replicas):
+        message = (
+            f"The manual partition assignment includes a partition with {len(replicas)} replica(s), but this is not "
+            f"consistent with previous partitions, which have {factor} replica(s)."
+        )
+        raise _Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+
+
+def _fresh(replicas: tuple[int, ...]) -> PartitionState:
+    return PartitionState(replicas, replicas, leader=replicas[0], leader_epoch=0)
+
+
+def _new_partitions(topic_id: TopicId, partitions: Mapping[int, PartitionState]) -> list[Op]:
+    return [Create(partition_key(topic_id, index), encode_partition(state)) for index, state in partitions.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopics:
+    """Topics by id: a name may mean another topic by the time the command is decided."""
+
+    ids: tuple[TopicId, ...]
+
+    def decide(self, image: Image, *, retried: bool) -> Decision[list[TopicResult]]:
+        results: list[TopicResult] = []
+        ops: list[Op] = []
+        for topic_id in self.ids:
+            topic = image.topic_by_id(topic_id)
+            if topic is None:
+                error = ErrorCode.NONE if retried else ErrorCode.UNKNOWN_TOPIC_ID
+                results.append(TopicResult("", error, id=topic_id))
+                continue
+            results.append(TopicResult(topic.name, id=topic_id))
+            ops.append(Delete(topic_key(topic.name), topic.version))
+            ops.extend(
+                Delete(partition_key(topic_id, index), state.partition_epoch)
+                for index, state in topic.partitions.items()
+            )
+        return Decision(results, tuple(ops))
+
+
+@dataclass(frozen=True, slots=True)
+class MorePartitions:
+    """`count` is the number wanted in all; `assignment` names the replicas of each new one, or is None for automatic
+    placement.
+    """
+
+    name: str
+    count: int
+    assignment: tuple[tuple[int, ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePartitions:
+    topics: tuple[MorePartitions, ...]
+    validate_only: bool = False
+
+    def decide(self, image: Image, *, retried: bool) -> Decision[list[TopicResult]]:
+        results: list[TopicResult] = []
+        ops: list[Op] = []
+        room = MAX_NEW_PARTITIONS
+        for wanted in self.topics:
+            topic = image.topics.get(wanted.name)
+            try:
+                if topic is None:
+                    raise _Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                if not (retried and len(topic.partitions) == wanted.count):
+                    made = _added(wanted, topic, image, room)
+                    room -= len(made)
+                    value = encode_topic(topic.id, wanted.count, topic.config)
+                    ops += [Put(topic_key(topic.name), value, topic.version), *_new_partitions(topic.id, made)]
+                results.append(TopicResult(wanted.name, topic=topic, id=topic.id))
+            except _Refused as refused:
+                results.append(TopicResult(wanted.name, refused.error, refused.message))
+        return Decision(results, () if self.validate_only else tuple(ops))
+
+
+def _added(wanted: MorePartitions, topic: Topic, image: Image, room: int) -> dict[int, PartitionState]:
+    present = len(topic.partitions)
+    if wanted.count == present:
+        raise _Refused(ErrorCode.INVALID_PARTITIONS, f"Topic already has {present} partition(s).")
+    if wanted.count < present:
+        message = (
+            f"The topic {topic.name} currently has {present} partition(s); {wanted.count} would not be an increase."
+        )
+        raise _Refused(ErrorCode.INVALID_PARTITIONS, message)
+    added = wanted.count - present
+    if added > room:
+        raise _Refused(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+    factor = len(topic.partitions[0].replicas)
+    if wanted.assignment is None:
+        _check_replication(factor, image)
+        replicas: Sequence[tuple[int, ...]] = place(
+            image.brokers.values(), partitions=added, replicas=factor, start=present
+        )
+    else:
+        replicas = wanted.assignment
+        if len(replicas) != added:
+            message = (
+                f"Attempted to add {added} additional partition(s), but only {len(replicas)} assignment(s) "
+                f"were specified."
+            )
+            raise _Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+        for ids in replicas:
+            _check_replicas(ids, image, factor)
+    return {present + number: _fresh(ids) for number, ids in enumerate(replicas)}

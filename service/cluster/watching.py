@@ -1,0 +1,55 @@
+"""Watches for a store that sees all its commits itself: each watcher has a bounded queue, and one that falls behind
+gets a `Gap` and a new `Snapshot`.
+
+Called by the stores, which publish every commit in order.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from service.cluster.store import Change, Event, Gap, Snapshot
+
+MAX_WAITING_CHANGES = 1000
+"""A watcher this far behind is better served by reading everything again."""
+
+
+class Watcher:
+    def __init__(self, read: Callable[[], Awaitable[Snapshot]]) -> None:
+        self._read = read
+        self._waiting: deque[Change] = deque()
+        self._missed = False
+        self._ended = False
+        self._wake = asyncio.Event()
+
+    def publish(self, change: Change) -> None:
+        if len(self._waiting) >= MAX_WAITING_CHANGES:
+            self._waiting.clear()
+            self._missed = True
+        else:
+            self._waiting.append(change)
+        self._wake.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._wake.set()
+
+    async def events(self) -> AsyncIterator[Event]:
+        snapshot = await self._read()
+        yield snapshot
+        seen = snapshot.number
+        while not self._ended:
+            if self._missed:
+                self._missed = False
+                yield Gap()
+                snapshot = await self._read()
+                seen = max(seen, snapshot.number)
+                yield snapshot
+            elif self._waiting:
+                change = self._waiting.popleft()
+                if change.number > seen:
+                    seen = change.number
+                    yield change
+            else:
+                self._wake.clear()
+                await self._wake.wait()

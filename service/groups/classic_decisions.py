@@ -1,0 +1,453 @@
+"""What happens to a classic group when its members join, sync, beat, leave or fall silent.
+
+Each function takes the live group and a command, changes the group's soft state, and leaves records and answers in the
+draft. A JoinGroup or SyncGroup that must wait leaves its token with the member; a later decision answers it. Called by
+GroupCoordinator only, which has found the group; offsets are none of this file's business.
+"""
+
+from typing import Literal
+
+from service.groups.classic_group import ClassicGroup, ClassicMember, leader_or_nobody
+from service.groups.commands import (
+    NO_MEMBER,
+    FaultReply,
+    Heartbeat,
+    JoinGroup,
+    JoinReply,
+    LeaveGroup,
+    LeaveReply,
+    LeavingMember,
+    LeftMember,
+    SyncGroup,
+    SyncReply,
+)
+from service.groups.deadlines import Deadlines
+from service.groups.records import classic_group_record
+from service.groups.settings import GroupSettings
+from service.groups.states import ClassicState
+from service.groups.verdicts import Draft, Fault, Token
+
+DeadlineKind = Literal["session", "join", "initial", "sync", "rebalance", "regex", "rejoin", "resync", "offsets"]
+DeadlineName = tuple[DeadlineKind, str, str]  # kind, group, member; the latter two may be empty
+
+EMPTY, PREPARING, COMPLETING, STABLE = (
+    ClassicState.EMPTY,
+    ClassicState.PREPARING,
+    ClassicState.COMPLETING,
+    ClassicState.STABLE,
+)
+
+
+class ClassicDecisions:
+    """Holds no group; `deadlines` is shared with the coordinator, which tells us what fell due."""
+
+    def __init__(self, settings: GroupSettings, deadlines: Deadlines[DeadlineName]) -> None:
+        self._settings = settings
+        self._deadlines = deadlines
+        # How long a new group goes on waiting for members after the present delay.
+        self._initial_remaining_ms: dict[str, tuple[int, int]] = {}
+
+    # Joining ----------------------------------------------------------------------------------------------------------
+
+    def join(self, group: ClassicGroup, ask: JoinGroup, token: Token, draft: Draft) -> None:
+        if not self._has_room(group, ask.member_id):
+            group.remove(ask.member_id)
+            draft.answer(token, JoinReply(NO_MEMBER, Fault.GROUP_MAX_SIZE_REACHED))
+        elif not group.supports(ask.protocol_type, ask.protocols):
+            draft.answer(token, JoinReply(ask.member_id, Fault.INCONSISTENT_GROUP_PROTOCOL))
+        elif ask.member_id == NO_MEMBER:
+            self._join_without_id(group, ask, token, draft)
+        elif ask.member_id in group.pending_joins:
+            # Ids are given in advance to dynamic members only.
+            if ask.instance_id is not None:
+                draft.answer(token, JoinReply(NO_MEMBER, Fault.UNKNOWN_SERVER_ERROR))
+            else:
+                self._add(group, ask, ask.member_id, token, draft)
+        elif (fault := group.member_fault(ask.member_id, ask.instance_id)) is not None:
+            draft.answer(token, JoinReply(ask.member_id, fault))
+        else:
+            self._rejoin(group, group.members[ask.member_id], ask, token, draft)
+
+    def _has_room(self, group: ClassicGroup, member_id: str) -> bool:
+        member = group.members.get(member_id)
+        limit = self._settings.group_max_size
+        match group.state:
+            case ClassicState.EMPTY:
+                return True
+            case ClassicState.PREPARING:
+                # Those who have rejoined count, not those who were members: the last to rejoin are left out if the
+                # limit was lowered meanwhile.
+                return (member is not None and member.awaiting_join is not None) or group.awaiting_join_count < limit
+            case ClassicState.COMPLETING | ClassicState.STABLE:
+                return member is not None or len(group.members) < limit
+
+    def _join_without_id(self, group: ClassicGroup, ask: JoinGroup, token: Token, draft: Draft) -> None:
+        member_id = f"{ask.client_id if ask.instance_id is None else ask.instance_id}-{ask.fresh_id}"
+        if ask.instance_id is not None:
+            existing = group.static_members.get(ask.instance_id)
+            if existing is not None:
+                self._replace_static(group, ask, ask.instance_id, existing, member_id, token, draft)
+            else:
+                self._add(group, ask, member_id, token, draft)
+        elif ask.requires_member_id:
+            # The member comes back with this id. Without it, a client whose connection broke while it waited would
+            # come back as one more member, again and again.
+            group.pending_joins[member_id] = None
+            self._deadlines.set(("session", group.group_id, member_id), draft.now_ms + ask.session_timeout_ms)
+            draft.answer(token, JoinReply(member_id, Fault.MEMBER_ID_REQUIRED))
+        else:
+            self._add(group, ask, member_id, token, draft)
+
+    def _add(self, group: ClassicGroup, ask: JoinGroup, member_id: str, token: Token, draft: Draft) -> None:
+        member = ClassicMember(
+            member_id,
+            ask.instance_id,
+            ask.client_id,
+            ask.client_host,
+            ask.rebalance_timeout_ms,
+            ask.session_timeout_ms,
+            ask.protocols,
+            is_new=True,
+            awaiting_join=token,
+        )
+        if group.state is PREPARING and group.previous_state is EMPTY:
+            group.new_member_added = True
+        group.add(member, protocol_type=ask.protocol_type)
+        # A member without an answer can't send heartbeats, and its connection says nothing while it is parked. If it
+        # went away and came back, its old self would hold up every rebalance without this limit.
+        timeout_ms = self._settings.new_member_join_timeout_ms
+        self._deadlines.set(("session", group.group_id, member_id), draft.now_ms + timeout_ms)
+        self._rebalance_or_complete(group, draft)
+
+    def _rejoin(self, group: ClassicGroup, member: ClassicMember, ask: JoinGroup, token: Token, draft: Draft) -> None:
+        unchanged = member.protocols == ask.protocols
+        match group.state:
+            case ClassicState.COMPLETING if unchanged:
+                # It probably missed the answer to its join: give it again.
+                draft.answer(token, _present_generation(group, member))
+            case ClassicState.STABLE if unchanged and member.member_id != group.leader:
+                draft.answer(token, _present_generation(group, member, as_follower=True))
+            case ClassicState.PREPARING | ClassicState.COMPLETING | ClassicState.STABLE:
+                # Also a leader that rejoins unchanged: it may have seen that its topics have changed.
+                if member.awaiting_join is not None:  # from a connection that broke
+                    draft.answer(member.awaiting_join, JoinReply(member.member_id, Fault.REBALANCE_IN_PROGRESS))
+                group.update(member, ask, token)
+                self._rebalance_or_complete(group, draft)
+            case ClassicState.EMPTY:
+                draft.answer(token, JoinReply(member.member_id, Fault.UNKNOWN_MEMBER_ID))
+
+    def _replace_static(
+        self,
+        group: ClassicGroup,
+        ask: JoinGroup,
+        instance_id: str,
+        old_id: str,
+        new_id: str,
+        token: Token,
+        draft: Draft,
+    ) -> None:
+        """A static member has been restarted.
+
+        While the group is stable it takes up its old place without a rebalance.
+        """
+        old_leader = leader_or_nobody(group)
+        old = group.members[old_id]
+        if old.awaiting_join is not None:
+            draft.answer(old.awaiting_join, JoinReply(old_id, Fault.FENCED_INSTANCE_ID))
+        if old.awaiting_sync is not None:
+            draft.answer(old.awaiting_sync, SyncReply(Fault.FENCED_INSTANCE_ID))
+        self._deadlines.cancel(("session", group.group_id, old_id))
+        member = group.replace_static(instance_id, old_id, new_id)
+        self._await_heartbeat(group, member, draft)
+        group.update(member, ask, token)
+        match group.state:
+            case ClassicState.STABLE if group.protocol_name == group.select_protocol():
+                assignments = {each.member_id: each.assignment for each in group.members.values()}
+                draft.records.append(classic_group_record(group, assignments))
+                member.awaiting_join = None
+                draft.answer(token, _resumed(group, member, ask, old_leader))
+            case ClassicState.STABLE:
+                self._rebalance_or_complete(group, draft)
+            case ClassicState.COMPLETING:
+                # The leader may be assigning to the old id at this moment, and the new one would get nothing.
+                self.prepare_rebalance(group, draft)
+            case ClassicState.PREPARING | ClassicState.EMPTY:
+                self._maybe_complete_join(group, draft)
+
+    # Rebalancing
+    # -------------------------------------------------------------------------------------------------------
+
+    def _rebalance_or_complete(self, group: ClassicGroup, draft: Draft) -> None:
+        if group.state is PREPARING:
+            self._maybe_complete_join(group, draft)
+        else:
+            self.prepare_rebalance(group, draft)
+
+    def prepare_rebalance(self, group: ClassicGroup, draft: Draft) -> None:
+        if group.state is COMPLETING:
+            for member in group.members.values():
+                member.assignment = b""
+            self._answer_syncs(group, draft, Fault.REBALANCE_IN_PROGRESS)
+        group.pending_syncs.clear()
+        self._deadlines.cancel(("sync", group.group_id, ""))
+        is_initial = group.state is EMPTY
+        group.move_to(PREPARING, draft.now_ms)
+        if is_initial:
+            # The first members of a group usually come within moments of each other: wait, and rebalance once.
+            delay_ms = self._settings.group_initial_rebalance_delay_ms
+            remaining_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
+            self._delay_first_generation(group, delay_ms, remaining_ms, draft)
+        elif group.all_joined:
+            self.complete_join(group, draft)
+        else:
+            self._set_join_deadline(group, draft)
+
+    def _delay_first_generation(self, group: ClassicGroup, delay_ms: int, remaining_ms: int, draft: Draft) -> None:
+        self._initial_remaining_ms[group.group_id] = (delay_ms, remaining_ms)
+        self._deadlines.set(("initial", group.group_id, ""), draft.now_ms + delay_ms)
+
+    def initial_delay_over(self, group: ClassicGroup, draft: Draft) -> None:
+        delay_ms, remaining_ms = self._initial_remaining_ms.pop(group.group_id)
+        if group.state is not PREPARING:
+            return
+        if group.new_member_added and remaining_ms > 0:
+            group.new_member_added = False
+            next_ms = min(self._settings.group_initial_rebalance_delay_ms, remaining_ms)
+            self._delay_first_generation(group, next_ms, max(remaining_ms - delay_ms, 0), draft)
+        else:
+            self.complete_join(group, draft)
+
+    def _set_join_deadline(self, group: ClassicGroup, draft: Draft) -> None:
+        self._deadlines.set(("join", group.group_id, ""), draft.now_ms + group.rebalance_timeout_ms)
+
+    def _maybe_complete_join(self, group: ClassicGroup, draft: Draft) -> None:
+        # The first generation of a group waits for its delay however many have joined.
+        if group.state is PREPARING and group.previous_state is not EMPTY and group.all_joined:
+            self.complete_join(group, draft)
+
+    def complete_join(self, group: ClassicGroup, draft: Draft) -> None:
+        """All have joined or time is up: begin the next generation with those who are here."""
+        if group.state is not PREPARING:
+            return
+        self._deadlines.cancel(("join", group.group_id, ""))
+        self._deadlines.cancel(("initial", group.group_id, ""))
+        for member in [m for m in group.members.values() if m.awaiting_join is None and m.instance_id is None]:
+            group.remove(member.member_id)
+            self._deadlines.cancel(("session", group.group_id, member.member_id))
+        if group.members and not group.elect_joined_leader():
+            # Only static members are left and none has come back: wait until their sessions end.
+            self._set_join_deadline(group, draft)
+            return
+        group.begin_generation(draft.now_ms)
+        if group.state is EMPTY:
+            draft.records.append(classic_group_record(group, {}))
+            return
+        for member in group.members.values():
+            if member.awaiting_join is not None:
+                draft.answer(member.awaiting_join, _present_generation(group, member))
+                member.awaiting_join = None
+            member.is_new = False
+            self._await_heartbeat(group, member, draft)
+            group.pending_syncs[member.member_id] = None
+        self._deadlines.set(("sync", group.group_id, ""), draft.now_ms + group.rebalance_timeout_ms)
+
+    def sync_deadline_over(self, group: ClassicGroup, draft: Draft) -> None:
+        """Members that joined and never asked for their assignment hold partitions that nobody reads."""
+        if group.state not in (COMPLETING, STABLE) or not group.pending_syncs:
+            return
+        for member_id in list(group.pending_syncs):
+            group.remove(member_id)
+            self._deadlines.cancel(("session", group.group_id, member_id))
+        self.prepare_rebalance(group, draft)
+
+    # Syncing ----------------------------------------------------------------------------------------------------------
+
+    def sync(self, group: ClassicGroup, ask: SyncGroup, token: Token, draft: Draft) -> None:
+        fault = self._sync_fault(group, ask)
+        if fault is not None:
+            draft.answer(token, SyncReply(fault))
+            return
+        member = group.members[ask.member_id]
+        self._note_sync(group, member)
+        if group.state is STABLE:
+            draft.answer(token, SyncReply(None, group.protocol_type, group.protocol_name, member.assignment))
+            return
+        if member.awaiting_sync is not None:  # from a connection that broke
+            draft.answer(member.awaiting_sync, SyncReply(Fault.REBALANCE_IN_PROGRESS))
+        member.awaiting_sync = token
+        if member.member_id == group.leader:
+            assignments = dict(ask.assignments)
+            for each in group.members.values():
+                each.assignment = assignments.get(each.member_id, b"")
+            draft.records.append(classic_group_record(group, assignments))
+            group.move_to(STABLE, draft.now_ms)
+            self._answer_syncs(group, draft, None)
+
+    def _sync_fault(self, group: ClassicGroup, ask: SyncGroup) -> Fault | None:
+        fault = group.member_fault(ask.member_id, ask.instance_id)
+        if fault is not None:
+            return fault
+        if ask.generation != group.generation:
+            return Fault.ILLEGAL_GENERATION
+        if _differs(ask.protocol_type, group.protocol_type) or _differs(ask.protocol_name, group.protocol_name):
+            return Fault.INCONSISTENT_GROUP_PROTOCOL
+        return Fault.REBALANCE_IN_PROGRESS if group.state is PREPARING else None
+
+    def _note_sync(self, group: ClassicGroup, member: ClassicMember) -> None:
+        group.pending_syncs.pop(member.member_id, None)
+        if not group.pending_syncs:
+            self._deadlines.cancel(("sync", group.group_id, ""))
+
+    def _answer_syncs(self, group: ClassicGroup, draft: Draft, fault: Fault | None) -> None:
+        for member in group.members.values():
+            if member.awaiting_sync is None:
+                continue
+            if fault is None:
+                reply = SyncReply(None, group.protocol_type, group.protocol_name, member.assignment)
+            else:
+                reply = SyncReply(fault)
+            draft.answer(member.awaiting_sync, reply)
+            member.awaiting_sync = None
+            # While its request was parked here the member sent no heartbeats.
+            self._await_heartbeat(group, member, draft)
+
+    # Heartbeats, leaving, silence
+    # ----------------------------------------------------------------------------------------
+
+    def heartbeat(self, group: ClassicGroup, ask: Heartbeat, token: Token, draft: Draft) -> None:
+        fault = group.member_fault(ask.member_id, ask.instance_id)
+        if fault is None and ask.generation != group.generation:
+            fault = Fault.ILLEGAL_GENERATION
+        if fault is None:
+            self._await_heartbeat(group, group.members[ask.member_id], draft)
+            if group.state is PREPARING:
+                fault = Fault.REBALANCE_IN_PROGRESS
+        draft.answer(token, FaultReply(fault))
+
+    def leave(self, group: ClassicGroup, ask: LeaveGroup, token: Token, draft: Draft) -> None:
+        answered = tuple(self._leave_one(group, leaving, draft) for leaving in ask.members)
+        draft.answer(token, LeaveReply(None, answered))
+        if all(left.fault is not None for left in answered):
+            return
+        if group.state in (STABLE, COMPLETING):
+            self.prepare_rebalance(group, draft)
+        else:
+            self._maybe_complete_join(group, draft)
+
+    def _leave_one(self, group: ClassicGroup, leaving: LeavingMember, draft: Draft) -> LeftMember:
+        member_id = leaving.member_id
+        fault = None
+        if member_id == NO_MEMBER:
+            # An operator removes a static member by its instance id alone.
+            member_id = group.static_members.get(leaving.instance_id or "", NO_MEMBER)
+            fault = Fault.UNKNOWN_MEMBER_ID if member_id == NO_MEMBER else None
+        elif member_id not in group.pending_joins:
+            fault = group.member_fault(member_id, leaving.instance_id)
+        if fault is None:
+            self._remove(group, member_id, draft)
+        return LeftMember(leaving.member_id, leaving.instance_id, fault)
+
+    def _remove(self, group: ClassicGroup, member_id: str, draft: Draft) -> None:
+        self._deadlines.cancel(("session", group.group_id, member_id))
+        member = group.members.get(member_id)
+        if member is not None and member.awaiting_join is not None:
+            draft.answer(member.awaiting_join, JoinReply(NO_MEMBER, Fault.UNKNOWN_MEMBER_ID))
+        if member is not None and member.awaiting_sync is not None:
+            draft.answer(member.awaiting_sync, SyncReply(Fault.UNKNOWN_MEMBER_ID))
+        group.remove(member_id)
+
+    def session_over(self, group: ClassicGroup, member_id: str, draft: Draft) -> None:
+        member = group.members.get(member_id)
+        if member is None:
+            if member_id in group.pending_joins:
+                del group.pending_joins[member_id]
+                self._maybe_complete_after_loss(group, draft)
+            return
+        if member.is_heard:
+            return
+        self._remove(group, member_id, draft)
+        if group.state in (STABLE, COMPLETING):
+            self.prepare_rebalance(group, draft)
+        else:
+            self._maybe_complete_after_loss(group, draft)
+
+    def _maybe_complete_after_loss(self, group: ClassicGroup, draft: Draft) -> None:
+        if group.state is PREPARING and group.all_joined:
+            self.complete_join(group, draft)
+
+    def _await_heartbeat(self, group: ClassicGroup, member: ClassicMember, draft: Draft) -> None:
+        name: DeadlineName = ("session", group.group_id, member.member_id)
+        self._deadlines.set(name, draft.now_ms + member.session_timeout_ms)
+
+    def keep_session(self, group: ClassicGroup, member_id: str, draft: Draft) -> None:
+        """A commit is a sign of life too."""
+        member = group.members.get(member_id)
+        if member is not None and group.state in (STABLE, PREPARING):
+            self._await_heartbeat(group, member, draft)
+
+    # Beginning and end
+    # ---------------------------------------------------------------------------------------------------
+
+    def resume(self, group: ClassicGroup, draft: Draft) -> None:
+        """After the log was read: sessions begin anew, because nobody could send heartbeats meanwhile."""
+        for member in group.members.values():
+            self._await_heartbeat(group, member, draft)
+        if len(group.members) > self._settings.group_max_size:
+            self.prepare_rebalance(group, draft)
+
+    def forget(self, group: ClassicGroup) -> None:
+        """Call off all that was to happen to a group that goes."""
+        self._initial_remaining_ms.pop(group.group_id, None)
+        kinds: tuple[DeadlineKind, ...] = ("join", "initial", "sync")
+        for kind in kinds:
+            self._deadlines.cancel((kind, group.group_id, ""))
+        for member_id in (*group.members, *group.pending_joins):
+            self._deadlines.cancel(("session", group.group_id, member_id))
+
+    def dismiss(self, group: ClassicGroup, draft: Draft) -> None:
+        """Send everyone who waits to join again: the group changes its protocol under them."""
+        for member in group.members.values():
+            if member.awaiting_join is not None:
+                draft.answer(member.awaiting_join, JoinReply(member.member_id, Fault.REBALANCE_IN_PROGRESS))
+            if member.awaiting_sync is not None:
+                draft.answer(member.awaiting_sync, SyncReply(Fault.REBALANCE_IN_PROGRESS))
+            member.awaiting_join = member.awaiting_sync = None
+
+
+def _present_generation(group: ClassicGroup, member: ClassicMember, *, as_follower: bool = False) -> JoinReply:
+    """The leader is told of all members, because it assigns."""
+    leads = member.member_id == group.leader and not as_follower
+    return JoinReply(
+        member.member_id,
+        None,
+        group.generation,
+        group.protocol_type,
+        group.protocol_name,
+        leader_or_nobody(group),
+        members=group.joined_members() if leads else (),
+    )
+
+
+def _resumed(group: ClassicGroup, member: ClassicMember, ask: JoinGroup, old_leader: str) -> JoinReply:
+    """The answer to a static member that resumes its place.
+
+    As leader it must learn who the members are, and that they are assigned already. A client that can't be told so is
+    left in the belief that the old id leads, lest it assign anew what the others would never hear of.
+    """
+    if not ask.can_skip_assignment:
+        return JoinReply(member.member_id, None, group.generation, group.protocol_type, group.protocol_name, old_leader)
+    leads = member.member_id == group.leader
+    return JoinReply(
+        member.member_id,
+        None,
+        group.generation,
+        group.protocol_type,
+        group.protocol_name,
+        leader_or_nobody(group),
+        skip_assignment=leads,
+        members=group.joined_members() if leads else (),
+    )
+
+
+def _differs(said: str | None, known: str | None) -> bool:
+    return said is not None and known is not None and said != known

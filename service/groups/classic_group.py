@@ -1,0 +1,256 @@
+"""A classic group as it lives: members, votes, who has joined and who has synced.
+
+Holds no clock and decides nothing about rebalances (classic_decisions.py does). The durable part is what its stored
+record says; everything else here dies with the coordinator and is rebuilt by `from_stored`.
+Invariants: `static_members` maps exactly the members with an instance id; the leader, if any, is a member or None;
+a member that awaits a join holds the token of its last JoinGroup.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from service.groups.commands import NO_MEMBER, JoinedMember, JoinGroup
+from service.groups.consumer_protocol import PROTOCOL_TYPE, subscribed_topics
+from service.groups.states import CLASSIC_MOVES, ClassicState
+from service.groups.verdicts import Fault, Token
+from service.wire.messages import GroupMetadataValue
+
+Protocols = tuple[tuple[str, bytes], ...]
+
+
+@dataclass(slots=True)
+class ClassicMember:
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    protocols: Protocols
+    assignment: bytes = b""
+    is_new: bool = False  # has not had an answer to its first JoinGroup: it can't send heartbeats yet
+    awaiting_join: Token | None = None
+    awaiting_sync: Token | None = None
+
+    def metadata(self, protocol_name: str) -> bytes:
+        return next(metadata for name, metadata in self.protocols if name == protocol_name)
+
+    @property
+    def is_heard(self) -> bool:
+        """A member whose request is parked here needs no heartbeat, except in its first join."""
+        return not self.is_new and (self.awaiting_join is not None or self.awaiting_sync is not None)
+
+
+@dataclass(slots=True)
+class ClassicGroup:
+    group_id: str
+    state: ClassicState = ClassicState.EMPTY
+    previous_state: ClassicState = ClassicState.EMPTY
+    generation: int = 0
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    leader: str | None = None
+    state_timestamp_ms: int = -1
+    members: dict[str, ClassicMember] = field(default_factory=dict)
+    static_members: dict[str, str] = field(default_factory=dict)
+    pending_joins: dict[str, None] = field(default_factory=dict)  # ids given out with MEMBER_ID_REQUIRED
+    pending_syncs: dict[str, None] = field(default_factory=dict)
+    new_member_added: bool = False  # since the initial delay was last prolonged
+    subscribed_topics: frozenset[str] | None = frozenset()  # None: not known
+
+    # What the last record of this group in the log says; None before the first. Written by `apply` only.
+    stored: bytes | None = None
+
+    @classmethod
+    def from_stored(cls, group_id: str, stored: bytes, value: GroupMetadataValue) -> "ClassicGroup":
+        group = cls(
+            group_id,
+            state=ClassicState.STABLE if value.members else ClassicState.EMPTY,
+            generation=value.generation,
+            protocol_type=value.protocol_type or None,
+            protocol_name=value.protocol,
+            state_timestamp_ms=value.current_state_timestamp,
+            stored=stored,
+        )
+        group.previous_state = group.state
+        for stored_member in value.members:
+            timeout_ms = stored_member.rebalance_timeout
+            group.add(
+                ClassicMember(
+                    stored_member.member_id,
+                    stored_member.group_instance_id,
+                    stored_member.client_id,
+                    stored_member.client_host,
+                    stored_member.session_timeout if timeout_ms == -1 else timeout_ms,
+                    stored_member.session_timeout,
+                    ((value.protocol or "", stored_member.subscription),),
+                    stored_member.assignment,
+                )
+            )
+        group.leader = value.leader
+        group.subscribed_topics = group.topics_of_members()
+        return group
+
+    # Reading ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def uses_consumer_protocol(self) -> bool:
+        return self.protocol_type == PROTOCOL_TYPE
+
+    @property
+    def is_simple(self) -> bool:
+        """It was made to hold offsets only, and no record of its own stands behind it."""
+        return self.protocol_type is None and not self.members and not self.pending_joins
+
+    @property
+    def awaiting_join_count(self) -> int:
+        return sum(1 for member in self.members.values() if member.awaiting_join is not None)
+
+    @property
+    def all_joined(self) -> bool:
+        return not self.pending_joins and all(member.awaiting_join is not None for member in self.members.values())
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        if self.subscribed_topics is None:
+            return self.uses_consumer_protocol  # unreadable subscriptions: rather too careful
+        return topic in self.subscribed_topics
+
+    def member_fault(self, member_id: str, instance_id: str | None) -> Fault | None:
+        """Why this is not a member of the group; None if it is."""
+        if instance_id is not None:
+            owner = self.static_members.get(instance_id)
+            if owner is None:
+                return Fault.UNKNOWN_MEMBER_ID
+            if owner != member_id:
+                return Fault.FENCED_INSTANCE_ID
+        return None if member_id in self.members else Fault.UNKNOWN_MEMBER_ID
+
+    def supports(self, protocol_type: str, protocols: Protocols) -> bool:
+        """Whether a member with these protocols can take part: some protocol must remain that all support."""
+        if self.state is ClassicState.EMPTY:
+            return bool(protocol_type) and bool(protocols)
+        return self.protocol_type == protocol_type and any(
+            self._supporters(name) == len(self.members) for name in dict(protocols)
+        )
+
+    def select_protocol(self) -> str:
+        """The protocol with the most votes; each member votes for the first of its own that all support."""
+        votes: dict[str, int] = {}
+        for member in self.members.values():
+            vote = next(name for name, _ in member.protocols if self._supporters(name) == len(self.members))
+            votes[vote] = votes.get(vote, 0) + 1
+        return max(votes, key=lambda name: votes[name])
+
+    def joined_members(self) -> tuple[JoinedMember, ...]:
+        name = self.protocol_name
+        assert name is not None
+        return tuple(
+            JoinedMember(member.member_id, member.instance_id, member.metadata(name))
+            for member in self.members.values()
+        )
+
+    def topics_of_members(self) -> frozenset[str] | None:
+        if not self.uses_consumer_protocol:
+            return None
+        if not self.members:
+            return frozenset()
+        if self.protocol_name is None:
+            return None
+        topics: set[str] = set()
+        for member in self.members.values():
+            names = subscribed_topics(member.metadata(self.protocol_name))
+            if names is None:
+                return None
+            topics.update(names)
+        return frozenset(topics)
+
+    def _supporters(self, protocol_name: str) -> int:
+        return sum(1 for member in self.members.values() if any(name == protocol_name for name, _ in member.protocols))
+
+    # Changing ---------------------------------------------------------------------------------------------------------
+
+    def move_to(self, state: ClassicState, now_ms: int) -> None:
+        assert state in CLASSIC_MOVES[self.state], f"{self.group_id}: {self.state} -> {state}"
+        self.previous_state = self.state
+        self.state = state
+        self.state_timestamp_ms = now_ms
+
+    def add(self, member: ClassicMember, *, protocol_type: str | None = None) -> None:
+        if member.instance_id is not None:
+            assert member.instance_id not in self.static_members
+            self.static_members[member.instance_id] = member.member_id
+        if not self.members and protocol_type is not None:
+            self.protocol_type = protocol_type
+        if self.leader is None:
+            self.leader = member.member_id
+        self.members[member.member_id] = member
+        self.pending_joins.pop(member.member_id, None)
+
+    def remove(self, member_id: str) -> None:
+        member = self.members.pop(member_id, None)
+        if member is not None and member.instance_id is not None:
+            del self.static_members[member.instance_id]
+        if self.leader == member_id:
+            self.leader = next(iter(self.members), None)
+        self.pending_joins.pop(member_id, None)
+        self.pending_syncs.pop(member_id, None)
+
+    def update(self, member: ClassicMember, ask: JoinGroup, token: Token | None) -> None:
+        member.protocols = ask.protocols
+        member.rebalance_timeout_ms = ask.rebalance_timeout_ms
+        member.session_timeout_ms = ask.session_timeout_ms
+        member.awaiting_join = token
+
+    def replace_static(self, instance_id: str, old_id: str, new_id: str) -> ClassicMember:
+        """The member of this instance under its new id; its place in the order of members is the last."""
+        old = self.members.pop(old_id)
+        new = ClassicMember(
+            new_id,
+            instance_id,
+            old.client_id,
+            old.client_host,
+            old.rebalance_timeout_ms,
+            old.session_timeout_ms,
+            old.protocols,
+            old.assignment,
+        )
+        self.members[new_id] = new
+        self.pending_syncs.pop(old_id, None)
+        self.static_members[instance_id] = new_id
+        if self.leader == old_id:
+            self.leader = new_id
+        return new
+
+    def elect_joined_leader(self) -> bool:
+        """See that the leader is one that has rejoined; False when nobody has."""
+        if self.leader is None:
+            return False
+        if self.members[self.leader].awaiting_join is not None:
+            return True
+        joined = next((member for member in self.members.values() if member.awaiting_join is not None), None)
+        if joined is not None:
+            self.leader = joined.member_id
+        return joined is not None
+
+    def begin_generation(self, now_ms: int) -> None:
+        self.generation += 1
+        if self.members:
+            self.protocol_name = self.select_protocol()
+            self.move_to(ClassicState.COMPLETING, now_ms)
+        else:
+            self.protocol_name = None
+            self.move_to(ClassicState.EMPTY, now_ms)
+        self.subscribed_topics = self.topics_of_members()
+        self.pending_syncs.clear()
+
+
+def first_protocol_name(protocols: Sequence[tuple[str, bytes]]) -> str:
+    return protocols[0][0]
+
+
+def leader_or_nobody(group: ClassicGroup) -> str:
+    return group.leader if group.leader is not None else NO_MEMBER

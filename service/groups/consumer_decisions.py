@@ -1,0 +1,451 @@
+"""What happens to a consumer group (KIP-848) when a member beats, leaves or falls silent, or its topics change.
+
+Reads the group and never changes it: what is to change goes into the draft as records, which `apply` writes into the
+group. Soft are only deadlines and the notes of what metadata was looked at. Three steps make a heartbeat: the member
+as it says it is (a changed subscription raises the group's epoch), the target assignment (computed anew when the
+group's epoch is ahead), and the member's next step towards it. Called by GroupCoordinator and, for members of the
+classic protocol, by migration.py.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from service.groups.assignors import ASSIGNORS, MemberSpec
+from service.groups.classic_decisions import DeadlineKind, DeadlineName
+from service.groups.commands import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    NO_MEMBER,
+    STATIC_LEAVE_EPOCH,
+    ConsumerHeartbeat,
+    ConsumerHeartbeatReply,
+    PartitionsByTopic,
+)
+from service.groups.consumer_group import ConsumerGroup, ConsumerMember, EpochsByTopic, ResolvedRegex, TargetByTopic
+from service.groups.deadlines import Deadlines
+from service.groups.reconciliation import Walk, reconcile
+from service.groups.records import (
+    consumer_epoch_record,
+    consumer_member_record,
+    current_record,
+    member_tombstones,
+    partition_metadata_tombstone,
+    regex_record,
+    regex_tombstone,
+    target_epoch_record,
+    target_record,
+)
+from service.groups.regex import InvalidRegex, TopicRegex
+from service.groups.settings import GroupSettings
+from service.groups.states import MemberState
+from service.groups.topics import TopicView, fingerprint
+from service.groups.verdicts import Draft, Fault, Refusal
+
+# A group resolves its expressions at most this often, but for one that is new to a group without any; and at least this
+# often while its members beat. Kafka's numbers.
+REGEX_MIN_INTERVAL_MS = 10_000
+REGEX_MAX_INTERVAL_MS = 600_000
+
+MEMBER_DEADLINES: tuple[DeadlineKind, ...] = ("session", "rebalance", "rejoin", "resync")
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """The target assignment as far as one member is concerned."""
+
+    epoch: int
+    target: TargetByTopic
+
+
+class ConsumerDecisions:
+    """Holds no group; `deadlines` is shared with the coordinator, which tells us what fell due."""
+
+    def __init__(self, settings: GroupSettings, topics: TopicView, deadlines: Deadlines[DeadlineName]) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._deadlines = deadlines
+
+    # The request by itself
+    # ------------------------------------------------------------------------------------------------
+
+    def refuse_malformed(self, ask: ConsumerHeartbeat) -> Refusal | None:
+        """What is wrong with a heartbeat whatever the group is like."""
+        epoch = ask.member_epoch
+        if (ask.member_names_itself or epoch > 0 or epoch == LEAVE_EPOCH) and _is_blank(ask.member_id):
+            return _invalid("the member id may not be empty")
+        if _is_blank(ask.group_id):
+            return _invalid("the group id may not be empty")
+        if _is_blank(ask.instance_id):
+            return _invalid("the instance id may not be empty")
+        if _is_blank(ask.rack_id):
+            return _invalid("the rack id may not be empty")
+        if epoch == JOIN_EPOCH:
+            if ask.rebalance_timeout_ms == -1:
+                return _invalid("a member that joins must say its rebalance timeout")
+            if ask.owned is None or ask.owned:
+                return _invalid("a member that joins may not own partitions")
+            if ask.subscribed_topics is None and ask.subscribed_regex is None:
+                return _invalid("a member that joins must subscribe to topic names or a regular expression")
+        elif epoch == STATIC_LEAVE_EPOCH and ask.instance_id is None:
+            return _invalid("only a member with an instance id may leave for a while")
+        elif epoch < STATIC_LEAVE_EPOCH:
+            return _invalid("no such member epoch")
+        if ask.server_assignor is not None and ask.server_assignor not in self._settings.group_consumer_assignors:
+            known = ", ".join(self._settings.group_consumer_assignors)
+            return Refusal(Fault.UNSUPPORTED_ASSIGNOR, f"no assignor {ask.server_assignor} here, only: {known}")
+        return None
+
+    # Heartbeats
+    # ---------------------------------------------------------------------------------------------------------
+
+    def heartbeat(self, group: ConsumerGroup, ask: ConsumerHeartbeat, draft: Draft) -> ConsumerHeartbeatReply | Refusal:
+        if (full := self.refuse_when_full(group, ask.member_id)) is not None:
+            return full
+        member_id = ask.member_id or ask.fresh_id
+        found = self._find_member(group, ask, member_id, draft)
+        if isinstance(found, Refusal):
+            return found
+        member = replace(
+            found,
+            instance_id=found.instance_id if ask.instance_id is None else ask.instance_id,
+            rack_id=found.rack_id if ask.rack_id is None else ask.rack_id,
+            rebalance_timeout_ms=(
+                found.rebalance_timeout_ms if ask.rebalance_timeout_ms == -1 else ask.rebalance_timeout_ms
+            ),
+            server_assignor=found.server_assignor if ask.server_assignor is None else ask.server_assignor,
+            subscribed_topics=(
+                found.subscribed_topics if ask.subscribed_topics is None else frozenset(ask.subscribed_topics)
+            ),
+            subscribed_regex=found.subscribed_regex if ask.subscribed_regex is None else ask.subscribed_regex,
+            client_id=ask.client_id,
+            client_host=ask.client_host,
+            classic=None,
+        )
+        regex_change = self.change_regex(group, found, member, draft)
+        if isinstance(regex_change, Refusal):
+            return regex_change
+        names_changed = self.record_member(group, found, member, draft)
+        epoch = self.maybe_raise_epoch(group, member, names_changed or regex_change.is_resolved, draft)
+        goal = self.maybe_assign(group, epoch, member, draft)
+        walked = self.walk(group, member, goal, ask.owned, names_changed or regex_change.has_changed, draft)
+        if walked is None:
+            return Refusal(Fault.FENCED_MEMBER_EPOCH, "the member's state is not understood; it must rejoin")
+        self._keep_session(group, walked, draft)
+        is_full_request = (
+            ask.rebalance_timeout_ms != -1
+            and (ask.subscribed_topics is not None or ask.subscribed_regex is not None)
+            and ask.owned is not None
+        )
+        tells = ask.member_epoch == JOIN_EPOCH or is_full_request or walked.assigned != found.assigned
+        return ConsumerHeartbeatReply(
+            member_id=member_id,
+            member_epoch=walked.member_epoch,
+            heartbeat_interval_ms=self._settings.group_consumer_heartbeat_interval_ms,
+            assignment=_partitions(walked.assigned) if tells else None,
+        )
+
+    def refuse_when_full(self, group: ConsumerGroup, member_id: str) -> Refusal | None:
+        limit = self._settings.group_consumer_max_size
+        if len(group.members) >= limit and member_id not in group.members:
+            return Refusal(Fault.GROUP_MAX_SIZE_REACHED, f"the group has {limit} members, which is the limit")
+        return None
+
+    def _find_member(
+        self, group: ConsumerGroup, ask: ConsumerHeartbeat, member_id: str, draft: Draft
+    ) -> ConsumerMember | Refusal:
+        joins = ask.member_epoch == JOIN_EPOCH
+        if ask.instance_id is None:
+            member = group.members.get(member_id)
+            if member is None:
+                return ConsumerMember(member_id) if joins else _unknown(group, member_id)
+            return _refuse_epoch(member, ask) or member
+        owner = group.static_member(ask.instance_id)
+        if joins:
+            if owner is None:
+                return group.members.get(member_id, ConsumerMember(member_id))
+            if owner.classic is None and owner.member_epoch != STATIC_LEAVE_EPOCH:
+                return Refusal(
+                    Fault.UNRELEASED_INSTANCE_ID, f"instance {ask.instance_id} is member {owner.member_id} at present"
+                )
+            return self.take_over(group, owner, member_id, draft)
+        if owner is None:
+            return Refusal(Fault.UNKNOWN_MEMBER_ID, f"no instance {ask.instance_id} in group {group.group_id}")
+        return _refuse_instance(owner, member_id) or _refuse_epoch(owner, ask) or owner
+
+    def take_over(self, group: ConsumerGroup, owner: ConsumerMember, member_id: str, draft: Draft) -> ConsumerMember:
+        """A static member under a new id, with the place, the target and the partitions of the old one."""
+        taken = replace(owner, member_id=member_id, member_epoch=0, previous_epoch=0)
+        draft.records.extend(member_tombstones(group.group_id, owner.member_id))
+        draft.records.append(consumer_member_record(group.group_id, taken))
+        draft.records.append(target_record(group.group_id, member_id, group.target.get(owner.member_id, {})))
+        draft.records.append(current_record(group.group_id, taken))
+        return taken
+
+    # Step one: the member, its subscription, the group's epoch
+    # ------------------------------------------------------------
+
+    def record_member(self, group: ConsumerGroup, old: ConsumerMember, new: ConsumerMember, draft: Draft) -> bool:
+        """Write the member if it has changed; whether the topics it names have."""
+        if new != old:
+            draft.records.append(consumer_member_record(group.group_id, new))
+        return new.subscribed_topics != old.subscribed_topics
+
+    def change_regex(
+        self, group: ConsumerGroup, old: ConsumerMember, new: ConsumerMember, draft: Draft
+    ) -> "RegexChange | Refusal":
+        """Note a changed expression, and see whether the group's expressions are to be resolved anew.
+
+        Resolving reads every topic's name, so that it does not happen here: a deadline that is due at once brings it
+        about.
+        """
+        change = RegexChange(has_changed=new.subscribed_regex != old.subscribed_regex, is_resolved=False)
+        others = [member for member in group.members_with(new).values() if member is not new]
+        users = group.regexes(others)
+        is_new = False
+        if change.has_changed:
+            if old.regex_or_none is not None and old.regex_or_none not in users and old.regex_or_none in group.resolved:
+                draft.records.append(regex_tombstone(group.group_id, old.regex_or_none))
+            if new.regex_or_none is None:
+                change = RegexChange(True, is_resolved=old.regex_or_none is not None)
+            elif new.regex_or_none in users:
+                change = RegexChange(True, is_resolved=new.regex_or_none in group.resolved)
+            else:
+                try:
+                    TopicRegex(new.regex_or_none)
+                except InvalidRegex as error:
+                    return Refusal(Fault.INVALID_REGULAR_EXPRESSION, f"{new.regex_or_none}: {error}")
+                is_new = True
+        if users or new.regex_or_none is not None:
+            self._maybe_resolve(group, is_new or any(regex not in group.resolved for regex in users), draft)
+        return change
+
+    def _maybe_resolve(self, group: ConsumerGroup, is_unresolved: bool, draft: Draft) -> None:
+        name: DeadlineName = ("regex", group.group_id, "")
+        last_ms = group.regex_time_ms if group.resolved else None
+        if name in self._deadlines or (last_ms is not None and draft.now_ms <= last_ms + REGEX_MIN_INTERVAL_MS):
+            return
+        is_stale = last_ms is None or draft.now_ms > last_ms + REGEX_MAX_INTERVAL_MS
+        if is_unresolved or is_stale or group.regex_version != self._topics.version:
+            self._deadlines.set(name, draft.now_ms)
+
+    def resolve_regexes(self, group: ConsumerGroup, draft: Draft) -> None:
+        """Find the topics of every expression in use; if they are others than before, the group's epoch is raised."""
+        group.regex_time_ms = draft.now_ms
+        group.regex_version = self._topics.version
+        names = sorted(self._topics.names())
+        resolved = dict(group.resolved)
+        changed = False
+        for regex in group.regexes(group.members.values()):
+            compiled = TopicRegex(regex)
+            topics = frozenset(name for name in names if compiled.matches(name))
+            before = resolved.get(regex)
+            if before is None or before.topics != topics:
+                changed = changed or bool(topics) or before is not None
+                resolved[regex] = ResolvedRegex(topics, self._topics.version, draft.now_ms)
+                draft.records.append(regex_record(group.group_id, regex, resolved[regex]))
+        matched = set().union(*(resolved[regex].topics for regex in group.regexes(group.members.values())))
+        named = set().union(*(member.subscribed_topics for member in group.members.values()))
+        metadata_hash = fingerprint(self._topics, matched | named)
+        if changed or metadata_hash != group.metadata_hash:
+            draft.records.append(consumer_epoch_record(group.group_id, group.epoch + 1, metadata_hash))
+            self._note_metadata(group, group.epoch + 1)
+
+    def maybe_raise_epoch(
+        self, group: ConsumerGroup, member: ConsumerMember, subscription_changed: bool, draft: Draft
+    ) -> int:
+        """The group's epoch, raised if the member's subscription or the topics subscribed to have changed."""
+        if not subscription_changed and not group.must_look_at_metadata(self._topics.version):
+            return group.epoch
+        topics = group.topics_subscribed(group.members_with(member).values())
+        metadata_hash = fingerprint(self._topics, topics)
+        epoch = group.epoch
+        if subscription_changed or metadata_hash != group.metadata_hash:
+            epoch += 1
+            draft.records.append(consumer_epoch_record(group.group_id, epoch, metadata_hash))
+        self._note_metadata(group, epoch)
+        if group.has_partition_metadata:
+            draft.records.append(partition_metadata_tombstone(group.group_id))
+        return epoch
+
+    def _note_metadata(self, group: ConsumerGroup, epoch: int) -> None:
+        group.seen_version = self._topics.version
+        group.seen_at_epoch = epoch
+
+    # Step two: the target assignment
+    # --------------------------------------------------------------------------------------
+
+    def maybe_assign(self, group: ConsumerGroup, epoch: int, member: ConsumerMember, draft: Draft) -> Goal:
+        if group.assignment_epoch >= epoch or not self._may_assign(group, draft.now_ms):
+            return Goal(group.assignment_epoch, group.target_of(member.member_id, member.instance_id))
+        members = group.members_with(member)
+        specs = {each.member_id: self._spec(group, each) for each in members.values()}
+        counts: dict[bytes, int] = {}
+        for topic in group.topics_subscribed(members.values()):
+            if (facts := self._topics.by_name(topic)) is not None:
+                counts[facts.topic_id] = facts.partitions
+        name = group.preferred_assignor(members.values()) or self._settings.group_consumer_assignors[0]
+        target = ASSIGNORS[name](specs, counts)
+        for member_id in members:
+            if member_id not in group.target or dict(group.target[member_id]) != target[member_id]:
+                draft.records.append(target_record(group.group_id, member_id, target[member_id]))
+        draft.records.append(target_epoch_record(group.group_id, epoch, draft.now_ms))
+        return Goal(epoch, target[member.member_id])
+
+    def _may_assign(self, group: ConsumerGroup, now_ms: int) -> bool:
+        """Members that come one upon the other share a new target instead of causing one each."""
+        interval_ms = self._settings.group_consumer_assignment_interval_ms
+        last_ms = group.assignment_timestamp_ms
+        return last_ms == 0 or interval_ms == 0 or now_ms >= last_ms + interval_ms
+
+    def _spec(self, group: ConsumerGroup, member: ConsumerMember) -> MemberSpec:
+        current = group.target_of(member.member_id, member.instance_id)
+        return MemberSpec(member.instance_id, self._topic_ids(group, member), current)
+
+    def _topic_ids(self, group: ConsumerGroup, member: ConsumerMember) -> frozenset[bytes]:
+        known = (self._topics.by_name(topic) for topic in group.topics_of(member))
+        return frozenset(facts.topic_id for facts in known if facts is not None)
+
+    # Step three: the member's way
+    # -----------------------------------------------------------------------------------------
+
+    def walk(
+        self,
+        group: ConsumerGroup,
+        member: ConsumerMember,
+        goal: Goal,
+        owned: PartitionsByTopic | None,
+        subscription_changed: bool,
+        draft: Draft,
+    ) -> ConsumerMember | None:
+        if not subscription_changed and member.is_reconciled_to(goal.epoch):
+            return member
+        walked = reconcile(
+            member,
+            Walk(
+                goal.epoch,
+                goal.target,
+                owned,
+                lambda topic_id, partition: (topic_id, partition) in group.holders,
+                self._topic_ids(group, member),
+                subscription_changed,
+            ),
+        )
+        if walked is not None and walked != member:
+            draft.records.append(current_record(group.group_id, walked))
+            if walked.classic is None:
+                self._await_revocation(group, walked, draft)
+        return walked
+
+    def _await_revocation(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:
+        name: DeadlineName = ("rebalance", group.group_id, member.member_id)
+        if member.state is MemberState.UNREVOKED_PARTITIONS:
+            self._deadlines.set(name, draft.now_ms + member.rebalance_timeout_ms)
+        else:
+            self._deadlines.cancel(name)
+
+    def _keep_session(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:
+        timeout_ms = self._settings.group_consumer_session_timeout_ms
+        if member.classic is not None:
+            timeout_ms = member.classic.session_timeout_ms
+        self._deadlines.set(("session", group.group_id, member.member_id), draft.now_ms + timeout_ms)
+
+    # Leaving
+    # ------------------------------------------------------------------------------------------------------------
+
+    def find_leaving(self, group: ConsumerGroup, ask: ConsumerHeartbeat) -> ConsumerMember | Refusal:
+        if ask.instance_id is None:
+            return group.members.get(ask.member_id) or _unknown(group, ask.member_id)
+        owner = group.static_member(ask.instance_id)
+        if owner is None:
+            return Refusal(Fault.UNKNOWN_MEMBER_ID, f"no instance {ask.instance_id} in group {group.group_id}")
+        return _refuse_instance(owner, ask.member_id) or owner
+
+    def leave_for_a_while(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:
+        """A static member keeps its place until its session ends; what it was to revoke it no longer holds."""
+        reset = {topic_id: dict.fromkeys(partitions, 0) for topic_id, partitions in member.assigned.items()}
+        away = replace(member, member_epoch=STATIC_LEAVE_EPOCH, assigned=reset, revoking={})
+        draft.records.append(current_record(group.group_id, away))
+
+    def remove(self, group: ConsumerGroup, leaving: Iterable[ConsumerMember], draft: Draft) -> None:
+        """These members go, and the group's epoch is raised so that the others get what they had."""
+        gone = {member.member_id: member for member in leaving}
+        if not gone:
+            return
+        for member_id in gone:
+            draft.records.extend(member_tombstones(group.group_id, member_id))
+            self.forget_member(group.group_id, member_id)
+        rest = group.members_with(None, without=gone)
+        still_used = group.regexes(rest.values())
+        for regex in group.regexes(gone.values()):
+            if regex not in still_used:
+                draft.records.append(regex_tombstone(group.group_id, regex))
+        metadata_hash = fingerprint(self._topics, group.topics_subscribed(rest.values()))
+        draft.records.append(consumer_epoch_record(group.group_id, group.epoch + 1, metadata_hash))
+
+    def forget_member(self, group_id: str, member_id: str) -> None:
+        for kind in MEMBER_DEADLINES:
+            self._deadlines.cancel((kind, group_id, member_id))
+
+    def forget(self, group: ConsumerGroup) -> None:
+        """Call off all that was to happen to a group that goes."""
+        self._deadlines.cancel(("regex", group.group_id, ""))
+        for member_id in group.members:
+            self.forget_member(group.group_id, member_id)
+
+    def resume(self, group: ConsumerGroup, draft: Draft) -> None:
+        """After the log was read: sessions begin anew, because nobody could send heartbeats meanwhile."""
+        for member in group.members.values():
+            self._keep_session(group, member, draft)
+            if member.classic is None:
+                self._await_revocation(group, member, draft)
+
+
+@dataclass(frozen=True, slots=True)
+class RegexChange:
+    """Whether a member's expression changed, and whether it is known already what that means for its topics."""
+
+    has_changed: bool
+    is_resolved: bool
+
+
+def _partitions(held: EpochsByTopic) -> PartitionsByTopic:
+    return {topic_id: tuple(sorted(partitions)) for topic_id, partitions in held.items()}
+
+
+def _is_blank(text: str | None) -> bool:
+    return text is not None and not text.strip()
+
+
+def _invalid(message: str) -> Refusal:
+    return Refusal(Fault.INVALID_REQUEST, message)
+
+
+def _unknown(group: ConsumerGroup, member_id: str) -> Refusal:
+    return Refusal(Fault.UNKNOWN_MEMBER_ID, f"{member_id or NO_MEMBER} is not a member of group {group.group_id}")
+
+
+def _refuse_instance(owner: ConsumerMember, member_id: str) -> Refusal | None:
+    if owner.member_id == member_id:
+        return None
+    return Refusal(Fault.FENCED_INSTANCE_ID, f"instance {owner.instance_id} is member {owner.member_id} now")
+
+
+def _refuse_epoch(member: ConsumerMember, ask: ConsumerHeartbeat) -> Refusal | None:
+    """The epoch must be the member's, or the one before if the member may have missed the answer that raised it."""
+    if ask.member_epoch in (JOIN_EPOCH, member.member_epoch):
+        return None
+    missed_answer = ask.member_epoch == member.previous_epoch and _owns_only(ask.owned, member.assigned)
+    if ask.member_epoch < member.member_epoch and missed_answer:
+        return None
+    return Refusal(
+        Fault.FENCED_MEMBER_EPOCH,
+        f"the member's epoch is {member.member_epoch}, not {ask.member_epoch}; it must give up all and rejoin",
+    )
+
+
+def _owns_only(owned: PartitionsByTopic | None, assigned: EpochsByTopic) -> bool:
+    if owned is None:
+        return False
+    return all(
+        partition in assigned.get(topic_id, {}) for topic_id, partitions in owned.items() for partition in partitions
+    )

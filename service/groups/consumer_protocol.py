@@ -1,0 +1,84 @@
+"""The consumer's own protocol, embedded in classic groups: what a member subscribes to and what it was assigned.
+
+A version number, then a struct; newer versions only append, so an unknown one is read as the newest known. Called
+where a coordinator must look inside what it otherwise only passes on: offset expiry, and moving a group between the
+protocols.
+"""
+
+from dataclasses import dataclass
+
+from service.wire.codec import MalformedRequest, decode_data, encode_data
+from service.wire.messages import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolAssignmentTopicPartition,
+    ConsumerProtocolSubscription,
+)
+
+PROTOCOL_TYPE = "consumer"
+NEWEST_VERSION = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    version: int
+    topics: tuple[str, ...]
+    owned: tuple[tuple[str, tuple[int, ...]], ...]
+    rack_id: str | None
+
+
+def read_version(data: bytes) -> int | None:
+    if len(data) < 2:
+        return None
+    version = int.from_bytes(data[:2], "big", signed=True)
+    return None if version < 0 else version
+
+
+def read_subscription(data: bytes) -> Subscription | None:
+    """None when the bytes are not a subscription."""
+    version = read_version(data)
+    if version is None:
+        return None
+    try:
+        said = decode_data(ConsumerProtocolSubscription, min(version, NEWEST_VERSION), memoryview(data)[2:])
+    except MalformedRequest:
+        return None
+    owned = tuple((topic.topic, tuple(topic.partitions)) for topic in said.owned_partitions)
+    return Subscription(version, tuple(said.topics), owned, said.rack_id)
+
+
+def subscribed_topics(data: bytes) -> tuple[str, ...] | None:
+    """The topics alone, read as version 0, with which every version begins."""
+    if read_version(data) is None:
+        return None
+    try:
+        return tuple(decode_data(ConsumerProtocolSubscription, 0, memoryview(data)[2:]).topics)
+    except MalformedRequest:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    partitions: tuple[tuple[str, tuple[int, ...]], ...]
+    user_data: bytes | None
+
+
+def read_assignment(data: bytes) -> Assignment | None:
+    """None when the bytes are not an assignment; no bytes at all are an empty one."""
+    if not data:
+        return Assignment((), None)
+    version = read_version(data)
+    if version is None:
+        return None
+    try:
+        said = decode_data(ConsumerProtocolAssignment, min(version, NEWEST_VERSION), memoryview(data)[2:])
+    except MalformedRequest:
+        return None
+    return Assignment(
+        tuple((topic.topic, tuple(topic.partitions)) for topic in said.assigned_partitions), said.user_data
+    )
+
+
+def write_assignment(partitions: list[tuple[str, list[int]]], version: int) -> bytes:
+    version = min(version, NEWEST_VERSION)
+    topics = [ConsumerProtocolAssignmentTopicPartition(topic, numbers) for topic, numbers in partitions]
+    return version.to_bytes(2, "big") + encode_data(ConsumerProtocolAssignment(topics, None), version)

@@ -1,0 +1,425 @@
+"""Both protocols in one group: turning a group from one into the other, and classic members in a consumer group.
+
+A group that uses the consumer's embedded protocol turns into a consumer group when the first member joins by KIP-848,
+and back when the last such member is gone. Between the two, classic members go on with JoinGroup, SyncGroup and
+Heartbeat, which are answered from the consumer group: a generation is a member epoch, a rebalance in progress means
+"there is something for you to revoke or to get, join again". Called by GroupCoordinator only.
+
+Not supported, as in Kafka: turning a group whose assignor puts user data into assignments, or whose bytes can't be
+read.
+"""
+
+from dataclasses import replace
+
+from service.groups.classic_decisions import ClassicDecisions, DeadlineName
+from service.groups.classic_group import ClassicGroup, ClassicMember
+from service.groups.commands import (
+    NO_MEMBER,
+    FaultReply,
+    Heartbeat,
+    JoinGroup,
+    JoinReply,
+    LeaveGroup,
+    LeaveReply,
+    LeavingMember,
+    LeftMember,
+    SyncGroup,
+    SyncReply,
+)
+from service.groups.consumer_decisions import ConsumerDecisions
+from service.groups.consumer_group import ClassicFacts, ConsumerGroup, ConsumerMember, EpochsByTopic, TargetByTopic
+from service.groups.consumer_protocol import (
+    PROTOCOL_TYPE,
+    Subscription,
+    read_assignment,
+    read_subscription,
+    read_version,
+    write_assignment,
+)
+from service.groups.deadlines import Deadlines
+from service.groups.records import (
+    classic_group_record,
+    classic_group_tombstone,
+    consumer_epoch_record,
+    consumer_group_tombstones,
+    consumer_member_record,
+    current_record,
+    target_epoch_record,
+    target_record,
+)
+from service.groups.settings import GroupSettings
+from service.groups.states import ClassicState, MemberState
+from service.groups.topics import TopicView, fingerprint
+from service.groups.verdicts import Draft, Fault, Refusal, Token
+
+
+class Migration:
+    def __init__(
+        self,
+        settings: GroupSettings,
+        topics: TopicView,
+        deadlines: Deadlines[DeadlineName],
+        classic: ClassicDecisions,
+        consumer: ConsumerDecisions,
+    ) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._deadlines = deadlines
+        self._classic = classic
+        self._consumer = consumer
+
+    # From classic to consumer
+    # ---------------------------------------------------------------------------------------------
+
+    def upgraded(self, group: ClassicGroup) -> ConsumerGroup | Refusal:
+        """The consumer group that this one turns into, or why it can't. Changes nothing."""
+        if not self._settings.may_upgrade:
+            return _not_upgradable(group, "the migration policy does not allow it")
+        if not group.uses_consumer_protocol:
+            return _not_upgradable(group, f"it uses the protocol {group.protocol_type}")
+        if len(group.members) > self._settings.group_consumer_max_size:
+            return _not_upgradable(group, "it has too many members")
+        made = ConsumerGroup(group.group_id, epoch=group.generation, assignment_epoch=group.generation)
+        for classic_member in group.members.values():
+            member = self._upgraded_member(group, classic_member)
+            if isinstance(member, Refusal):
+                return member
+            made.put(member)
+            made.target[member.member_id] = {
+                topic_id: frozenset(partitions) for topic_id, partitions in member.assigned.items()
+            }
+        made.metadata_hash = fingerprint(self._topics, made.topics_subscribed(made.members.values()))
+        return made
+
+    def _upgraded_member(self, group: ClassicGroup, member: ClassicMember) -> ConsumerMember | Refusal:
+        # Before a group's first generation no protocol is chosen; a member's first one speaks for it.
+        name = group.protocol_name if group.protocol_name is not None else member.protocols[0][0]
+        subscription = read_subscription(member.metadata(name))
+        assignment = read_assignment(member.assignment)
+        if subscription is None or assignment is None:
+            return _not_upgradable(group, "a subscription or assignment can't be read")
+        if assignment.user_data:
+            return _not_upgradable(group, "its assignor keeps data of its own in assignments, which would get lost")
+        assigned: dict[bytes, dict[int, int]] = {}
+        for topic, partitions in assignment.partitions:
+            if (facts := self._topics.by_name(topic)) is not None:
+                assigned[facts.topic_id] = dict.fromkeys(partitions, group.generation)
+        return ConsumerMember(
+            member.member_id,
+            member_epoch=group.generation,
+            previous_epoch=group.generation,
+            instance_id=member.instance_id,
+            rack_id=subscription.rack_id or None,
+            rebalance_timeout_ms=member.rebalance_timeout_ms,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            subscribed_topics=frozenset(subscription.topics),
+            assigned=assigned,
+            classic=ClassicFacts(member.session_timeout_ms, member.protocols),
+        )
+
+    def record_upgrade(self, old: ClassicGroup, made: ConsumerGroup, draft: Draft) -> None:
+        """Send waiting members to join again, and write the group anew."""
+        group_id = old.group_id
+        self._classic.dismiss(old, draft)
+        self._classic.forget(old)
+        draft.records.append(classic_group_tombstone(group_id))
+        draft.records.extend(consumer_member_record(group_id, member) for member in made.members.values())
+        draft.records.append(consumer_epoch_record(group_id, made.epoch, made.metadata_hash))
+        draft.records.extend(target_record(group_id, member_id, target) for member_id, target in made.target.items())
+        draft.records.append(target_epoch_record(group_id, made.assignment_epoch, 0))
+        draft.records.extend(current_record(group_id, member) for member in made.members.values())
+        for member in made.members.values():
+            assert member.classic is not None
+            self._keep_session(made, member, draft)
+
+    # From consumer to classic
+    # ---------------------------------------------------------------------------------------------
+
+    def may_downgrade_without(self, group: ConsumerGroup, leaving: set[str]) -> bool:
+        rest = [member for member_id, member in group.members.items() if member_id not in leaving]
+        return (
+            self._settings.may_downgrade
+            and 0 < len(rest) <= self._settings.group_max_size
+            and all(member.classic is not None for member in rest)
+        )
+
+    def downgrade(
+        self, group: ConsumerGroup, members: list[ConsumerMember], targets: dict[str, TargetByTopic], draft: Draft
+    ) -> ClassicGroup:
+        """The classic group of these members (all of them classic), with its records in the draft."""
+        made = ClassicGroup(
+            group.group_id,
+            state=ClassicState.STABLE,
+            previous_state=ClassicState.STABLE,
+            generation=group.epoch,
+            protocol_type=PROTOCOL_TYPE,
+            state_timestamp_ms=draft.now_ms,
+        )
+        for member in members:
+            assert member.classic is not None
+            made.add(
+                ClassicMember(
+                    member.member_id,
+                    member.instance_id,
+                    member.client_id,
+                    member.client_host,
+                    member.rebalance_timeout_ms,
+                    member.classic.session_timeout_ms,
+                    member.classic.protocols,
+                )
+            )
+        made.protocol_name = made.select_protocol()
+        made.subscribed_topics = made.topics_of_members()
+        for classic_member in made.members.values():
+            version = read_version(classic_member.metadata(made.protocol_name)) or 0
+            classic_member.assignment = self._written(targets.get(classic_member.member_id, {}), version)
+        self._consumer.forget(group)
+        draft.records.extend(consumer_group_tombstones(group.group_id, group.members, group.resolved))
+        assignments = {member.member_id: member.assignment for member in made.members.values()}
+        draft.records.append(classic_group_record(made, assignments))
+        self._classic.resume(made, draft)
+        return made
+
+    def _written(self, held: TargetByTopic | EpochsByTopic, version: int) -> bytes:
+        named = [
+            (facts.name, sorted(partitions))
+            for topic_id, partitions in held.items()
+            if (facts := self._topics.by_id(topic_id)) is not None
+        ]
+        return write_assignment(named, version)
+
+    def remove(self, group: ConsumerGroup, leaving: list[ConsumerMember], draft: Draft) -> ClassicGroup | None:
+        """Members go. If only classic ones are left the group turns into a classic one, which is returned."""
+        gone = {member.member_id for member in leaving}
+        if not gone:
+            return None
+        if not self.may_downgrade_without(group, gone):
+            self._consumer.remove(group, leaving, draft)
+            return None
+        rest = [member for member_id, member in group.members.items() if member_id not in gone]
+        made = self.downgrade(group, rest, dict(group.target), draft)
+        self._classic.prepare_rebalance(made, draft)
+        return made
+
+    # Classic members of a consumer group
+    # ------------------------------------------------------------------------------------
+
+    def join(self, group: ConsumerGroup, ask: JoinGroup, token: Token, draft: Draft) -> ClassicGroup | None:
+        """A JoinGroup to a consumer group with members. Returns the classic group that it turns into, if it does."""
+        refusal = self._refuse_join(group, ask)
+        if refusal is not None:
+            draft.answer(token, JoinReply(NO_MEMBER, refusal.fault))
+            return None
+        member_id = ask.member_id or ask.fresh_id
+        if ask.member_id == NO_MEMBER and ask.instance_id is None and ask.requires_member_id:
+            draft.answer(token, JoinReply(member_id, Fault.MEMBER_ID_REQUIRED))
+            return None
+        subscription = read_subscription(ask.protocols[0][1])
+        if subscription is None:
+            draft.answer(token, JoinReply(NO_MEMBER, Fault.UNKNOWN_SERVER_ERROR))
+            return None
+        replaced = group.static_member(ask.instance_id)
+        found = self._find_joining(group, ask, member_id, draft)
+        if isinstance(found, Fault):
+            draft.answer(token, JoinReply(NO_MEMBER, found))
+            return None
+        member = _as_it_says(found, ask, subscription)
+        regex_change = self._consumer.change_regex(group, found, member, draft)
+        assert not isinstance(regex_change, Refusal), "a classic member has no expression"
+        changed = self._consumer.record_member(group, found, member, draft) or regex_change.has_changed
+        epoch = self._consumer.maybe_raise_epoch(group, member, changed, draft)
+        made = None
+        if replaced is not None and self._replacement_downgrades(group, replaced):
+            member, made = self._downgrade_by(group, replaced, member, epoch, subscription, changed, draft)
+        else:
+            goal = self._consumer.maybe_assign(group, epoch, member, draft)
+            owned = self._owned(subscription)
+            member = self._consumer.walk(group, member, goal, owned, changed, draft) or member
+            self._keep_session(group, member, draft)
+            due_ms = draft.now_ms + ask.rebalance_timeout_ms
+            self._deadlines.set(("resync", group.group_id, member.member_id), due_ms)
+        self._deadlines.cancel(("rejoin", group.group_id, member.member_id))
+        draft.answer(
+            token,
+            JoinReply(
+                member.member_id,
+                None,
+                member.member_epoch,
+                PROTOCOL_TYPE,
+                ask.protocols[0][0],
+            ),
+        )
+        return made
+
+    def _refuse_join(self, group: ConsumerGroup, ask: JoinGroup) -> Refusal | None:
+        if (full := self._consumer.refuse_when_full(group, ask.member_id)) is not None:
+            return full
+        classic = [member.classic for member in group.members.values() if member.classic is not None]
+        supported = ask.protocol_type == PROTOCOL_TYPE and any(
+            all(any(name == supported for supported, _ in facts.protocols) for facts in classic)
+            for name, _ in ask.protocols
+        )
+        return None if supported else Refusal(Fault.INCONSISTENT_GROUP_PROTOCOL)
+
+    def _find_joining(
+        self, group: ConsumerGroup, ask: JoinGroup, member_id: str, draft: Draft
+    ) -> ConsumerMember | Fault:
+        if ask.instance_id is None:
+            return group.members.get(member_id) or ConsumerMember(member_id)
+        owner = group.static_member(ask.instance_id)
+        if ask.member_id == NO_MEMBER:
+            return (
+                ConsumerMember(member_id) if owner is None else self._consumer.take_over(group, owner, member_id, draft)
+            )
+        if owner is None:
+            return Fault.UNKNOWN_MEMBER_ID
+        return owner if owner.member_id == member_id else Fault.FENCED_INSTANCE_ID
+
+    def _replacement_downgrades(self, group: ConsumerGroup, replaced: ConsumerMember) -> bool:
+        """Whether the member that is replaced was the last one of the new protocol."""
+        others = [member for member in group.members.values() if member.member_id != replaced.member_id]
+        return (
+            self._settings.may_downgrade
+            and replaced.classic is None
+            and len(group.members) <= self._settings.group_max_size
+            and all(member.classic is not None for member in others)
+        )
+
+    def _downgrade_by(
+        self,
+        group: ConsumerGroup,
+        replaced: ConsumerMember,
+        member: ConsumerMember,
+        epoch: int,
+        subscription: Subscription,
+        changed: bool,
+        draft: Draft,
+    ) -> tuple[ConsumerMember, ClassicGroup]:
+        must_rebalance = group.assignment_epoch < epoch
+        if not must_rebalance:
+            goal = self._consumer.maybe_assign(group, epoch, member, draft)
+            member = self._consumer.walk(group, member, goal, self._owned(subscription), changed, draft) or member
+        members = [each for each in group.members.values() if each.member_id != replaced.member_id]
+        targets = {**group.target, member.member_id: group.target.get(replaced.member_id, {})}
+        joined = member.member_id
+        # The records of this decision so far speak of the joining member in the consumer group: it goes with the rest.
+        ids = [joined if member_id == replaced.member_id else member_id for member_id in group.members]
+        made = self.downgrade(replace_members(group, ids), [*members, member], targets, draft)
+        if must_rebalance:
+            self._classic.prepare_rebalance(made, draft)
+        return member, made
+
+    def sync(self, group: ConsumerGroup, ask: SyncGroup, token: Token, draft: Draft) -> None:
+        member = _find_classic(group, ask.member_id, ask.instance_id)
+        if isinstance(member, Fault):
+            draft.answer(token, SyncReply(member))
+            return
+        assert member.classic is not None
+        protocol_name, metadata = member.classic.protocols[0]
+        if member.member_epoch != ask.generation:
+            draft.answer(token, SyncReply(Fault.ILLEGAL_GENERATION))
+        elif ask.protocol_type not in (None, PROTOCOL_TYPE) or ask.protocol_name not in (None, protocol_name):
+            draft.answer(token, SyncReply(Fault.INCONSISTENT_GROUP_PROTOCOL))
+        elif group.assignment_epoch > member.member_epoch and member.state is not MemberState.UNREVOKED_PARTITIONS:
+            self._expect_rejoin(group, member, draft)
+            draft.answer(token, SyncReply(Fault.REBALANCE_IN_PROGRESS))
+        else:
+            self._deadlines.cancel(("resync", group.group_id, member.member_id))
+            self._keep_session(group, member, draft)
+            assignment = self._written(member.assigned, read_version(metadata) or 0)
+            draft.answer(token, SyncReply(None, ask.protocol_type, ask.protocol_name, assignment))
+
+    def heartbeat(self, group: ConsumerGroup, ask: Heartbeat, token: Token, draft: Draft) -> None:
+        member = _find_classic(group, ask.member_id, ask.instance_id)
+        if isinstance(member, Fault):
+            draft.answer(token, FaultReply(member))
+            return
+        if member.member_epoch != ask.generation:
+            draft.answer(token, FaultReply(Fault.ILLEGAL_GENERATION))
+            return
+        self._keep_session(group, member, draft)
+        has_news = (
+            member.member_epoch < group.assignment_epoch
+            or member.state is MemberState.UNREVOKED_PARTITIONS
+            or (member.state is MemberState.UNRELEASED_PARTITIONS and not group.waits_for_others(member))
+        )
+        if has_news:
+            self._expect_rejoin(group, member, draft)
+        draft.answer(token, FaultReply(Fault.REBALANCE_IN_PROGRESS if has_news else None))
+
+    def leave(self, group: ConsumerGroup, ask: LeaveGroup, token: Token, draft: Draft) -> ClassicGroup | None:
+        """Members go, of whichever protocol. Returns the classic group that the group turns into, if it does."""
+        leaving: dict[str, ConsumerMember] = {}
+        answered: list[LeftMember] = []
+        for member in ask.members:
+            found = _find_leaving(group, member)
+            if isinstance(found, Fault):
+                answered.append(LeftMember(member.member_id, member.instance_id, found))
+            else:
+                leaving[found.member_id] = found
+                answered.append(LeftMember(member.member_id, member.instance_id, None))
+        draft.answer(token, LeaveReply(None, tuple(answered)))
+        return self.remove(group, list(leaving.values()), draft)
+
+    def _expect_rejoin(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:
+        name: DeadlineName = ("rejoin", group.group_id, member.member_id)
+        self._deadlines.set_if_absent(name, draft.now_ms + member.rebalance_timeout_ms)
+
+    def _keep_session(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:
+        assert member.classic is not None
+        name: DeadlineName = ("session", group.group_id, member.member_id)
+        self._deadlines.set(name, draft.now_ms + member.classic.session_timeout_ms)
+
+    def _owned(self, subscription: Subscription) -> dict[bytes, tuple[int, ...]]:
+        return {
+            facts.topic_id: partitions
+            for topic, partitions in subscription.owned
+            if (facts := self._topics.by_name(topic)) is not None
+        }
+
+
+def replace_members(group: ConsumerGroup, member_ids: list[str]) -> ConsumerGroup:
+    """The group as its records will stand, as far as its tombstones need to know: the same under these members' ids."""
+    return replace(group, members={member_id: ConsumerMember(member_id) for member_id in member_ids})
+
+
+def _as_it_says(found: ConsumerMember, ask: JoinGroup, subscription: Subscription) -> ConsumerMember:
+    return replace(
+        found,
+        instance_id=found.instance_id if ask.instance_id is None else ask.instance_id,
+        rack_id=subscription.rack_id or found.rack_id,
+        rebalance_timeout_ms=(
+            found.rebalance_timeout_ms if ask.rebalance_timeout_ms == -1 else ask.rebalance_timeout_ms
+        ),
+        subscribed_topics=frozenset(subscription.topics),
+        subscribed_regex="",  # the classic protocol has none
+        client_id=ask.client_id,
+        client_host=ask.client_host,
+        classic=ClassicFacts(ask.session_timeout_ms, ask.protocols),
+    )
+
+
+def _find_classic(group: ConsumerGroup, member_id: str, instance_id: str | None) -> ConsumerMember | Fault:
+    member = group.members.get(member_id) if instance_id is None else group.static_member(instance_id)
+    if member is None:
+        return Fault.UNKNOWN_MEMBER_ID
+    if member.member_id != member_id:
+        return Fault.FENCED_INSTANCE_ID
+    return member if member.classic is not None else Fault.UNKNOWN_MEMBER_ID
+
+
+def _find_leaving(group: ConsumerGroup, leaving: LeavingMember) -> ConsumerMember | Fault:
+    """An operator may name a static member by its instance id alone."""
+    if leaving.instance_id is None:
+        return group.members.get(leaving.member_id) or Fault.UNKNOWN_MEMBER_ID
+    member = group.static_member(leaving.instance_id)
+    if member is None:
+        return Fault.UNKNOWN_MEMBER_ID
+    return member if leaving.member_id in (NO_MEMBER, member.member_id) else Fault.FENCED_INSTANCE_ID
+
+
+def _not_upgradable(group: ClassicGroup, reason: str) -> Refusal:
+    return Refusal(
+        Fault.GROUP_ID_NOT_FOUND, f"classic group {group.group_id} can't turn into a consumer group: {reason}"
+    )

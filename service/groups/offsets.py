@@ -1,0 +1,133 @@
+"""Committed offsets, and those that wait for their producer's transaction.
+
+A fold over the log: `put`, `put_pending`, `remove` and `end_transaction` are called by `apply` alone, in the order of
+the log. Each offset remembers its place in that order (`order`), so that a transaction committed late does not cover
+a commit that was written after it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedOffset:
+    offset: int
+    leader_epoch: int
+    metadata: str
+    commit_timestamp_ms: int
+    expire_timestamp_ms: int | None
+    topic_id: bytes
+    order: int = -1
+
+
+PartitionName = tuple[str, int]
+
+
+class Offsets:
+    def __init__(self) -> None:
+        self._committed: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
+        self._pending: dict[int, dict[str, dict[PartitionName, CommittedOffset]]] = {}  # by producer, then group
+        self._open: dict[
+            str, dict[PartitionName, set[int]]
+        ] = {}  # group -> partition -> producers with pending offsets
+        self._order = 0
+
+    # Reading ----------------------------------------------------------------------------------------------------------
+
+    def get(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
+        return self._committed.get(group_id, {}).get(topic, {}).get(partition)
+
+    def of_group(self, group_id: str) -> dict[str, dict[int, CommittedOffset]]:
+        """Offsets by topic and partition. Not to be changed."""
+        return self._committed.get(group_id, {})
+
+    def has_any(self, group_id: str) -> bool:
+        return group_id in self._committed
+
+    def is_pending(self, group_id: str, topic: str, partition: int) -> bool:
+        return (topic, partition) in self._open.get(group_id, {})
+
+    def has_pending(self, group_id: str) -> bool:
+        return group_id in self._open
+
+    def pending_of_group(self, group_id: str) -> Iterator[PartitionName]:
+        yield from self._open.get(group_id, {})
+
+    def everywhere(self) -> Iterator[tuple[str, str, int, CommittedOffset]]:
+        """Every offset, committed and pending; one that is both comes more than once."""
+        for group_id, topics in self._committed.items():
+            for topic, partitions in topics.items():
+                for partition, committed in partitions.items():
+                    yield group_id, topic, partition, committed
+        for groups in self._pending.values():
+            for group_id, offsets in groups.items():
+                for (topic, partition), committed in offsets.items():
+                    yield group_id, topic, partition, committed
+
+    def facts(self) -> object:
+        """What a copy must agree on, without the order, which compaction may change by leaving gaps."""
+        committed = {
+            group_id: {
+                (topic, partition): replace(offset, order=-1)
+                for topic, partitions in topics.items()
+                for partition, offset in partitions.items()
+            }
+            for group_id, topics in self._committed.items()
+        }
+        pending = {
+            producer_id: {
+                group_id: {name: replace(offset, order=-1) for name, offset in offsets.items()}
+                for group_id, offsets in groups.items()
+            }
+            for producer_id, groups in self._pending.items()
+        }
+        return committed, pending, self._open
+
+    # Writing: `apply` only
+    # ---------------------------------------------------------------------------------------------
+
+    def put(self, group_id: str, topic: str, partition: int, committed: CommittedOffset) -> None:
+        self._store(group_id, topic, partition, self._numbered(committed))
+
+    def put_pending(
+        self, group_id: str, topic: str, partition: int, committed: CommittedOffset, *, producer_id: int
+    ) -> None:
+        name = (topic, partition)
+        self._pending.setdefault(producer_id, {}).setdefault(group_id, {})[name] = self._numbered(committed)
+        self._open.setdefault(group_id, {}).setdefault(name, set()).add(producer_id)
+
+    def remove(self, group_id: str, topic: str, partition: int) -> None:
+        """The committed offset goes, and so do those that wait for a transaction."""
+        topics = self._committed.get(group_id, {})
+        partitions = topics.get(topic, {})
+        if partitions.pop(partition, None) is not None and not partitions:
+            del topics[topic]
+            if not topics:
+                del self._committed[group_id]
+        name = (topic, partition)
+        for producer_id in sorted(self._open.get(group_id, {}).get(name, ())):
+            del self._pending[producer_id][group_id][name]
+        self._close(group_id, name)
+
+    def end_transaction(self, producer_id: int, *, committed: bool) -> None:
+        for group_id, offsets in self._pending.pop(producer_id, {}).items():
+            for (topic, partition), pending in offsets.items():
+                producers = self._open[group_id][topic, partition]
+                producers.discard(producer_id)
+                if not producers:
+                    self._close(group_id, (topic, partition))
+                current = self.get(group_id, topic, partition)
+                if committed and (current is None or pending.order > current.order):
+                    self._store(group_id, topic, partition, pending)
+
+    def _store(self, group_id: str, topic: str, partition: int, committed: CommittedOffset) -> None:
+        self._committed.setdefault(group_id, {}).setdefault(topic, {})[partition] = committed
+
+    def _numbered(self, committed: CommittedOffset) -> CommittedOffset:
+        self._order += 1
+        return replace(committed, order=self._order)
+
+    def _close(self, group_id: str, name: PartitionName) -> None:
+        partitions = self._open.get(group_id)
+        if partitions is not None and partitions.pop(name, None) is not None and not partitions:
+            del self._open[group_id]

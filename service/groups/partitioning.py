@@ -1,0 +1,21 @@
+"""Which partition of an internal topic a group lives in.
+
+Every client and every Kafka broker computes the same number, so it may never change. Called by whoever routes
+a group's command (the broker) and by FindCoordinator.
+"""
+
+
+def java_string_hash(text: str) -> int:
+    """What `String.hashCode()` answers in Java: over UTF-16 units, as a signed 32-bit number."""
+    value = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for at in range(0, len(units), 2):
+        value = (31 * value + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
+    return value - (1 << 32) if value & 0x80000000 else value
+
+
+def partition_for(key: str, partition_count: int) -> int:
+    """The partition of `__consumer_offsets` (or `__transaction_state`) that coordinates `key`."""
+    value = java_string_hash(key)
+    # The one number without a positive counterpart in 32 bits: Kafka takes 0 for it.
+    return 0 if value == -(1 << 31) else abs(value) % partition_count

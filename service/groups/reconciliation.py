@@ -1,0 +1,103 @@
+"""How a member of a consumer group walks from what it holds to what the target gives it.
+
+Pure: a member, the target and who holds what go in, the member as it should be comes out. Called by
+consumer_decisions.py at every heartbeat. It holds at every step: a member keeps its epoch while it must let go of
+something, and what is newly given to it is held by nobody else.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from service.groups.commands import PartitionsByTopic
+from service.groups.consumer_group import ConsumerMember, EpochsByTopic, TargetByTopic
+from service.groups.states import MemberState
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What a step depends on besides the member.
+
+    `owned` is what the member says it owns (None: it did not say); `is_held` whether anyone holds a partition;
+    `subscribed_ids` the topics it may have; `subscription_changed` whether that has just changed.
+    """
+
+    target_epoch: int
+    target: TargetByTopic
+    owned: PartitionsByTopic | None
+    is_held: Callable[[bytes, int], bool]
+    subscribed_ids: frozenset[bytes]
+    subscription_changed: bool
+
+
+def reconcile(member: ConsumerMember, walk: Walk) -> ConsumerMember | None:
+    """The member after this step, itself if nothing changes; None when it can't be understood and must start anew."""
+    match member.state:
+        case MemberState.STABLE:
+            if member.member_epoch != walk.target_epoch:
+                return _towards_target(member, member.member_epoch, walk)
+            return _within_subscription(member, walk) if walk.subscription_changed else member
+        case MemberState.UNREVOKED_PARTITIONS:
+            if _still_owns(walk.owned, member.revoking):
+                return _within_subscription(member, walk) if walk.subscription_changed else member
+            return _towards_target(member, member.member_epoch, walk)
+        case MemberState.UNRELEASED_PARTITIONS:
+            return _towards_target(member, member.member_epoch, walk)
+        case MemberState.UNKNOWN:
+            if walk.owned is None or any(walk.owned.values()):
+                return None
+            return _towards_target(member, walk.target_epoch, walk)
+
+
+def _towards_target(member: ConsumerMember, epoch: int, walk: Walk) -> ConsumerMember:
+    keeps: dict[bytes, Mapping[int, int]] = {}
+    revokes: dict[bytes, Mapping[int, int]] = {}
+    gets: dict[bytes, list[int]] = {}
+    others_hold_some = False
+    for topic_id in dict.fromkeys((*walk.target, *member.assigned)):
+        target = walk.target.get(topic_id, frozenset()) if topic_id in walk.subscribed_ids else frozenset()
+        has = member.assigned.get(topic_id, {})
+        kept = {partition: given for partition, given in has.items() if partition in target}
+        lost = {partition: given for partition, given in has.items() if partition not in target}
+        wanted = [partition for partition in sorted(target) if partition not in kept]
+        # What this member itself still has to revoke is no obstacle: nobody else can hold it meanwhile.
+        revoking = member.revoking.get(topic_id, {})
+        free = [partition for partition in wanted if partition in revoking or not walk.is_held(topic_id, partition)]
+        others_hold_some = others_hold_some or len(free) < len(wanted)
+        if kept:
+            keeps[topic_id] = kept
+        if lost:
+            revokes[topic_id] = lost
+        if free:
+            gets[topic_id] = free
+    if revokes and _still_owns(walk.owned, revokes):
+        return member.at_epoch(epoch, state=MemberState.UNREVOKED_PARTITIONS, assigned=keeps, revoking=revokes)
+    for topic_id, partitions in gets.items():
+        given = dict.fromkeys(partitions, walk.target_epoch)
+        keeps[topic_id] = {**keeps.get(topic_id, {}), **given}
+    state = MemberState.UNRELEASED_PARTITIONS if others_hold_some else MemberState.STABLE
+    return member.at_epoch(walk.target_epoch, state=state, assigned=keeps, revoking={})
+
+
+def _within_subscription(member: ConsumerMember, walk: Walk) -> ConsumerMember:
+    """A member may not keep what it no longer subscribes to, even before there is a new target."""
+    leaves = {topic_id: given for topic_id, given in member.assigned.items() if topic_id not in walk.subscribed_ids}
+    if not leaves:
+        return member
+    keeps = {topic_id: given for topic_id, given in member.assigned.items() if topic_id in walk.subscribed_ids}
+    revokes = dict(member.revoking)
+    for topic_id, given in leaves.items():
+        revokes[topic_id] = {**revokes.get(topic_id, {}), **given}
+    if _still_owns(walk.owned, revokes):
+        return member.at_epoch(
+            member.member_epoch, state=MemberState.UNREVOKED_PARTITIONS, assigned=keeps, revoking=revokes
+        )
+    return replace(member, previous_epoch=member.member_epoch, assigned=keeps)
+
+
+def _still_owns(owned: PartitionsByTopic | None, revoked: EpochsByTopic) -> bool:
+    """A member that does not say what it owns may own everything."""
+    if owned is None:
+        return True
+    return any(
+        partition in revoked.get(topic_id, {}) for topic_id, partitions in owned.items() for partition in partitions
+    )

@@ -1,0 +1,290 @@
+"""The records of `__consumer_offsets`, to and from bytes, as Kafka writes them.
+
+A key is its record type (two bytes, the number in Kafka's definitions) and a struct, a value is its version and a
+struct. No value is a tombstone. The domain's objects go in, and values come out as the wire's structs, which `apply`
+reads.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from service.groups.classic_group import ClassicGroup
+from service.groups.consumer_group import ClassicFacts, ConsumerMember, EpochsByTopic, ResolvedRegex, TargetByTopic
+from service.groups.offsets import CommittedOffset
+from service.groups.states import MemberState
+from service.groups.verdicts import RecordPair
+from service.wire.base import Struct
+from service.wire.codec import decode_data, encode_data
+from service.wire.messages import (
+    ClassicMemberMetadata,
+    ClassicProtocol,
+    ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupCurrentMemberAssignmentValue,
+    ConsumerGroupCurrentMemberAssignmentValueTopicPartitions,
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupMemberMetadataValue,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    ConsumerGroupPartitionMetadataKey,
+    ConsumerGroupRegularExpressionKey,
+    ConsumerGroupRegularExpressionValue,
+    ConsumerGroupTargetAssignmentMemberKey,
+    ConsumerGroupTargetAssignmentMemberValue,
+    ConsumerGroupTargetAssignmentMemberValueTopicPartition,
+    ConsumerGroupTargetAssignmentMetadataKey,
+    ConsumerGroupTargetAssignmentMetadataValue,
+    GroupMetadataKey,
+    GroupMetadataValue,
+    LegacyOffsetCommitKey,
+    MemberMetadata,
+    OffsetCommitKey,
+    OffsetCommitValue,
+)
+
+OffsetKey = LegacyOffsetCommitKey | OffsetCommitKey
+ConsumerKey = (
+    ConsumerGroupMetadataKey
+    | ConsumerGroupPartitionMetadataKey
+    | ConsumerGroupMemberMetadataKey
+    | ConsumerGroupTargetAssignmentMetadataKey
+    | ConsumerGroupTargetAssignmentMemberKey
+    | ConsumerGroupCurrentMemberAssignmentKey
+    | ConsumerGroupRegularExpressionKey
+)
+Key = OffsetKey | GroupMetadataKey | ConsumerKey
+
+KEY_TYPES: dict[int, type[Key]] = {
+    0: LegacyOffsetCommitKey,
+    1: OffsetCommitKey,
+    2: GroupMetadataKey,
+    3: ConsumerGroupMetadataKey,
+    4: ConsumerGroupPartitionMetadataKey,
+    5: ConsumerGroupMemberMetadataKey,
+    6: ConsumerGroupTargetAssignmentMetadataKey,
+    7: ConsumerGroupTargetAssignmentMemberKey,
+    8: ConsumerGroupCurrentMemberAssignmentKey,
+    16: ConsumerGroupRegularExpressionKey,
+}
+TYPE_OF_KEY = {key: number for number, key in KEY_TYPES.items()}
+
+# The versions of values that we write. Offsets that expire by themselves exist in version 1 only.
+OFFSET_VERSION = 4
+EXPIRING_OFFSET_VERSION = 1
+GROUP_METADATA_VERSION = 4
+CONSUMER_VERSION = 0
+
+Value = TypeVar("Value", bound=Struct)
+
+
+def read_key(key: bytes) -> Key | None:
+    """None for a record type that this version does not know: share groups, streams groups, what is to come."""
+    kind = KEY_TYPES.get(int.from_bytes(key[:2], "big"))
+    return None if kind is None else decode_data(kind, 0, memoryview(key)[2:])
+
+
+def read_value(cls: type[Value], value: bytes) -> Value:
+    return decode_data(cls, int.from_bytes(value[:2], "big"), memoryview(value)[2:])
+
+
+def tombstone(key: Key) -> RecordPair:
+    return _key(key), None
+
+
+def _key(key: Key) -> bytes:
+    return TYPE_OF_KEY[type(key)].to_bytes(2, "big") + encode_data(key, 0)
+
+
+def _record(key: Key, value: Struct, version: int) -> RecordPair:
+    return _key(key), version.to_bytes(2, "big") + encode_data(value, version)
+
+
+# Offsets
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def offset_record(group_id: str, topic: str, partition: int, committed: CommittedOffset) -> RecordPair:
+    expires = committed.expire_timestamp_ms is not None
+    return _record(
+        OffsetCommitKey(group_id, topic, partition),
+        OffsetCommitValue(
+            offset=committed.offset,
+            leader_epoch=committed.leader_epoch,
+            metadata=committed.metadata,
+            commit_timestamp=committed.commit_timestamp_ms,
+            expire_timestamp=committed.expire_timestamp_ms if committed.expire_timestamp_ms is not None else -1,
+            topic_id=committed.topic_id,
+        ),
+        EXPIRING_OFFSET_VERSION if expires else OFFSET_VERSION,
+    )
+
+
+def offset_tombstone(group_id: str, topic: str, partition: int) -> RecordPair:
+    return tombstone(OffsetCommitKey(group_id, topic, partition))
+
+
+def read_offset(value: bytes) -> CommittedOffset:
+    said = read_value(OffsetCommitValue, value)
+    return CommittedOffset(
+        said.offset,
+        said.leader_epoch,
+        said.metadata,
+        said.commit_timestamp,
+        None if said.expire_timestamp == -1 else said.expire_timestamp,
+        said.topic_id,
+    )
+
+
+# Classic groups
+# --------------------------------------------------------------------------------------------------------
+
+
+def classic_group_record(group: ClassicGroup, assignments: Mapping[str, bytes]) -> RecordPair:
+    """The group as it stands, with these assignments."""
+    name = group.protocol_name
+    members = [
+        MemberMetadata(
+            member_id=member.member_id,
+            group_instance_id=member.instance_id,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            rebalance_timeout=member.rebalance_timeout_ms,
+            session_timeout=member.session_timeout_ms,
+            subscription=member.metadata(name) if name is not None else b"",
+            assignment=assignments.get(member.member_id, b""),
+        )
+        for member in group.members.values()
+    ]
+    value = GroupMetadataValue(
+        group.protocol_type or "", group.generation, name, group.leader, group.state_timestamp_ms, members
+    )
+    return _record(GroupMetadataKey(group.group_id), value, GROUP_METADATA_VERSION)
+
+
+def empty_classic_group_record(group_id: str, state_timestamp_ms: int) -> RecordPair:
+    """A group that somebody has begun to join."""
+    value = GroupMetadataValue("", 0, None, None, state_timestamp_ms, [])
+    return _record(GroupMetadataKey(group_id), value, GROUP_METADATA_VERSION)
+
+
+def classic_group_tombstone(group_id: str) -> RecordPair:
+    return tombstone(GroupMetadataKey(group_id))
+
+
+# Consumer groups
+# -------------------------------------------------------------------------------------------------------
+
+
+def consumer_epoch_record(group_id: str, epoch: int, metadata_hash: int) -> RecordPair:
+    return _record(
+        ConsumerGroupMetadataKey(group_id), ConsumerGroupMetadataValue(epoch, metadata_hash), CONSUMER_VERSION
+    )
+
+
+def consumer_member_record(group_id: str, member: ConsumerMember) -> RecordPair:
+    classic = None
+    if member.classic is not None:
+        protocols = [ClassicProtocol(name, metadata) for name, metadata in member.classic.protocols]
+        classic = ClassicMemberMetadata(member.classic.session_timeout_ms, protocols)
+    value = ConsumerGroupMemberMetadataValue(
+        instance_id=member.instance_id,
+        rack_id=member.rack_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=sorted(member.subscribed_topics),
+        subscribed_topic_regex=member.subscribed_regex,
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
+        server_assignor=member.server_assignor,
+        classic_member_metadata=classic,
+    )
+    return _record(ConsumerGroupMemberMetadataKey(group_id, member.member_id), value, CONSUMER_VERSION)
+
+
+def target_epoch_record(group_id: str, epoch: int, timestamp_ms: int) -> RecordPair:
+    value = ConsumerGroupTargetAssignmentMetadataValue(epoch, timestamp_ms)
+    return _record(ConsumerGroupTargetAssignmentMetadataKey(group_id), value, CONSUMER_VERSION)
+
+
+def target_record(group_id: str, member_id: str, target: TargetByTopic) -> RecordPair:
+    topics = [
+        ConsumerGroupTargetAssignmentMemberValueTopicPartition(topic_id, sorted(partitions))
+        for topic_id, partitions in target.items()
+    ]
+    value = ConsumerGroupTargetAssignmentMemberValue(topics)
+    return _record(ConsumerGroupTargetAssignmentMemberKey(group_id, member_id), value, CONSUMER_VERSION)
+
+
+def current_record(group_id: str, member: ConsumerMember) -> RecordPair:
+    value = ConsumerGroupCurrentMemberAssignmentValue(
+        member.member_epoch, member.previous_epoch, member.state, _held(member.assigned), _held(member.revoking)
+    )
+    return _record(ConsumerGroupCurrentMemberAssignmentKey(group_id, member.member_id), value, CONSUMER_VERSION)
+
+
+def regex_record(group_id: str, regex: str, resolved: ResolvedRegex) -> RecordPair:
+    value = ConsumerGroupRegularExpressionValue(sorted(resolved.topics), resolved.version, resolved.timestamp_ms)
+    return _record(ConsumerGroupRegularExpressionKey(group_id, regex), value, CONSUMER_VERSION)
+
+
+def member_tombstones(group_id: str, member_id: str) -> tuple[RecordPair, ...]:
+    """In this order: a reader of Kafka's refuses to forget a member that still has an assignment."""
+    return (
+        tombstone(ConsumerGroupCurrentMemberAssignmentKey(group_id, member_id)),
+        tombstone(ConsumerGroupTargetAssignmentMemberKey(group_id, member_id)),
+        tombstone(ConsumerGroupMemberMetadataKey(group_id, member_id)),
+    )
+
+
+def consumer_group_tombstones(group_id: str, member_ids: Iterable[str], regexes: Iterable[str]) -> list[RecordPair]:
+    members = list(member_ids)
+    return [
+        *(tombstone(ConsumerGroupCurrentMemberAssignmentKey(group_id, member_id)) for member_id in members),
+        *(tombstone(ConsumerGroupTargetAssignmentMemberKey(group_id, member_id)) for member_id in members),
+        tombstone(ConsumerGroupTargetAssignmentMetadataKey(group_id)),
+        *(tombstone(ConsumerGroupMemberMetadataKey(group_id, member_id)) for member_id in members),
+        *(tombstone(ConsumerGroupRegularExpressionKey(group_id, regex)) for regex in regexes),
+        tombstone(ConsumerGroupPartitionMetadataKey(group_id)),
+        tombstone(ConsumerGroupMetadataKey(group_id)),
+    ]
+
+
+def partition_metadata_tombstone(group_id: str) -> RecordPair:
+    return tombstone(ConsumerGroupPartitionMetadataKey(group_id))
+
+
+def regex_tombstone(group_id: str, regex: str) -> RecordPair:
+    return tombstone(ConsumerGroupRegularExpressionKey(group_id, regex))
+
+
+def read_classic_facts(value: ConsumerGroupMemberMetadataValue) -> ClassicFacts | None:
+    said = value.classic_member_metadata
+    if said is None:
+        return None
+    return ClassicFacts(
+        said.session_timeout_ms, tuple((protocol.name, protocol.metadata) for protocol in said.supported_protocols)
+    )
+
+
+def read_held(
+    topics: list[ConsumerGroupCurrentMemberAssignmentValueTopicPartitions], member_epoch: int
+) -> EpochsByTopic:
+    """A partition of a record without epochs (before 4.3) counts as given at the member's epoch."""
+    held: dict[bytes, dict[int, int]] = {}
+    for topic in topics:
+        epochs = topic.assignment_epochs
+        if epochs is None or len(epochs) != len(topic.partitions):
+            epochs = [max(member_epoch, 0)] * len(topic.partitions)
+        held[topic.topic_id] = dict(zip(topic.partitions, epochs, strict=True))
+    return held
+
+
+def read_member_state(value: ConsumerGroupCurrentMemberAssignmentValue) -> MemberState:
+    return MemberState.of_number(value.state)
+
+
+def _held(held: EpochsByTopic) -> list[ConsumerGroupCurrentMemberAssignmentValueTopicPartitions]:
+    return [
+        ConsumerGroupCurrentMemberAssignmentValueTopicPartitions(
+            topic_id, sorted(partitions), [partitions[partition] for partition in sorted(partitions)]
+        )
+        for topic_id, partitions in held.items()
+    ]

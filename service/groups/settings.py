@@ -1,0 +1,39 @@
+"""What an operator may set about groups, by Kafka's names with underscores.
+
+The broker builds one of these from its configuration and hands it to every GroupCoordinator. Plain values.
+"""
+
+from dataclasses import dataclass
+
+UNLIMITED = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """Defaults are Kafka's."""
+
+    group_min_session_timeout_ms: int = 6_000
+    group_max_session_timeout_ms: int = 1_800_000
+    group_initial_rebalance_delay_ms: int = 3_000
+    group_max_size: int = UNLIMITED
+    group_consumer_session_timeout_ms: int = 45_000
+    group_consumer_heartbeat_interval_ms: int = 5_000
+    group_consumer_max_size: int = UNLIMITED
+    group_consumer_assignors: tuple[str, ...] = ("uniform", "range")  # the first is the default
+    group_consumer_assignment_interval_ms: int = 1_000
+    group_consumer_migration_policy: str = "bidirectional"
+    offset_metadata_max_bytes: int = 4_096
+    offsets_retention_ms: int = 7 * 24 * 60 * 60_000
+    offsets_retention_check_interval_ms: int = 600_000
+
+    # How long a classic member may wait in its first JoinGroup: it has no id yet, so it can't send heartbeats and
+    # is noticed missing only by this. Kafka keeps the same number out of its documented configuration.
+    new_member_join_timeout_ms: int = 300_000
+
+    @property
+    def may_upgrade(self) -> bool:
+        return self.group_consumer_migration_policy in ("bidirectional", "upgrade")
+
+    @property
+    def may_downgrade(self) -> bool:
+        return self.group_consumer_migration_policy in ("bidirectional", "downgrade")

@@ -1,0 +1,80 @@
+"""What a coordinator can answer besides success, and the shape of its decisions.
+
+A `Fault` is named as the protocol names it; numbers are the API handlers' business. A `Decision` holds what must become
+durable (in this order), what may be said once it is, and nothing else: a token is whatever the caller gave with the
+command.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+Token = object
+RecordPair = tuple[bytes, bytes | None]
+
+
+class Fault(Enum):
+    """Why a command was refused."""
+
+    COORDINATOR_LOAD_IN_PROGRESS = auto()
+    NOT_COORDINATOR = auto()
+    OFFSET_METADATA_TOO_LARGE = auto()
+    ILLEGAL_GENERATION = auto()
+    INCONSISTENT_GROUP_PROTOCOL = auto()
+    INVALID_GROUP_ID = auto()
+    UNKNOWN_MEMBER_ID = auto()
+    INVALID_SESSION_TIMEOUT = auto()
+    REBALANCE_IN_PROGRESS = auto()
+    UNSUPPORTED_VERSION = auto()
+    INVALID_REQUEST = auto()
+    NON_EMPTY_GROUP = auto()
+    GROUP_ID_NOT_FOUND = auto()
+    MEMBER_ID_REQUIRED = auto()
+    GROUP_MAX_SIZE_REACHED = auto()
+    FENCED_INSTANCE_ID = auto()
+    GROUP_SUBSCRIBED_TO_TOPIC = auto()
+    UNSTABLE_OFFSET_COMMIT = auto()
+    FENCED_MEMBER_EPOCH = auto()
+    UNRELEASED_INSTANCE_ID = auto()
+    UNSUPPORTED_ASSIGNOR = auto()
+    STALE_MEMBER_EPOCH = auto()
+    INVALID_REGULAR_EXPRESSION = auto()
+    UNKNOWN_SERVER_ERROR = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A fault and, for the APIs that carry one, a sentence for the one who reads the client's log."""
+
+    fault: Fault
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Records to write in one batch, answers to send once they are committed.
+
+    With a `producer_id` the records belong to that producer's open transaction: they are written as its batch.
+    """
+
+    records: tuple[RecordPair, ...] = ()
+    answers: tuple[tuple[Token, object], ...] = ()
+    effects: tuple[object, ...] = ()
+    producer_id: int = -1
+    producer_epoch: int = -1
+
+
+@dataclass(slots=True)
+class Draft:
+    """A decision in the making, and the time it is made at."""
+
+    now_ms: int
+    records: list[RecordPair] = field(default_factory=list)
+    answers: list[tuple[Token, object]] = field(default_factory=list)
+    producer_id: int = -1
+    producer_epoch: int = -1
+
+    def answer(self, token: Token, reply: object) -> None:
+        self.answers.append((token, reply))
+
+    def seal(self) -> Decision:
+        return Decision(tuple(self.records), tuple(self.answers), (), self.producer_id, self.producer_epoch)

@@ -1,0 +1,192 @@
+"""Deciding about dynamic configuration: what each operation does, and what is refused in which words."""
+
+import pytest
+
+from service.cluster.config_commands import (
+    AlterConfigs,
+    ConfigChange,
+    Operation,
+    ResourceChange,
+    ResourceResult,
+    ResourceType,
+)
+from service.cluster.image import ALL_BROKERS
+from service.config import BrokerConfig
+from service.wire.error_codes import ErrorCode
+from tests.service.cluster.worlds import World
+
+TOPIC, BROKER = ResourceType.TOPIC, ResourceType.BROKER
+SET, DELETE, APPEND, SUBTRACT = Operation
+
+
+def change(kind: int, name: str, *changes: tuple[str, int, str | None], replace_all: bool = False) -> ResourceChange:
+    return ResourceChange(kind, name, tuple(ConfigChange(*one) for one in changes), replace_all)
+
+
+def alter(world: World, *resources: ResourceChange, validate_only: bool = False) -> list[ResourceResult]:
+    return world.run(AlterConfigs(resources, BrokerConfig(), 1, validate_only))
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.add_broker(1)
+    world.add_topic("orders", 1)
+    return world
+
+
+def config_of(world: World) -> dict[str, str]:
+    return dict(world.image.topics["orders"].config)
+
+
+def test_set_and_delete(world: World) -> None:
+    alter(world, change(TOPIC, "orders", ("retention.ms", SET, "5"), ("segment.ms", SET, "6")))
+    assert config_of(world) == {"retention.ms": "5", "segment.ms": "6"}
+    alter(world, change(TOPIC, "orders", ("retention.ms", DELETE, None), ("never.set", DELETE, "x")))
+    assert config_of(world) == {"segment.ms": "6"}
+
+
+def test_lists_are_appended_to_what_holds_and_subtracted_from_it(world: World) -> None:
+    alter(world, change(TOPIC, "orders", ("cleanup.policy", APPEND, "compact")))
+    assert config_of(world) == {"cleanup.policy": "delete,compact"}
+    alter(world, change(TOPIC, "orders", ("cleanup.policy", APPEND, "compact")))
+    assert config_of(world) == {"cleanup.policy": "delete,compact"}
+    alter(world, change(TOPIC, "orders", ("cleanup.policy", SUBTRACT, "delete,other")))
+    assert config_of(world) == {"cleanup.policy": "compact"}
+    alter(world, change(TOPIC, "orders", ("cleanup.policy", SUBTRACT, "compact")))
+    assert config_of(world) == {"cleanup.policy": ""}
+
+
+def test_altering_all_takes_back_what_is_not_named(world: World) -> None:
+    alter(world, change(TOPIC, "orders", ("retention.ms", SET, "5"), ("segment.ms", SET, "6")))
+    alter(world, change(TOPIC, "orders", ("segment.bytes", SET, "2000000"), replace_all=True))
+    assert config_of(world) == {"segment.bytes": "2000000"}
+    alter(world, change(TOPIC, "orders", replace_all=True))
+    assert config_of(world) == {}
+
+
+def test_partitions_are_untouched_by_their_topics_configuration(world: World) -> None:
+    before = world.image.topics["orders"].partitions
+    alter(world, change(TOPIC, "orders", ("retention.ms", SET, "5")))
+    assert world.image.topics["orders"].partitions == before
+
+
+def test_a_validation_changes_nothing(world: World) -> None:
+    (result,) = alter(world, change(TOPIC, "orders", ("retention.ms", SET, "5")), validate_only=True)
+    assert result.error is ErrorCode.NONE
+    assert config_of(world) == {}
+
+
+def test_broker_configuration_is_kept_for_one_and_for_all(world: World) -> None:
+    alter(
+        world,
+        change(BROKER, "1", ("message.max.bytes", SET, "7")),
+        change(BROKER, "", ("message.max.bytes", SET, "8"), ("log.cleanup.policy", APPEND, "compact")),
+    )
+    assert world.image.broker_config("1").values == {"message.max.bytes": "7"}
+    stored = world.image.broker_config(ALL_BROKERS).values
+    assert stored == {"message.max.bytes": "8", "log.cleanup.policy": "delete,compact"}
+    alter(world, change(BROKER, "", replace_all=True), change(BROKER, "1", ("message.max.bytes", SET, "9")))
+    assert world.image.broker_config(ALL_BROKERS).values == {}
+    assert world.image.broker_config("1").values == {"message.max.bytes": "9"}
+
+
+REFUSALS: list[tuple[ResourceChange, ErrorCode, str]] = [
+    (
+        change(TOPIC, "orders", ("segment.ms", SET, "x")),
+        ErrorCode.INVALID_CONFIG,
+        "Invalid value x for configuration segment.ms: Not a number of type LONG",
+    ),
+    (
+        change(TOPIC, "orders", ("segment.ms", SET, None)),
+        ErrorCode.INVALID_REQUEST,
+        "Null value not supported for : segment.ms",
+    ),
+    (
+        change(TOPIC, "orders", ("cleanup.policy", APPEND, "zap")),
+        ErrorCode.INVALID_CONFIG,
+        "Invalid value zap for configuration cleanup.policy: String must be one of: compact, delete",
+    ),
+    (
+        change(TOPIC, "orders", ("segment.ms", APPEND, "1")),
+        ErrorCode.INVALID_CONFIG,
+        "Can't APPEND to key segment.ms because its type is not LIST.",
+    ),
+    (
+        change(TOPIC, "orders", ("no.such", SUBTRACT, "1")),
+        ErrorCode.INVALID_CONFIG,
+        "Can't SUBTRACT to key no.such because its type is not LIST.",
+    ),
+    (
+        change(TOPIC, "orders", ("segment.ms", SET, "7"), ("segment.ms", DELETE, None)),
+        ErrorCode.INVALID_REQUEST,
+        "Error due to duplicate config keys",
+    ),
+    (change(TOPIC, "orders", ("segment.ms", 9, "7")), ErrorCode.INVALID_REQUEST, "Unknown operation type 9"),
+    (
+        change(TOPIC, "none", ("segment.ms", SET, "7")),
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        "The topic 'none' does not exist.",
+    ),
+    (
+        change(TOPIC, "", ("segment.ms", SET, "7")),
+        ErrorCode.INVALID_REQUEST,
+        "Default topic resources are not allowed.",
+    ),
+    (
+        change(TOPIC, ".", ("segment.ms", SET, "7")),
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+        "Topic name is invalid: '.' is not allowed",
+    ),
+    (
+        change(TOPIC, "orders", ("min.compaction.lag.ms", SET, "10"), ("max.compaction.lag.ms", SET, "5")),
+        ErrorCode.INVALID_CONFIG,
+        "conflict topic config setting min.compaction.lag.ms (10) > max.compaction.lag.ms (5)",
+    ),
+    (change(99, "orders"), ErrorCode.INVALID_REQUEST, "Unknown resource type 99"),
+    (
+        change(BROKER, "1", ("num.partitions", SET, "3")),
+        ErrorCode.INVALID_REQUEST,
+        "Cannot update these configs dynamically: [num.partitions]",
+    ),
+    (
+        change(BROKER, "1", ("no.such", SET, "3")),
+        ErrorCode.INVALID_REQUEST,
+        "Unknown broker config name: no.such",
+    ),
+    (
+        change(BROKER, "", ("message.max.bytes", SET, "-5")),
+        ErrorCode.INVALID_REQUEST,
+        "Invalid value -5 for configuration message.max.bytes: Value must be at least 0",
+    ),
+    (
+        change(BROKER, "abc", ("message.max.bytes", SET, "5")),
+        ErrorCode.INVALID_REQUEST,
+        "Node id must be an integer, but it is: abc",
+    ),
+    (
+        change(BROKER, "77", ("message.max.bytes", SET, "5")),
+        ErrorCode.INVALID_REQUEST,
+        "Unexpected broker id, expected 1, but received 77",
+    ),
+]
+
+
+@pytest.mark.parametrize(("resource", "error", "message"), REFUSALS, ids=[row[2][:50] for row in REFUSALS])
+def test_what_is_wrong_is_said_in_kafkas_words(
+    world: World, resource: ResourceChange, error: ErrorCode, message: str
+) -> None:
+    before = world.image
+    assert alter(world, resource) == [ResourceResult(resource.kind, resource.name, error, message)]
+    assert world.image is before
+
+
+def test_a_resource_named_twice_is_refused_in_both_places_and_others_are_done(world: World) -> None:
+    twice = change(BROKER, "1", ("message.max.bytes", SET, "5"))
+    results = alter(world, twice, change(TOPIC, "orders", ("segment.ms", SET, "7")), twice)
+    assert [result.error for result in results] == [
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.NONE,
+        ErrorCode.INVALID_REQUEST,
+    ]
+    assert config_of(world) == {"segment.ms": "7"}

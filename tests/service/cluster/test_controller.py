@@ -1,0 +1,245 @@
+"""Deciding about brokers, partitions and producer ids: who leads after a life ends or begins, and who may change an
+in-sync set.
+"""
+
+import pytest
+
+from log.ids import TopicPartition
+from service.cluster.controller import (
+    FINALIZED_FEATURES,
+    PRODUCER_IDS_PER_BLOCK,
+    AllocateProducerIds,
+    AlterPartition,
+    FoundCluster,
+    ProducerIdBlock,
+    Refusal,
+    RegisterBroker,
+    RemoveFromLeadership,
+    TakeBrokerId,
+)
+from service.cluster.election import claim, elect
+from service.cluster.image import CONTROLLER_EPOCH, NO_LEADER, PartitionState
+from service.cluster.store import Check, Result
+from service.wire.error_codes import ErrorCode
+from tests.service.cluster.worlds import ENDPOINTS, World, topic_id
+
+ORDERS = TopicPartition("orders", 0)
+
+
+def state_of(world: World) -> PartitionState:
+    state = world.image.partition(ORDERS)
+    assert state is not None
+    return state
+
+
+def three_replicas() -> tuple[World, dict[int, int]]:
+    """A partition on brokers 1, 2, 3, all in sync, and the brokers' epochs."""
+    world = World()
+    epochs = {broker: world.add_broker(broker) for broker in (1, 2, 3)}
+    world.add_topic("orders", 1, replicas=3)
+    assert state_of(world) == PartitionState((1, 2, 3), (1, 2, 3), 1, 0, 0)
+    return world, epochs
+
+
+def test_a_cluster_is_founded_once() -> None:
+    world = World()
+    assert world.run(FoundCluster("first")) == "first"
+    assert world.run(FoundCluster("second")) == "first"
+    assert world.image.features.levels == FINALIZED_FEATURES
+
+
+def test_a_taken_broker_id_is_above_every_id_in_use_or_given() -> None:
+    world = World()
+    assert world.run(TakeBrokerId()) == 1
+    assert world.run(TakeBrokerId()) == 2
+    world.add_broker(7)
+    assert world.run(TakeBrokerId()) == 8
+    world.add_topic("orders", 1)
+    world.lose_broker(7)
+    assert world.run(TakeBrokerId()) == 9
+
+
+def test_every_life_of_a_broker_has_a_higher_epoch() -> None:
+    world = World()
+    epochs = [world.add_broker(1), world.add_broker(2)]
+    world.lose_broker(1)
+    epochs.append(world.add_broker(1))
+    assert epochs == sorted(set(epochs))
+
+
+def test_a_second_broker_with_the_same_id_is_refused_and_a_retry_of_the_first_is_not() -> None:
+    world = World()
+    epoch = world.add_broker(1)
+    registered = world.image.brokers[1]
+    refused = world.run(RegisterBroker(1, 99, ENDPOINTS))
+    assert isinstance(refused, Refusal) and refused.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION
+    again = RegisterBroker(1, registered.session, ENDPOINTS).decide(world.image, retried=True)
+    assert (again.reply, again.ops) == (epoch, ())
+
+
+def test_after_a_clean_stop_the_only_replica_keeps_its_leadership() -> None:
+    world = World()
+    world.add_broker(1)
+    world.add_topic("orders", 1)
+    world.lose_broker(1)
+    world.add_broker(1, clean=True)
+    assert state_of(world) == PartitionState((1,), (1,), 1, 0, 0)
+
+
+def test_after_an_unclean_stop_the_only_replica_leads_in_a_new_epoch() -> None:
+    """R4: two logs must never differ within one leader epoch."""
+    world = World()
+    world.add_broker(1)
+    world.add_topic("orders", 1)
+    world.lose_broker(1)
+    world.add_broker(1, clean=False)
+    assert state_of(world) == PartitionState((1,), (1,), 1, 1, 1)
+
+
+def test_a_leader_that_is_gone_is_replaced_by_one_in_sync() -> None:
+    world, _ = three_replicas()
+    world.lose_broker(1)
+    assert world.run(RemoveFromLeadership(1)) == 1
+    assert state_of(world) == PartitionState((1, 2, 3), (2, 3), 2, 1, 1)
+
+
+def test_a_follower_that_is_gone_leaves_the_in_sync_set_but_the_last_member_stays() -> None:
+    world, _ = three_replicas()
+    world.run(RemoveFromLeadership(3))
+    assert state_of(world).isr == (1, 2)
+    world.run(RemoveFromLeadership(2))
+    world.lose_broker(2)
+    world.lose_broker(3)
+    world.lose_broker(1)
+    world.run(RemoveFromLeadership(1))
+    assert (state_of(world).leader, state_of(world).isr) == (NO_LEADER, (1,))
+
+
+def test_without_anybody_in_sync_nobody_leads_unless_the_topic_allows_it() -> None:
+    world, _ = three_replicas()
+    world.run(RemoveFromLeadership(2))
+    world.run(RemoveFromLeadership(3))
+    world.lose_broker(1)
+    allowed = RemoveFromLeadership(1, frozenset({"orders"})).decide(world.image, retried=False)
+    assert len(allowed.ops) == 1
+    world.run(RemoveFromLeadership(1))
+    assert state_of(world) == PartitionState((1, 2, 3), (1,), NO_LEADER, 1, 3)
+    world.add_broker(1, clean=True)
+    assert state_of(world) == PartitionState((1, 2, 3), (1,), 1, 2, 4)
+
+
+def test_an_unclean_member_leaves_the_in_sync_set_before_it_can_lead() -> None:
+    """R5: its log may lack what it acknowledged in its former life."""
+    world, _ = three_replicas()
+    world.lose_broker(1)
+    world.add_broker(1, clean=False)
+    assert state_of(world) == PartitionState((1, 2, 3), (2, 3), 2, 1, 1)
+    world.lose_broker(3)
+    world.add_broker(3, clean=False)
+    assert state_of(world) == PartitionState((1, 2, 3), (2,), 2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("state", "alive", "unclean", "expected"),
+    [
+        (PartitionState((1, 2, 3), (2, 3), 2, 4, 9), (1, 3), False, PartitionState((1, 2, 3), (3,), 3, 5, 9)),
+        (PartitionState((3, 1, 2), (1, 2, 3), 3, 0, 0), (1, 2), False, PartitionState((3, 1, 2), (1, 2), 1, 1, 0)),
+        (PartitionState((1, 2), (1,), 1, 0, 0), (2,), False, PartitionState((1, 2), (1,), NO_LEADER, 1, 0)),
+        (PartitionState((1, 2), (1,), 1, 0, 0), (2,), True, PartitionState((1, 2), (2,), 2, 1, 0)),
+        (PartitionState((1, 2), (1,), 1, 0, 0), (), True, PartitionState((1, 2), (1,), NO_LEADER, 1, 0)),
+    ],
+)
+def test_elections(state: PartitionState, alive: tuple[int, ...], unclean: bool, expected: PartitionState) -> None:
+    assert elect(state, alive, unclean=unclean) == expected
+
+
+def proposal(epochs: dict[int, int], **changed: object) -> AlterPartition:
+    values: dict[str, object] = {
+        "topic_id": topic_id(1),
+        "index": 0,
+        "broker_id": 1,
+        "broker_epoch": epochs[1],
+        "leader_epoch": 0,
+        "partition_epoch": 0,
+        "isr": ((1, epochs[1]), (2, epochs[2])),
+    }
+    return AlterPartition(**(values | changed))  # type: ignore[arg-type]
+
+
+def test_a_leader_changes_the_in_sync_set_and_a_retry_is_answered_not_repeated() -> None:
+    world, epochs = three_replicas()
+    command = proposal(epochs)
+    expected = PartitionState((1, 2, 3), (1, 2), 1, 0, 1)
+    assert world.run(command) == expected
+    assert state_of(world) == expected
+    again = command.decide(world.image, retried=True)
+    assert (again.reply, again.ops) == (expected, ())
+    repeated = world.run(command)
+    assert isinstance(repeated, Refusal) and repeated.error is ErrorCode.INVALID_UPDATE_VERSION
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"topic_id": topic_id(2)}, ErrorCode.UNKNOWN_TOPIC_ID),
+        ({"index": 1}, ErrorCode.UNKNOWN_TOPIC_ID),
+        ({"broker_epoch": 99}, ErrorCode.STALE_BROKER_EPOCH),
+        ({"broker_id": 9}, ErrorCode.STALE_BROKER_EPOCH),
+        ({"leader_epoch": 1}, ErrorCode.NOT_CONTROLLER),
+        ({"leader_epoch": -1}, ErrorCode.FENCED_LEADER_EPOCH),
+        ({"partition_epoch": 1}, ErrorCode.INVALID_UPDATE_VERSION),
+        ({"broker_id": 2, "broker_epoch": 2}, ErrorCode.INVALID_REQUEST),
+        ({"isr": ((2, 2),)}, ErrorCode.INVALID_REQUEST),
+        ({"isr": ((1, 1), (9, 1))}, ErrorCode.INVALID_REQUEST),
+        ({"isr": ((1, 1), (2, 1))}, ErrorCode.INELIGIBLE_REPLICA),
+    ],
+)
+def test_only_the_present_leader_with_present_facts_changes_the_in_sync_set(
+    changed: dict[str, object], error: ErrorCode
+) -> None:
+    world, epochs = three_replicas()
+    assert epochs == {1: 1, 2: 2, 3: 3}
+    refused = world.run(proposal(epochs, **changed))
+    assert isinstance(refused, Refusal) and refused.error is error
+    assert state_of(world).isr == (1, 2, 3)
+
+
+def test_a_member_admitted_from_its_former_life_is_refused() -> None:
+    """R8."""
+    world, epochs = three_replicas()
+    world.lose_broker(2)
+    world.run(RemoveFromLeadership(2))
+    world.add_broker(2)
+    refused = world.run(proposal(epochs, partition_epoch=1))
+    assert isinstance(refused, Refusal) and refused.error is ErrorCode.INELIGIBLE_REPLICA
+
+
+def test_producer_ids_are_never_handed_out_twice() -> None:
+    world = World()
+    blocks = [world.run(AllocateProducerIds()) for _ in range(3)]
+    size = PRODUCER_IDS_PER_BLOCK
+    assert blocks == [ProducerIdBlock(at, at + size - 1) for at in (0, size, 2 * size)]
+
+
+def test_a_claim_raises_the_epoch_and_fences_the_former_controller() -> None:
+    """R1: what the former controller decided fails on its check."""
+    world = World()
+    old = world.server.open_session(1e9)
+    world.commit(claim(world.image, broker_id=1, session=old), session=old)
+    guard = Check(CONTROLLER_EPOCH, world.image.controller_epoch.version)
+    assert (world.image.controller_id, world.image.controller_session) == (1, old)
+    assert claim(world.image, broker_id=2, session=old + 1) == ()
+    world.server.end_session(old)
+    new = world.server.open_session(1e9)
+    world.commit(claim(world.image, broker_id=2, session=new), session=new)
+    assert (world.image.controller_id, world.image.controller_epoch.value) == (2, 2)
+    assert world.server.commit(new, (guard,)) is Result.CONFLICT
+
+
+def test_a_claim_in_doubt_is_made_again_one_epoch_up() -> None:
+    """R2."""
+    world = World()
+    session = world.server.open_session(1e9)
+    world.commit(claim(world.image, broker_id=1, session=session), session=session)
+    world.commit(claim(world.image, broker_id=1, session=session), session=session)
+    assert (world.image.controller_id, world.image.controller_epoch.value) == (1, 2)

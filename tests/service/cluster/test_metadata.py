@@ -1,0 +1,256 @@
+"""`ClusterMetadata`: answers rest on the image, listeners hear everything in order, and lost answers neither lose nor
+double anything.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from log.disk import RealDisk
+from log.ids import TopicId
+from service.broker.ports import RealEnv
+from service.cluster import metadata as metadata_module
+from service.cluster.controller import AllocateProducerIds, ProducerIdBlock
+from service.cluster.image import CONTROLLER_EPOCH, Delta, load
+from service.cluster.memory_store import Fate, Faults, MemoryServer, MemorySession, MemoryStore
+from service.cluster.metadata import ClusterMetadata, MetadataLost
+from service.cluster.store import Check, Op, Result
+from service.cluster.topic_commands import CreatePartitions, CreateTopics, DeleteTopics, MorePartitions, NewTopic
+from service.wire.error_codes import ErrorCode
+from tests.service.cluster.worlds import ENDPOINTS, topic_id
+
+
+class SeededFaults(Faults):
+    """Loses every third request or answer, by the seed, once switched on."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.on = False
+        self.lost = 0
+
+    def fate(self) -> Fate:
+        if not self.on or self.chance.random() > 0.35:
+            return Fate.ANSWERED
+        self.lost += 1
+        return self.chance.choice((Fate.REQUEST_LOST, Fate.ANSWER_LOST))
+
+
+class Cluster:
+    """A store in memory, and brokers' metadata on it."""
+
+    def __init__(self, env: RealEnv) -> None:
+        self.env = env
+        self.server = MemoryServer(env.clock)
+
+    async def broker(self, broker_id: int = 1, *, faults: Faults | None = None) -> ClusterMetadata:
+        store = MemoryStore(self.server, self.env, faults)
+        metadata = ClusterMetadata(store, self.env, session_timeout_s=60)
+        await metadata.start(broker_id=broker_id, cluster_id="the-cluster")
+        return metadata
+
+
+@asynccontextmanager
+async def cluster(folder: Path) -> AsyncIterator[Cluster]:
+    env = RealEnv(RealDisk(str(folder)))
+    yield Cluster(env)
+    await env.tasks.cancel_all()
+
+
+def new_topics(*names: str, start: int = 1) -> CreateTopics:
+    return CreateTopics(tuple(NewTopic(name, topic_id(start + at), 1, 1) for at, name in enumerate(names)), 1, 1)
+
+
+def test_the_first_broker_founds_the_cluster_controls_it_and_takes_an_id(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker(-1)
+            assert metadata.broker_id == 1
+            assert metadata.controlling
+            assert metadata.image.cluster_id == "the-cluster"
+            assert metadata.image.controller_id == 1
+            epoch = await metadata.register(ENDPOINTS, rack="r1", clean=True)
+            broker = metadata.image.brokers[1]
+            assert (broker.epoch, broker.endpoints, broker.rack) == (epoch, ENDPOINTS, "r1")
+            await metadata.close()
+            left = load(world.server.snapshot())
+            assert (left.brokers, left.controller_id, left.cluster_id) == ({}, -1, "the-cluster")
+
+    asyncio.run(main())
+
+
+def test_an_answer_leaves_after_the_image_and_every_listener_have_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker()
+            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            heard: list[Delta] = []
+            metadata.subscribe(heard.append)
+            (result,) = await metadata.execute(new_topics("orders"))
+            assert result.topic == metadata.image.topics["orders"]
+            assert [delta.topics for delta in heard] == [("orders",)]
+            await metadata.execute(DeleteTopics((topic_id(1),)))
+            assert "orders" not in metadata.image.topics
+            assert heard[1].old is heard[0].new and heard[1].new is metadata.image
+
+    asyncio.run(main())
+
+
+def test_commands_given_at_once_are_carried_out_one_after_the_other(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker()
+            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            creations = [metadata.execute(new_topics("same", start=number)) for number in range(1, 21)]
+            blocks = [metadata.execute(AllocateProducerIds()) for _ in range(20)]
+            results = await asyncio.gather(*creations)
+            errors = [result.error for (result,) in results]
+            assert errors == [ErrorCode.NONE] + [ErrorCode.TOPIC_ALREADY_EXISTS] * 19
+            assert len({block.first_id for block in await asyncio.gather(*blocks)}) == 20
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lost_answers_neither_lose_nor_double_anything(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every third request or answer is lost; commands are answered as if none had been."""
+    monkeypatch.setattr(metadata_module, "RETRY_DELAY_S", 0)
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            faults = SeededFaults(seed)
+            metadata = await world.broker(faults=faults)
+            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            faults.on = True
+            blocks: list[ProducerIdBlock] = []
+            for number in range(1, 25):
+                (created,) = await metadata.execute(new_topics(f"t{number}", start=number))
+                assert created.error is ErrorCode.NONE
+                (grown,) = await metadata.execute(CreatePartitions((MorePartitions(f"t{number}", 2),)))
+                assert grown.error is ErrorCode.NONE
+                blocks.append(await metadata.execute(AllocateProducerIds()))
+                if number % 2:
+                    (deleted,) = await metadata.execute(DeleteTopics((topic_id(number),)))
+                    assert deleted.error is ErrorCode.NONE
+            assert faults.lost > 10
+            assert sorted(metadata.image.topics) == sorted(f"t{number}" for number in range(2, 25, 2))
+            assert {len(topic.partitions) for topic in metadata.image.topics.values()} == {2}
+            assert all(one.last_id < two.first_id for one, two in pairwise(blocks))
+            assert load(world.server.snapshot()) == metadata.image
+
+    asyncio.run(main())
+
+
+def test_a_broker_that_does_not_control_follows_but_does_not_decide(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            controller = await world.broker(1)
+            await controller.register(ENDPOINTS, rack=None, clean=True)
+            follower = await world.broker(2)
+            assert not follower.controlling
+            heard: asyncio.Queue[Delta] = asyncio.Queue()
+            follower.subscribe(heard.put_nowait)
+            await controller.execute(new_topics("orders"))
+            assert (await asyncio.wait_for(heard.get(), 5)).topics == ("orders",)
+            assert follower.image == controller.image
+            with pytest.raises(MetadataLost) as refused:
+                await follower.execute(new_topics("other", start=2))
+            assert refused.value.error is ErrorCode.NOT_CONTROLLER
+
+    asyncio.run(main())
+
+
+def test_a_controller_replaced_while_it_slept_changes_nothing(tmp_path: Path) -> None:
+    """R1: it still believes that it controls, because its image is of before."""
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker(1)
+            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            world.server.end_session(metadata.image.controller_session)
+            with pytest.raises(MetadataLost):
+                await metadata.execute(new_topics("orders"))
+            assert load(world.server.snapshot()).topics == {}
+
+    asyncio.run(main())
+
+
+def test_every_commit_of_a_controller_checks_its_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R1: so a commit that was under way while another took over changes nothing."""
+    commits: list[tuple[Op, ...]] = []
+    commit = MemorySession.commit
+
+    async def recorded(session: MemorySession, *ops: Op) -> tuple[Result, int]:
+        commits.append(ops)
+        return await commit(session, *ops)
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker(1)
+            monkeypatch.setattr(MemorySession, "commit", recorded)
+            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            await metadata.execute(new_topics("orders"))
+            await metadata.execute(AllocateProducerIds())
+            assert len(commits) == 3
+            assert {ops[0] for ops in commits} == {Check(CONTROLLER_EPOCH, metadata.image.controller_epoch.version)}
+
+    asyncio.run(main())
+
+
+def test_a_lost_session_is_told_and_a_new_start_hears_what_was_missed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker(1)
+            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            lost = asyncio.Event()
+            metadata.on_session_lost = lost.set
+            other = await world.broker(2)
+            world.server.end_session(metadata.image.controller_session)
+            await asyncio.wait_for(lost.wait(), 5)
+            with pytest.raises(MetadataLost):
+                await metadata.execute(AllocateProducerIds())
+            await other.start(broker_id=2, cluster_id="the-cluster")  # a new claim: nobody controls now
+            assert other.controlling
+            await other.register(ENDPOINTS, rack=None, clean=True)
+            await other.execute(new_topics("meanwhile"))
+            heard: list[Delta] = []
+            metadata.subscribe(heard.append)
+            await metadata.start(broker_id=1, cluster_id="the-cluster")
+            assert [delta.topics for delta in heard] == [("meanwhile",)]
+            assert metadata.image == other.image
+
+    asyncio.run(main())
+
+
+def test_stopping_answers_what_still_waits(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker()
+            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            waiting = [asyncio.ensure_future(metadata.execute(AllocateProducerIds())) for _ in range(3)]
+            await asyncio.sleep(0)
+            await metadata.close()
+            done, pending = await asyncio.wait(waiting, timeout=5)
+            assert not pending
+            for task in done:
+                assert task.cancelled() or isinstance(task.exception(), MetadataLost) or task.result() is not None
+
+    asyncio.run(main())
+
+
+def test_a_topic_is_found_by_its_id(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker()
+            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            await metadata.execute(new_topics("orders"))
+            assert metadata.topic_name(topic_id(1)) == "orders"
+            assert metadata.topic_name(TopicId(bytes(16))) is None
+
+    asyncio.run(main())

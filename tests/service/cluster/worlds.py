@@ -1,0 +1,79 @@
+"""A cluster's metadata on a store in memory, for tests: brokers, topics, a clock moved by hand."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+from log.ids import TopicId
+from service.cluster.controller import Command, RegisterBroker
+from service.cluster.image import Image
+from service.cluster.memory_store import MemoryServer
+from service.cluster.store import Change, Op, Result
+from service.cluster.topic_commands import CreateTopics, NewTopic
+from service.cluster.watching import Watcher
+from service.config import Endpoint
+
+ENDPOINTS = (Endpoint("PLAINTEXT", "localhost", 9092, "PLAINTEXT"),)
+
+Reply = TypeVar("Reply")
+
+
+class HandClock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall_ms(self) -> int:
+        return int(self.now * 1000)
+
+
+def topic_id(number: int) -> TopicId:
+    return TopicId(number.to_bytes(16, "big"))
+
+
+class _Follower(Watcher):
+    """Brings a world's image up to date with every commit."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+
+    def publish(self, change: Change) -> None:
+        self._world.image = self._world.image.after(change).new
+
+
+class World:
+    """Decisions carried out at once on a store in memory; the image follows by the changes alone."""
+
+    def __init__(self) -> None:
+        self.server = MemoryServer(HandClock())
+        self.image = replace(Image(), number=0)
+        self._sessions: dict[int, int] = {}
+        self.server.add_watcher(0, _Follower(self))
+
+    def run(self, command: Command[Reply], *, session: int | None = None) -> Reply:
+        decision = command.decide(self.image, retried=False)
+        if decision.ops:
+            self.commit(decision.ops, session=session)
+        return decision.reply
+
+    def commit(self, ops: Iterable[Op], *, session: int | None = None) -> None:
+        used = self.server.open_session(1e9) if session is None else session
+        assert self.server.commit(used, tuple(ops)) is Result.OK
+
+    def add_broker(self, broker_id: int, rack: str | None = None, *, clean: bool = True) -> int:
+        session = self.server.open_session(1e9)
+        epoch = self.run(RegisterBroker(broker_id, session, ENDPOINTS, rack, clean), session=session)
+        assert isinstance(epoch, int)
+        self._sessions[broker_id] = session
+        return epoch
+
+    def lose_broker(self, broker_id: int) -> None:
+        self.server.end_session(self._sessions.pop(broker_id))
+
+    def add_topic(self, name: str, number: int, partitions: int = 1, replicas: int = 1) -> None:
+        (result,) = self.run(CreateTopics((NewTopic(name, topic_id(number), partitions, replicas),), 1, 1))
+        assert result.topic is not None, result

@@ -1,0 +1,128 @@
+"""A broker in miniature for the handlers of the group APIs: the real machine, a few topics, ids that count up.
+
+Requests go through the codec both ways, so that a test speaks in messages and versions as a client does.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, cast
+
+from log.ids import TopicId
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.broker.shard import CoordinatorLoading, NotCoordinator
+from service.cluster.image import PartitionState, Topic
+from service.wire.base import Struct
+from service.wire.codec import RequestHeader, decode_request, decode_response, encode_request, encode_response
+from service.wire.schemas import MESSAGES
+from tests.service.groups.driver import PENDING, Driver
+
+HANDLERS = {
+    "OffsetCommitRequest": "offset_commit",
+    "OffsetFetchRequest": "offset_fetch",
+    "OffsetDeleteRequest": "offset_delete",
+    "FindCoordinatorRequest": "find_coordinator",
+    "JoinGroupRequest": "join_group",
+    "SyncGroupRequest": "sync_group",
+    "HeartbeatRequest": "heartbeat",
+    "LeaveGroupRequest": "leave_group",
+    "DescribeGroupsRequest": "describe_groups",
+    "ListGroupsRequest": "list_groups",
+    "DeleteGroupsRequest": "delete_groups",
+    "ConsumerGroupHeartbeatRequest": "consumer_group_heartbeat",
+    "ConsumerGroupDescribeRequest": "consumer_group_describe",
+}
+
+
+@dataclass
+class StageImage:
+    driver: Driver
+
+    @property
+    def topics(self) -> dict[str, Topic]:
+        state = PartitionState((1,), (1,), 1, 0)
+        found: dict[str, Topic] = {}
+        for name in self.driver.topics.names():
+            facts = self.driver.topics.by_name(name)
+            assert facts is not None
+            partitions = dict.fromkeys(range(facts.partitions), state)
+            found[name] = Topic(name, TopicId(facts.topic_id), 0, {}, partitions)
+        return found
+
+    def topic_by_id(self, topic_id: bytes) -> Topic | None:
+        facts = self.driver.topics.by_id(topic_id)
+        return None if facts is None else self.topics[facts.name]
+
+
+@dataclass
+class StageCoordinators:
+    """One shard for all groups. `trouble` is raised instead of asking the machine."""
+
+    driver: Driver
+    trouble: Exception | None = None
+
+    async def handle(self, group_id: str, command: Any) -> Any:
+        if self.trouble is not None:
+            raise self.trouble
+        reply = self.driver.ask(command)
+        token = self.driver.tokens
+        while reply == PENDING:
+            await asyncio.sleep(0)
+            reply = self.driver.answers.get(token, PENDING)
+        return reply
+
+    def shards(self) -> list["StageShard"]:
+        return [StageShard(self)]
+
+
+@dataclass
+class StageShard:
+    coordinators: StageCoordinators
+
+    async def handle(self, command: Any) -> Any:
+        return await self.coordinators.handle("", command)
+
+
+@dataclass
+class StageEnv:
+    given: int = 0
+
+    def unique(self) -> bytes:
+        self.given += 1
+        return self.given.to_bytes(16, "big")
+
+
+@dataclass
+class Stage:
+    driver: Driver = field(default_factory=Driver)
+    internal_topics: Any = None
+
+    def __post_init__(self) -> None:
+        self.env = StageEnv()
+        self.image = StageImage(self.driver)
+        self.groups = StageCoordinators(self.driver)
+
+    async def answer(self, request: Struct, version: int) -> Any:
+        name = type(request).__name__
+        _, key, *_ = MESSAGES[name]
+        assert key is not None
+        handle = import_module(f"service.api.{HANDLERS[name]}").handle
+        read = decode_request(key, version, memoryview(encode_request(key, version, request)))
+        header = RequestHeader(key, version, 1, "client")
+        response = handle(cast(Broker, self), Session("127.0.0.1", 1234), header, read)
+        if asyncio.iscoroutine(response):
+            response = await response
+        parts = encode_response(key, version, response)
+        return decode_response(key, version, b"".join(cast(list[bytes], parts)))
+
+    def ask(self, request: Struct, version: int) -> Any:
+        return asyncio.run(self.answer(request, version))
+
+    @contextmanager
+    def trouble(self, error: NotCoordinator | CoordinatorLoading) -> Iterator[None]:
+        self.groups.trouble = error
+        yield
+        self.groups.trouble = None

@@ -1,0 +1,124 @@
+"""Both assignors give each partition to one subscriber; range keeps neighbours together, uniform moves little."""
+
+import pytest
+from hypothesis import given
+from hypothesis.strategies import DrawFn, composite, frozensets, integers, sampled_from
+
+from service.groups.assignors import ASSIGNORS, MemberSpec, Target, assign_range, assign_uniform
+
+TOPICS = (b"a", b"b", b"c")
+
+
+def member(*topics: bytes, instance: str | None = None, current: dict[bytes, set[int]] | None = None) -> MemberSpec:
+    held = {topic: frozenset(partitions) for topic, partitions in (current or {}).items()}
+    return MemberSpec(instance, frozenset(topics), held)
+
+
+def counts(target: Target) -> dict[str, int]:
+    return {name: sum(map(len, topics.values())) for name, topics in target.items()}
+
+
+def test_range_gives_neighbours_and_the_first_members_one_more() -> None:
+    target = assign_range({"m2": member(b"a", b"b"), "m1": member(b"a", b"b")}, {b"a": 3, b"b": 3})
+    assert target == {
+        "m1": {b"a": frozenset({0, 1}), b"b": frozenset({0, 1})},
+        "m2": {b"a": frozenset({2}), b"b": frozenset({2})},
+    }
+
+
+def test_range_puts_static_members_first_by_their_instance() -> None:
+    members = {"a": member(b"a"), "z": member(b"a", instance="1"), "b": member(b"a", instance="2")}
+    target = assign_range(members, {b"a": 3})
+    assert target == {"z": {b"a": frozenset({0})}, "b": {b"a": frozenset({1})}, "a": {b"a": frozenset({2})}}
+
+
+def test_range_leaves_members_without_a_share_empty() -> None:
+    assert assign_range({"m1": member(b"a"), "m2": member(b"a")}, {b"a": 1}) == {"m1": {b"a": frozenset({0})}, "m2": {}}
+
+
+def test_uniform_divides_evenly() -> None:
+    target = assign_uniform({"m1": member(b"a"), "m2": member(b"a")}, {b"a": 5})
+    assert target == {"m1": {b"a": frozenset({0, 1, 2})}, "m2": {b"a": frozenset({3, 4})}}
+
+
+def test_uniform_takes_only_what_a_newcomer_is_owed() -> None:
+    members = {
+        "m1": member(b"a", current={b"a": {0, 1, 2}}),
+        "m2": member(b"a", current={b"a": {3, 4, 5}}),
+        "m3": member(b"a"),
+    }
+    target = assign_uniform(members, {b"a": 6})
+    assert counts(target) == {"m1": 2, "m2": 2, "m3": 2}
+    assert target["m1"][b"a"] < {0, 1, 2}
+    assert target["m2"][b"a"] < {3, 4, 5}
+
+
+def test_uniform_serves_unequal_subscriptions_as_evenly_as_they_allow() -> None:
+    members = {"m1": member(b"a"), "m2": member(b"a", b"b"), "m3": member(b"b")}
+    assert counts(assign_uniform(members, {b"a": 4, b"b": 2})) == {"m1": 2, "m2": 2, "m3": 2}
+
+
+def test_uniform_moves_partitions_to_a_new_member_with_an_unequal_subscription() -> None:
+    members = {"m1": member(b"a", b"b", current={b"a": {0, 1}, b"b": {0, 1}}), "m2": member(b"b")}
+    assert assign_uniform(members, {b"a": 2, b"b": 2}) == {
+        "m1": {b"a": frozenset({0, 1})},
+        "m2": {b"b": frozenset({0, 1})},
+    }
+
+
+@composite
+def groups(draw: DrawFn) -> tuple[dict[str, MemberSpec], dict[bytes, int]]:
+    partition_counts = {topic: draw(integers(0, 6)) for topic in TOPICS}
+    taken: set[tuple[bytes, int]] = set()
+    members = {}
+    for number in range(draw(integers(1, 5))):
+        current: dict[bytes, set[int]] = {}
+        for topic in TOPICS:
+            wanted = draw(frozensets(integers(0, 7)))
+            current[topic] = {partition for partition in wanted if (topic, partition) not in taken}
+            taken.update((topic, partition) for partition in current[topic])
+        subscribed = draw(frozensets(sampled_from(TOPICS)))
+        instance = draw(sampled_from([None, f"i{number}"]))
+        members[f"m{number}"] = member(*subscribed, instance=instance, current=current)
+    return members, partition_counts
+
+
+@pytest.mark.parametrize("name", sorted(ASSIGNORS))
+@given(group=groups())
+def test_each_partition_goes_to_exactly_one_of_its_subscribers(
+    name: str, group: tuple[dict[str, MemberSpec], dict[bytes, int]]
+) -> None:
+    members, partition_counts = group
+    target = ASSIGNORS[name](members, partition_counts)
+    assert set(target) == set(members)
+    given_out: list[tuple[bytes, int]] = []
+    for member_id, topics in target.items():
+        for topic, partitions in topics.items():
+            assert topic in members[member_id].topics
+            given_out.extend((topic, partition) for partition in partitions)
+    subscribed = set().union(*(spec.topics for spec in members.values()))
+    wanted = [(topic, partition) for topic in subscribed for partition in range(partition_counts[topic])]
+    assert sorted(given_out) == sorted(wanted)
+
+
+@given(group=groups())
+def test_uniform_leaves_no_move_that_would_level_two_members(
+    group: tuple[dict[str, MemberSpec], dict[bytes, int]],
+) -> None:
+    members, partition_counts = group
+    target = assign_uniform(members, partition_counts)
+    total = counts(target)
+    for giver, topics in target.items():
+        for topic in topics:
+            receivers = [total[other] for other in members if topic in members[other].topics]
+            assert total[giver] - min(receivers) <= 1
+
+
+@given(group=groups())
+def test_a_group_that_is_level_already_keeps_everything(
+    group: tuple[dict[str, MemberSpec], dict[bytes, int]],
+) -> None:
+    members, partition_counts = group
+    target = assign_uniform(members, partition_counts)
+    again = {name: MemberSpec(spec.instance_id, spec.topics, target[name]) for name, spec in members.items()}
+    assert assign_uniform(again, partition_counts) == target

@@ -1,0 +1,407 @@
+"""Consumer groups (KIP-848): joining, walking to the target, fencing, leaving, topics that change; every refusal."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from service.groups.commands import LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerHeartbeatReply, ForgetTopics
+from service.groups.consumer_group import ConsumerGroup
+from service.groups.settings import GroupSettings
+from service.groups.states import MemberState
+from service.groups.verdicts import Fault
+from tests.service.groups.driver import Driver, Topics
+
+ALL = [0, 1, 2, 3]
+
+
+@pytest.fixture
+def driver() -> Driver:
+    """Targets are computed whenever they are due, without the pause between them."""
+    return Driver(GroupSettings(group_consumer_assignment_interval_ms=0))
+
+
+def owned(driver: Driver, **topics: list[int]) -> dict[bytes, tuple[int, ...]]:
+    return {driver.topics.id_of(topic): tuple(partitions) for topic, partitions in topics.items()}
+
+
+def pair(driver: Driver) -> None:
+    """Members `a` and `b`, reconciled, with two of the four partitions each, at epoch 3."""
+    assert driver.named(driver.beat("a", 0)) == {"orders": ALL}
+    assert driver.named(driver.beat("b", 0)) == {}
+    driver.beat("a", 2, owned=owned(driver, orders=ALL))
+    driver.beat("a", 2, owned=owned(driver, orders=[0, 1]))
+    assert driver.named(driver.beat("b", 3)) == {"orders": [2, 3]}
+    assert driver.consumer().state == "Stable"
+
+
+# The request by itself
+
+
+@pytest.mark.parametrize(
+    ("member", "epoch", "changes"),
+    [
+        ("", 0, {}),
+        ("", 3, {"member_names_itself": False}),
+        ("", LEAVE_EPOCH, {"member_names_itself": False}),
+        ("m", 0, {"group_id": " "}),
+        ("m", 0, {"instance_id": ""}),
+        ("m", 0, {"rack_id": ""}),
+        ("m", 0, {"rebalance_timeout_ms": -1}),
+        ("m", 0, {"owned": None}),
+        ("m", 0, {"owned": {b"x" * 16: (0,)}}),
+        ("m", 0, {"subscribed_topics": None}),
+        ("m", STATIC_LEAVE_EPOCH, {}),
+        ("m", -3, {}),
+    ],
+)
+def test_a_heartbeat_that_makes_no_sense_is_refused(
+    driver: Driver, member: str, epoch: int, changes: dict[str, Any]
+) -> None:
+    reply = driver.beat(member, epoch, **changes)
+    assert reply.fault is Fault.INVALID_REQUEST
+    assert reply.message
+    assert driver.listed() == {}
+
+
+def test_an_assignor_that_is_not_here_is_refused(driver: Driver) -> None:
+    reply = driver.beat("m", 0, server_assignor="sticky")
+    assert reply.fault is Fault.UNSUPPORTED_ASSIGNOR
+    assert "uniform, range" in (reply.message or "")
+
+
+def test_a_group_that_does_not_exist_can_only_be_joined(driver: Driver) -> None:
+    assert driver.beat("m", 4).fault is Fault.GROUP_ID_NOT_FOUND
+    assert driver.beat("m", LEAVE_EPOCH).fault is Fault.GROUP_ID_NOT_FOUND
+
+
+# Joining and staying
+
+
+def test_the_first_member_gets_everything(driver: Driver) -> None:
+    reply = driver.beat("m", 0)
+    assert (reply.member_id, reply.member_epoch, reply.heartbeat_interval_ms) == ("m", 2, 5_000)
+    assert driver.named(reply) == {"orders": ALL}
+    assert driver.consumer().state == "Stable"
+
+
+def test_a_client_of_version_0_is_given_an_id(driver: Driver) -> None:
+    reply = driver.beat("", 0, member_names_itself=False)
+    assert (reply.member_id or "").startswith("fresh")
+
+
+def test_an_assignment_is_told_when_it_changes_or_when_all_is_asked(driver: Driver) -> None:
+    driver.beat("m", 0)
+    assert driver.beat("m", 2).assignment is None
+    full = driver.beat(
+        "m", 2, subscribed_topics=("orders",), rebalance_timeout_ms=60_000, owned=owned(driver, orders=ALL)
+    )
+    assert driver.named(full) == {"orders": ALL}
+
+
+def test_partitions_are_given_only_after_they_were_let_go(driver: Driver) -> None:
+    driver.beat("a", 0)
+    assert driver.named(driver.beat("b", 0)) == {}
+    told = driver.beat("a", 2, owned=owned(driver, orders=ALL))
+    assert driver.named(told) == {"orders": [0, 1]}
+    assert told.member_epoch == 2, "it keeps its epoch until it has let go"
+    assert driver.beat("b", 3).assignment is None
+    assert driver.beat("a", 2, owned=owned(driver, orders=[0, 1])).member_epoch == 3
+    assert driver.named(driver.beat("b", 3)) == {"orders": [2, 3]}
+
+
+def test_a_member_that_says_nothing_of_what_it_owns_may_own_everything(driver: Driver) -> None:
+    driver.beat("a", 0)
+    driver.beat("b", 0)
+    driver.beat("a", 2)
+    driver.beat("a", 2)
+    assert driver.beat("b", 3).assignment is None
+
+
+def test_a_wrong_epoch_is_fenced_and_the_one_before_is_forgiven(driver: Driver) -> None:
+    pair(driver)
+    assert driver.beat("a", 9).fault is Fault.FENCED_MEMBER_EPOCH
+    assert driver.beat("a", 1, owned={}).fault is Fault.FENCED_MEMBER_EPOCH
+    assert driver.beat("a", 2).fault is Fault.FENCED_MEMBER_EPOCH, "it must say what it owns"
+    assert driver.beat("a", 2, owned=owned(driver, orders=ALL)).fault is Fault.FENCED_MEMBER_EPOCH
+    assert driver.beat("a", 2, owned=owned(driver, orders=[0])).member_epoch == 3, "the answer may have got lost"
+
+
+def test_a_fenced_member_rejoins_under_its_id(driver: Driver) -> None:
+    pair(driver)
+    again = driver.beat("a", 0)
+    assert (again.fault, driver.named(again)) == (None, {"orders": [0, 1]})
+    assert len(driver.consumer().members) == 2
+
+
+def test_a_stranger_is_unknown(driver: Driver) -> None:
+    driver.beat("a", 0)
+    assert driver.beat("b", 2).fault is Fault.UNKNOWN_MEMBER_ID
+    assert driver.beat("b", LEAVE_EPOCH).fault is Fault.UNKNOWN_MEMBER_ID
+    assert driver.beat("a", 2, instance_id="i").fault is Fault.UNKNOWN_MEMBER_ID
+    assert driver.beat("a", LEAVE_EPOCH, instance_id="i").fault is Fault.UNKNOWN_MEMBER_ID
+
+
+def test_a_full_group_refuses_newcomers() -> None:
+    driver = Driver(GroupSettings(group_consumer_max_size=1))
+    driver.beat("a", 0)
+    assert driver.beat("b", 0).fault is Fault.GROUP_MAX_SIZE_REACHED
+    assert driver.beat("a", 0).fault is None
+
+
+def test_targets_are_not_computed_more_often_than_the_interval_allows() -> None:
+    driver = Driver()
+    driver.beat("a", 0)
+    driver.wait(999)
+    assert driver.beat("b", 0).member_epoch == 2
+    assert driver.consumer().state == "Assigning"
+    driver.wait(1)
+    assert driver.named(driver.beat("a", 2, owned=owned(driver, orders=ALL))) == {"orders": [0, 1]}
+
+
+def test_members_choose_the_assignor_by_vote(driver: Driver) -> None:
+    driver.beat("a", 0, server_assignor="range")
+    assert driver.consumer().assignor == "range"
+    driver.beat("b", 0, server_assignor="uniform")
+    driver.beat("c", 0, server_assignor="uniform")
+    assert driver.consumer().assignor == "uniform"
+
+
+# Subscriptions and topics
+
+
+def test_a_changed_subscription_moves_partitions(driver: Driver) -> None:
+    driver.beat("a", 0)
+    reply = driver.beat("a", 2, subscribed_topics=("events",), owned=owned(driver, orders=ALL))
+    assert driver.named(reply) == {}, "first it lets go of what it no longer wants"
+    reply = driver.beat("a", 2, owned={})
+    assert driver.named(reply) == {"events": [0, 1, 2]}
+
+
+def test_new_partitions_are_given_out_at_the_next_heartbeat(driver: Driver) -> None:
+    driver.beat("a", 0)
+    driver.topics.put("orders", 6)
+    assert driver.named(driver.beat("a", 2)) == {"orders": [0, 1, 2, 3, 4, 5]}
+
+
+def test_a_topic_that_comes_later_is_given_out_when_it_comes(driver: Driver) -> None:
+    assert driver.named(driver.beat("a", 0, subscribed_topics=("late",))) == {}
+    driver.topics.put("late", 1)
+    assert driver.named(driver.beat("a", 2)) == {"late": [0]}
+
+
+def test_a_deleted_topic_is_taken_away(driver: Driver) -> None:
+    driver.beat("a", 0, subscribed_topics=("orders", "events"))
+    gone = driver.topics.id_of("events")
+    held = owned(driver, orders=ALL, events=[0, 1, 2])
+    driver.topics.remove("events")
+    driver.ask(ForgetTopics((("events", gone),)))
+    assert driver.named(driver.beat("a", 2, owned=held)) == {"orders": ALL}
+    assert driver.beat("a", 2, owned=owned(driver, orders=ALL)).member_epoch == 3
+
+
+def test_a_topic_made_anew_under_the_same_name_is_another_one(driver: Driver) -> None:
+    driver.beat("a", 0)
+    old = owned(driver, orders=ALL)
+    driver.topics.remove("orders")
+    driver.topics.put("orders", 4)
+    assert driver.named(driver.beat("a", 2, owned=old)) == {}
+    assert driver.named(driver.beat("a", 2, owned={})) == {"orders": ALL}
+
+
+def test_changes_that_do_not_concern_a_group_leave_it_alone(driver: Driver) -> None:
+    driver.beat("a", 0)
+    driver.topics.put("unrelated", 8)
+    written = len(driver.log)
+    assert driver.beat("a", 2).member_epoch == 2
+    assert len(driver.log) == written
+
+
+# Regular expressions
+
+
+def test_an_expression_that_is_none_is_refused(driver: Driver) -> None:
+    reply = driver.beat("a", 0, subscribed_topics=None, subscribed_regex="(")
+    assert reply.fault is Fault.INVALID_REGULAR_EXPRESSION
+    assert driver.listed() == {}
+
+
+def test_an_expression_is_resolved_behind_the_first_heartbeat(driver: Driver) -> None:
+    first = driver.beat("a", 0, subscribed_topics=None, subscribed_regex="o.*|e.*")
+    assert (first.member_epoch, driver.named(first)) == (1, {})
+    driver.wait(0)
+    assert driver.named(driver.beat("a", 1)) == {"orders": ALL, "events": [0, 1, 2]}
+
+
+def test_topics_that_come_to_match_are_found_in_some_seconds(driver: Driver) -> None:
+    driver.beat("a", 0, subscribed_topics=None, subscribed_regex="o.*")
+    driver.wait(5_000)
+    driver.beat("a", 1)
+    driver.topics.put("others", 1)
+    driver.wait(5_001)
+    driver.beat("a", 2)
+    driver.wait(0)
+    assert driver.named(driver.beat("a", 2)) == {"orders": ALL, "others": [0]}
+
+
+def test_an_expression_that_others_use_already_is_known_at_once(driver: Driver) -> None:
+    driver.beat("a", 0, subscribed_topics=None, subscribed_regex="o.*")
+    driver.wait(0)
+    driver.beat("a", 1)
+    assert driver.beat("b", 0, subscribed_topics=None, subscribed_regex="o.*").member_epoch == 3
+
+
+def test_an_expression_that_nobody_uses_any_more_is_forgotten(driver: Driver) -> None:
+    driver.beat("a", 0, subscribed_topics=None, subscribed_regex="o.*")
+    driver.wait(0)
+    driver.beat("a", 1)
+    driver.beat("a", 2, subscribed_topics=(), subscribed_regex="", owned=owned(driver, orders=ALL))
+    assert driver.named(driver.beat("a", 2, owned={})) is None
+    driver.restart()
+    assert driver.consumer().members[0].target == ()
+
+
+def test_names_and_an_expression_add_up(driver: Driver) -> None:
+    driver.beat("a", 0, subscribed_topics=("events",), subscribed_regex="o.*")
+    driver.wait(0)
+    assert driver.named(driver.beat("a", 2)) == {"orders": ALL, "events": [0, 1, 2]}
+
+
+# Silence and leaving
+
+
+def test_a_member_fallen_silent_loses_its_partitions(driver: Driver) -> None:
+    pair(driver)
+    driver.wait(44_000)
+    driver.beat("a", 3)
+    driver.wait(1_000)
+    assert [member.member_id for member in driver.consumer().members] == ["a"]
+    assert driver.named(driver.beat("a", 3)) == {"orders": ALL}
+    assert driver.beat("b", 3).fault is Fault.UNKNOWN_MEMBER_ID
+
+
+def test_a_member_that_does_not_let_go_in_time_is_removed(driver: Driver) -> None:
+    driver.beat("a", 0, rebalance_timeout_ms=20_000)
+    driver.beat("b", 0)
+    driver.beat("a", 2, owned=owned(driver, orders=ALL))
+    driver.wait(19_999)
+    driver.beat("a", 2, owned=owned(driver, orders=ALL))
+    assert len(driver.consumer().members) == 2
+    driver.wait(1)
+    assert driver.beat("a", 2, owned=owned(driver, orders=ALL)).fault is Fault.UNKNOWN_MEMBER_ID
+    assert driver.named(driver.beat("b", 3)) == {"orders": ALL}
+
+
+def test_a_member_that_leaves_hands_over_at_once(driver: Driver) -> None:
+    pair(driver)
+    assert driver.beat("b", LEAVE_EPOCH) == ConsumerHeartbeatReply(member_id="b", member_epoch=LEAVE_EPOCH)
+    assert driver.named(driver.beat("a", 3)) == {"orders": ALL}
+
+
+def test_a_group_whose_last_member_leaves_is_empty_and_can_be_deleted(driver: Driver) -> None:
+    driver.beat("a", 0)
+    assert driver.delete_group() is Fault.NON_EMPTY_GROUP
+    driver.beat("a", LEAVE_EPOCH)
+    assert driver.consumer().state == "Empty"
+    assert driver.delete_group() is None
+    driver.restart()
+    assert driver.listed() == {}
+
+
+# Static members
+
+
+def test_an_instance_belongs_to_one_member_at_a_time(driver: Driver) -> None:
+    driver.beat("a", 0, instance_id="i")
+    assert driver.beat("b", 0, instance_id="i").fault is Fault.UNRELEASED_INSTANCE_ID
+    assert driver.beat("b", 2, instance_id="i").fault is Fault.FENCED_INSTANCE_ID
+    assert driver.beat("b", STATIC_LEAVE_EPOCH, instance_id="i").fault is Fault.FENCED_INSTANCE_ID
+
+
+def test_an_instance_that_leaves_for_a_while_finds_its_partitions_again(driver: Driver) -> None:
+    pair(driver)
+    driver.beat("s", 0, instance_id="i")
+    driver.beat("a", 3, owned=owned(driver, orders=[0, 1]))
+    driver.beat("b", 3, owned=owned(driver, orders=[2, 3]))
+    driver.beat("a", 3, owned=owned(driver, orders=[0, 1]))
+    driver.beat("b", 3, owned=owned(driver, orders=[2]))
+    held = driver.named(driver.beat("s", 4, instance_id="i"))
+    assert held is not None
+    left = driver.beat("s", STATIC_LEAVE_EPOCH, instance_id="i")
+    assert (left.member_id, left.member_epoch) == ("s", STATIC_LEAVE_EPOCH)
+    assert driver.beat("s", 4, instance_id="i").fault is Fault.FENCED_MEMBER_EPOCH
+    back = driver.beat("t", 0, instance_id="i")
+    assert (back.member_id, back.member_epoch, driver.named(back)) == ("t", 4, held)
+    assert driver.beat("s", 4, instance_id="i").fault is Fault.FENCED_INSTANCE_ID
+
+
+def test_an_instance_that_stays_away_too_long_is_removed(driver: Driver) -> None:
+    driver.beat("a", 0, instance_id="i")
+    driver.beat("a", STATIC_LEAVE_EPOCH, instance_id="i")
+    driver.wait(45_000)
+    assert driver.consumer().members == ()
+
+
+def test_an_instance_can_leave_for_good(driver: Driver) -> None:
+    driver.beat("a", 0, instance_id="i")
+    driver.beat("a", LEAVE_EPOCH, instance_id="i")
+    assert driver.consumer().members == ()
+    assert driver.beat("b", 0, instance_id="i").fault is None
+
+
+# Restarts
+
+
+def test_a_group_goes_on_after_a_restart(driver: Driver) -> None:
+    pair(driver)
+    driver.restart(down_ms=100_000)
+    assert driver.beat("a", 3).fault is None
+    driver.wait(44_999)
+    assert len(driver.consumer().members) == 2, "sessions begin anew"
+    driver.wait(1)
+    assert driver.consumer().state == "Assigning" or len(driver.consumer().members) < 2
+
+
+def test_a_member_that_has_to_let_go_is_still_waited_for_after_a_restart(driver: Driver) -> None:
+    driver.beat("a", 0, rebalance_timeout_ms=20_000)
+    driver.beat("b", 0)
+    driver.beat("a", 2, owned=owned(driver, orders=ALL))
+    driver.restart()
+    assert driver.named(driver.beat("b", 3)) is None
+    driver.wait(20_000)
+    assert [member.member_id for member in driver.consumer().members] == ["b"]
+
+
+def test_a_member_in_a_state_of_a_later_version_must_start_anew(driver: Driver) -> None:
+    driver.beat("a", 0)
+    group = driver.machine._groups["g"]
+    assert isinstance(group, ConsumerGroup)
+    group.put(replace(group.members["a"], state=MemberState.UNKNOWN, member_epoch=1))
+    assert driver.beat("a", 1, owned=owned(driver, orders=ALL)).fault is Fault.FENCED_MEMBER_EPOCH
+    assert driver.beat("a", 0).fault is None
+
+
+# Describing
+
+
+def test_a_group_is_described_with_what_members_hold_and_what_they_shall(driver: Driver) -> None:
+    assert driver.consumer().fault is Fault.GROUP_ID_NOT_FOUND
+    driver.beat("a", 0, rack_id="r")
+    driver.beat("b", 0)
+    driver.beat("a", 2, owned=owned(driver, orders=ALL))
+    facts = driver.consumer()
+    assert (facts.state, facts.epoch, facts.assignment_epoch, facts.assignor) == ("Reconciling", 3, 3, "uniform")
+    first = facts.members[0]
+    assert (first.member_id, first.rack_id, first.member_epoch, first.client_id) == ("a", "r", 2, "c")
+    assert first.subscribed_topics == ("orders",)
+    assert [(held.topic, held.partitions) for held in first.assigned] == [("orders", (0, 1, 2, 3))]
+    assert [(held.topic, held.partitions) for held in first.target] == [("orders", (0, 1))]
+    assert not first.uses_classic_protocol
+    assert driver.classic().fault is Fault.GROUP_ID_NOT_FOUND
+
+
+def test_partitions_of_topics_that_are_gone_are_not_shown() -> None:
+    driver = Driver(topics=Topics(orders=1))
+    driver.beat("a", 0)
+    driver.topics.remove("orders")
+    assert driver.consumer().members[0].assigned == ()

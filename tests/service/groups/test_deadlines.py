@@ -1,0 +1,70 @@
+"""Deadlines come up in order, where they were last moved to, once."""
+
+from hypothesis import given
+from hypothesis.strategies import integers, lists, sampled_from, tuples
+
+from service.groups.deadlines import Deadlines
+
+
+def due(deadlines: Deadlines[str], now_ms: int) -> list[str]:
+    found = []
+    while (name := deadlines.pop_due(now_ms)) is not None:
+        found.append(name)
+    return found
+
+
+def test_nothing_is_due_before_its_time() -> None:
+    deadlines: Deadlines[str] = Deadlines()
+    deadlines.set("a", 10)
+    assert due(deadlines, 9) == []
+    assert due(deadlines, 10) == ["a"]
+    assert due(deadlines, 100) == []
+
+
+def test_a_moved_deadline_falls_due_where_it_was_moved_to() -> None:
+    deadlines: Deadlines[str] = Deadlines()
+    deadlines.set("later", 10)
+    deadlines.set("later", 30)
+    deadlines.set("earlier", 40)
+    deadlines.set("earlier", 20)
+    assert deadlines.next_ms() == 20
+    assert due(deadlines, 25) == ["earlier"]
+    assert deadlines.next_ms() == 30
+
+
+def test_a_cancelled_deadline_never_falls_due() -> None:
+    deadlines: Deadlines[str] = Deadlines()
+    deadlines.set("a", 10)
+    deadlines.cancel("a")
+    deadlines.cancel("unknown")
+    assert "a" not in deadlines
+    assert deadlines.next_ms() is None
+
+
+def test_a_deadline_set_if_absent_stays_where_it_is() -> None:
+    deadlines: Deadlines[str] = Deadlines()
+    deadlines.set_if_absent("a", 10)
+    deadlines.set_if_absent("a", 5)
+    assert deadlines.next_ms() == 10
+
+
+Action = tuples(sampled_from(["set", "cancel", "pop"]), sampled_from("abc"), integers(0, 50))
+
+
+@given(lists(Action, max_size=60))
+def test_deadlines_agree_with_a_dictionary(actions: list[tuple[str, str, int]]) -> None:
+    deadlines: Deadlines[str] = Deadlines()
+    model: dict[str, int] = {}
+    for kind, name, time_ms in actions:
+        if kind == "set":
+            deadlines.set(name, time_ms)
+            model[name] = time_ms
+        elif kind == "cancel":
+            deadlines.cancel(name)
+            model.pop(name, None)
+        else:
+            expected = sorted(name for name, due_ms in model.items() if due_ms <= time_ms)
+            assert sorted(due(deadlines, time_ms)) == expected
+            for each in expected:
+                del model[each]
+        assert deadlines.next_ms() == min(model.values(), default=None)

@@ -1,0 +1,385 @@
+"""The handlers of the group APIs:
+
+versions, numbers, what is answered without asking a coordinator, and what they say of its troubles.
+"""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from service.broker.shard import CoordinatorLoading, NotCoordinator
+from service.groups.verdicts import Fault
+from service.wire.base import Struct
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    LeaveGroupRequest,
+    ListGroupsRequest,
+    MemberIdentity,
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchRequestTopics,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+)
+from tests.service.groups.driver import subscription
+from tests.service.groups.stage import Stage
+
+NOBODY = b"?" * 16
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def join(group: str = "g", member: str = "", **changes: Any) -> JoinGroupRequest:
+    said: dict[str, Any] = {
+        "group_id": group,
+        "member_id": member,
+        "session_timeout_ms": 10_000,
+        "rebalance_timeout_ms": 60_000,
+        "protocol_type": "consumer",
+        "protocols": [JoinGroupRequestProtocol("range", subscription(("orders",)))],
+    }
+    return JoinGroupRequest(**{**said, **changes})
+
+
+def commit(stage: Stage, group: str = "g", topic: str = "orders", partition: int = 0, **changes: Any) -> Struct:
+    facts = stage.driver.topics.by_name(topic)
+    topic_id = NOBODY if facts is None else facts.topic_id
+    one = OffsetCommitRequestPartition(partition, 42, 3, "note")
+    return OffsetCommitRequest(group, topics=[OffsetCommitRequestTopic(topic, topic_id, [one])], **changes)
+
+
+def joined(stage: Stage, group: str = "g") -> str:
+    """The only member of a stable group."""
+
+    async def become_a_member() -> str:
+        member = str((await stage.answer(join(group), 9)).member_id)
+        waiting = asyncio.ensure_future(stage.answer(join(group, member), 9))
+        await asyncio.sleep(0)
+        stage.driver.wait(3_000)
+        assert (await waiting).leader == member
+        request = SyncGroupRequest(
+            group, 1, member, None, "consumer", "range", [SyncGroupRequestAssignment(member, b"all")]
+        )
+        assert (await stage.answer(request, 5)).assignment == b"all"
+        return member
+
+    return asyncio.run(become_a_member())
+
+
+def test_every_fault_has_the_protocols_number() -> None:
+    assert [fault.name for fault in Fault if fault.name not in ErrorCode.__members__] == []
+
+
+REQUESTS: list[tuple[Struct, int]] = [
+    (join(), 9),
+    (SyncGroupRequest("g", 1, "m", None, "consumer", "range"), 5),
+    (LeaveGroupRequest("g", members=[MemberIdentity("m")]), 5),
+    (ConsumerGroupHeartbeatRequest("g", "m", 3), 1),
+    (OffsetDeleteRequest("g"), 0),
+]
+
+
+@pytest.mark.parametrize(("request_", "version"), REQUESTS)
+@pytest.mark.parametrize(
+    ("trouble", "code"),
+    [(NotCoordinator(), ErrorCode.NOT_COORDINATOR), (CoordinatorLoading(), ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)],
+)
+def test_a_broker_that_can_not_answer_for_the_group_says_so(
+    stage: Stage, request_: Struct, version: int, trouble: Any, code: ErrorCode
+) -> None:
+    with stage.trouble(trouble):
+        assert stage.ask(request_, version).error_code == code
+
+
+def test_troubles_are_told_group_by_group_where_several_are_asked(stage: Stage) -> None:
+    with stage.trouble(NotCoordinator()):
+        code = ErrorCode.NOT_COORDINATOR
+        assert stage.ask(DescribeGroupsRequest(["g"]), 6).groups[0].error_code == code
+        assert stage.ask(DeleteGroupsRequest(["g"]), 2).results[0].error_code == code
+        assert stage.ask(ConsumerGroupDescribeRequest(["g"]), 1).groups[0].error_code == code
+        assert stage.ask(OffsetFetchRequest(groups=[OffsetFetchRequestGroup("g")]), 9).groups[0].error_code == code
+        assert stage.ask(OffsetFetchRequest("g", topics=None), 7).error_code == code
+        assert stage.ask(commit(stage), 9).topics[0].partitions[0].error_code == code
+
+
+def test_heartbeats_are_welcome_while_the_coordinator_reads_its_log(stage: Stage) -> None:
+    with stage.trouble(CoordinatorLoading()):
+        assert stage.ask(HeartbeatRequest("g", 1, "m"), 4).error_code == ErrorCode.NONE
+    with stage.trouble(NotCoordinator()):
+        assert stage.ask(HeartbeatRequest("g", 1, "m"), 4).error_code == ErrorCode.NOT_COORDINATOR
+
+
+def test_groups_are_listed_whole_or_not_at_all(stage: Stage) -> None:
+    stage.ask(commit(stage), 9)
+    with stage.trouble(CoordinatorLoading()):
+        refused = stage.ask(ListGroupsRequest(), 5)
+    assert (refused.error_code, refused.groups) == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, [])
+    with stage.trouble(NotCoordinator()):
+        assert stage.ask(ListGroupsRequest(), 5).groups == []
+    (group,) = stage.ask(ListGroupsRequest(), 5).groups
+    assert (group.group_id, group.group_state, group.group_type) == ("g", "Empty", "classic")
+
+
+@pytest.mark.parametrize("version", range(10))
+def test_a_group_needs_a_name(stage: Stage, version: int) -> None:
+    code = ErrorCode.INVALID_GROUP_ID
+    refused = stage.ask(join("", "m"), version)
+    assert (refused.error_code, refused.member_id, refused.generation_id) == (code, "m", -1)
+    assert refused.protocol_name == ("" if version < 7 else None)
+    if version <= 5:
+        assert stage.ask(SyncGroupRequest("", 1, "m", None, "consumer", "range"), version).error_code == code
+        assert stage.ask(LeaveGroupRequest(""), version).error_code == code
+    if version <= 4:
+        assert stage.ask(HeartbeatRequest(""), version).error_code == code
+    assert stage.ask(OffsetDeleteRequest(""), 0).error_code == code
+    (described,) = stage.ask(ConsumerGroupDescribeRequest([""]), 1).groups
+    assert (described.group_id, described.error_code) == ("", code)
+
+
+def test_offsets_of_the_group_without_a_name_are_kept(stage: Stage) -> None:
+    assert stage.ask(commit(stage, ""), 9).topics[0].partitions[0].error_code == ErrorCode.NONE
+    (group,) = stage.ask(OffsetFetchRequest(groups=[OffsetFetchRequestGroup("", topics=None)]), 9).groups
+    assert group.topics[0].partitions[0].committed_offset == 42
+
+
+@pytest.mark.parametrize(("version", "code"), [(3, ErrorCode.NONE), (4, ErrorCode.MEMBER_ID_REQUIRED)])
+def test_ids_are_given_in_advance_from_version_4_on(stage: Stage, version: int, code: ErrorCode) -> None:
+    async def first_answer() -> Any:
+        waiting = asyncio.ensure_future(stage.answer(join(), version))
+        await asyncio.sleep(0)
+        stage.driver.wait(3_000)
+        return await waiting
+
+    reply = asyncio.run(first_answer())
+    assert reply.error_code == code
+    assert reply.member_id == "client-00000000-0000-0000-0000-000000000001"
+
+
+def test_before_version_1_the_session_timeout_is_the_rebalance_timeout_too(stage: Stage) -> None:
+    async def start() -> None:
+        waiting = asyncio.ensure_future(stage.answer(join(), 0))
+        await asyncio.sleep(0)
+        stage.driver.wait(3_000)
+        await waiting
+
+    asyncio.run(start())
+    group = stage.driver.machine._groups["g"]
+    assert [member.rebalance_timeout_ms for member in group.members.values()] == [10_000]
+
+
+@pytest.mark.parametrize(("version", "code"), [(4, ErrorCode.NONE), (5, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)])
+def test_the_protocol_must_be_named_in_a_sync_from_version_5_on(stage: Stage, version: int, code: ErrorCode) -> None:
+    member = joined(stage)
+    assert stage.ask(SyncGroupRequest("g", 1, member), version).error_code == code
+
+
+def test_before_version_3_a_member_leaves_alone_and_its_fault_is_the_answers(stage: Stage) -> None:
+    member = joined(stage)
+    assert stage.ask(LeaveGroupRequest("g", "nobody"), 2).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert stage.ask(LeaveGroupRequest("g", member), 2).error_code == ErrorCode.NONE
+    several = stage.ask(LeaveGroupRequest("g", members=[MemberIdentity("nobody")]), 3)
+    assert (several.error_code, several.members[0].error_code) == (ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID)
+
+
+@pytest.mark.parametrize("version", range(7))
+def test_a_group_that_does_not_exist_is_dead_and_from_version_6_on_an_error(stage: Stage, version: int) -> None:
+    (described,) = stage.ask(DescribeGroupsRequest(["nix"], True), version).groups
+    assert (described.group_id, described.group_state) == ("nix", "Dead")
+    assert described.error_code == (ErrorCode.GROUP_ID_NOT_FOUND if version >= 6 else ErrorCode.NONE)
+    assert bool(described.error_message) == (version >= 6)
+
+
+def test_a_group_is_described_with_its_members(stage: Stage) -> None:
+    member = joined(stage)
+    (described,) = stage.ask(DescribeGroupsRequest(["g"], True), 6).groups
+    assert (described.group_state, described.protocol_type, described.protocol_data) == ("Stable", "consumer", "range")
+    assert described.authorized_operations == 3400
+    (shown,) = described.members
+    assert (shown.member_id, shown.client_id, shown.client_host) == (member, "client", "/127.0.0.1")
+    assert (shown.member_metadata, shown.member_assignment) == (subscription(("orders",)), b"all")
+
+
+def test_a_group_named_twice_is_deleted_once(stage: Stage) -> None:
+    stage.ask(commit(stage), 9)
+    results = stage.ask(DeleteGroupsRequest(["g", "g", "nix"]), 2).results
+    assert [(each.group_id, each.error_code) for each in results] == [
+        ("g", ErrorCode.NONE),
+        ("nix", ErrorCode.GROUP_ID_NOT_FOUND),
+    ]
+
+
+# Offsets
+
+
+@pytest.mark.parametrize("version", range(2, 11))
+def test_offsets_are_committed_and_fetched_in_every_version(stage: Stage, version: int) -> None:
+    (topic,) = stage.ask(commit(stage), version).topics
+    assert [(each.partition_index, each.error_code) for each in topic.partitions] == [(0, ErrorCode.NONE)]
+    if version < 8:
+        (found,) = stage.ask(OffsetFetchRequest("g", [OffsetFetchRequestTopic("orders", [0, 1])]), version).topics
+    else:
+        wanted = OffsetFetchRequestTopics("orders", stage.driver.topics.id_of("orders"), [0, 1])
+        request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup("g", topics=[wanted])])
+        (found,) = stage.ask(request, version).groups[0].topics
+    assert [(each.partition_index, each.committed_offset, each.metadata) for each in found.partitions] == [
+        (0, 42, "note"),
+        (1, -1, ""),
+    ]
+
+
+@pytest.mark.parametrize("version", range(2, 11))
+def test_what_does_not_exist_can_not_be_committed(stage: Stage, version: int) -> None:
+    (topic,) = stage.ask(commit(stage, topic="nix"), version).topics
+    missing = ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert topic.partitions[0].error_code == missing
+    (topic,) = stage.ask(commit(stage, partition=9), version).topics
+    assert topic.partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert stage.driver.listed() == {}, "the coordinator never heard of it"
+
+
+def test_each_partition_has_its_own_answer(stage: Stage) -> None:
+    partitions = [OffsetCommitRequestPartition(number, 7, -1, "x" * (5_000 * (number == 1))) for number in (0, 1, 9)]
+    request = OffsetCommitRequest("g", topics=[OffsetCommitRequestTopic("orders", NOBODY, partitions)])
+    (topic,) = stage.ask(request, 9).topics
+    assert {each.partition_index: each.error_code for each in topic.partitions} == {
+        0: ErrorCode.NONE,
+        1: ErrorCode.OFFSET_METADATA_TOO_LARGE,
+        9: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+
+
+@pytest.mark.parametrize(("version", "code"), [(8, ErrorCode.ILLEGAL_GENERATION), (9, ErrorCode.GROUP_ID_NOT_FOUND)])
+def test_a_generation_of_an_unknown_group_is_refused_in_the_clients_words(
+    stage: Stage, version: int, code: ErrorCode
+) -> None:
+    request = commit(stage, generation_id_or_member_epoch=3, member_id="m")
+    assert stage.ask(request, version).topics[0].partitions[0].error_code == code
+
+
+def test_no_metadata_is_empty_metadata(stage: Stage) -> None:
+    one = OffsetCommitRequestPartition(0, 42, -1, None)
+    stage.ask(OffsetCommitRequest("g", topics=[OffsetCommitRequestTopic("orders", NOBODY, [one])]), 9)
+    (topic,) = stage.ask(OffsetFetchRequest("g", topics=None), 7).topics
+    assert topic.partitions[0].metadata == ""
+
+
+@pytest.mark.parametrize("version", range(1, 8))
+def test_a_group_that_can_not_be_fetched_from_is_refused_where_the_version_has_room_for_it(
+    stage: Stage, version: int
+) -> None:
+    request = OffsetFetchRequest("g", [OffsetFetchRequestTopic("orders", [0])])
+    with stage.trouble(NotCoordinator()):
+        reply = stage.ask(request, version)
+    if version == 1:
+        assert reply.topics[0].partitions[0].error_code == ErrorCode.NOT_COORDINATOR
+        assert reply.topics[0].partitions[0].committed_offset == -1
+    else:
+        assert (reply.error_code, reply.topics) == (ErrorCode.NOT_COORDINATOR, [])
+
+
+def test_topics_are_fetched_by_id_from_version_10_on(stage: Stage) -> None:
+    stage.ask(commit(stage), 10)
+    unknown = OffsetFetchRequestTopics("", NOBODY, [0])
+    known = OffsetFetchRequestTopics("", stage.driver.topics.id_of("orders"), [0])
+    request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup("g", topics=[unknown, known])])
+    found, missing = stage.ask(request, 10).groups[0].topics
+    assert (found.topic_id, found.partitions[0].committed_offset) == (known.topic_id, 42)
+    assert (missing.topic_id, missing.partitions[0].error_code) == (NOBODY, ErrorCode.UNKNOWN_TOPIC_ID)
+
+
+def test_all_topics_are_fetched_with_their_ids_and_those_that_are_gone_left_out(stage: Stage) -> None:
+    stage.ask(commit(stage), 10)
+    stage.ask(commit(stage, topic="events"), 10)
+    stage.driver.topics.remove("events")
+    everything = OffsetFetchRequest(groups=[OffsetFetchRequestGroup("g", topics=None)])
+    (topic,) = stage.ask(everything, 10).groups[0].topics
+    assert topic.topic_id == stage.driver.topics.id_of("orders")
+    assert [topic.name for topic in stage.ask(everything, 9).groups[0].topics] == ["orders", "events"]
+
+
+def test_offsets_that_wait_for_a_transaction_are_refused_to_those_who_want_stable_ones(stage: Stage) -> None:
+    stage.driver.commit_in_transaction(7, 20)
+    wanted = [OffsetFetchRequestTopic("orders", [0])]
+    (topic,) = stage.ask(OffsetFetchRequest("g", wanted, require_stable=True), 7).topics
+    assert topic.partitions[0].error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT
+    (topic,) = stage.ask(OffsetFetchRequest("g", wanted), 7).topics
+    assert topic.partitions[0].error_code == ErrorCode.NONE
+
+
+def test_offsets_are_deleted_partition_by_partition(stage: Stage) -> None:
+    stage.ask(commit(stage), 9)
+    numbers = [OffsetDeleteRequestPartition(0), OffsetDeleteRequestPartition(9)]
+    topics = [OffsetDeleteRequestTopic("orders", numbers), OffsetDeleteRequestTopic("nix", numbers[:1])]
+    reply = stage.ask(OffsetDeleteRequest("g", topics), 0)
+    found = {(topic.name, each.partition_index): each.error_code for topic in reply.topics for each in topic.partitions}
+    assert found == {
+        ("orders", 0): ErrorCode.NONE,
+        ("orders", 9): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ("nix", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+    assert stage.driver.committed() == -1
+    assert stage.ask(OffsetDeleteRequest("nix"), 0).error_code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+# The consumer protocol
+
+
+def first_heartbeat(member: str = "m", **changes: Any) -> ConsumerGroupHeartbeatRequest:
+    said: dict[str, Any] = {
+        "group_id": "k",
+        "member_id": member,
+        "rebalance_timeout_ms": 60_000,
+        "subscribed_topic_names": ["orders"],
+        "topic_partitions": [],
+    }
+    return ConsumerGroupHeartbeatRequest(**{**said, **changes})
+
+
+def test_a_member_joins_stays_and_leaves_by_heartbeats(stage: Stage) -> None:
+    first = stage.ask(first_heartbeat(), 1)
+    assert (first.error_code, first.member_id, first.member_epoch, first.heartbeat_interval_ms) == (0, "m", 2, 5_000)
+    (given,) = first.assignment.topic_partitions
+    assert (given.topic_id, given.partitions) == (stage.driver.topics.id_of("orders"), [0, 1, 2, 3])
+    assert stage.ask(ConsumerGroupHeartbeatRequest("k", "m", 2), 1).assignment is None
+    fenced = stage.ask(ConsumerGroupHeartbeatRequest("k", "m", 9), 1)
+    assert (fenced.error_code, fenced.member_id) == (ErrorCode.FENCED_MEMBER_EPOCH, None)
+    assert fenced.error_message
+    assert stage.ask(ConsumerGroupHeartbeatRequest("k", "m", -1), 1).member_epoch == -1
+
+
+@pytest.mark.parametrize(("version", "code"), [(0, ErrorCode.NONE), (1, ErrorCode.INVALID_REQUEST)])
+def test_members_name_themselves_from_version_1_on(stage: Stage, version: int, code: ErrorCode) -> None:
+    reply = stage.ask(first_heartbeat(""), version)
+    assert reply.error_code == code
+    assert (reply.member_id == "AAAAAAAAAAAAAAAAAAAAAQ") == (version == 0)
+
+
+def test_consumer_groups_are_described_and_classic_ones_are_not(stage: Stage) -> None:
+    stage.ask(first_heartbeat(rack_id="r"), 1)
+    joined(stage)
+    missing, known = stage.ask(ConsumerGroupDescribeRequest(["g", "k"], True), 1).groups
+    assert (missing.group_id, missing.error_code) == ("g", ErrorCode.GROUP_ID_NOT_FOUND)
+    assert (known.group_state, known.group_epoch, known.assignor_name) == ("Stable", 2, "uniform")
+    assert known.authorized_operations == 3400
+    (member,) = known.members
+    assert (member.rack_id, member.member_epoch, member.member_type) == ("r", 2, 1)
+    for side in (member.assignment, member.target_assignment):
+        assert [(topic.topic_name, topic.partitions) for topic in side.topic_partitions] == [("orders", [0, 1, 2, 3])]

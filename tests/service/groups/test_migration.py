@@ -1,0 +1,322 @@
+"""Groups move between the protocols while their members live, one by one."""
+
+from typing import Any
+
+import pytest
+
+from service.groups.commands import LEAVE_EPOCH, ConsumerHeartbeatReply, JoinReply, LeavingMember
+from service.groups.consumer_protocol import read_assignment
+from service.groups.settings import GroupSettings
+from service.groups.verdicts import Fault
+from service.wire.codec import encode_data
+from service.wire.messages import ConsumerProtocolAssignment
+from tests.service.groups.driver import Driver, assignment
+
+ALL = [0, 1, 2, 3]
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver(GroupSettings(group_consumer_assignment_interval_ms=0))
+
+
+def classic_group(driver: Driver, **changes: Any) -> JoinReply:
+    """A stable group of one classic member that has all partitions of `orders`."""
+    token = driver.start_join(member=driver.member_id(), **changes)
+    driver.wait(3_000)
+    reply = driver.answers[token]
+    assert isinstance(reply, JoinReply)
+    driver.sync(reply, assignments={reply.member_id: assignment(orders=ALL)})
+    return reply
+
+
+def partitions(data: bytes) -> dict[str, list[int]]:
+    read = read_assignment(data)
+    assert read is not None
+    return {topic: list(numbers) for topic, numbers in read.partitions}
+
+
+def owned(driver: Driver, numbers: list[int]) -> dict[bytes, tuple[int, ...]]:
+    return {driver.topics.id_of("orders"): tuple(numbers)}
+
+
+def mixed_group(driver: Driver, **changes: Any) -> JoinReply:
+    """A classic member with half of the partitions, at generation 2, and the member `c` with the other half."""
+    classic = classic_group(driver, **changes)
+    assert driver.beat("c", 0).fault is None
+    driver.join(member=classic.member_id, owned=(("orders", ALL),), **changes)
+    joined = driver.join(member=classic.member_id, owned=(("orders", [0, 1]),), **changes)
+    assert isinstance(joined, JoinReply)
+    assert partitions(driver.sync(joined).assignment) == {"orders": [0, 1]}
+    assert driver.named(driver.beat("c", 2)) == {"orders": [2, 3]}
+    return joined
+
+
+# Upgrading
+
+
+def test_an_empty_classic_group_turns_into_a_consumer_group_and_keeps_its_offsets(driver: Driver) -> None:
+    driver.commit(11)
+    driver.member_id()
+    assert driver.named(driver.beat("c", 0)) == {"orders": ALL}
+    assert driver.listed() == {"g": ("consumer", "Stable", "consumer")}
+    assert driver.committed() == 11
+    driver.restart()
+    assert driver.listed() == {"g": ("consumer", "Stable", "consumer")}
+    assert driver.committed() == 11
+    driver.wait(10_000)
+
+
+def test_a_classic_group_is_upgraded_by_the_first_member_of_the_new_protocol(driver: Driver) -> None:
+    classic = classic_group(driver)
+    joined = driver.beat("c", 0)
+    assert (joined.fault, joined.member_epoch, driver.named(joined)) == (None, 2, {})
+    shown = {member.member_id: member for member in driver.consumer().members}
+    assert shown[classic.member_id].uses_classic_protocol
+    assert [held.partitions for held in shown[classic.member_id].assigned] == [(0, 1, 2, 3)]
+    assert driver.heartbeat(classic) is Fault.REBALANCE_IN_PROGRESS
+    driver.restart()
+    assert driver.heartbeat(classic) is Fault.REBALANCE_IN_PROGRESS
+
+
+def test_a_classic_member_lets_go_by_rejoining_and_the_new_one_gets_it(driver: Driver) -> None:
+    mixed_group(driver)
+    assert driver.consumer().state == "Stable"
+
+
+def test_members_waiting_in_the_classic_group_are_sent_to_join_again(driver: Driver) -> None:
+    tokens = [driver.start_join(member=driver.member_id()) for _ in range(2)]
+    driver.beat("c", 0)
+    assert [driver.answers[token].fault for token in tokens] == [Fault.REBALANCE_IN_PROGRESS] * 2
+
+
+def test_followers_waiting_for_their_assignment_are_sent_to_join_again(driver: Driver) -> None:
+    tokens = [driver.start_join(member=driver.member_id()) for _ in range(2)]
+    driver.wait(6_000)
+    follower = driver.ask_sync_later(driver.answers[tokens[1]])
+    driver.beat("c", 0)
+    assert driver.answers[follower].fault is Fault.REBALANCE_IN_PROGRESS
+
+
+def test_a_refused_member_upgrades_nothing(driver: Driver) -> None:
+    classic = classic_group(driver)
+    reply = driver.beat("c", 0, subscribed_topics=None, subscribed_regex="(")
+    assert reply.fault is Fault.INVALID_REGULAR_EXPRESSION
+    assert driver.heartbeat(classic) is None
+
+
+@pytest.mark.parametrize("policy", ["disabled", "downgrade"])
+def test_the_policy_can_forbid_upgrades(policy: str) -> None:
+    driver = Driver(GroupSettings(group_consumer_migration_policy=policy))
+    classic_group(driver)
+    assert driver.beat("c", 0).fault is Fault.GROUP_ID_NOT_FOUND
+
+
+def test_groups_that_can_not_be_understood_are_not_upgraded(driver: Driver) -> None:
+    driver.stable_group("connect", protocol_type="connect", session_timeout_ms=60_000)
+    driver.stable_group("odd", protocols=(("range", b"\x00"),), session_timeout_ms=60_000)
+    user_data = (1).to_bytes(2, "big") + encode_data(ConsumerProtocolAssignment([], b"mine"), 1)
+    custom = driver.start_join("custom", driver.member_id("custom"))
+    driver.wait(3_000)
+    reply = driver.answers[custom]
+    driver.sync(reply, "custom", {reply.member_id: user_data})
+    for group in ("connect", "odd", "custom"):
+        assert driver.beat("c", 0, group).fault is Fault.GROUP_ID_NOT_FOUND, group
+        assert driver.listed()[group][0] == "classic"
+
+
+def test_a_group_too_large_for_the_new_protocol_is_not_upgraded() -> None:
+    driver = Driver(GroupSettings(group_consumer_max_size=1))
+    driver.stable_group(members=2)
+    assert driver.beat("c", 0).fault is Fault.GROUP_ID_NOT_FOUND
+
+
+# Classic members of a consumer group
+
+
+def test_a_classic_member_joins_a_consumer_group(driver: Driver) -> None:
+    driver.beat("c", 0)
+    asked = driver.join()
+    assert asked.fault is Fault.MEMBER_ID_REQUIRED
+    joined = driver.join(member=asked.member_id)
+    assert (joined.fault, joined.generation, joined.leader, joined.members) == (None, 3, "", ())
+    assert (joined.protocol_type, joined.protocol_name) == ("consumer", "range")
+    assert partitions(driver.sync(joined).assignment) == {}
+    assert driver.heartbeat(joined) is None
+    driver.beat("c", 2, owned=owned(driver, ALL))
+    driver.beat("c", 2, owned=owned(driver, [0, 1]))
+    assert driver.heartbeat(joined) is Fault.REBALANCE_IN_PROGRESS, "its partitions are free now"
+
+
+def test_a_client_of_old_joins_a_consumer_group_at_once(driver: Driver) -> None:
+    driver.beat("c", 0)
+    assert driver.join(requires_member_id=False).fault is None
+
+
+def test_classic_members_of_a_consumer_group_are_checked(driver: Driver) -> None:
+    joined = mixed_group(driver)
+    assert driver.heartbeat(joined, generation=1) is Fault.ILLEGAL_GENERATION
+    assert driver.heartbeat(joined, member_id="nobody") is Fault.UNKNOWN_MEMBER_ID
+    assert driver.heartbeat(joined, member_id="c") is Fault.UNKNOWN_MEMBER_ID, "it does not speak classic"
+    assert driver.sync(joined, generation=1).fault is Fault.ILLEGAL_GENERATION
+    assert driver.sync(joined, member_id="c").fault is Fault.UNKNOWN_MEMBER_ID
+    assert driver.sync(joined, protocol_name="sticky").fault is Fault.INCONSISTENT_GROUP_PROTOCOL
+    assert driver.sync(joined, protocol_type="connect").fault is Fault.INCONSISTENT_GROUP_PROTOCOL
+    assert driver.join(assignors=("sticky",)).fault is Fault.INCONSISTENT_GROUP_PROTOCOL
+    assert driver.join(protocol_type="connect").fault is Fault.INCONSISTENT_GROUP_PROTOCOL
+    assert driver.commit(11, member=joined.member_id, generation=2, speaks_consumer_protocol=False) is None
+    assert driver.commit(member=joined.member_id, generation=3) is Fault.ILLEGAL_GENERATION
+    assert driver.fetch(member_id=joined.member_id, member_epoch=1).fault is Fault.ILLEGAL_GENERATION
+
+
+def test_a_subscription_that_can_not_be_read_is_no_subscription(driver: Driver) -> None:
+    driver.beat("c", 0)
+    unreadable = (("range", b"\x00"),)
+    assert driver.join(requires_member_id=False, protocols=unreadable).fault is Fault.UNKNOWN_SERVER_ERROR
+    assert len(driver.consumer().members) == 1
+
+
+def test_a_full_consumer_group_refuses_classic_newcomers() -> None:
+    driver = Driver(GroupSettings(group_consumer_max_size=1))
+    driver.beat("c", 0)
+    assert driver.join().fault is Fault.GROUP_MAX_SIZE_REACHED
+
+
+def test_a_sync_is_refused_while_there_is_something_to_catch_up_with(driver: Driver) -> None:
+    joined = mixed_group(driver)
+    driver.beat("d", 0)
+    assert driver.sync(joined).fault is Fault.REBALANCE_IN_PROGRESS
+
+
+def test_a_classic_member_that_does_not_rejoin_in_time_is_removed(driver: Driver) -> None:
+    joined = mixed_group(driver, rebalance_timeout_ms=20_000)
+    driver.beat("d", 0)
+    for _ in range(2):
+        assert driver.heartbeat(joined) is Fault.REBALANCE_IN_PROGRESS
+        driver.wait(9_999)
+    assert driver.heartbeat(joined) is Fault.REBALANCE_IN_PROGRESS
+    driver.wait(2)
+    assert joined.member_id not in [member.member_id for member in driver.consumer().members]
+
+
+def test_a_classic_member_that_never_syncs_is_removed(driver: Driver) -> None:
+    driver.beat("c", 0)
+    joined = driver.join(member=driver.join().member_id)
+    for _ in range(6):
+        driver.wait(9_999)
+        driver.heartbeat(joined)
+        driver.beat("c", 2, owned=owned(driver, ALL))
+    driver.wait(10)
+    assert driver.heartbeat(joined) is Fault.UNKNOWN_MEMBER_ID
+
+
+def test_a_classic_member_has_the_session_it_asked_for(driver: Driver) -> None:
+    joined = mixed_group(driver)
+    driver.wait(9_999)
+    assert driver.heartbeat(joined) is None
+    driver.wait(10_000)
+    assert driver.heartbeat(joined) is Fault.UNKNOWN_MEMBER_ID
+
+
+def test_static_members_join_consumer_groups_too(driver: Driver) -> None:
+    driver.beat("c", 0)
+    joined = driver.join(instance_id="i")
+    assert joined.fault is None
+    assert driver.join(member="other", instance_id="i").fault is Fault.FENCED_INSTANCE_ID
+    assert driver.join(member=joined.member_id, instance_id="j").fault is Fault.UNKNOWN_MEMBER_ID
+    again = driver.join(instance_id="i")
+    assert again.member_id != joined.member_id
+    assert driver.heartbeat(joined, instance_id="i") is Fault.FENCED_INSTANCE_ID
+    assert len(driver.consumer().members) == 2
+
+
+# Downgrading
+
+
+def test_the_group_is_classic_again_when_the_last_new_member_leaves(driver: Driver) -> None:
+    joined = mixed_group(driver)
+    assert driver.beat("c", LEAVE_EPOCH) == ConsumerHeartbeatReply(member_id="c", member_epoch=LEAVE_EPOCH)
+    assert driver.listed() == {"g": ("classic", "PreparingRebalance", "consumer")}
+    assert driver.heartbeat(joined) is Fault.REBALANCE_IN_PROGRESS
+    token = driver.start_join(member=joined.member_id)
+    assert driver.answers[token].leader == joined.member_id
+    driver.restart()
+    assert driver.listed() == {"g": ("classic", "Stable", "consumer")}
+
+
+def test_a_downgraded_group_knows_its_assignment_after_a_restart(driver: Driver) -> None:
+    mixed_group(driver)
+    driver.beat("c", LEAVE_EPOCH)
+    driver.restart()
+    (member,) = driver.classic().members
+    assert partitions(member.assignment) == {"orders": [0, 1]}
+
+
+def test_the_group_is_classic_again_when_the_last_new_members_session_ends(driver: Driver) -> None:
+    joined = mixed_group(driver)
+    for _ in range(5):
+        driver.wait(9_999)
+        driver.heartbeat(joined)
+    assert driver.listed()["g"][0] == "classic"
+
+
+def test_the_group_is_classic_again_when_a_classic_member_takes_the_last_new_ones_place(driver: Driver) -> None:
+    driver.beat("c", 0, instance_id="i")
+    driver.join(instance_id="j")
+    taken = driver.join(instance_id="i")
+    assert taken.fault is None
+    assert driver.listed() == {"g": ("classic", "Stable", "consumer")}
+    assert partitions(driver.sync(taken, instance_id="i").assignment) in ({"orders": [0, 1]}, {"orders": [2, 3]})
+    driver.restart()
+    assert driver.listed() == {"g": ("classic", "Stable", "consumer")}
+
+
+def test_taking_the_last_new_members_place_with_other_topics_starts_a_rebalance(driver: Driver) -> None:
+    driver.beat("c", 0, instance_id="i")
+    driver.join(instance_id="j")
+    driver.join(instance_id="i", topics=("events",))
+    assert driver.listed() == {"g": ("classic", "PreparingRebalance", "consumer")}
+    driver.restart()
+
+
+@pytest.mark.parametrize("policy", ["disabled", "upgrade"])
+def test_the_policy_can_forbid_downgrades(policy: str) -> None:
+    driver = Driver(GroupSettings(group_consumer_migration_policy=policy, group_consumer_assignment_interval_ms=0))
+    driver.beat("c", 0)
+    driver.join(member=driver.join().member_id)
+    driver.beat("c", LEAVE_EPOCH)
+    assert driver.listed()["g"][0] == "consumer"
+
+
+def test_members_of_both_protocols_leave_by_the_classic_api(driver: Driver) -> None:
+    joined = mixed_group(driver)
+    left = driver.leave(joined.member_id, LeavingMember("", "nix"), "nobody", "c").members
+    assert [each.fault for each in left] == [None, Fault.UNKNOWN_MEMBER_ID, Fault.UNKNOWN_MEMBER_ID, None]
+    assert driver.consumer().state == "Empty"
+
+
+def test_a_leaving_member_must_be_the_instance_it_names(driver: Driver) -> None:
+    driver.beat("c", 0, instance_id="i")
+    assert driver.leave(LeavingMember("x", "i")).members[0].fault is Fault.FENCED_INSTANCE_ID
+    assert driver.leave(LeavingMember("", "i")).members[0].fault is None
+
+
+def test_an_empty_consumer_group_turns_into_a_classic_group_and_keeps_its_offsets(driver: Driver) -> None:
+    driver.beat("c", 0)
+    driver.commit(11, member="c", generation=2)
+    driver.beat("c", LEAVE_EPOCH)
+    member = driver.member_id()
+    token = driver.start_join(member=member)
+    driver.wait(3_000)
+    assert driver.answers[token].generation == 1
+    assert driver.committed() == 11
+    driver.restart()
+    assert driver.listed() == {"g": ("classic", "Empty", "")}
+    assert driver.committed() == 11
+
+
+def test_an_id_of_the_consumer_group_is_unknown_once_it_is_empty(driver: Driver) -> None:
+    driver.beat("c", 0)
+    driver.beat("c", LEAVE_EPOCH)
+    assert driver.join(member="c").fault is Fault.UNKNOWN_MEMBER_ID
+    assert driver.listed()["g"][0] == "consumer"

@@ -1,0 +1,408 @@
+"""Committing, fetching, deleting and expiring offsets; who may, and what waits for a transaction."""
+
+import pytest
+
+from service.groups.commands import (
+    LEAVE_EPOCH,
+    DeleteOffsets,
+    DeleteOffsetsReply,
+    FetchOffsets,
+    ForgetTopics,
+    PartitionsAsked,
+)
+from service.groups.settings import GroupSettings
+from service.groups.verdicts import Fault
+from tests.service.groups.driver import Driver, Topics
+
+DAY_MS = 24 * 60 * 60_000
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+# Who may commit
+
+
+def test_nobody_in_particular_may_commit_to_a_group_without_members(driver: Driver) -> None:
+    assert driver.commit(11) is None
+    assert driver.committed() == 11
+    assert driver.listed() == {"g": ("classic", "Empty", "")}
+
+
+def test_a_member_may_commit_in_its_generation(driver: Driver) -> None:
+    (leader,) = driver.stable_group()
+    assert driver.commit(11, member=leader.member_id, generation=1) is None
+    assert driver.committed() == 11
+
+
+def test_commits_of_strangers_and_of_other_generations_are_refused(driver: Driver) -> None:
+    (leader,) = driver.stable_group()
+    assert driver.commit(member="nobody", generation=1) is Fault.UNKNOWN_MEMBER_ID
+    assert driver.commit(member=leader.member_id, generation=2) is Fault.ILLEGAL_GENERATION
+    assert driver.commit(member=leader.member_id, generation=-1) is Fault.ILLEGAL_GENERATION
+    assert driver.commit() is Fault.UNKNOWN_MEMBER_ID, "a group with members is theirs"
+    assert driver.commit(instance_id="i") is Fault.UNKNOWN_MEMBER_ID
+    assert driver.committed() == -1
+
+
+def test_a_generation_of_a_group_that_does_not_exist_is_refused(driver: Driver) -> None:
+    assert driver.commit(member="m", generation=3) is Fault.GROUP_ID_NOT_FOUND
+    assert driver.commit(member="m", generation=3, speaks_consumer_protocol=False) is Fault.ILLEGAL_GENERATION
+    assert driver.listed() == {}
+
+
+def test_members_may_commit_while_a_rebalance_is_prepared_but_not_while_it_completes(driver: Driver) -> None:
+    leader, follower = driver.stable_group(members=2)
+    driver.start_join(member=leader.member_id)
+    assert driver.commit(11, member=follower.member_id, generation=1) is None
+    driver.start_join(member=follower.member_id)
+    assert driver.commit(12, member=follower.member_id, generation=2) is Fault.REBALANCE_IN_PROGRESS
+    assert driver.committed() == 11
+
+
+def test_a_commit_keeps_a_session_alive(driver: Driver) -> None:
+    (leader,) = driver.stable_group()
+    driver.wait(9_000)
+    driver.commit(member=leader.member_id, generation=1)
+    driver.wait(9_000)
+    assert driver.heartbeat(leader) is None
+
+
+def test_metadata_that_is_too_long_is_refused(driver: Driver) -> None:
+    assert driver.commit(metadata="x" * 4_097) is Fault.OFFSET_METADATA_TOO_LARGE
+    assert driver.commit(metadata="x" * 4_096) is None
+
+
+def test_a_consumer_groups_member_commits_at_its_epoch(driver: Driver) -> None:
+    driver.beat("a", 0)
+    assert driver.commit(11, member="a", generation=2) is None
+    assert driver.commit(member="a", generation=3) is Fault.STALE_MEMBER_EPOCH
+    assert driver.commit(member="b", generation=2) is Fault.UNKNOWN_MEMBER_ID
+    assert driver.commit() is Fault.UNKNOWN_MEMBER_ID
+    old_client = driver.commit(member="a", generation=2, speaks_consumer_protocol=False)
+    assert old_client is Fault.UNSUPPORTED_VERSION
+
+
+def test_an_older_epoch_may_commit_what_it_has_held_since_then(driver: Driver) -> None:
+    """The member's newest epoch is still on its way; what it reads it has been reading all along (KIP-1251)."""
+    driver.beat("a", 0)
+    driver.wait(1_000)
+    driver.topics.put("orders", 5)
+    driver.beat("a", 2)
+    assert driver.commit(member="a", generation=2, partition=0) is None
+    assert driver.commit(member="a", generation=2, partition=4) is Fault.STALE_MEMBER_EPOCH
+    assert driver.commit(member="a", generation=1, partition=0) is Fault.STALE_MEMBER_EPOCH
+    assert driver.commit(member="a", generation=2, topic="events") is Fault.STALE_MEMBER_EPOCH
+
+
+def test_an_empty_consumer_group_takes_commits_of_anybody(driver: Driver) -> None:
+    driver.beat("a", 0)
+    driver.beat("a", LEAVE_EPOCH)
+    assert driver.commit(11) is None
+
+
+# Fetching
+
+
+def test_what_was_not_committed_is_no_offset_and_no_fault(driver: Driver) -> None:
+    assert driver.committed() == -1
+    driver.commit(11)
+    assert driver.committed(partition=3) == -1
+    assert driver.committed(topic="unheard-of") == -1
+
+
+def test_an_offset_comes_back_as_it_was_committed(driver: Driver) -> None:
+    driver.commit(11, metadata="note")
+    (topic,) = driver.fetch().topics
+    (one,) = topic.offsets
+    assert (topic.topic, one.partition, one.offset, one.leader_epoch, one.metadata) == ("orders", 0, 11, 5, "note")
+    driver.restart()
+    assert driver.fetch().topics == (topic,)
+
+
+def test_members_of_a_consumer_group_are_checked_when_they_fetch(driver: Driver) -> None:
+    driver.beat("a", 0)
+    driver.commit(11, member="a", generation=2)
+    assert driver.fetch(member_id="a", member_epoch=2).fault is None
+    assert driver.fetch(member_id="a", member_epoch=1).fault is Fault.STALE_MEMBER_EPOCH
+    assert driver.fetch(member_id="b", member_epoch=2).fault is Fault.UNKNOWN_MEMBER_ID
+    assert driver.fetch().fault is None
+
+
+def test_an_offset_of_a_topic_deleted_since_is_not_that_of_its_namesake(driver: Driver) -> None:
+    driver.commit(11)
+    driver.topics.remove("orders")
+    topic = driver.topics.put("orders", 4)
+    asked = (PartitionsAsked("orders", topic.topic_id, (0,)),)
+    reply = driver.ask(FetchOffsets("g", None, -1, asked, False))
+    assert reply.topics[0].offsets[0].offset == -1
+
+
+# Transactions
+
+
+def test_a_transactions_offsets_count_when_it_commits(driver: Driver) -> None:
+    driver.commit(1)
+    driver.commit_in_transaction(7, 20)
+    assert driver.committed() == 1
+    assert driver.committed(stable=True) is Fault.UNSTABLE_OFFSET_COMMIT
+    driver.restart()
+    assert driver.committed(stable=True) is Fault.UNSTABLE_OFFSET_COMMIT
+    driver.end_transaction(7, committed=True)
+    assert driver.committed(stable=True) == 20
+
+
+def test_a_transactions_offsets_never_count_when_it_aborts(driver: Driver) -> None:
+    driver.commit(1)
+    driver.commit_in_transaction(7, 20)
+    driver.end_transaction(7, committed=False)
+    assert driver.committed(stable=True) == 1
+
+
+def test_a_commit_written_after_a_transactions_outlasts_it(driver: Driver) -> None:
+    driver.commit_in_transaction(7, 20)
+    driver.commit(30)
+    driver.end_transaction(7, committed=True)
+    assert driver.committed() == 30
+
+
+def test_transactions_of_several_producers_are_kept_apart(driver: Driver) -> None:
+    driver.commit_in_transaction(7, 20)
+    driver.commit_in_transaction(8, 30)
+    driver.end_transaction(8, committed=True)
+    assert driver.committed() == 30
+    assert driver.committed(stable=True) is Fault.UNSTABLE_OFFSET_COMMIT
+    driver.end_transaction(7, committed=True)
+    assert driver.committed(stable=True) == 30
+
+
+def test_only_the_partitions_of_a_transaction_are_unstable(driver: Driver) -> None:
+    driver.commit(1, partition=1)
+    driver.commit_in_transaction(7, 20, partition=0)
+    assert driver.committed(partition=1, stable=True) == 1
+
+
+def test_fetching_everything_shows_what_is_unstable(driver: Driver) -> None:
+    driver.commit(1)
+    driver.commit_in_transaction(7, 20)
+    (topic,) = driver.fetch(stable=True).topics
+    assert topic.offsets[0].fault is Fault.UNSTABLE_OFFSET_COMMIT
+
+
+def test_who_commits_in_a_transaction_is_checked_if_it_says_who_it_is(driver: Driver) -> None:
+    (leader,) = driver.stable_group()
+    assert driver.commit_in_transaction(7) is None, "clients of old say nothing"
+    assert driver.commit_in_transaction(7, member=leader.member_id, generation=1) is None
+    assert driver.commit_in_transaction(7, member="nobody", generation=1) is Fault.UNKNOWN_MEMBER_ID
+    assert driver.commit_in_transaction(7, member=leader.member_id, generation=2) is Fault.ILLEGAL_GENERATION
+    assert driver.commit_in_transaction(7, instance="i") is Fault.UNKNOWN_MEMBER_ID
+    assert driver.commit_in_transaction(7, group="nix", member="m", generation=1) is Fault.ILLEGAL_GENERATION
+
+
+def test_a_static_member_that_was_replaced_may_not_commit_in_a_transaction(driver: Driver) -> None:
+    token = driver.start_join(instance_id="i")
+    driver.wait(3_000)
+    old = driver.answers[token]
+    driver.sync(old, instance_id="i")
+    driver.join(instance_id="i")
+    fault = driver.commit_in_transaction(7, member=old.member_id, generation=1, instance="i")
+    assert fault is Fault.FENCED_INSTANCE_ID
+
+
+def test_a_transaction_may_commit_while_its_group_rebalances(driver: Driver) -> None:
+    (leader,) = driver.stable_group()
+    driver.start_join(member=leader.member_id)
+    assert driver.classic().state == "CompletingRebalance"
+    assert driver.commit_in_transaction(7, member=leader.member_id, generation=2) is None
+
+
+def test_a_stale_epoch_in_a_transaction_is_an_illegal_generation(driver: Driver) -> None:
+    driver.beat("a", 0)
+    assert driver.commit_in_transaction(7, member="a", generation=2) is None
+    assert driver.commit_in_transaction(7, member="a", generation=3) is Fault.ILLEGAL_GENERATION
+    assert driver.commit_in_transaction(7, member="a", generation=1) is Fault.ILLEGAL_GENERATION
+    assert driver.commit_in_transaction(7, member="b", generation=2) is Fault.UNKNOWN_MEMBER_ID
+    assert driver.commit_in_transaction(7) is None
+
+
+def test_metadata_of_a_transaction_may_be_too_long_too(driver: Driver) -> None:
+    assert driver.commit_in_transaction(7, metadata="x" * 5_000) is Fault.OFFSET_METADATA_TOO_LARGE
+
+
+def test_deleting_a_group_takes_the_offsets_of_open_transactions_with_it(driver: Driver) -> None:
+    driver.commit_in_transaction(7, 20)
+    assert driver.delete_group() is None
+    driver.end_transaction(7, committed=True)
+    assert driver.committed() == -1
+    driver.restart()
+    assert driver.listed() == {}
+
+
+# Deleting
+
+
+def delete(driver: Driver, group: str = "g", topic: str = "orders", partition: int = 0) -> Fault | None:
+    reply = driver.ask(DeleteOffsets(group, ((topic, (partition,)),)))
+    assert isinstance(reply, DeleteOffsetsReply)
+    if reply.fault is not None:
+        return reply.fault
+    ((_, ((_, fault),)),) = reply.topics
+    return fault
+
+
+def test_offsets_of_a_group_without_members_can_be_deleted(driver: Driver) -> None:
+    assert delete(driver) is Fault.GROUP_ID_NOT_FOUND
+    driver.commit(11)
+    driver.commit_in_transaction(7, 20)
+    assert delete(driver) is None
+    driver.end_transaction(7, committed=True)
+    assert driver.committed() == -1
+
+
+def test_offsets_of_topics_in_use_can_not_be_deleted(driver: Driver) -> None:
+    (leader,) = driver.stable_group()
+    driver.commit(11, member=leader.member_id, generation=1)
+    driver.commit(12, member=leader.member_id, generation=1, topic="events")
+    assert delete(driver) is Fault.GROUP_SUBSCRIBED_TO_TOPIC
+    assert delete(driver, topic="events") is None
+    assert (driver.committed(), driver.committed(topic="events")) == (11, -1)
+
+
+def test_a_consumer_group_protects_the_topics_it_subscribes_to(driver: Driver) -> None:
+    driver.beat("a", 0)
+    driver.commit(11, member="a", generation=2)
+    assert delete(driver) is Fault.GROUP_SUBSCRIBED_TO_TOPIC
+    assert delete(driver, topic="events") is None
+
+
+def test_a_group_whose_subscriptions_mean_nothing_to_us_protects_everything(driver: Driver) -> None:
+    driver.stable_group(protocol_type="connect")
+    assert delete(driver) is Fault.NON_EMPTY_GROUP
+
+
+def test_subscriptions_that_can_not_be_read_protect_everything(driver: Driver) -> None:
+    driver.stable_group(protocols=(("range", b"\x00"),))
+    assert delete(driver) is Fault.GROUP_SUBSCRIBED_TO_TOPIC
+
+
+def test_a_deleted_topics_offsets_go_from_every_group(driver: Driver) -> None:
+    driver.commit(11)
+    driver.commit(12, group="h")
+    driver.commit_in_transaction(7, 20, group="h")
+    driver.commit(13, topic="events")
+    driver.ask(ForgetTopics((("orders", driver.topics.id_of("orders")),)))
+    driver.end_transaction(7, committed=True)
+    assert (driver.committed(), driver.committed("h"), driver.committed(topic="events")) == (-1, -1, 13)
+
+
+def test_a_deleted_topics_namesake_keeps_its_offsets(driver: Driver) -> None:
+    gone = driver.topics.id_of("orders")
+    driver.topics.remove("orders")
+    driver.topics.put("orders", 4)
+    driver.commit(11)
+    driver.ask(ForgetTopics((("orders", gone),)))
+    assert driver.committed() == 11
+
+
+# Expiring
+
+
+def test_offsets_of_a_group_without_members_expire_after_their_retention(driver: Driver) -> None:
+    driver.commit(11)
+    driver.wait(6 * DAY_MS)
+    driver.commit(12, partition=1)
+    driver.wait(DAY_MS - 600_000)
+    assert driver.committed() == 11
+    driver.wait(1_200_000)
+    assert (driver.committed(), driver.committed(partition=1)) == (-1, 12)
+    driver.wait(7 * DAY_MS)
+    assert driver.listed() == {}, "with its last offset the group goes"
+    driver.restart()
+    assert driver.listed() == {}
+
+
+def test_offsets_of_a_group_that_is_used_do_not_expire(driver: Driver) -> None:
+    driver = Driver(GroupSettings(group_max_session_timeout_ms=30 * DAY_MS))
+    (leader,) = driver.stable_group(session_timeout_ms=20 * DAY_MS)
+    driver.commit(11, member=leader.member_id, generation=1)
+    driver.commit(12, member=leader.member_id, generation=1, topic="events")
+    driver.wait(8 * DAY_MS)
+    assert (driver.committed(), driver.committed(topic="events")) == (11, -1), "events it does not subscribe to"
+
+
+def test_retention_counts_from_when_a_group_became_empty(driver: Driver) -> None:
+    driver = Driver(GroupSettings(group_max_session_timeout_ms=30 * DAY_MS))
+    (leader,) = driver.stable_group(session_timeout_ms=20 * DAY_MS)
+    driver.commit(11, member=leader.member_id, generation=1)
+    driver.wait(8 * DAY_MS)
+    driver.leave(leader.member_id)
+    driver.wait(6 * DAY_MS)
+    assert driver.committed() == 11
+    driver.restart()
+    driver.wait(DAY_MS + 600_000)
+    assert driver.committed() == -1
+
+
+def test_a_group_of_another_protocol_keeps_its_offsets_while_it_has_members() -> None:
+    driver = Driver(GroupSettings(group_max_session_timeout_ms=30 * DAY_MS))
+    (leader,) = driver.stable_group(protocol_type="connect", session_timeout_ms=20 * DAY_MS)
+    driver.commit(11, member=leader.member_id, generation=1)
+    driver.wait(8 * DAY_MS)
+    assert driver.committed() == 11
+
+
+def test_a_retention_of_the_clients_own_is_kept(driver: Driver) -> None:
+    driver.commit(11, retention_ms=3_600_000)
+    driver.restart()
+    driver.wait(3_600_000 - 1)
+    assert driver.committed() == 11
+    driver.wait(600_000)
+    assert driver.committed() == -1
+
+
+def test_a_group_with_an_open_transaction_does_not_expire(driver: Driver) -> None:
+    driver.commit(11)
+    driver.commit_in_transaction(7, 20)
+    driver.commit_in_transaction(7, 21, group="h")
+    driver.wait(8 * DAY_MS)
+    assert driver.committed() == 11
+    assert set(driver.listed()) == {"g", "h"}
+    driver.end_transaction(7, committed=False)
+    driver.wait(600_000)
+    assert driver.listed() == {}
+
+
+def test_an_empty_consumer_group_expires_with_its_offsets(driver: Driver) -> None:
+    driver.beat("a", 0)
+    driver.commit(11, member="a", generation=2)
+    driver.beat("a", LEAVE_EPOCH)
+    driver.wait(8 * DAY_MS)
+    assert driver.listed() == {}
+    driver.restart()
+    assert driver.listed() == {}
+
+
+def test_a_group_that_somebody_is_about_to_join_is_not_removed() -> None:
+    driver = Driver(GroupSettings(offsets_retention_check_interval_ms=1_000))
+    member = driver.member_id()
+    driver.wait(5_000)
+    assert set(driver.listed()) == {"g"}
+    driver.start_join(member=member)
+
+
+def test_a_group_that_was_never_joined_is_removed(driver: Driver) -> None:
+    driver.member_id()
+    driver.wait(600_000)
+    assert driver.listed() == {}
+
+
+def test_many_offsets_expire_over_several_batches() -> None:
+    driver = Driver(GroupSettings(offsets_retention_ms=1_000), Topics(orders=3_000))
+    for partition in range(2_500):
+        driver.commit(1, partition=partition)
+    written = len(driver.log)
+    driver.wait(600_000)
+    assert driver.listed() == {}
+    assert [len(entry.records) for entry in driver.log[written:]] == [1_000, 1_000, 501]

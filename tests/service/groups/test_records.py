@@ -1,0 +1,179 @@
+"""The records of `__consumer_offsets`: bytes that Apache Kafka 4.3 wrote are read and written again alike."""
+
+import pytest
+
+from service.groups.coordinator import GroupCoordinator
+from service.groups.offsets import CommittedOffset
+from service.groups.records import (
+    Key,
+    offset_record,
+    read_key,
+    read_offset,
+    read_value,
+    tombstone,
+)
+from service.groups.settings import GroupSettings
+from service.wire.base import Struct
+from service.wire.codec import encode_data
+from service.wire.messages import (
+    ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupCurrentMemberAssignmentValue,
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupMemberMetadataValue,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    ConsumerGroupPartitionMetadataKey,
+    ConsumerGroupRegularExpressionKey,
+    ConsumerGroupRegularExpressionValue,
+    ConsumerGroupTargetAssignmentMemberKey,
+    ConsumerGroupTargetAssignmentMemberValue,
+    ConsumerGroupTargetAssignmentMetadataKey,
+    ConsumerGroupTargetAssignmentMetadataValue,
+    GroupMetadataKey,
+    GroupMetadataValue,
+    OffsetCommitKey,
+    OffsetCommitValue,
+)
+from tests.service.groups.driver import Driver, Topics
+
+# Taken from a broker's log: key, value, and what they are.
+FROM_KAFKA: list[tuple[str, str, Key, type[Struct]]] = [
+    (
+        "0001000763323732343836000c6f726465727332373234383600000000",
+        "0004000000000000002a000000030278000001a1fe94339c01001039716dadaaf6479ba4a9f214e523fc11",
+        OffsetCommitKey("c272486", "orders272486", 0),
+        OffsetCommitValue,
+    ),
+    (
+        "0002000763323732343836",
+        "00030008636f6e73756d657200000001000572616e6765002b636c69656e742d31626566643534322d366137312d34326137"
+        "2d623362322d336431623736643462633566000001a1fe94330900000001002b636c69656e742d31626566643534322d3661"
+        "37312d343261372d623362322d336431623736643462633566ffff0006636c69656e74000a2f3132372e302e302e3100004e"
+        "20000027100000001c000100000001000c6f7264657273323732343836ffffffff000000000000000961737369676e656431",
+        GroupMetadataKey("c272486"),
+        GroupMetadataValue,
+    ),
+    (
+        "000300096b7278323732343930",
+        "00000000000201000862678db921e03ccd",
+        ConsumerGroupMetadataKey("krx272490"),
+        ConsumerGroupMetadataValue,
+    ),
+    (
+        "000500096d6967323732343939002b636c69656e742d66306163653732352d383833642d346463632d396336302d39626435"
+        "3435633662613164",
+        "0000000007636c69656e740b2f3132372e302e302e31020d6f72646572733237323439390100004e200001004d0100002710"
+        "020672616e67653f000100000001000c6f7264657273323732343939ffffffff00000001000c6f7264657273323732343939"
+        "00000004000000000000000100000002000000030000",
+        ConsumerGroupMemberMetadataKey("mig272499", "client-f0ace725-883d-4dcc-9c60-9bd545c6ba1d"),
+        ConsumerGroupMemberMetadataValue,
+    ),
+    (
+        "000600096b7278323732343930",
+        "000000000002010008000001a1fe94577d",
+        ConsumerGroupTargetAssignmentMetadataKey("krx272490"),
+        ConsumerGroupTargetAssignmentMetadataValue,
+    ),
+    (
+        "000700096b727832373234393000027231",
+        "00000327621813a70e4b29aad64c34e2516fc50700000000000000010000000200000003000000040000000500a0904bd4bd"
+        "844645a0e0e5c597aebad10300000000000000010000",
+        ConsumerGroupTargetAssignmentMemberKey("krx272490", "r1"),
+        ConsumerGroupTargetAssignmentMemberValue,
+    ),
+    (
+        "000800096b727832373234393000027231",
+        "00000000000200000001000327621813a70e4b29aad64c34e2516fc507000000000000000100000002000000030000000400"
+        "00000501001907000000020000000200000002000000020000000200000002a0904bd4bd844645a0e0e5c597aebad1030000"
+        "0000000000010100090300000002000000020100",
+        ConsumerGroupCurrentMemberAssignmentKey("krx272490", "r1"),
+        ConsumerGroupCurrentMemberAssignmentValue,
+    ),
+    (
+        "001000096b72783237323439300015286f72646572737c6576656e747329323732343930",
+        "0000030d6576656e74733237323439300d6f72646572733237323439300000000000000521000001a1fe94564000",
+        ConsumerGroupRegularExpressionKey("krx272490", "(orders|events)272490"),
+        ConsumerGroupRegularExpressionValue,
+    ),
+]
+
+# A member of the new protocol carries no facts of the old one, which Kafka writes as a null inside a tag.
+NEW_MEMBER = "0000000007636c69656e740b2f3132372e302e302e31010c6f74682e2a32373232353200004e200001000100"
+
+
+@pytest.mark.parametrize(("key", "value", "meaning", "value_type"), FROM_KAFKA)
+def test_records_of_kafka_are_read_and_written_alike(
+    key: str, value: str, meaning: Key, value_type: type[Struct]
+) -> None:
+    assert read_key(bytes.fromhex(key)) == meaning
+    assert tombstone(meaning) == (bytes.fromhex(key), None)
+    stored = bytes.fromhex(value)
+    version = int.from_bytes(stored[:2], "big")
+    assert stored[:2] + encode_data(read_value(value_type, stored), version) == stored
+
+
+def test_groups_of_kafka_come_to_life() -> None:
+    """The same records in a log: a classic group with its offset, a group of both protocols, one with an expression."""
+    driver = Driver(topics=Topics())
+    for key, value, _, _ in FROM_KAFKA:
+        driver.machine.apply(bytes.fromhex(key), bytes.fromhex(value))
+    classic = driver.classic("c272486")
+    assert (classic.state, classic.members[0].assignment) == ("Stable", b"assigned1")
+    assert driver.committed("c272486", "orders272486") == 42
+    (mixed,) = driver.consumer("mig272499").members
+    assert mixed.uses_classic_protocol
+    expression = driver.consumer("krx272490")
+    assert (expression.epoch, expression.assignment_epoch) == (2, 2)
+    assert [member.member_epoch for member in expression.members] == [2]
+
+
+def test_a_member_of_the_new_protocol_is_read_as_kafka_writes_it() -> None:
+    said = read_value(ConsumerGroupMemberMetadataValue, bytes.fromhex(NEW_MEMBER))
+    assert (said.client_id, said.subscribed_topic_regex, said.classic_member_metadata) == (
+        "client",
+        "oth.*272252",
+        None,
+    )
+
+
+def test_records_of_kinds_that_we_do_not_know_are_passed_over() -> None:
+    machine = GroupCoordinator(GroupSettings(), Topics())
+    machine.apply(bytes.fromhex("000b00016b"), b"share group")
+    machine.apply(bytes.fromhex("7fff"), None)
+    assert machine.durable_facts() == GroupCoordinator(GroupSettings(), Topics()).durable_facts()
+
+
+def test_offsets_of_the_oldest_kind_of_key_are_read() -> None:
+    driver = Driver()
+    old_key = bytes.fromhex("0000") + encode_data(OffsetCommitKey("g", "orders", 0), 0)
+    driver.machine.apply(old_key, offset_record("g", "orders", 0, CommittedOffset(5, -1, "", 1, None, bytes(16)))[1])
+    assert driver.committed() == 5
+
+
+@pytest.mark.parametrize("expires", [None, 99])
+def test_an_offset_survives_its_record(expires: int | None) -> None:
+    topic_id = bytes(16) if expires is not None else b"i" * 16
+    leader_epoch = -1 if expires is not None else 4
+    committed = CommittedOffset(5, leader_epoch, "note", 1, expires, topic_id)
+    key, value = offset_record("g", "orders", 3, committed)
+    assert read_key(key) == OffsetCommitKey("g", "orders", 3)
+    assert value is not None
+    assert read_offset(value) == committed
+
+
+def test_tombstones_of_groups_that_are_not_there_change_nothing() -> None:
+    machine = GroupCoordinator(GroupSettings(), Topics())
+    for _, _, meaning, _ in FROM_KAFKA:
+        machine.apply(*tombstone(meaning))
+    machine.apply(*tombstone(ConsumerGroupPartitionMetadataKey("g")))
+    assert machine.durable_facts() == GroupCoordinator(GroupSettings(), Topics()).durable_facts()
+
+
+def test_an_old_brokers_partition_metadata_is_removed_at_the_next_change() -> None:
+    driver = Driver()
+    driver.beat("a", 0)
+    key = tombstone(ConsumerGroupPartitionMetadataKey("g"))
+    driver.machine.apply(key[0], bytes.fromhex("0000") + b"\x01\x00")
+    driver.topics.put("orders", 5)
+    driver.beat("a", 2)
+    assert key in driver.log[-1].records
