@@ -1,0 +1,44 @@
+"""AddOffsetsToTxn, versions 0 to 4 (2: PRODUCER_FENCED): the transaction will commit offsets of a group.
+
+That is the group's partition of `__consumer_offsets` joining the transaction.
+"""
+
+from log.ids import TopicPartition
+from service.api.wire_codes import PATIENCE_MS, ask_coordinator, error_of, fencing_code
+from service.broker.internal_topics import GROUP_TOPIC
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.broker.shard import NotCoordinator
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from txn.commands import AddPartitions
+
+FENCED_SINCE = 2
+GROUP = 0
+
+
+async def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: AddOffsetsToTxnRequest
+) -> AddOffsetsToTxnResponse:
+    if not request.transactional_id:
+        return AddOffsetsToTxnResponse(error_code=ErrorCode.INVALID_REQUEST)
+    try:
+        index = broker.groups.partition_index(request.group_id)
+    except NotCoordinator:
+        # aiokafka asks for the group's coordinator only afterwards: if that made the topic, it would wait for ever.
+        broker.internal_topics.coordinator_of(GROUP, request.group_id, session.listener)
+        return AddOffsetsToTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    command = AddPartitions(
+        request.transactional_id,
+        request.producer_id,
+        request.producer_epoch,
+        (TopicPartition(GROUP_TOPIC, index),),
+        transaction_version=0,
+        patience_ms=PATIENCE_MS,
+    )
+    verdict = await ask_coordinator(broker, request.transactional_id, command)
+    if isinstance(verdict, ErrorCode):
+        return AddOffsetsToTxnResponse(error_code=verdict)
+    fenced = fencing_code(knows_fenced=header.api_version >= FENCED_SINCE)
+    return AddOffsetsToTxnResponse(error_code=error_of(verdict, fenced=fenced))

@@ -1,0 +1,94 @@
+"""AddPartitionsToTxn, versions 0 to 5 (2: PRODUCER_FENCED, 4: for brokers: several transactions, and only asking).
+
+If any partition does not exist none is added: the culprits are named, the others are OPERATION_NOT_ATTEMPTED.
+"""
+
+from log.ids import TopicPartition
+from service.api.wire_codes import PATIENCE_MS, ask_coordinator, error_of, fencing_code
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTopicResult,
+    AddPartitionsToTxnTransaction,
+)
+from txn.commands import AddPartitions, VerifyPartitions
+from txn.verdicts import Verified
+
+FENCED_SINCE, BATCHES_SINCE = 2, 4
+Topics = list[AddPartitionsToTxnTopic]
+
+
+async def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: AddPartitionsToTxnRequest
+) -> AddPartitionsToTxnResponse:
+    fenced = fencing_code(knows_fenced=header.api_version >= FENCED_SINCE)
+    if header.api_version >= BATCHES_SINCE:
+        return AddPartitionsToTxnResponse(
+            results_by_transaction=[
+                AddPartitionsToTxnResult(
+                    transaction.transactional_id,
+                    await _add(broker, transaction, fenced, transaction_version=2),
+                )
+                for transaction in request.transactions
+            ]
+        )
+    transaction = AddPartitionsToTxnTransaction(
+        request.v3_and_below_transactional_id,
+        request.v3_and_below_producer_id,
+        request.v3_and_below_producer_epoch,
+        topics=request.v3_and_below_topics,
+    )
+    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=await _add(broker, transaction, fenced, 0))
+
+
+async def _add(
+    broker: Broker, transaction: AddPartitionsToTxnTransaction, fenced: ErrorCode, transaction_version: int
+) -> list[AddPartitionsToTxnTopicResult]:
+    topics = transaction.topics
+    if not transaction.transactional_id:
+        return _results(topics, dict.fromkeys(_partitions(topics), ErrorCode.INVALID_REQUEST))
+    partitions = _partitions(topics)
+    unknown = [partition for partition in partitions if broker.image.partition(partition) is None]
+    if unknown:
+        errors = dict.fromkeys(partitions, ErrorCode.OPERATION_NOT_ATTEMPTED)
+        errors |= dict.fromkeys(unknown, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return _results(topics, errors)
+    pair = transaction.producer_id, transaction.producer_epoch
+    command: AddPartitions | VerifyPartitions
+    if transaction.verify_only:
+        command = VerifyPartitions(transaction.transactional_id, *pair, partitions)
+    else:
+        command = AddPartitions(
+            transaction.transactional_id, *pair, partitions, transaction_version, patience_ms=PATIENCE_MS
+        )
+    verdict = await ask_coordinator(broker, transaction.transactional_id, command)
+    error = verdict if isinstance(verdict, ErrorCode) else error_of(verdict, fenced=fenced)
+    errors = dict.fromkeys(partitions, error)
+    if isinstance(verdict, Verified):
+        errors |= dict.fromkeys(verdict.missing, ErrorCode.TRANSACTION_ABORTABLE)
+    return _results(topics, errors)
+
+
+def _partitions(topics: Topics) -> tuple[TopicPartition, ...]:
+    named = (TopicPartition(topic.name, index) for topic in topics for index in topic.partitions)
+    return tuple(dict.fromkeys(named))
+
+
+def _results(topics: Topics, errors: dict[TopicPartition, ErrorCode]) -> list[AddPartitionsToTxnTopicResult]:
+    return [
+        AddPartitionsToTxnTopicResult(
+            topic.name,
+            [
+                AddPartitionsToTxnPartitionResult(index, errors[TopicPartition(topic.name, index)])
+                for index in topic.partitions
+            ],
+        )
+        for topic in topics
+    ]

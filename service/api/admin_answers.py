@@ -1,0 +1,48 @@
+"""What the handlers of administrative requests share: running a command, and the parts of answers that several of
+them give.
+"""
+
+from typing import TypeVar
+
+from service.broker.node import Broker
+from service.cluster.controller import Command, Refusal
+from service.cluster.image import NO_LEADER, Image, PartitionState
+from service.cluster.metadata import MetadataLost
+from service.wire.error_codes import ErrorCode
+
+Reply = TypeVar("Reply")
+
+UNASKED = -(2**31)
+"""Kafka's mark for operations that the caller did not ask about."""
+TOPIC_OPERATIONS = 3576
+"""Every operation on a topic (a bit each), which is what everybody may do while nothing is authorized."""
+CLUSTER_OPERATIONS = 8096
+
+MALFORMED = (
+    "This most likely occurs because of a request being malformed by the client library or the message was sent to an "
+    "incompatible broker. See the broker logs for more details."
+)
+
+
+async def executed(broker: Broker, command: Command[Reply]) -> Reply | Refusal:
+    """The reply to a command; a refusal when it could not be carried out, so that every part of the answer can say
+    so.
+    """
+    try:
+        return await broker.metadata.execute(command)
+    except MetadataLost as lost:
+        return Refusal(lost.error, str(lost))
+
+
+def leader_of(image: Image, state: PartitionState, listener: str) -> tuple[int, ErrorCode]:
+    """The broker that leads, as a client on `listener` can use it."""
+    broker = image.brokers.get(state.leader)
+    if state.leader == NO_LEADER or broker is None:
+        return NO_LEADER, ErrorCode.LEADER_NOT_AVAILABLE
+    if broker.endpoint(listener) is None:
+        return NO_LEADER, ErrorCode.LISTENER_NOT_FOUND
+    return state.leader, ErrorCode.NONE
+
+
+def offline(image: Image, state: PartitionState) -> list[int]:
+    return [replica for replica in state.replicas if replica not in image.brokers]

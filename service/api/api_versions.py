@@ -1,0 +1,57 @@
+"""ApiVersions, versions 0 to 4: what this broker speaks.
+
+Produce is advertised from version 0 although 0 to 2 are refused: librdkafka takes the missing 0 for a broker
+without compression (KAFKA-18659). A version
+that we don't know is answered in version 0 with UNSUPPORTED_VERSION and our own range, by the door, so that the
+client can ask again.
+"""
+
+import re
+
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    ApiVersion,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    FinalizedFeatureKey,
+    SupportedFeatureKey,
+)
+from service.wire.versions import ApiKey
+
+KIP_511_SINCE = 3
+SOFTWARE_NAME = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+
+
+def handle(broker: Broker, session: Session, header: RequestHeader, request: ApiVersionsRequest) -> ApiVersionsResponse:
+    if header.api_version >= KIP_511_SINCE:
+        names = request.client_software_name, request.client_software_version
+        if not all(SOFTWARE_NAME.fullmatch(name) for name in names):
+            return ApiVersionsResponse(ErrorCode.INVALID_REQUEST)
+        session.software_name, session.software_version = names
+    features = broker.features
+    return ApiVersionsResponse(
+        api_keys=api_keys(broker),
+        supported_features=[SupportedFeatureKey(name, low, high) for name, (low, high, _) in features.items()],
+        finalized_features_epoch=0,
+        finalized_features=[
+            FinalizedFeatureKey(name, level, level) for name, (_, _, level) in features.items() if level
+        ],
+    )
+
+
+def api_keys(broker: Broker) -> list[ApiVersion]:
+    return [
+        ApiVersion(key, 0 if key == ApiKey.PRODUCE else low, high)
+        for key, (low, high) in sorted(broker.offered.items())
+    ]
+
+
+def unsupported(broker: Broker) -> ApiVersionsResponse:
+    """The answer, in version 0, to a version we don't know: only our range for ApiVersions itself matters to the
+    caller.
+    """
+    low, high = broker.offered[ApiKey.API_VERSIONS]
+    return ApiVersionsResponse(ErrorCode.UNSUPPORTED_VERSION, [ApiVersion(ApiKey.API_VERSIONS, low, high)])

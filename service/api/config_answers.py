@@ -1,0 +1,70 @@
+"""Configuration as it is shown to clients: the value that holds, where it comes from, and what would hold without it.
+
+Called by DescribeConfigs and CreateTopics.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from service.broker.node import Broker
+from service.cluster.image import ALL_BROKERS
+from service.config import KNOWN_SETTINGS
+from service.settings import Mode, Setting, Status, text_of
+from service.topic_config import TOPIC_SETTINGS, Layer, Source, broker_layers, topic_layers, topic_value
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    name: str
+    value: str | None
+    source: Source
+    read_only: bool
+    setting: Setting[Any]
+    layers: list[Layer]
+
+    @property
+    def sensitive(self) -> bool:
+        return self.setting.sensitive
+
+
+def describe_topic(broker: Broker, own: Mapping[str, str]) -> Iterator[ConfigEntry]:
+    """Every key of a topic whose own values are `own`, by name."""
+    everywhere, here = _dynamic(broker)
+    for name, setting in sorted(TOPIC_SETTINGS.items()):
+        layers = topic_layers(setting, own, broker.config, everywhere, here)
+        value = text_of(topic_value(setting, own, broker.config))
+        yield ConfigEntry(name, value, _source(layers), False, setting, layers)
+
+
+def describe_broker(broker: Broker) -> Iterator[ConfigEntry]:
+    """Every key of this broker, by name."""
+    everywhere, here = _dynamic(broker)
+    for name, setting in sorted(KNOWN_SETTINGS.items()):
+        layers = broker_layers(broker.config, name, everywhere, here)
+        if setting.status is Status.IMPLEMENTED:
+            value = text_of(getattr(broker.config, setting.attribute))
+        else:
+            value = layers[0].value if layers else None
+        read_only = setting.mode is Mode.READ_ONLY
+        yield ConfigEntry(name, None if setting.sensitive else value, _source(layers), read_only, setting, layers)
+
+
+def describe_all_brokers(broker: Broker) -> Iterator[ConfigEntry]:
+    """What was set for all brokers at once, by name."""
+    everywhere, _ = _dynamic(broker)
+    for name, value in sorted(everywhere.items()):
+        setting = KNOWN_SETTINGS.get(name)
+        if setting is None:
+            continue  # stored by another version
+        layers = [Layer(name, value, Source.DYNAMIC_DEFAULT_BROKER)]
+        yield ConfigEntry(name, value, Source.DYNAMIC_DEFAULT_BROKER, False, setting, layers)
+
+
+def _dynamic(broker: Broker) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    image = broker.metadata.image
+    return image.broker_config(ALL_BROKERS).values, image.broker_config(str(broker.node_id)).values
+
+
+def _source(layers: list[Layer]) -> Source:
+    return layers[0].source if layers else Source.DEFAULT

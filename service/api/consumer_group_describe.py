@@ -1,0 +1,78 @@
+"""ConsumerGroupDescribe (KIP-848), versions 0 and 1 (1: whether a member speaks the classic protocol).
+
+Describes consumer groups; a classic group is, to this API, a group that does not exist.
+"""
+
+from service.api.group_answers import ask, error_code, operations
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.groups.commands import ConsumerGroupFacts, ConsumerMemberFacts, DescribeConsumerGroup, NamedPartitions
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupDescribeResponseAssignment,
+    ConsumerGroupDescribeResponseDescribedGroup,
+    ConsumerGroupDescribeResponseTopicPartitions,
+    Member,
+)
+
+CLASSIC_MEMBER = 0
+CONSUMER_MEMBER = 1
+
+
+async def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: ConsumerGroupDescribeRequest
+) -> ConsumerGroupDescribeResponse:
+    named = [group_id for group_id in request.group_ids if group_id]
+    unnamed = len(request.group_ids) - len(named)
+    described = [ConsumerGroupDescribeResponseDescribedGroup(error_code=ErrorCode.INVALID_GROUP_ID)] * unnamed
+    for group_id in named:
+        reply = await ask(broker, group_id, DescribeConsumerGroup(group_id), ConsumerGroupFacts)
+        if isinstance(reply, ErrorCode):
+            described.append(ConsumerGroupDescribeResponseDescribedGroup(error_code=reply, group_id=group_id))
+        else:
+            described.append(_described(group_id, reply, request.include_authorized_operations))
+    return ConsumerGroupDescribeResponse(groups=described)
+
+
+def _described(
+    group_id: str, facts: ConsumerGroupFacts, with_operations: bool
+) -> ConsumerGroupDescribeResponseDescribedGroup:
+    return ConsumerGroupDescribeResponseDescribedGroup(
+        error_code=error_code(facts.fault),
+        error_message=facts.message,
+        group_id=group_id,
+        group_state=facts.state,
+        group_epoch=facts.epoch,
+        assignment_epoch=facts.assignment_epoch,
+        assignor_name=facts.assignor,
+        members=[_member(member) for member in facts.members],
+        authorized_operations=operations(with_operations and facts.fault is None),
+    )
+
+
+def _member(facts: ConsumerMemberFacts) -> Member:
+    return Member(
+        member_id=facts.member_id,
+        instance_id=facts.instance_id,
+        rack_id=facts.rack_id,
+        member_epoch=facts.member_epoch,
+        client_id=facts.client_id,
+        client_host=facts.client_host,
+        subscribed_topic_names=list(facts.subscribed_topics),
+        subscribed_topic_regex=facts.subscribed_regex,
+        assignment=_assignment(facts.assigned),
+        target_assignment=_assignment(facts.target),
+        member_type=CLASSIC_MEMBER if facts.uses_classic_protocol else CONSUMER_MEMBER,
+    )
+
+
+def _assignment(topics: tuple[NamedPartitions, ...]) -> ConsumerGroupDescribeResponseAssignment:
+    return ConsumerGroupDescribeResponseAssignment(
+        [
+            ConsumerGroupDescribeResponseTopicPartitions(topic.topic_id, topic.topic, list(topic.partitions))
+            for topic in topics
+        ]
+    )

@@ -1,0 +1,65 @@
+"""ConsumerGroupHeartbeat (KIP-848), versions 0 and 1 (1: regular expressions, and members name themselves).
+
+One API to join (epoch 0), to stay, to leave (-1) and to leave for a while (-2, static members). Expressions are RE2's
+as far as topic names need it (service/groups/regex.py says what is left out).
+"""
+
+from service.api.group_answers import ask, error_code, fresh_member_id, host_of
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.groups.commands import ConsumerHeartbeat, ConsumerHeartbeatReply
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    ConsumerGroupHeartbeatResponseAssignment,
+    ConsumerGroupHeartbeatResponseTopicPartitions,
+)
+
+NAMES_ITSELF_SINCE = 1
+
+
+async def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: ConsumerGroupHeartbeatRequest
+) -> ConsumerGroupHeartbeatResponse:
+    names = request.subscribed_topic_names
+    owned = request.topic_partitions
+    command = ConsumerHeartbeat(
+        group_id=request.group_id,
+        member_id=request.member_id,
+        member_epoch=request.member_epoch,
+        instance_id=request.instance_id,
+        rack_id=request.rack_id,
+        rebalance_timeout_ms=request.rebalance_timeout_ms,
+        subscribed_topics=None if names is None else tuple(names),
+        subscribed_regex=request.subscribed_topic_regex,
+        server_assignor=request.server_assignor,
+        owned=None if owned is None else {each.topic_id: tuple(each.partitions) for each in owned},
+        client_id=header.client_id or "",
+        client_host=host_of(session),
+        fresh_id=fresh_member_id(broker),
+        member_names_itself=header.api_version >= NAMES_ITSELF_SINCE,
+    )
+    reply = await ask(broker, request.group_id, command, ConsumerHeartbeatReply)
+    if isinstance(reply, ErrorCode):
+        return ConsumerGroupHeartbeatResponse(error_code=reply)
+    return ConsumerGroupHeartbeatResponse(
+        error_code=error_code(reply.fault),
+        error_message=reply.message,
+        member_id=reply.member_id,
+        member_epoch=reply.member_epoch,
+        heartbeat_interval_ms=reply.heartbeat_interval_ms,
+        assignment=_assignment(reply),
+    )
+
+
+def _assignment(reply: ConsumerHeartbeatReply) -> ConsumerGroupHeartbeatResponseAssignment | None:
+    if reply.assignment is None:
+        return None
+    return ConsumerGroupHeartbeatResponseAssignment(
+        [
+            ConsumerGroupHeartbeatResponseTopicPartitions(topic_id, list(partitions))
+            for topic_id, partitions in reply.assignment.items()
+        ]
+    )

@@ -1,0 +1,41 @@
+"""CreatePartitions, versions 0 to 3: more partitions for topics, placed by the broker or as told. A topic never loses
+partitions.
+"""
+
+from service.api.admin_answers import executed
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.cluster.controller import Refusal
+from service.cluster.topic_commands import CreatePartitions, MorePartitions
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+)
+
+
+async def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: CreatePartitionsRequest
+) -> CreatePartitionsResponse:
+    names = [topic.name for topic in request.topics]
+    twice = dict.fromkeys(name for name in names if names.count(name) > 1)
+    answers = [_result(name, ErrorCode.INVALID_REQUEST, "Duplicate topic name.") for name in twice]
+    wanted = tuple(_wanted(topic) for topic in request.topics if topic.name not in twice)
+    results = await executed(broker, CreatePartitions(wanted, request.validate_only))
+    if isinstance(results, Refusal):
+        answers += [_result(topic.name, results.error, results.message) for topic in wanted]
+    else:
+        answers += [_result(result.name, result.error, result.message) for result in results]
+    return CreatePartitionsResponse(results=answers)
+
+
+def _wanted(topic: CreatePartitionsTopic) -> MorePartitions:
+    assignment = None if topic.assignments is None else tuple(tuple(one.broker_ids) for one in topic.assignments)
+    return MorePartitions(topic.name, topic.count, assignment)
+
+
+def _result(name: str, error: ErrorCode, message: str | None) -> CreatePartitionsTopicResult:
+    return CreatePartitionsTopicResult(name, error, message)

@@ -1,0 +1,77 @@
+"""CreateTopics, versions 2 to 7 (5: the configuration in the answer, 7: topic ids in the answer).
+
+Every topic stands for itself. A name that comes twice is refused in all its places. `validate_only` checks everything
+and creates nothing. The request's timeout is not used: an answer waits for one commit of the metadata store.
+"""
+
+from log.ids import TopicId
+from service.api.admin_answers import executed
+from service.api.config_answers import describe_topic
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.cluster.controller import Refusal
+from service.cluster.topic_commands import CreateTopics, NewTopic, TopicResult
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+
+
+async def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: CreateTopicsRequest
+) -> CreateTopicsResponse:
+    names = [topic.name for topic in request.topics]
+    once = [topic for topic in request.topics if names.count(topic.name) == 1]
+    command = CreateTopics(
+        tuple(_new(topic, TopicId(broker.env.unique())) for topic in once),
+        broker.config.num_partitions,
+        broker.config.default_replication_factor,
+        request.validate_only,
+    )
+    results = await executed(broker, command)
+    if isinstance(results, Refusal):
+        answers = [_refused(topic.name, results.error, results.message) for topic in once]
+    else:
+        answers = [_result(broker, result) for result in results]
+    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+        answers.append(_refused(name, ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
+    return CreateTopicsResponse(topics=answers)
+
+
+def _new(topic: CreatableTopic, topic_id: TopicId) -> NewTopic:
+    return NewTopic(
+        topic.name,
+        topic_id,
+        topic.num_partitions,
+        topic.replication_factor,
+        tuple((one.partition_index, tuple(one.broker_ids)) for one in topic.assignments),
+        tuple((config.name, config.value) for config in topic.configs),
+    )
+
+
+def _refused(name: str, error: ErrorCode, message: str | None) -> CreatableTopicResult:
+    return CreatableTopicResult(name, error_code=error, error_message=message)
+
+
+def _result(broker: Broker, result: TopicResult) -> CreatableTopicResult:
+    topic = result.topic
+    if topic is None:
+        return _refused(result.name, result.error, result.message)
+    configs = [
+        CreatableTopicConfigs(entry.name, entry.value, False, entry.source, entry.sensitive)
+        for entry in describe_topic(broker, topic.config)
+    ]
+    replicas = len(topic.partitions[0].replicas)
+    return CreatableTopicResult(
+        topic.name,
+        topic.id,
+        error_message=None,
+        num_partitions=len(topic.partitions),
+        replication_factor=replicas,
+        configs=configs,
+    )

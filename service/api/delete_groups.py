@@ -1,0 +1,20 @@
+"""DeleteGroups, versions 0 to 2: empty groups go, with their offsets, those of open transactions included."""
+
+from service.api.group_answers import ask, error_code
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.groups.commands import DeleteGroup, FaultReply
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
+
+
+async def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: DeleteGroupsRequest
+) -> DeleteGroupsResponse:
+    results = []
+    for group_id in dict.fromkeys(request.groups_names):
+        reply = await ask(broker, group_id, DeleteGroup(group_id), FaultReply)
+        error = reply if isinstance(reply, ErrorCode) else error_code(reply.fault)
+        results.append(DeletableGroupResult(group_id, error))
+    return DeleteGroupsResponse(results=results)

@@ -1,0 +1,55 @@
+"""DeleteRecords, versions 0 to 2: move the log's start up to an offset (-1: to the high watermark)."""
+
+from log.disk import DiskFault
+from log.ids import TopicPartition
+from service.broker.internal_topics import is_internal
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    DeleteRecordsPartition,
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
+
+HIGH_WATERMARK = -1
+NO_LOW_WATERMARK = -1
+
+
+async def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: DeleteRecordsRequest
+) -> DeleteRecordsResponse:
+    topics = []
+    for topic in request.topics:
+        results = [await _delete(broker, topic.name, wanted) for wanted in topic.partitions]
+        topics.append(DeleteRecordsTopicResult(topic.name, results))
+    return DeleteRecordsResponse(topics=topics)
+
+
+async def _delete(broker: Broker, topic: str, wanted: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+    index = wanted.partition_index
+    partition = broker.partitions.get(TopicPartition(topic, index))
+    if partition is None:
+        return _error(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if is_internal(topic):
+        return _error(index, ErrorCode.INVALID_TOPIC_EXCEPTION)
+    if partition.replicas is None:
+        return _error(index, ErrorCode.KAFKA_STORAGE_ERROR if partition.offline else ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    if "delete" not in partition.log.config.cleanup_policy:
+        return _error(index, ErrorCode.POLICY_VIOLATION)
+    offset = partition.high_watermark if wanted.offset == HIGH_WATERMARK else wanted.offset
+    if not 0 <= offset <= partition.high_watermark:
+        return _error(index, ErrorCode.OFFSET_OUT_OF_RANGE)
+    try:
+        await partition.log.raise_start_offset(offset)
+    except DiskFault as fault:
+        partition.folder.fail(fault)
+        return _error(index, ErrorCode.KAFKA_STORAGE_ERROR)
+    return DeleteRecordsPartitionResult(index, partition.log.start_offset)
+
+
+def _error(index: int, error: ErrorCode) -> DeleteRecordsPartitionResult:
+    return DeleteRecordsPartitionResult(index, NO_LOW_WATERMARK, error)

@@ -1,0 +1,92 @@
+"""DeleteTopics, versions 1 to 6 (5: messages, 6: by id as well as by name).
+
+A topic is gone for every request once this is answered; its files go shortly after. Answers come in the order of the
+request, what was named twice once.
+"""
+
+from log.ids import ZERO_TOPIC_ID, TopicId
+from service.api.admin_answers import executed
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.cluster.controller import Refusal
+from service.cluster.image import Image
+from service.cluster.topic_commands import DeleteTopics
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
+
+STATES_SINCE = 6
+DISABLED_SINCE = 3
+
+NO_SUCH_NAME = "This server does not host this topic-partition."
+NO_SUCH_ID = "This server does not host this topic ID."
+
+
+async def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: DeleteTopicsRequest
+) -> DeleteTopicsResponse:
+    if header.api_version >= STATES_SINCE:
+        wanted = request.topics
+    else:
+        wanted = [DeleteTopicState(name) for name in request.topic_names]
+    if not broker.config.delete_topic_enable:
+        disabled = header.api_version >= DISABLED_SINCE
+        error = ErrorCode.TOPIC_DELETION_DISABLED if disabled else ErrorCode.INVALID_REQUEST
+        message = "Topic deletion is disabled."
+        return DeleteTopicsResponse(
+            responses=[DeletableTopicResult(topic.name, topic.topic_id, error, message) for topic in wanted]
+        )
+    answers = _resolved(broker.metadata.image, wanted)
+    ids = tuple(TopicId(answer.topic_id) for answer in answers if answer.error_code == ErrorCode.NONE)
+    if ids:
+        results = await executed(broker, DeleteTopics(ids))
+        if isinstance(results, Refusal):
+            became = dict.fromkeys(ids, (results.error, results.message))
+        else:
+            became = {result.id: (result.error, _message(result.error)) for result in results}
+        for answer in answers:
+            if answer.error_code == ErrorCode.NONE:
+                answer.error_code, answer.error_message = became[TopicId(answer.topic_id)]
+    return DeleteTopicsResponse(responses=answers)
+
+
+def _message(error: ErrorCode) -> str | None:
+    return NO_SUCH_ID if error is ErrorCode.UNKNOWN_TOPIC_ID else None
+
+
+def _resolved(image: Image, wanted: list[DeleteTopicState]) -> list[DeletableTopicResult]:
+    """One answer for each topic named. Without an error it has the name and the id of a topic to delete."""
+    names = [topic.name for topic in wanted if topic.name is not None]
+    ids = [topic.topic_id for topic in wanted if topic.name is None]
+    answers: dict[tuple[str | None, bytes], DeletableTopicResult] = {}
+    for topic in wanted:
+        if topic.name is None and image.topic_names.get(TopicId(topic.topic_id)) in names:
+            continue  # refused under its name
+        answers.setdefault((topic.name, topic.topic_id), _one(image, topic, names, ids))
+    return list(answers.values())
+
+
+def _one(image: Image, wanted: DeleteTopicState, names: list[str], ids: list[bytes]) -> DeletableTopicResult:
+    def refused(error: ErrorCode, message: str) -> DeletableTopicResult:
+        return DeletableTopicResult(wanted.name, wanted.topic_id, error, message)
+
+    if wanted.name is None:
+        if wanted.topic_id == ZERO_TOPIC_ID:
+            return refused(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
+        if ids.count(wanted.topic_id) > 1:
+            return refused(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
+        topic = image.topic_by_id(TopicId(wanted.topic_id))
+        if topic is None:
+            return refused(ErrorCode.UNKNOWN_TOPIC_ID, NO_SUCH_ID)
+    else:
+        if wanted.topic_id != ZERO_TOPIC_ID:
+            return refused(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
+        if names.count(wanted.name) > 1:
+            return refused(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+        topic = image.topics.get(wanted.name)
+        if topic is None:
+            return refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NO_SUCH_NAME)
+        if topic.id in ids:
+            message = "The provided topic name maps to an ID that was already supplied."
+            return DeletableTopicResult(wanted.name, topic.id, ErrorCode.INVALID_REQUEST, message)
+    return DeletableTopicResult(topic.name, topic.id)

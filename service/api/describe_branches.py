@@ -1,0 +1,29 @@
+"""DescribeBranches, version 0, an API of our own (key 20001): what was decided last for a root, and which of its
+branches wait. Asked of the root's transaction coordinator.
+"""
+
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.broker.shard import CoordinatorLoading, NotCoordinator
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import DescribeBranchesRequest, DescribeBranchesResponse, DescribedRoot
+
+
+def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: DescribeBranchesRequest
+) -> DescribeBranchesResponse:
+    return DescribeBranchesResponse(roots=[_describe(broker, root) for root in request.roots])
+
+
+def _describe(broker: Broker, root: str) -> DescribedRoot:
+    try:
+        machine = broker.transactions.shard(root).machine
+    except NotCoordinator:
+        return DescribedRoot(ErrorCode.NOT_COORDINATOR, root)
+    except CoordinatorLoading:
+        return DescribedRoot(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, root)
+    last = machine.last_decision(root)
+    return DescribedRoot(
+        ErrorCode.NONE, root, last.token, last.producer_id, last.producer_epoch, list(last.open_branches)
+    )

@@ -1,0 +1,52 @@
+"""DescribeLogDirs, versions 1 to 5 (4: room on the disk, 5: cordoned folders, of which there are none).
+
+The size of every partition asked for, or of all, by data folder. A folder that is out of service says so and lists
+nothing.
+"""
+
+from collections.abc import Iterator
+
+from service.broker.log_folder import LogFolder
+from service.broker.node import Broker
+from service.broker.partition import Partition
+from service.broker.session import Session
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+
+
+def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: DescribeLogDirsRequest
+) -> DescribeLogDirsResponse:
+    asked = list(_asked(broker, request))
+    return DescribeLogDirsResponse(results=[_folder(folder, asked) for folder in broker.folders])
+
+
+def _asked(broker: Broker, request: DescribeLogDirsRequest) -> Iterator[Partition]:
+    if request.topics is None:
+        yield from broker.partitions
+        return
+    wanted: dict[str, dict[int, None]] = {}
+    for topic in request.topics:
+        wanted.setdefault(topic.topic, {}).update(dict.fromkeys(topic.partitions))
+    for name, indexes in wanted.items():
+        held = broker.partitions.topic(name) or {}
+        yield from (held[index] for index in indexes if index in held)
+
+
+def _folder(folder: LogFolder, asked: list[Partition]) -> DescribeLogDirsResult:
+    if folder.failed is not None:
+        return DescribeLogDirsResult(ErrorCode.KAFKA_STORAGE_ERROR, folder.name)
+    topics: dict[str, DescribeLogDirsTopic] = {}
+    for partition in asked:
+        if partition.folder is folder:
+            name, index = partition.topic_partition
+            topic = topics.setdefault(name, DescribeLogDirsTopic(name))
+            topic.partitions.append(DescribeLogDirsPartition(index, partition.log.size_bytes))
+    return DescribeLogDirsResult(0, folder.name, list(topics.values()), usable_bytes=folder.disk.free_bytes())

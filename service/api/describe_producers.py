@@ -1,0 +1,38 @@
+"""DescribeProducers, version 0: who writes to a partition, and who holds a transaction open there."""
+
+from log.ids import TopicPartition
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
+)
+
+NOT_HERE = "This server does not host this topic-partition."
+
+
+def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: DescribeProducersRequest
+) -> DescribeProducersResponse:
+    return DescribeProducersResponse(
+        topics=[
+            TopicResponse(topic.name, [_describe(broker, topic.name, index) for index in topic.partition_indexes])
+            for topic in request.topics
+        ]
+    )
+
+
+def _describe(broker: Broker, topic: str, index: int) -> PartitionResponse:
+    partition = broker.partitions.get(TopicPartition(topic, index))
+    if partition is None:
+        return PartitionResponse(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HERE)
+    if partition.replicas is None:
+        return PartitionResponse(index, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    return PartitionResponse(
+        index, active_producers=[ProducerState(*producer) for producer in partition.producers.describe()]
+    )

@@ -1,0 +1,91 @@
+"""DescribeTopicPartitions, version 0: partitions of many topics, a page at a time.
+
+Topics come in the order of their names; a page holds at most the smaller of the caller's limit and
+max.request.partition.size.limit, at least one partition, and ends with a cursor where more follow. There are no
+eligible leaders besides the in-sync replicas, so those lists are empty.
+"""
+
+from service.api.admin_answers import TOPIC_OPERATIONS, leader_of, offline
+from service.broker.internal_topics import is_internal
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.cluster.image import Image, Topic
+from service.cluster.topic_commands import check_topic_name
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponseCursor,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+)
+
+
+def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: DescribeTopicPartitionsRequest
+) -> DescribeTopicPartitionsResponse:
+    image = broker.metadata.image
+    asked = [topic.name for topic in request.topics]
+    cursor = request.cursor
+    if cursor is not None and (cursor.partition_index < 0 or (asked and cursor.topic_name not in asked)):
+        refused = [DescribeTopicPartitionsResponseTopic(ErrorCode.INVALID_REQUEST, name) for name in asked]
+        return DescribeTopicPartitionsResponse(topics=refused)
+    room = max(1, min(request.response_partition_limit, broker.config.max_request_partition_size_limit))
+    topics: list[DescribeTopicPartitionsResponseTopic] = []
+    for name in sorted(dict.fromkeys(asked or image.topics)):
+        if cursor is not None and name < cursor.topic_name:
+            continue
+        first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0
+        if room == 0:
+            return _page(topics, name, first)
+        topic = image.topics.get(name)
+        if topic is None:
+            topics.append(_unknown(name))
+            continue
+        indexes = [index for index in topic.partitions if index >= first]
+        topics.append(_described(image, topic, indexes[:room], session))
+        if len(indexes) > room:
+            return _page(topics, name, indexes[room])
+        room -= len(indexes)
+    return DescribeTopicPartitionsResponse(topics=topics)
+
+
+def _page(
+    topics: list[DescribeTopicPartitionsResponseTopic], next_topic: str, next_index: int
+) -> DescribeTopicPartitionsResponse:
+    cursor = DescribeTopicPartitionsResponseCursor(next_topic, next_index)
+    return DescribeTopicPartitionsResponse(topics=topics, next_cursor=cursor)
+
+
+def _unknown(name: str) -> DescribeTopicPartitionsResponseTopic:
+    invalid = check_topic_name(name) is not None
+    error = ErrorCode.INVALID_TOPIC_EXCEPTION if invalid else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return DescribeTopicPartitionsResponseTopic(
+        error, name, is_internal=is_internal(name), topic_authorized_operations=TOPIC_OPERATIONS
+    )
+
+
+def _described(
+    image: Image, topic: Topic, indexes: list[int], session: Session
+) -> DescribeTopicPartitionsResponseTopic:
+    partitions = []
+    for index in indexes:
+        state = topic.partitions[index]
+        leader, error = leader_of(image, state, session.listener)
+        partitions.append(
+            DescribeTopicPartitionsResponsePartition(
+                error,
+                index,
+                leader,
+                state.leader_epoch,
+                list(state.replicas),
+                list(state.isr),
+                eligible_leader_replicas=[],
+                last_known_elr=[],
+                offline_replicas=offline(image, state),
+            )
+        )
+    return DescribeTopicPartitionsResponseTopic(
+        0, topic.name, topic.id, is_internal(topic.name), partitions, TOPIC_OPERATIONS
+    )

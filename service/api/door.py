@@ -1,0 +1,81 @@
+"""The one door every request passes: it knows the connection, the version and the handler, and turns bytes into
+messages and back.
+
+What always holds: a request in a version we don't offer closes its connection, as Kafka does, except ApiVersions,
+which is answered so that the client can
+learn what we speak; bytes that can't be read close their connection; a handler's unforeseen failure closes its
+connection and is logged, and nothing else
+suffers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+from typing import Any
+
+from service.api import api_versions
+from service.api.routes import ROUTES, Route
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.net.door import CLOSE, PeerInfo, Reply, Signal
+from service.wire.codec import MalformedRequest, RequestHeader, decode_request, encode_response
+from service.wire.versions import ApiKey
+
+logger = logging.getLogger("oncelog.door")
+
+
+class BrokerDoor:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def connected(self, peer: PeerInfo) -> Session:
+        return Session(peer.host, peer.port)
+
+    def disconnected(self, session: Session) -> None:
+        """Nothing outlives a connection yet but what its requests wrote."""
+
+    def request(self, session: Session, header: RequestHeader, body: memoryview) -> Reply | Awaitable[Reply]:
+        if not self._broker.ready.is_set():
+            return self._when_ready(session, header, bytes(body))
+        route = ROUTES.get(header.api_key)
+        if route is None or not route.lowest <= header.api_version <= route.highest:
+            if header.api_key == ApiKey.API_VERSIONS:
+                return encode_response(header.api_key, 0, api_versions.unsupported(self._broker))
+            asked = session.host, session.port, header.api_key, header.api_version
+            logger.info("%s:%d asks for API %d in version %d, which is not offered", *asked)
+            return CLOSE
+        try:
+            request = decode_request(header.api_key, header.api_version, body)
+        except MalformedRequest as error:
+            logger.warning("%s:%d sent a malformed %s: %s", session.host, session.port, route.name, error)
+            return CLOSE
+        try:
+            answer = route.handle(self._broker, session, header, request)
+        except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
+            return self._failed(session, route)
+        if isinstance(answer, Awaitable):
+            return self._later(session, header, route, answer)
+        return self._encoded(header, answer)
+
+    async def _when_ready(self, session: Session, header: RequestHeader, body: bytes) -> Reply:
+        await self._broker.ready.wait()
+        reply = self.request(session, header, memoryview(bytearray(body)))
+        return await reply if isinstance(reply, Awaitable) else reply
+
+    async def _later(self, session: Session, header: RequestHeader, route: Route, answer: Awaitable[Any]) -> Reply:
+        try:
+            return self._encoded(header, await answer)
+        except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
+            return self._failed(session, route)
+
+    @staticmethod
+    def _encoded(header: RequestHeader, answer: Any) -> Reply:
+        if isinstance(answer, Signal):
+            return answer
+        return encode_response(header.api_key, header.api_version, answer)
+
+    @staticmethod
+    def _failed(session: Session, route: Route) -> Reply:
+        logger.exception("%s of %s:%d failed; its connection is closed", route.name, session.host, session.port)
+        return CLOSE

@@ -1,0 +1,43 @@
+"""EndBranches, version 0, an API of our own (key 20000): one durable decision over all branches of a transactional id.
+
+Asked of the root's transaction coordinator, whom FindCoordinator names for the root and for every branch alike.
+txn/README.md tells what it means. Decided before: no error, `decided_now` false. INVALID_TXN_STATE: a named branch is
+not ready, and the message says which and why; nothing has changed then. PRODUCER_FENCED: the root has another owner.
+"""
+
+from service.api.wire_codes import ask_coordinator, error_of
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import EndBranchesRequest, EndBranchesResponse
+from txn.commands import EndBranches, NamedBranch
+from txn.verdicts import BranchNotReady, Decided, InvalidRequest
+
+
+async def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: EndBranchesRequest
+) -> EndBranchesResponse:
+    command = EndBranches(
+        request.root,
+        request.token,
+        request.committed,
+        tuple(
+            NamedBranch(branch.transactional_id, branch.producer_id, branch.producer_epoch)
+            for branch in request.branches
+        ),
+        request.producer_id,
+        request.producer_epoch,
+    )
+    verdict = await ask_coordinator(broker, request.root, command)
+    match verdict:
+        case ErrorCode():
+            return EndBranchesResponse(error_code=verdict)
+        case Decided():
+            return EndBranchesResponse(decided_now=verdict.now, last_token=verdict.last_token)
+        case BranchNotReady():
+            message = f"{verdict.transactional_id} {verdict.fault.value}"
+            return EndBranchesResponse(error_code=error_of(verdict), error_message=message)
+        case InvalidRequest():
+            return EndBranchesResponse(error_code=error_of(verdict), error_message=verdict.reason)
+    return EndBranchesResponse(error_code=error_of(verdict))

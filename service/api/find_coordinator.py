@@ -1,0 +1,51 @@
+"""FindCoordinator, versions 0 to 6 (1: of transactions too, 4: several keys at once, 6: share groups, which are
+refused).
+
+The broker that leads the key's partition of the internal topic. Whoever asks first brings the topic about, and is told
+COORDINATOR_NOT_AVAILABLE until it is there.
+"""
+
+from service.broker.internal_topics import Address, InternalTopics
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
+
+BATCHES_SINCE = 4
+GROUP, TRANSACTION, SHARE = 0, 1, 2
+
+
+NOWHERE = Address(-1, "", -1)
+
+
+async def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: FindCoordinatorRequest
+) -> FindCoordinatorResponse:
+    finder = broker.internal_topics
+    if header.api_version >= BATCHES_SINCE:
+        return FindCoordinatorResponse(
+            coordinators=[
+                _answer(key, *_find(finder, request.key_type, key, session.listener))
+                for key in request.coordinator_keys
+            ]
+        )
+    address, error = _find(finder, request.key_type, request.key, session.listener)
+    return FindCoordinatorResponse(
+        error_code=error,
+        error_message=error.name,
+        node_id=address.node_id,
+        host=address.host,
+        port=address.port,
+    )
+
+
+def _answer(key: str, address: Address, error: ErrorCode) -> Coordinator:
+    return Coordinator(key, address.node_id, address.host, address.port, error)
+
+
+def _find(finder: InternalTopics, key_type: int, key: str, listener: str) -> tuple[Address, ErrorCode]:
+    if key_type not in (GROUP, TRANSACTION):
+        return NOWHERE, ErrorCode.INVALID_REQUEST
+    found = finder.coordinator_of(key_type, key, listener)
+    return (NOWHERE, found) if isinstance(found, ErrorCode) else (found, ErrorCode.NONE)

@@ -1,0 +1,57 @@
+"""What the handlers of the group APIs share: asking the coordinator, and turning its verdicts into the protocol's
+numbers.
+
+A `Fault` is named as the protocol names it, so that the table between them is the names themselves.
+"""
+
+from base64 import urlsafe_b64encode
+from typing import TypeVar
+from uuid import UUID
+
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.broker.shard import CoordinatorLoading, NotCoordinator
+from service.groups.commands import Command
+from service.groups.verdicts import Fault
+from service.wire.error_codes import ErrorCode
+
+Reply = TypeVar("Reply")
+
+# What anybody may do with a group while nobody is denied anything: read, delete, describe, describe and alter configs.
+ALL_GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
+OPERATIONS_NOT_ASKED = -(1 << 31)
+
+
+def error_code(fault: Fault | None) -> int:
+    return ErrorCode.NONE if fault is None else ErrorCode[fault.name]
+
+
+async def ask(broker: Broker, group_id: str, command: Command, kind: type[Reply]) -> Reply | ErrorCode:
+    """The coordinator's reply, or why this broker can't give one."""
+    try:
+        reply = await broker.groups.handle(group_id, command)
+    except NotCoordinator:
+        return ErrorCode.NOT_COORDINATOR
+    except CoordinatorLoading:
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert isinstance(reply, kind)
+    return reply
+
+
+def host_of(session: Session) -> str:
+    """The client's address as Kafka writes it: a host name that is not known, a slash, the address."""
+    return f"/{session.host}"
+
+
+def fresh_id(broker: Broker) -> str:
+    """For a classic member id, behind the client's or instance's name."""
+    return str(UUID(bytes=broker.env.unique()))
+
+
+def fresh_member_id(broker: Broker) -> str:
+    """For a consumer group's member that did not name itself."""
+    return urlsafe_b64encode(broker.env.unique()).rstrip(b"=").decode()
+
+
+def operations(wanted: bool) -> int:
+    return ALL_GROUP_OPERATIONS if wanted else OPERATIONS_NOT_ASKED

@@ -1,0 +1,26 @@
+"""Heartbeat, versions 0 to 4 (3: static members).
+
+While the coordinator is still reading its log every heartbeat is welcome: sessions begin anew afterwards.
+"""
+
+from service.api.group_answers import ask, error_code
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.groups.commands import FaultReply, Heartbeat
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import HeartbeatRequest, HeartbeatResponse
+
+
+async def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: HeartbeatRequest
+) -> HeartbeatResponse:
+    if not request.group_id:
+        return HeartbeatResponse(error_code=ErrorCode.INVALID_GROUP_ID)
+    command = Heartbeat(request.group_id, request.generation_id, request.member_id, request.group_instance_id)
+    reply = await ask(broker, request.group_id, command, FaultReply)
+    if reply is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+        return HeartbeatResponse()
+    if isinstance(reply, ErrorCode):
+        return HeartbeatResponse(error_code=reply)
+    return HeartbeatResponse(error_code=error_code(reply.fault))

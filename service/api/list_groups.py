@@ -1,0 +1,29 @@
+"""ListGroups, versions 0 to 5 (4: filtered by state, 5: filtered by type).
+
+Every coordinator on this broker is asked; while one of them is still reading its log the whole list is refused.
+"""
+
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.broker.shard import CoordinatorLoading, NotCoordinator
+from service.groups.commands import ListGroups, ListReply
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import ListedGroup, ListGroupsRequest, ListGroupsResponse
+
+
+async def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: ListGroupsRequest
+) -> ListGroupsResponse:
+    command = ListGroups(tuple(request.states_filter), tuple(request.types_filter))
+    groups: list[ListedGroup] = []
+    for shard in broker.groups.shards():
+        try:
+            reply = await shard.handle(command)
+        except NotCoordinator:
+            continue  # it went while we asked, and its groups with it
+        except CoordinatorLoading:
+            return ListGroupsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        assert isinstance(reply, ListReply)
+        groups.extend(ListedGroup(each.group_id, each.protocol_type, each.state, each.type) for each in reply.groups)
+    return ListGroupsResponse(groups=groups)

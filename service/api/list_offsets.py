@@ -1,0 +1,94 @@
+"""ListOffsets, versions 1 to 11.
+
+Latest (-1) and earliest (-2), the record with the largest timestamp (-3), the first record at or after a
+timestamp; earliest local (-4) is the earliest,
+for nothing is kept elsewhere; latest tiered (-5) and
+earliest pending upload (-6) have no answer. A read_committed caller sees no further than the
+last stable offset.
+"""
+
+from collections import Counter
+
+from service.broker.node import Broker
+from service.broker.partition import Partition
+from service.broker.session import Session
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
+SINCE_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+OFFSET_NOT_AVAILABLE_SINCE = 5
+READ_COMMITTED = 1
+CONSUMER = -1
+
+
+def handle(broker: Broker, session: Session, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    topics = []
+    for topic in request.topics:
+        times_named = Counter(partition.partition_index for partition in topic.partitions)
+        partitions = broker.partitions.topic(topic.name)
+        answers = []
+        for wanted in topic.partitions:
+            partition = None if partitions is None else partitions.get(wanted.partition_index)
+            if times_named[wanted.partition_index] > 1:
+                continue
+            if partition is None:
+                answers.append(_error(wanted, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            elif error := leader_epoch_error(partition, wanted.current_leader_epoch):
+                answers.append(_error(wanted, error))
+            else:
+                answers.append(_answer(partition, wanted, header.api_version, request))
+        twice = [index for index, times in times_named.items() if times > 1]
+        answers.extend(ListOffsetsPartitionResponse(index, ErrorCode.INVALID_REQUEST) for index in twice)
+        if answers:
+            topics.append(ListOffsetsTopicResponse(topic.name, answers))
+    return ListOffsetsResponse(topics=topics)
+
+
+def leader_epoch_error(partition: Partition, epoch: int) -> ErrorCode:
+    """What is wrong with a caller who believes in leader epoch `epoch` (-1: who doesn't say)."""
+    if partition.replicas is None:
+        return ErrorCode.KAFKA_STORAGE_ERROR if partition.offline else ErrorCode.NOT_LEADER_OR_FOLLOWER
+    if epoch < 0 or epoch == partition.leader_epoch:
+        return ErrorCode.NONE
+    return ErrorCode.FENCED_LEADER_EPOCH if epoch < partition.leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+def _error(wanted: ListOffsetsPartition, error: ErrorCode) -> ListOffsetsPartitionResponse:
+    return ListOffsetsPartitionResponse(wanted.partition_index, error)
+
+
+def _not_yet(wanted: ListOffsetsPartition, version: int) -> ListOffsetsPartitionResponse:
+    """This leader has just begun: the offset is above the high watermark, which has yet to catch up."""
+    known = version >= OFFSET_NOT_AVAILABLE_SINCE
+    return _error(wanted, ErrorCode.OFFSET_NOT_AVAILABLE if known else ErrorCode.LEADER_NOT_AVAILABLE)
+
+
+def _answer(
+    partition: Partition, wanted: ListOffsetsPartition, version: int, request: ListOffsetsRequest
+) -> ListOffsetsPartitionResponse:
+    index, timestamp, log = wanted.partition_index, wanted.timestamp, partition.log
+    if version < SINCE_VERSION.get(timestamp, 0) or timestamp < EARLIEST_PENDING_UPLOAD:
+        return _error(wanted, ErrorCode.UNSUPPORTED_VERSION)
+    limit = partition.last_stable_offset if request.isolation_level == READ_COMMITTED else partition.high_watermark
+    if request.replica_id != CONSUMER:
+        limit = log.end_offset
+    if timestamp == LATEST:
+        if partition.is_catching_up:
+            return _not_yet(wanted, version)
+        return ListOffsetsPartitionResponse(index, 0, -1, limit, log.epochs.epoch_at(limit))
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        return ListOffsetsPartitionResponse(index, 0, -1, log.start_offset, log.epochs.epoch_at(log.start_offset))
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return ListOffsetsPartitionResponse(index, 0, -1, -1, -1)
+    found = log.max_timestamp(limit) if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp, limit)
+    if found is None:
+        return _not_yet(wanted, version) if partition.is_catching_up else ListOffsetsPartitionResponse(index)
+    return ListOffsetsPartitionResponse(index, 0, found.timestamp, found.offset, found.leader_epoch)

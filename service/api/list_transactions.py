@@ -1,0 +1,54 @@
+"""ListTransactions, versions 0 to 2 (1: open for longer than, 2: ids by pattern): the transactional ids this
+broker coordinates.
+"""
+
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.groups.regex import InvalidRegex, TopicRegex
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    ListTransactionsResponseTransactionState,
+)
+from txn.states import State, Txn
+
+STATES = {state.label: state for state in State}
+
+
+def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: ListTransactionsRequest
+) -> ListTransactionsResponse:
+    shards = list(broker.transactions.shards())
+    if not all(shard.loaded for shard in shards):
+        return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+    try:
+        pattern = TopicRegex(request.transactional_id_pattern) if request.transactional_id_pattern else None
+    except InvalidRegex:
+        return ListTransactionsResponse(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
+    unknown = [label for label in request.state_filters if label not in STATES]
+    if request.state_filters and len(unknown) == len(request.state_filters):
+        return ListTransactionsResponse(unknown_state_filters=unknown)
+    wanted_states = [STATES[label] for label in request.state_filters if label in STATES]
+
+    def is_wanted(txn: Txn, now_ms: int) -> bool:
+        return (
+            (not wanted_states or txn.state in wanted_states)
+            and (not request.producer_id_filters or txn.producer_id in request.producer_id_filters)
+            and (
+                request.duration_filter < 0
+                or (txn.started_ms >= 0 and now_ms - txn.started_ms > request.duration_filter)
+            )
+            and (pattern is None or pattern.matches(txn.transactional_id))
+        )
+
+    return ListTransactionsResponse(
+        unknown_state_filters=unknown,
+        transaction_states=[
+            ListTransactionsResponseTransactionState(txn.transactional_id, txn.producer_id, txn.state.label)
+            for shard in shards
+            for txn in shard.machine.all()
+            if is_wanted(txn, shard.now_ms())
+        ],
+    )

@@ -1,0 +1,146 @@
+"""Metadata, versions 0 to 13 (topic ids: in answers from 10, in requests from 12).
+
+Brokers, and the topics asked for by name or by id, or all: an empty list in version 0, null from version 1. A name
+that does not exist is created with the broker's defaults where both sides allow it. Unlike Kafka, which answers
+UNKNOWN_TOPIC_OR_PARTITION and lets the client ask again, the answer waits for the topic and describes it. Nothing is
+authorized yet: every operation is allowed, and said to be.
+"""
+
+from collections.abc import Awaitable, Iterable
+
+from log.ids import ZERO_TOPIC_ID, TopicId
+from service.api.admin_answers import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNASKED, executed, leader_of, offline
+from service.broker.internal_topics import TOPIC_OF_KEY_TYPE, is_internal
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.cluster.image import Image, PartitionState, Topic
+from service.cluster.topic_commands import CreateTopics, NewTopic, check_topic_name
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+
+REQUEST_IDS_SINCE = 12
+KEY_TYPES = {topic: key_type for key_type, topic in TOPIC_OF_KEY_TYPE.items()}
+
+
+def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: MetadataRequest
+) -> MetadataResponse | Awaitable[MetadataResponse]:
+    topics = request.topics
+    if topics is None or (header.api_version == 0 and not topics):
+        image = broker.metadata.image
+        describer = _Describer(image, session.listener)
+        return _answer(broker, session, request, [describer.topic(topic) for topic in image.topics.values()])
+    if (error := _malformed(header.api_version, topics)) is not None:
+        refused = [MetadataResponseTopic(error, topic.name or "", topic.topic_id) for topic in topics]
+        return MetadataResponse(topics=refused)
+    missing = _missing(broker, topics) if request.allow_auto_topic_creation else []
+    if missing and broker.config.auto_create_topics_enable:
+        return _after_creation(broker, session, request, topics, missing)
+    return _answer(broker, session, request, _described(broker, session, topics))
+
+
+def _malformed(version: int, topics: Iterable[MetadataRequestTopic]) -> ErrorCode | None:
+    for topic in topics:
+        if topic.topic_id == ZERO_TOPIC_ID and topic.name is None:
+            return ErrorCode.UNKNOWN_SERVER_ERROR
+        if version < REQUEST_IDS_SINCE and topic.topic_id != ZERO_TOPIC_ID:
+            return ErrorCode.INVALID_REQUEST
+    return None
+
+
+def _missing(broker: Broker, topics: Iterable[MetadataRequestTopic]) -> list[str]:
+    known = broker.metadata.image.topics
+    names = (topic.name for topic in topics if topic.topic_id == ZERO_TOPIC_ID)
+    return [name for name in dict.fromkeys(names) if name and name not in known and check_topic_name(name) is None]
+
+
+async def _after_creation(
+    broker: Broker, session: Session, request: MetadataRequest, topics: list[MetadataRequestTopic], missing: list[str]
+) -> MetadataResponse:
+    ordinary = tuple(NewTopic(name, TopicId(broker.env.unique())) for name in missing if not is_internal(name))
+    for name in missing:
+        if is_internal(name):
+            broker.internal_topics.coordinator_of(KEY_TYPES[name], "", session.listener)  # brings it about
+    if ordinary:
+        # What could not be created is answered like any other unknown topic.
+        config = broker.config
+        await executed(broker, CreateTopics(ordinary, config.num_partitions, config.default_replication_factor))
+    return _answer(broker, session, request, _described(broker, session, topics))
+
+
+def _described(broker: Broker, session: Session, topics: Iterable[MetadataRequestTopic]) -> list[MetadataResponseTopic]:
+    """Each topic once: first those that exist, then the others."""
+    image = broker.metadata.image
+    describer = _Describer(image, session.listener)
+    found: dict[str, MetadataResponseTopic] = {}
+    unknown: dict[tuple[str | None, bytes], MetadataResponseTopic] = {}
+    for asked in topics:
+        if asked.topic_id != ZERO_TOPIC_ID:
+            topic = image.topic_by_id(TopicId(asked.topic_id))
+            name, error = None, ErrorCode.UNKNOWN_TOPIC_ID
+        else:
+            name = asked.name or ""
+            topic = image.topics.get(name)
+            invalid = check_topic_name(name) is not None
+            error = ErrorCode.INVALID_TOPIC_EXCEPTION if invalid else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if topic is None:
+            internal = name is not None and is_internal(name)
+            unknown[name, asked.topic_id] = MetadataResponseTopic(error, name, asked.topic_id, internal)
+        elif topic.name not in found:
+            found[topic.name] = describer.topic(topic)
+    return [*found.values(), *unknown.values()]
+
+
+class _Describer:
+    """Describes topics of one image for one caller. Many partitions are in the same state: what follows from it is
+    worked out once.
+    """
+
+    def __init__(self, image: Image, listener: str) -> None:
+        self._image = image
+        self._listener = listener
+        self._known: dict[PartitionState, tuple[int, int, int, list[int], list[int], list[int]]] = {}
+
+    def topic(self, topic: Topic) -> MetadataResponseTopic:
+        partitions = []
+        for index, state in topic.partitions.items():
+            error, leader, epoch, replicas, isr, missing = self._known.get(state) or self._follows(state)
+            partitions.append(MetadataResponsePartition(error, index, leader, epoch, replicas, isr, missing))
+        return MetadataResponseTopic(0, topic.name, topic.id, is_internal(topic.name), partitions)
+
+    def _follows(self, state: PartitionState) -> tuple[int, int, int, list[int], list[int], list[int]]:
+        leader, error = leader_of(self._image, state, self._listener)
+        missing = offline(self._image, state)
+        follows = int(error), leader, state.leader_epoch, list(state.replicas), list(state.isr), missing
+        self._known[state] = follows
+        return follows
+
+
+def _answer(
+    broker: Broker, session: Session, request: MetadataRequest, topics: list[MetadataResponseTopic]
+) -> MetadataResponse:
+    image = broker.metadata.image
+    brokers = []
+    for member in image.brokers.values():
+        if (endpoint := member.endpoint(session.listener)) is not None:
+            brokers.append(MetadataResponseBroker(member.id, endpoint.host, endpoint.port, member.rack))
+    if request.include_topic_authorized_operations:
+        for topic in topics:
+            topic.topic_authorized_operations = TOPIC_OPERATIONS
+    return MetadataResponse(
+        brokers=brokers,
+        cluster_id=image.cluster_id,
+        controller_id=image.controller_id,
+        topics=topics,
+        cluster_authorized_operations=(
+            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else UNASKED
+        ),
+    )

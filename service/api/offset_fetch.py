@@ -1,0 +1,135 @@
+"""OffsetFetch, versions 1 to 10 (2: all topics, 7: stable offsets only, 8: several groups, 9: KIP-848, 10: topic ids).
+
+A partition without a committed offset has offset -1 and no error. Asked for stable offsets, one that waits for a
+transaction is UNSTABLE_OFFSET_COMMIT. Version 1 has no place for an error of the whole group, which each partition
+then carries.
+"""
+
+from log.ids import TopicId
+from service.api.group_answers import ask, error_code
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.groups.commands import FetchedOffset, FetchedTopic, FetchOffsets, FetchReply, PartitionsAsked
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+)
+
+GROUP_ERROR_SINCE = 2
+BATCHES_SINCE = 8
+TOPIC_IDS_SINCE = 10
+NO_TOPIC_ID = bytes(16)
+NO_OFFSET = -1
+
+
+async def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: OffsetFetchRequest
+) -> OffsetFetchResponse:
+    version = header.api_version
+    if version >= BATCHES_SINCE:
+        groups = [await _fetch(broker, version, group, request.require_stable) for group in request.groups]
+        return OffsetFetchResponse(groups=groups)
+    topics = None
+    if request.topics is not None:
+        topics = [
+            OffsetFetchRequestTopics(topic.name, NO_TOPIC_ID, topic.partition_indexes) for topic in request.topics
+        ]
+    wanted = OffsetFetchRequestGroup(request.group_id, topics=topics)
+    group = await _fetch(broker, version, wanted, request.require_stable)
+    if group.error_code and version < GROUP_ERROR_SINCE:
+        group.topics = _refused_topics(topics or [], group.error_code)
+    return OffsetFetchResponse(topics=[_single(topic) for topic in group.topics], error_code=group.error_code)
+
+
+async def _fetch(
+    broker: Broker, version: int, wanted: OffsetFetchRequestGroup, require_stable: bool
+) -> OffsetFetchResponseGroup:
+    by_id = version >= TOPIC_IDS_SINCE
+    refused: list[OffsetFetchRequestTopics] = []
+    asked: list[PartitionsAsked] | None = None
+    if wanted.topics is not None:
+        asked = []
+        for topic in wanted.topics:
+            name = _name_of(broker, topic) if by_id else topic.name
+            if name is None:
+                refused.append(topic)
+            else:
+                asked.append(PartitionsAsked(name, topic.topic_id, tuple(topic.partition_indexes)))
+    command = FetchOffsets(
+        wanted.group_id,
+        wanted.member_id,
+        wanted.member_epoch,
+        None if asked is None else tuple(asked),
+        require_stable,
+    )
+    reply = await ask(broker, wanted.group_id, command, FetchReply)
+    if isinstance(reply, ErrorCode):
+        return OffsetFetchResponseGroup(wanted.group_id, error_code=reply)
+    if reply.fault is not None:
+        return OffsetFetchResponseGroup(wanted.group_id, error_code=error_code(reply.fault))
+    topics = [_answer(topic, topic.topic_id) for topic in reply.topics]
+    if by_id and asked is None:
+        topics = _with_ids(broker, reply.topics)
+    topics += _refused_topics(refused, ErrorCode.UNKNOWN_TOPIC_ID)
+    return OffsetFetchResponseGroup(wanted.group_id, topics)
+
+
+def _name_of(broker: Broker, topic: OffsetFetchRequestTopics) -> str | None:
+    found = broker.image.topic_by_id(TopicId(topic.topic_id))
+    return None if found is None else found.name
+
+
+def _with_ids(broker: Broker, topics: tuple[FetchedTopic, ...]) -> list[OffsetFetchResponseTopics]:
+    """A topic that is gone has no id to be named by, and is left out."""
+    known = ((topic, broker.image.topics.get(topic.topic)) for topic in topics)
+    return [_answer(topic, found.id) for topic, found in known if found is not None]
+
+
+def _answer(topic: FetchedTopic, topic_id: bytes) -> OffsetFetchResponseTopics:
+    return OffsetFetchResponseTopics(topic.topic, topic_id, [_partition(offset) for offset in topic.offsets])
+
+
+def _partition(fetched: FetchedOffset) -> OffsetFetchResponsePartitions:
+    return OffsetFetchResponsePartitions(
+        fetched.partition, fetched.offset, fetched.leader_epoch, fetched.metadata, error_code(fetched.fault)
+    )
+
+
+def _refused_topics(topics: list[OffsetFetchRequestTopics], error: int) -> list[OffsetFetchResponseTopics]:
+    return [
+        OffsetFetchResponseTopics(
+            topic.name,
+            topic.topic_id,
+            [
+                OffsetFetchResponsePartitions(partition, NO_OFFSET, error_code=error)
+                for partition in topic.partition_indexes
+            ],
+        )
+        for topic in topics
+    ]
+
+
+def _single(topic: OffsetFetchResponseTopics) -> OffsetFetchResponseTopic:
+    """The same in the words of the versions with one group."""
+    return OffsetFetchResponseTopic(
+        topic.name,
+        [
+            OffsetFetchResponsePartition(
+                each.partition_index,
+                each.committed_offset,
+                each.committed_leader_epoch,
+                each.metadata,
+                each.error_code,
+            )
+            for each in topic.partitions
+        ],
+    )

@@ -1,0 +1,40 @@
+"""OffsetForLeaderEpoch, versions 2 to 4: where a leader epoch ended in our log, so that a reader or follower can
+find where it parted from us.
+"""
+
+from log.ids import TopicPartition
+from service.api.list_offsets import leader_epoch_error
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderEpochResponseEpochEndOffset,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopicResult,
+)
+
+
+def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: OffsetForLeaderEpochRequest
+) -> OffsetForLeaderEpochResponse:
+    return OffsetForLeaderEpochResponse(
+        topics=[
+            OffsetForLeaderTopicResult(
+                topic.topic, [_answer(broker, topic.topic, wanted) for wanted in topic.partitions]
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _answer(broker: Broker, topic: str, wanted: OffsetForLeaderPartition) -> OffsetForLeaderEpochResponseEpochEndOffset:
+    partition = broker.partitions.get(TopicPartition(topic, wanted.partition))
+    if partition is None:
+        return OffsetForLeaderEpochResponseEpochEndOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, wanted.partition)
+    if error := leader_epoch_error(partition, wanted.current_leader_epoch):
+        return OffsetForLeaderEpochResponseEpochEndOffset(error, wanted.partition)
+    epoch, end_offset = partition.log.epochs.end_offset_for_epoch(wanted.leader_epoch, partition.log.end_offset)
+    return OffsetForLeaderEpochResponseEpochEndOffset(0, wanted.partition, epoch, end_offset)

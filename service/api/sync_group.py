@@ -1,0 +1,41 @@
+"""SyncGroup, versions 0 to 5 (3: static members, 5: the protocol must be named).
+
+Followers are answered when the leader has sent everybody's assignment.
+"""
+
+from service.api.group_answers import ask, error_code
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.groups.commands import SyncGroup, SyncReply
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import SyncGroupRequest, SyncGroupResponse
+
+PROTOCOL_NAMED_SINCE = 5
+
+
+async def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: SyncGroupRequest
+) -> SyncGroupResponse:
+    if header.api_version >= PROTOCOL_NAMED_SINCE and None in (request.protocol_type, request.protocol_name):
+        return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+    if not request.group_id:
+        return SyncGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
+    command = SyncGroup(
+        request.group_id,
+        request.generation_id,
+        request.member_id,
+        request.group_instance_id,
+        request.protocol_type,
+        request.protocol_name,
+        tuple((each.member_id, each.assignment) for each in request.assignments),
+    )
+    reply = await ask(broker, request.group_id, command, SyncReply)
+    if isinstance(reply, ErrorCode):
+        return SyncGroupResponse(error_code=reply)
+    return SyncGroupResponse(
+        error_code=error_code(reply.fault),
+        protocol_type=reply.protocol_type,
+        protocol_name=reply.protocol_name,
+        assignment=reply.assignment,
+    )

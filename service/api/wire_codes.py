@@ -1,0 +1,80 @@
+"""From what a transaction coordinator says to Kafka's numbers: the only table.
+
+Fencing is one fact and two numbers: clients of an API's first versions know INVALID_PRODUCER_EPOCH alone, later
+ones PRODUCER_FENCED, and act upon it
+differently. `fenced` says which one this API and version speaks.
+"""
+
+from collections.abc import Awaitable
+from typing import Any, assert_never
+
+from service.broker.node import Broker
+from service.broker.shard import CoordinatorLoading, NotCoordinator
+from service.wire.error_codes import ErrorCode
+from txn.commands import Command
+from txn.verdicts import (
+    Added,
+    BranchNotReady,
+    Busy,
+    Decided,
+    Discarded,
+    Ended,
+    Fenced,
+    Initialized,
+    InvalidRequest,
+    InvalidTimeout,
+    MarkersNoted,
+    NoProducerIds,
+    Sealed,
+    TokenDecided,
+    TwoPhaseCommitDisabled,
+    UnknownId,
+    Verdict,
+    Verified,
+    WrongProducer,
+    WrongState,
+)
+
+PATIENCE_MS = 1_000
+"""How long a request waits for the markers of the id's last transaction before it is answered
+CONCURRENT_TRANSACTIONS.
+"""
+
+
+def error_of(verdict: Verdict, *, fenced: ErrorCode = ErrorCode.PRODUCER_FENCED) -> ErrorCode:
+    match verdict:
+        case Initialized() | Added() | Verified() | Ended() | Sealed() | Decided() | Discarded() | MarkersNoted():
+            return ErrorCode.NONE
+        case Busy():
+            return ErrorCode.CONCURRENT_TRANSACTIONS
+        case Fenced() | TokenDecided():
+            return fenced
+        case UnknownId() | WrongProducer():
+            return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        case WrongState() | BranchNotReady():
+            return ErrorCode.INVALID_TXN_STATE
+        case InvalidRequest():
+            return ErrorCode.INVALID_REQUEST
+        case InvalidTimeout():
+            return ErrorCode.INVALID_TRANSACTION_TIMEOUT
+        case TwoPhaseCommitDisabled():
+            return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        case NoProducerIds():
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert_never(verdict)
+
+
+def fencing_code(*, knows_fenced: bool) -> ErrorCode:
+    return ErrorCode.PRODUCER_FENCED if knows_fenced else ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+async def ask_coordinator(broker: Broker, transactional_id: str, command: Command) -> Verdict | ErrorCode:
+    """The coordinator's verdict, or why this broker can't give one."""
+    try:
+        answer: Awaitable[Any] = broker.transactions.handle(transactional_id, command)
+        verdict: Verdict = await answer
+    except NotCoordinator:
+        return ErrorCode.NOT_COORDINATOR
+    except CoordinatorLoading:
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    return verdict

@@ -1,0 +1,56 @@
+"""WriteTxnMarkers, versions 1 and 2 (2: the transaction version): a coordinator, or an operator's tool, ends
+transactions in partitions that this broker leads.
+"""
+
+import asyncio
+
+from log.ids import TopicPartition
+from service.api.produce import committed_or_error
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    WritableTxnMarker,
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+
+PATIENCE_S = 30.0
+"""Kafka's request.timeout.ms."""
+
+
+async def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: WriteTxnMarkersRequest
+) -> WriteTxnMarkersResponse:
+    return WriteTxnMarkersResponse([await _write(broker, marker) for marker in request.markers])
+
+
+async def _write(broker: Broker, marker: WritableTxnMarker) -> WritableTxnMarkerResult:
+    topics = []
+    for topic in marker.topics:
+        results = []
+        for index in topic.partition_indexes:
+            error = await _write_one(broker, marker, TopicPartition(topic.name, index))
+            results.append(WritableTxnMarkerPartitionResult(index, error))
+        topics.append(WritableTxnMarkerTopicResult(topic.name, results))
+    return WritableTxnMarkerResult(marker.producer_id, topics)
+
+
+async def _write_one(broker: Broker, marker: WritableTxnMarker, topic_partition: TopicPartition) -> ErrorCode:
+    written = broker.marker_writer.write(
+        topic_partition,
+        producer_id=marker.producer_id,
+        producer_epoch=marker.producer_epoch,
+        commit=marker.transaction_result,
+        coordinator_epoch=marker.coordinator_epoch,
+        transaction_version=marker.transaction_version,
+    )
+    if isinstance(written, ErrorCode):
+        return written
+    partition, appended = written
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+    return await committed_or_error(partition, appended.end_offset, deadline)

@@ -1,0 +1,109 @@
+"""What must be done from time to time: expired segments removed, rolled ones made durable, recovery points moved,
+idle producers forgotten.
+
+One partition after the other, with a pause after each that did something, so that the work never crowds out what
+clients wait for. A disk fault takes the
+folder out of service; the round goes on elsewhere.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from log.config import UNLIMITED
+from log.disk import DiskFault
+from log.ids import TopicPartition
+from log.manifest import write_recovery_points
+from service.broker.log_folder import LogFolder
+from service.broker.partition import Partition
+from service.broker.partition_table import PartitionTable
+from service.broker.ports import Env
+from service.config import BrokerConfig
+
+logger = logging.getLogger("oncelog.housekeeping")
+
+FLUSH_CHECK_MS = 1_000
+"""How long a rolled segment may wait for its fsync, and how exact `flush.ms` is."""
+RECOVERY_POINTS_S = 60
+FORGET_PRODUCERS_S = 600
+PARTITIONS_A_TURN = 256
+
+
+class Housekeeper:
+    def __init__(
+        self, env: Env, config: BrokerConfig, partitions: PartitionTable, folders: Sequence[LogFolder]
+    ) -> None:
+        self._env = env
+        self._config = config
+        self._partitions = partitions
+        self._folders = folders
+        self._unflushed_since_ms: dict[Partition, int] = {}
+        self._written_points: dict[LogFolder, dict[TopicPartition, int]] = {}
+
+    async def run(self) -> None:
+        clock = self._env.clock
+        retention_s = points_s = producers_s = clock.monotonic()
+        while True:
+            await asyncio.sleep(FLUSH_CHECK_MS / 1000)
+            now_s = clock.monotonic()
+            await self._each(self._flush_rolled)
+            if now_s - retention_s >= self._config.log_retention_check_interval_ms / 1000:
+                retention_s = now_s
+                await self._each(self._remove_expired)
+            if now_s - points_s >= RECOVERY_POINTS_S:
+                points_s = now_s
+                for folder in self._folders:
+                    await self._write_points(folder)
+            if now_s - producers_s >= FORGET_PRODUCERS_S:
+                producers_s = now_s
+                await self._each(self._forget_idle_producers)
+
+    async def _each(self, work: Callable[[Partition], Awaitable[None]]) -> None:
+        for count, partition in enumerate(self._partitions):
+            if partition.folder.failed is None and not partition.offline:
+                try:
+                    await work(partition)
+                except DiskFault as fault:
+                    partition.folder.fail(fault)
+            if count % PARTITIONS_A_TURN == 0:
+                await asyncio.sleep(0)
+
+    async def _flush_rolled(self, partition: Partition) -> None:
+        log = partition.log
+        unflushed = log.flushed_offset < log.end_offset
+        if log.flush_due or (unflushed and log.config.flush_ms <= self._unflushed_ms(partition)):
+            await partition.flush()
+        elif not unflushed:
+            self._unflushed_since_ms.pop(partition, None)
+
+    def _unflushed_ms(self, partition: Partition) -> int:
+        """How long this partition has been seen to hold something that is not durable."""
+        if partition.log.config.flush_ms == UNLIMITED:
+            return -1
+        now_ms = int(self._env.clock.monotonic() * 1000)
+        return now_ms - self._unflushed_since_ms.setdefault(partition, now_ms)
+
+    async def _remove_expired(self, partition: Partition) -> None:
+        log = partition.log
+        count = log.expired_segments(now_ms=self._env.clock.wall_ms(), high_watermark=partition.high_watermark)
+        if count:
+            freed_bytes = await log.remove_oldest(count)
+            logger.info("%s: removed %d segments, %d bytes", partition.topic_partition, count, freed_bytes)
+
+    async def _forget_idle_producers(self, partition: Partition) -> None:
+        partition.producers.expire(self._env.clock.wall_ms())
+
+    async def _write_points(self, folder: LogFolder) -> None:
+        points = {
+            partition.topic_partition: partition.log.flushed_offset
+            for partition in self._partitions
+            if partition.folder is folder and partition.log.flushed_offset
+        }
+        if folder.failed is not None or points == self._written_points.get(folder, {}):
+            return
+        try:
+            await write_recovery_points(folder.disk, points)
+        except DiskFault as fault:
+            folder.fail(fault)
+            return
+        self._written_points[folder] = points

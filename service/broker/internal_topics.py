@@ -1,0 +1,93 @@
+"""The internal topics: made when the first client looks for a coordinator, with the settings a coordinator's
+memory needs; and which broker leads a key in
+them.
+"""
+
+import logging
+from typing import NamedTuple
+
+from log.ids import TopicId
+from service.broker.ports import Env
+from service.cluster.image import NO_LEADER
+from service.cluster.metadata import ClusterMetadata, MetadataLost
+from service.cluster.topic_commands import CreateTopics, NewTopic
+from service.config import BrokerConfig
+from service.groups.partitioning import partition_for
+from service.wire.error_codes import ErrorCode
+from txn.branches import home_of
+
+logger = logging.getLogger("oncelog.broker")
+
+GROUP_TOPIC = "__consumer_offsets"
+TRANSACTION_TOPIC = "__transaction_state"
+INTERNAL_TOPICS = (GROUP_TOPIC, TRANSACTION_TOPIC)
+TOPIC_OF_KEY_TYPE = {0: GROUP_TOPIC, 1: TRANSACTION_TOPIC}
+
+
+class Address(NamedTuple):
+    """Where a broker is reached, on the listener that was asked."""
+
+    node_id: int
+    host: str
+    port: int
+
+
+class InternalTopics:
+    def __init__(self, metadata: ClusterMetadata, config: BrokerConfig, env: Env) -> None:
+        self._metadata = metadata
+        self._config = config
+        self._env = env
+        self._being_made: set[str] = set()
+
+    def coordinator_of(self, key_type: int, key: str, listener: str) -> Address | ErrorCode:
+        """The broker that coordinates `key`. COORDINATOR_NOT_AVAILABLE while there is none, or no topic yet."""
+        name = TOPIC_OF_KEY_TYPE[key_type]
+        topic = self._metadata.image.topics.get(name)
+        if topic is None:
+            self._make(name)
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        home = home_of(key) if name == TRANSACTION_TOPIC else key
+        state = topic.partitions[partition_for(home, len(topic.partitions))]
+        broker = self._metadata.image.brokers.get(state.leader) if state.leader != NO_LEADER else None
+        endpoint = broker.endpoint(listener) if broker is not None else None
+        if broker is None or endpoint is None:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return Address(broker.id, endpoint.host, endpoint.port)
+
+    def _make(self, name: str) -> None:
+        if name not in self._being_made:
+            self._being_made.add(name)
+            self._env.tasks.spawn(f"make {name}", self._create(name))
+
+    async def _create(self, name: str) -> None:
+        try:
+            new = self._new_topic(name)
+            (result,) = await self._metadata.execute(CreateTopics((new,), new.partitions, new.replication_factor))
+            if result.error not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+                logger.error("%s can't be created: %s %s", name, result.error.name, result.message)
+        except MetadataLost as lost:
+            logger.warning("%s can't be created now: %s", name, lost)
+        finally:
+            self._being_made.discard(name)
+
+    def _new_topic(self, name: str) -> NewTopic:
+        config, alive = self._config, len(self._metadata.image.brokers)
+        if name == GROUP_TOPIC:
+            partitions, replicas = config.offsets_topic_num_partitions, config.offsets_topic_replication_factor
+            settings = {"segment.bytes": str(config.offsets_topic_segment_bytes)}
+        else:
+            partitions = config.transaction_state_log_num_partitions
+            replicas = config.transaction_state_log_replication_factor
+            settings = {
+                "segment.bytes": str(config.transaction_state_log_segment_bytes),
+                "min.insync.replicas": str(min(config.transaction_state_log_min_isr, alive)),
+                "unclean.leader.election.enable": "false",
+            }
+        settings |= {"cleanup.policy": "compact", "compression.type": "producer"}
+        return NewTopic(
+            name, TopicId(self._env.unique()), partitions, min(replicas, alive), config=tuple(settings.items())
+        )
+
+
+def is_internal(topic: str) -> bool:
+    return topic in INTERNAL_TOPICS

@@ -1,0 +1,165 @@
+"""Carries the markers of decided transactions to the partitions they wrote to, and tells the coordinator when all
+have theirs.
+
+What always holds: a marker is sent only after its decision is committed; it is sent until the partition has it, is
+gone,
+or a newer coordinator has been there; what is owed follows from the coordinator's state, so that a restart in between
+only means that some markers are written twice, which changes nothing.
+
+Mostly every partition is led here and nothing waits for a disk: then all of it happens in one step of the loop, and the
+next transaction of the producer finds its predecessor complete.
+"""
+
+import asyncio
+import logging
+
+from log.control import ControlType
+from log.ids import TopicPartition
+from service.broker.coordinators import Coordinators
+from service.broker.internal_topics import GROUP_TOPIC
+from service.broker.partition import Appended, Partition, PartitionLost
+from service.broker.partition_table import PartitionTable
+from service.broker.ports import Env
+from service.broker.shard import CoordinatorLoading, NotCoordinator
+from service.cluster.metadata import ClusterMetadata
+from service.groups.coordinator import GroupCoordinator
+from service.wire.error_codes import ErrorCode
+from txn.commands import MarkersWritten
+from txn.coordinator import TxnCoordinator
+from txn.markers import MarkerFate, SendMarkers
+
+logger = logging.getLogger("oncelog.transactions")
+
+RETRY_S = 0.1
+FENCED = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED)
+
+
+class MarkerWriter:
+    """Writes markers to the partitions that this broker leads."""
+
+    def __init__(self, partitions: PartitionTable, groups: Coordinators[GroupCoordinator], env: Env) -> None:
+        self._partitions = partitions
+        self._groups = groups
+        self._env = env
+
+    def write(
+        self,
+        topic_partition: TopicPartition,
+        *,
+        producer_id: int,
+        producer_epoch: int,
+        commit: bool,
+        coordinator_epoch: int,
+        transaction_version: int,
+    ) -> tuple[Partition, Appended] | ErrorCode:
+        """The marker stands in the log and in everything that follows from it; it is committed a little later."""
+        partition = self._partitions.get(topic_partition)
+        if partition is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        kind = ControlType.COMMIT if commit else ControlType.ABORT
+        outcome = partition.append_marker(
+            kind,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            coordinator_epoch=coordinator_epoch,
+            transaction_version=transaction_version,
+            now_ms=self._env.clock.wall_ms(),
+        )
+        if not isinstance(outcome, Appended):
+            return outcome.error
+        if topic_partition.topic == GROUP_TOPIC:
+            self._groups.marked(topic_partition.partition, producer_id, producer_epoch, kind)
+        return partition, outcome
+
+
+class MarkerCourier:
+    def __init__(
+        self, transactions: Coordinators[TxnCoordinator], writer: MarkerWriter, metadata: ClusterMetadata, env: Env
+    ) -> None:
+        self._transactions = transactions
+        self._writer = writer
+        self._metadata = metadata
+        self._env = env
+
+    def post(self, coordinator: Partition, markers: SendMarkers) -> None:
+        """Send what a decision owes. `coordinator` is the partition of `__transaction_state` that decided."""
+        epoch = coordinator.leader_epoch
+        left, uncommitted = self._write(markers, markers.partitions, epoch)
+        if left or uncommitted:
+            name = f"markers of {markers.transactional_id}"
+            self._env.tasks.spawn(name, self._carry(coordinator, markers, epoch, left, uncommitted))
+        else:
+            self._tell(markers, markers.partitions)
+
+    def _write(
+        self, markers: SendMarkers, partitions: tuple[TopicPartition, ...], epoch: int
+    ) -> tuple[tuple[TopicPartition, ...], list[tuple[Partition, Appended]]]:
+        """Write where it can be written now: who must be tried again, and what is written but not committed."""
+        again: list[TopicPartition] = []
+        uncommitted: list[tuple[Partition, Appended]] = []
+        for topic_partition in partitions:
+            written = self._writer.write(
+                topic_partition,
+                producer_id=markers.producer_id,
+                producer_epoch=markers.producer_epoch,
+                commit=markers.commit,
+                coordinator_epoch=epoch,
+                transaction_version=markers.transaction_version,
+            )
+            if isinstance(written, ErrorCode):
+                if self._fate(topic_partition, written) is MarkerFate.RETRY:
+                    again.append(topic_partition)
+            elif written[0].high_watermark < written[1].end_offset:
+                uncommitted.append(written)
+        return tuple(again), uncommitted
+
+    def _fate(self, topic_partition: TopicPartition, error: ErrorCode) -> MarkerFate:
+        if error in FENCED:
+            logger.warning("the marker for %s is refused: %s", topic_partition, error.name)
+            return MarkerFate.FENCED
+        if self._metadata.image.partition(topic_partition) is None:
+            return MarkerFate.GONE
+        return MarkerFate.RETRY
+
+    async def _carry(
+        self,
+        coordinator: Partition,
+        markers: SendMarkers,
+        epoch: int,
+        left: tuple[TopicPartition, ...],
+        uncommitted: list[tuple[Partition, Appended]],
+    ) -> None:
+        """Until every partition has its marker, or somebody else coordinates."""
+        while True:
+            lost = await self._lost(uncommitted)
+            done = tuple(partition for partition in markers.partitions if partition not in (*left, *lost))
+            if done and not self._tell(markers, done):
+                return
+            left = (*left, *lost)
+            if not left:
+                return
+            await asyncio.sleep(RETRY_S)
+            if coordinator.leader_epoch != epoch or coordinator.replicas is None:
+                return  # whoever coordinates now derives what is owed from the log
+            left, uncommitted = self._write(markers, left, epoch)
+
+    @staticmethod
+    async def _lost(uncommitted: list[tuple[Partition, Appended]]) -> tuple[TopicPartition, ...]:
+        """Those whose marker was written and then can't be promised."""
+        lost = []
+        for partition, appended in uncommitted:
+            try:
+                if (waiter := partition.committed(appended.end_offset)) is not None:
+                    await waiter
+            except PartitionLost:
+                lost.append(partition.topic_partition)
+        return tuple(lost)
+
+    def _tell(self, markers: SendMarkers, done: tuple[TopicPartition, ...]) -> bool:
+        """The coordinator notes it; False if it is not here any more."""
+        command = MarkersWritten(markers.transactional_id, markers.producer_id, markers.producer_epoch, done)
+        try:
+            self._transactions.shard(markers.transactional_id).tell(command)
+        except (NotCoordinator, CoordinatorLoading):
+            return False  # whoever coordinates next sends the markers again
+        return True

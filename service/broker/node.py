@@ -1,0 +1,447 @@
+"""The broker as a whole: what it is made of, how it starts, follows the metadata, and stops.
+
+Start: claim the data folders, bring up the metadata store, open every partition the metadata gives this broker
+(from the manifest after a clean stop, else by
+recovery), register, lead. From then on every change of the metadata image is followed in the order of commits:
+partitions appear, change their settings, or go.
+Stop: no more requests, everything durable, manifest written last.
+
+What always holds: a partition is served only while the metadata names this broker as its leader, in the epoch the
+metadata names.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from idempotence.producers import ProducerStates
+from isolation.stable import StableOffsets
+from log.config import LogConfig
+from log.disk import Disk, DiskFault
+from log.ids import TopicPartition, folder_of, format_topic_id
+from log.manifest import (
+    Manifest,
+    read_and_remove_manifest,
+    read_recovery_points,
+    sweep_deleted,
+    write_manifest,
+)
+from log.partition_log import CleanState, PartitionLog
+from service.broker.compactor import Compactor
+from service.broker.coordinators import Coordinators
+from service.broker.data_folder import StartError, claim, read_facts
+from service.broker.fetch_sessions import FetchSessions
+from service.broker.housekeeper import Housekeeper
+from service.broker.internal_topics import GROUP_TOPIC, TRANSACTION_TOPIC, InternalTopics
+from service.broker.log_folder import LogFolder
+from service.broker.marker_courier import MarkerCourier, MarkerWriter
+from service.broker.partition import Partition
+from service.broker.partition_table import PartitionTable
+from service.broker.ports import Env
+from service.broker.producer_id_source import ProducerIdSource
+from service.broker.shard import Shard
+from service.broker.topic_view import ImageTopics
+from service.broker.transaction_gate import TransactionGate
+from service.cluster.controller import FINALIZED_FEATURES
+from service.cluster.image import Delta, Image, PartitionState, Topic
+from service.cluster.metadata import ClusterMetadata, MetadataLost
+from service.cluster.store import MetadataStore
+from service.config import BrokerConfig, Endpoint
+from service.groups.commands import ForgetTopics
+from service.groups.coordinator import GroupCoordinator
+from service.groups.partitioning import partition_for
+from service.groups.settings import GroupSettings
+from service.topic_config import log_config
+from txn.branches import home_of
+from txn.coordinator import TxnCoordinator
+from txn.markers import SendMarkers
+from txn.settings import TxnSettings
+
+logger = logging.getLogger("oncelog.broker")
+
+SUPPORTED_FEATURES = {"group.version": (0, 1), "transaction.version": (0, 2)}
+SESSION_TIMEOUT_S = 18.0
+SYNCED_TOGETHER = 64
+"""From so many unflushed logs on, a stop syncs the whole disk instead of each of them."""
+OPENED_AT_ONCE = 256
+"""Partitions opened before others get a turn."""
+
+
+class Broker:
+    def __init__(
+        self,
+        env: Env,
+        config: BrokerConfig,
+        store: MetadataStore,
+        disks: Mapping[str, Disk],
+        offered: Mapping[int, tuple[int, int]],
+    ) -> None:
+        assert __debug__, "the broker's own promises are asserted; it does not run under -O"
+        self.env = env
+        self.config = config
+        self.offered = offered
+        self.metadata = ClusterMetadata(store, env, session_timeout_s=SESSION_TIMEOUT_S)
+        self.partitions = PartitionTable()
+        self.folders = [LogFolder(name, disk, self._folder_failed) for name, disk in disks.items()]
+        self.fetch_sessions = FetchSessions(slots=config.max_incremental_fetch_session_cache_slots)
+        self.producer_ids = ProducerIdSource(self.metadata, env)
+        self.topics = ImageTopics(self.metadata)
+        self.internal_topics = InternalTopics(self.metadata, config, env)
+        self.groups = Coordinators(
+            GROUP_TOPIC,
+            partition_for,
+            lambda partition: GroupCoordinator(self._group_settings(), self.topics),
+            self._no_effects,
+            self.partitions,
+            env,
+        )
+        self.housekeeper = Housekeeper(env, config, self.partitions, self.folders)
+        self.compactor = Compactor(env, config, self.partitions)
+        self.transactions = Coordinators(
+            TRANSACTION_TOPIC,
+            lambda transactional_id, count: partition_for(home_of(transactional_id), count),
+            lambda partition: TxnCoordinator(self.producer_ids.take, self._txn_settings()),
+            self._post_markers,
+            self.partitions,
+            env,
+            self._resume_markers,
+        )
+        self.coordinators: dict[str, Coordinators[Any]] = {
+            GROUP_TOPIC: self.groups,
+            TRANSACTION_TOPIC: self.transactions,
+        }
+        self.marker_writer = MarkerWriter(self.partitions, self.groups, env)
+        self.marker_courier = MarkerCourier(self.transactions, self.marker_writer, self.metadata, env)
+        self.transaction_gate = TransactionGate(self.transactions, env)
+        self.node_id = -1
+        self.cluster_id = ""
+        self.bootstrap = ""
+        self.ready = asyncio.Event()
+        self._was_clean = False
+
+    # -- life
+
+    async def open(self) -> None:
+        """Everything that needs no listener: identity, logs."""
+        for folder in self.folders:
+            facts = read_facts(folder.disk, folder.name)
+            if facts is not None:
+                self.node_id, self.cluster_id = facts.node_id, facts.cluster_id
+        await self._join()
+        for folder in self.folders:
+            await claim(folder.disk, folder.name, cluster_id=self.cluster_id, node_id=self.node_id)
+        await self._open_partitions()
+
+    async def _join(self) -> None:
+        configured = self.config.node_id
+        if self.node_id >= 0 and configured not in (-1, self.node_id):
+            raise StartError(f"node.id is {configured}, but the data folder belongs to broker {self.node_id}")
+        known_cluster_id = self.cluster_id
+        await self.metadata.start(
+            broker_id=self.node_id if self.node_id >= 0 else configured,
+            cluster_id=known_cluster_id or format_topic_id(self.env.unique()),
+        )
+        self.node_id, self.cluster_id = self.metadata.broker_id, self.metadata.image.cluster_id
+        if known_cluster_id and self.cluster_id != known_cluster_id:
+            raise StartError(
+                f"the metadata store is of cluster {self.cluster_id}, the data folder of {known_cluster_id}"
+            )
+
+    async def register(self, endpoints: Sequence[Endpoint]) -> None:
+        """Join the cluster and lead what the metadata gives us; afterwards requests are answered."""
+        self.bootstrap = f"{endpoints[0].host}:{endpoints[0].port}"
+        self.metadata.subscribe(self._follow)
+        try:
+            await self.metadata.register(tuple(endpoints), rack=self.config.broker_rack, clean=self._was_clean)
+        except MetadataLost as lost:
+            raise StartError(f"the cluster refused this broker: {lost}") from None
+        for partition in self.partitions:
+            self._lead_or_not(partition)
+        for folder in self.folders:
+            self.env.tasks.spawn(f"flusher of {folder.name}", folder.flusher.run())
+        self.env.tasks.spawn("housekeeper", self.housekeeper.run())
+        self.env.tasks.spawn("compactor", self.compactor.run())
+        self.ready.set()
+
+    async def stop(self) -> None:
+        """Everything durable, then the manifest. No request is under way any more."""
+        for coordinators in self.coordinators.values():
+            for shard in coordinators.shards():
+                shard.drop()
+        await self.env.tasks.cancel_all()
+        for partition in self.partitions:
+            partition.resign()
+        for folder in self.folders:
+            await self._sync_together(folder)
+        states: dict[LogFolder, list[CleanState]] = {folder: [] for folder in self.folders}
+        for count, partition in enumerate(self.partitions):
+            if partition.folder.failed is None:
+                try:
+                    state = await partition.log.close()
+                except DiskFault as fault:
+                    partition.folder.fail(fault)
+                    continue
+                if state is not None:
+                    states[partition.folder].append(state)
+            if count % OPENED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        for folder, closed in states.items():
+            if folder.failed is None:
+                await write_manifest(folder.disk, closed)
+        await self.metadata.close()
+
+    async def _sync_together(self, folder: LogFolder) -> None:
+        """Where many logs are not durable yet, make them so by one call instead of several for each."""
+        unflushed = [
+            partition.log for partition in self.partitions if partition.folder is folder and partition.log.is_unflushed
+        ]
+        if len(unflushed) < SYNCED_TOGETHER or folder.failed is not None:
+            return
+        try:
+            await folder.disk.sync_all()
+        except DiskFault as fault:
+            folder.fail(fault)
+            return
+        for log in unflushed:
+            log.note_disk_synced()
+
+    # -- partitions
+
+    async def _open_partitions(self) -> None:
+        manifests: dict[str, Manifest] = {}
+        points: dict[str, dict[TopicPartition, int]] = {}
+        self._was_clean = True
+        for folder in self.folders:
+            sweep_deleted(folder.disk)
+            manifests[folder.name] = await read_and_remove_manifest(folder.disk)
+            points[folder.name] = read_recovery_points(folder.disk)
+        opened = 0
+        for topic in list(self.metadata.image.topics.values()):
+            config = self._log_config(topic)
+            for index, state in topic.partitions.items():
+                if self.node_id not in state.replicas:
+                    continue
+                await self._open_partition(topic, index, config, manifests, points)
+                opened += 1
+                if opened % OPENED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+
+    async def _open_partition(
+        self,
+        topic: Topic,
+        index: int,
+        config: LogConfig,
+        manifests: Mapping[str, Manifest],
+        points: Mapping[str, Mapping[TopicPartition, int]],
+    ) -> None:
+        topic_partition = TopicPartition(topic.name, index)
+        name = folder_of(topic_partition)
+        for folder in self.folders:
+            known = manifests[folder.name].get(name)
+            if known is not None:
+                self._add(topic, index, folder, config, known, 0)
+                return
+        for folder in self.folders:
+            if folder.disk.exists(name):
+                point = points[folder.name].get(topic_partition, 0)
+                await self.env.blocking(self._add, topic, index, folder, config, None, point)
+                self._report_recovery(topic_partition)
+                return
+        self._add(topic, index, self._emptiest_folder(), config, None, 0)
+
+    def _report_recovery(self, topic_partition: TopicPartition) -> None:
+        partition = self.partitions.get(topic_partition)
+        assert partition is not None
+        report = partition.log.recovery
+        if report is None:
+            return
+        if report.scanned_bytes or report.cut_bytes:
+            self._was_clean = False
+        if report.cut_bytes:
+            logger.warning("%s: %s", topic_partition, report)
+        if partition.log.damage:
+            logger.critical("%s is damaged and not served: %s", topic_partition, partition.log.damage)
+            partition.fail()
+
+    def _add(
+        self,
+        topic: Topic,
+        index: int,
+        folder: LogFolder,
+        config: LogConfig,
+        known: CleanState | None,
+        recovery_point: int,
+    ) -> Partition:
+        topic_partition = TopicPartition(topic.name, index)
+        stable = StableOffsets()
+        producers = ProducerStates(stable.open_transactions, expiration_ms=self.config.producer_id_expiration_ms)
+        log = PartitionLog.open(
+            folder.disk,
+            folder_of(topic_partition),
+            config,
+            (producers, stable),
+            known=known,
+            now_ms=self.env.clock.wall_ms(),
+            recovery_point=recovery_point,
+        )
+        partition = Partition(topic_partition, topic.id, log, folder, producers, stable)
+        self.partitions.add(partition)
+        return partition
+
+    def _emptiest_folder(self) -> LogFolder:
+        counts = {folder: 0 for folder in self.folders if folder.failed is None}
+        if not counts:
+            return self.folders[0]
+        if len(counts) > 1:
+            for partition in self.partitions:
+                if partition.folder in counts:
+                    counts[partition.folder] += 1
+        return min(counts, key=lambda folder: counts[folder])
+
+    def _log_config(self, topic: Topic) -> LogConfig:
+        return log_config(topic.config, self.config)
+
+    # -- following the metadata
+
+    def _follow(self, delta: Delta) -> None:
+        """The metadata changed: hold and serve what it says now. Called in the order of commits."""
+        if delta.broker_configs:
+            self._take_dynamic_config(delta.new)
+        for name in delta.topics:
+            self._follow_topic(delta.old.topics.get(name), delta.new.topics.get(name), config_changed=True)
+        changed = [key.topic for key in delta.partitions if key.topic not in delta.topics]
+        for name in dict.fromkeys(changed):
+            self._follow_topic(delta.old.topics.get(name), delta.new.topics.get(name), config_changed=False)
+
+    def _follow_topic(self, old: Topic | None, new: Topic | None, *, config_changed: bool) -> None:
+        if old is not None and (new is None or new.id != old.id):
+            for gone in list((self.partitions.topic(old.name) or {}).values()):
+                if gone.topic_id == old.id:
+                    self._drop(gone)
+            self.groups.tell_all(ForgetTopics(((old.name, old.id),)))
+        if new is None:
+            return
+        config = self._log_config(new)
+        held = self.partitions.topic(new.name) or {}
+        for index, state in new.partitions.items():
+            partition = held.get(index)
+            if partition is None and self.node_id not in state.replicas:
+                continue
+            if partition is None:
+                partition = self._add(new, index, self._emptiest_folder(), config, None, 0)
+            elif config_changed:
+                partition.set_config(config, fsync=self._must_fsync(config, state))
+            if self.ready.is_set():
+                self._lead_or_not(partition)
+
+    def _drop(self, partition: Partition) -> None:
+        self.partitions.remove(partition)
+        self._lose_shard(partition)
+        partition.resign()
+        try:
+            partition.log.condemn(format_topic_id(partition.topic_id))
+        except DiskFault as fault:
+            partition.folder.fail(fault)
+            return
+        self.env.tasks.spawn(f"delete {partition.topic_partition}", self._delete_log(partition))
+
+    async def _delete_log(self, partition: Partition) -> None:
+        try:
+            await partition.log.delete()
+        except DiskFault as fault:
+            partition.folder.fail(fault)
+
+    def _lead_or_not(self, partition: Partition) -> None:
+        state = self.metadata.image.partition(partition.topic_partition)
+        if partition.offline or partition.folder.failed is not None:
+            partition.fail()
+            return
+        if state is None or state.leader != self.node_id:
+            if partition.replicas is not None:
+                self._lose_shard(partition)
+                partition.resign()
+            return
+        starts = partition.replicas is None or partition.leader_epoch != state.leader_epoch
+        if starts:
+            fsync = self._must_fsync(partition.log.config, state)
+            partition.lead(state.leader_epoch, self.node_id, state.replicas, state.isr, fsync=fsync)
+            coordinators = self.coordinators.get(partition.topic_partition.topic)
+            if coordinators is not None:
+                coordinators.led(partition)
+        elif partition.replicas is not None and partition.replicas.isr != state.isr:
+            partition.replicas.decided(state.isr)
+
+    def _lose_shard(self, partition: Partition) -> None:
+        coordinators = self.coordinators.get(partition.topic_partition.topic)
+        if coordinators is not None:
+            coordinators.lost(partition.topic_partition.partition)
+
+    def _must_fsync(self, config: LogConfig, state: PartitionState) -> bool:
+        """Durability `auto`: where fewer than two replicas must hold a write, the platter must."""
+        durability = self.config.log_durability
+        if durability != "auto":
+            return durability == "fsync"
+        return min(config.min_insync_replicas, len(state.replicas)) < 2
+
+    def _take_dynamic_config(self, image: Image) -> None:
+        everywhere = image.broker_config("default").values
+        own = image.broker_config(str(self.node_id)).values
+        for problem in self.config.set_dynamic(everywhere, own):
+            logger.warning("%s", problem)
+        for topic in image.topics.values():
+            self._follow_topic(None, topic, config_changed=True)
+
+    # -- what others ask
+
+    @property
+    def image(self) -> Image:
+        return self.metadata.image
+
+    @property
+    def features(self) -> dict[str, tuple[int, int, int]]:
+        """Lowest, highest and finalized level of each feature."""
+        levels = self.metadata.image.features.levels or FINALIZED_FEATURES
+        return {name: (*bounds, levels.get(name, 0)) for name, bounds in SUPPORTED_FEATURES.items()}
+
+    def _folder_failed(self, folder: LogFolder) -> None:
+        for partition in self.partitions:
+            if partition.folder is folder:
+                self._lose_shard(partition)
+                partition.fail()
+
+    def _group_settings(self) -> GroupSettings:
+        config = self.config
+        return GroupSettings(
+            group_min_session_timeout_ms=config.group_min_session_timeout_ms,
+            group_max_session_timeout_ms=config.group_max_session_timeout_ms,
+            group_initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
+            group_max_size=config.group_max_size,
+            group_consumer_session_timeout_ms=config.group_consumer_session_timeout_ms,
+            group_consumer_heartbeat_interval_ms=config.group_consumer_heartbeat_interval_ms,
+            group_consumer_max_size=config.group_consumer_max_size,
+            group_consumer_assignors=tuple(config.group_consumer_assignors),
+            group_consumer_migration_policy=config.group_consumer_migration_policy.lower(),
+            offset_metadata_max_bytes=config.offset_metadata_max_bytes,
+            offsets_retention_ms=config.offsets_retention_minutes * 60_000,
+            offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
+        )
+
+    def _txn_settings(self) -> TxnSettings:
+        config = self.config
+        return TxnSettings(
+            max_timeout_ms=config.transaction_max_timeout_ms,
+            id_expiration_ms=config.transactional_id_expiration_ms,
+            two_phase_commit_enabled=config.transaction_two_phase_commit_enable,
+        )
+
+    def _post_markers(self, coordinator: Partition, markers: SendMarkers) -> None:
+        self.marker_courier.post(coordinator, markers)
+
+    def _resume_markers(self, shard: Shard[TxnCoordinator]) -> None:
+        for markers in shard.machine.owed_markers():
+            self.marker_courier.post(shard.partition, markers)
+
+    @staticmethod
+    def _no_effects(partition: Partition, effect: Any) -> None:
+        raise AssertionError(f"group coordinators have no effects, but {partition.topic_partition} has {effect}")

@@ -1,0 +1,354 @@
+# Hot path: `append_from_client` and `read` run once a batch and once a fetched partition; `python -m tests.bench
+# --only produce` answers for them.
+"""One partition on this broker: its log, the folds over it, and its place among the replicas, joined.
+
+What always holds:
+ - Offsets are handed out in the order of appends, and a batch is either in the log and in every fold, or in none.
+ - Readers see nothing at or above the high watermark, and the high watermark covers only what every in-sync
+   replica holds (durably, where durability
+   is `fsync`).
+ - Whoever waits for an offset is answered once: when the high watermark has passed it, or when this broker can no
+   longer promise it.
+ - After a disk fault the partition refuses appends for good; reads go on.
+
+Everything here is plain `def` but flushing: between two awaits elsewhere nothing in a partition changes unseen.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from idempotence.producers import Guard, Origin, ProducerStates
+from idempotence.verdicts import (
+    ACCEPTED,
+    CoordinatorFenced,
+    Duplicate,
+    Fenced,
+    OutOfOrder,
+    TooManyProducers,
+    Verdict,
+)
+from isolation.stable import StableOffsets
+from log.batch import TRANSACTIONAL, BatchHeader, read_header, restamp, set_log_append_time
+from log.config import LogConfig
+from log.control import ControlType, build_marker
+from log.disk import DiskFault, FileSlice
+from log.ids import TopicId, TopicPartition
+from log.partition_log import PartitionLog
+from log.replica import ReplicaSet
+from service.broker.acceptance import Refused, inspect_batch, missing_key, recompressed, wanted_codec
+from service.broker.log_folder import LogFolder
+from service.wire.error_codes import ErrorCode
+
+ACKS_ALL = -1
+NOT_LEADER = Refused(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+OFFLINE = Refused(ErrorCode.KAFKA_STORAGE_ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A batch entered the log, or had entered it before (`duplicate`). It is committed once the high watermark
+    reaches `end_offset`.
+    """
+
+    base_offset: int
+    end_offset: int
+    log_append_time_ms: int = -1
+    duplicate: bool = False
+
+
+class PartitionLost(Exception):
+    """This broker can no longer promise what was waited for: it stopped leading, or the disk failed."""
+
+    def __init__(self, error: ErrorCode) -> None:
+        super().__init__(error.name)
+        self.error = error
+
+
+class Watcher(Protocol):
+    """Someone who wants to know that there is more to read."""
+
+    def moved(self) -> None: ...
+
+
+class Partition:
+    __slots__ = (
+        "_committed_waiters",
+        "_fsync",
+        "_watchers",
+        "folder",
+        "leader_epoch",
+        "leads_from_offset",
+        "log",
+        "offline",
+        "on_leader_fault",
+        "producers",
+        "replicas",
+        "stable",
+        "topic_id",
+        "topic_partition",
+    )
+
+    def __init__(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: TopicId,
+        log: PartitionLog,
+        folder: LogFolder,
+        producers: ProducerStates,
+        stable: StableOffsets,
+    ) -> None:
+        self.topic_partition = topic_partition
+        self.topic_id = topic_id
+        self.log = log
+        self.folder = folder
+        self.producers = producers
+        self.stable = stable
+        self.replicas: ReplicaSet | None = None  # only while this broker leads
+        self.leader_epoch = -1
+        self.leads_from_offset = 0
+        self.offline = False
+        self._fsync = False
+        self._committed_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._watchers: dict[Watcher, None] = {}
+
+    # -- leading
+
+    def lead(
+        self, leader_epoch: int, leader: int, replicas: tuple[int, ...], isr: tuple[int, ...], *, fsync: bool
+    ) -> None:
+        """Start to lead in `leader_epoch`. What the log holds from before counts as held by this replica."""
+        assert leader_epoch >= self.leader_epoch, "leadership never goes back"
+        if leader_epoch != self.leader_epoch:
+            self.log.epochs.assign(leader_epoch, self.log.end_offset)
+            self.leader_epoch, self.leads_from_offset = leader_epoch, self.log.end_offset
+        self._fsync = fsync
+        previous = self.replicas.high_watermark if self.replicas is not None else self.log.start_offset
+        self.replicas = ReplicaSet(
+            leader, leader_epoch, replicas, isr, high_watermark=max(previous, self.log.start_offset)
+        )
+        if fsync and self.log.flushed_offset < self.log.end_offset:
+            self.folder.flusher.request(self)
+        self._held()
+
+    def resign(self, error: ErrorCode = ErrorCode.NOT_LEADER_OR_FOLLOWER) -> None:
+        """Stop leading: everybody who waits is told so."""
+        self.replicas = None
+        waiters, self._committed_waiters = self._committed_waiters, deque()
+        for _, waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(PartitionLost(error))
+                waiter.exception()  # whoever waited may be gone, and then nobody else looks at it
+        self._wake_watchers()
+
+    def fail(self) -> None:
+        """The disk below failed: no more appends, and nothing that waits is promised."""
+        self.offline = True
+        self.resign(ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def set_config(self, config: LogConfig, *, fsync: bool) -> None:
+        self.log.set_config(config)
+        self._fsync = fsync
+        if fsync and self.log.flushed_offset < self.log.end_offset:
+            self.folder.flusher.request(self)
+
+    # -- writing
+
+    def append_from_client(
+        self,
+        records: memoryview,
+        *,
+        acks: int,
+        now_ms: int,
+        guard: Guard | None = None,
+        needs_guard: bool = True,
+    ) -> Appended | Refused:
+        """Append one client's batch, stamped in place in `records`, or say why not; then nothing has changed.
+
+        `guard`: what `producers.start_verification` gave out before the transaction coordinator confirmed the batch.
+        """
+        replicas = self.replicas
+        if replicas is None:
+            return OFFLINE if self.offline else NOT_LEADER
+        log = self.log
+        config = log.config
+        if acks == ACKS_ALL and len(replicas.isr) < config.min_insync_replicas:
+            return Refused(ErrorCode.NOT_ENOUGH_REPLICAS)
+        header = inspect_batch(records, config, now_ms)
+        if isinstance(header, Refused):
+            return header
+        if config.compacts and (refused := missing_key(records, header)):
+            return refused
+        if header.producer_id >= 0:
+            verdict = self.producers.check(header, now_ms=now_ms, guard=guard, needs_guard=needs_guard)
+            if verdict is not ACCEPTED:
+                return _not_new(verdict)
+        if (codec := wanted_codec(header, config)) != header.codec:
+            changed = recompressed(records, header, codec)
+            if isinstance(changed, Refused):
+                return changed
+            records = memoryview(changed)
+        append_time_ms = -1
+        if config.message_timestamp_type == "LogAppendTime":
+            append_time_ms = now_ms
+            set_log_append_time(records, now_ms)
+        return self._append(records, append_time_ms, now_ms)
+
+    def append_own(self, batch: bytearray, *, now_ms: int) -> Appended | Refused:
+        """Append a batch of the broker's own making: coordinators' records."""
+        if self.replicas is None:
+            return OFFLINE if self.offline else NOT_LEADER
+        return self._append(memoryview(batch), -1, now_ms)
+
+    def refuse_offsets(
+        self, producer_id: int, producer_epoch: int, guard: Guard | None, *, now_ms: int
+    ) -> Refused | None:
+        """Why this producer may not commit offsets in a transaction here now; None if it may. Ask right before."""
+        if self.replicas is None:
+            return OFFLINE if self.offline else NOT_LEADER
+        offsets = BatchHeader(0, 0, 0, 2, 0, TRANSACTIONAL, 0, now_ms, now_ms, producer_id, producer_epoch, -1, 1)
+        verdict = self.producers.check(offsets, now_ms=now_ms, origin=Origin.COORDINATOR, guard=guard)
+        if verdict is ACCEPTED:
+            return None
+        refused = _not_new(verdict)
+        assert isinstance(refused, Refused), "offsets have no sequence and are never duplicates"
+        return refused
+
+    def append_marker(
+        self,
+        kind: ControlType,
+        *,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int,
+        transaction_version: int,
+        now_ms: int,
+    ) -> Appended | Refused:
+        """Write how a transaction ended. The same marker again is written again, and changes nothing."""
+        if self.replicas is None:
+            return OFFLINE if self.offline else NOT_LEADER
+        marker = bytearray(
+            build_marker(
+                kind,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                coordinator_epoch=coordinator_epoch,
+                timestamp_ms=now_ms,
+            )
+        )
+        verdict = self.producers.check_marker(
+            read_header(marker), coordinator_epoch=coordinator_epoch, transaction_version=transaction_version
+        )
+        if isinstance(verdict, CoordinatorFenced):
+            return Refused(ErrorCode.TRANSACTION_COORDINATOR_FENCED)
+        if verdict is not ACCEPTED:
+            return Refused(ErrorCode.INVALID_PRODUCER_EPOCH)
+        appended = self._append(memoryview(marker), -1, now_ms)
+        # Each marker adds what the stable offset must remember until it is replicated; nobody may be reading.
+        self.stable.forget_ended(self.high_watermark)
+        return appended
+
+    def _append(self, records: memoryview, append_time_ms: int, now_ms: int) -> Appended | Refused:
+        log = self.log
+        base_offset = log.end_offset
+        restamp(records, base_offset=base_offset, leader_epoch=self.leader_epoch)
+        header = read_header(records)
+        try:
+            log.append(records, header, now_ms=now_ms)
+        except DiskFault as fault:
+            self.folder.fail(fault)
+            return OFFLINE
+        if self._fsync:
+            self.folder.flusher.request(self)
+        else:
+            self._held()
+            if log.end_offset - log.flushed_offset >= log.config.flush_messages:
+                self.folder.flusher.request(self)
+        return Appended(base_offset, log.end_offset, append_time_ms)
+
+    # -- committing
+
+    @property
+    def high_watermark(self) -> int:
+        return self.replicas.high_watermark if self.replicas is not None else self.log.start_offset
+
+    @property
+    def last_stable_offset(self) -> int:
+        return self.stable.last_stable_offset(self.high_watermark, self.log.start_offset)
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether the high watermark has yet to pass what was there when this leadership began: readers of an earlier
+        one may have seen more than it says.
+        """
+        return self.high_watermark < self.leads_from_offset
+
+    async def flush(self) -> None:
+        """Called by the folder's flusher."""
+        await self.log.flush()
+        self._held()
+
+    def _held(self) -> None:
+        replicas = self.replicas
+        if replicas is not None and replicas.holds(self.log.flushed_offset if self._fsync else self.log.end_offset):
+            self._committed(replicas.high_watermark)
+
+    def _committed(self, high_watermark: int) -> None:
+        waiters = self._committed_waiters
+        while waiters and waiters[0][0] <= high_watermark:
+            _, waiter = waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+        if self._watchers:
+            self._wake_watchers()
+
+    def committed(self, end_offset: int) -> asyncio.Future[None] | None:
+        """None if everything below `end_offset` is committed already; else a future, answered or failed with
+        `PartitionLost`.
+        """
+        replicas = self.replicas
+        if replicas is None:
+            raise PartitionLost(ErrorCode.KAFKA_STORAGE_ERROR if self.offline else ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if replicas.high_watermark >= end_offset:
+            return None
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiters = self._committed_waiters
+        if waiters and waiters[-1][0] > end_offset:  # a duplicate waits for an older offset than the newest append
+            ordered = sorted((*waiters, (end_offset, waiter)), key=lambda entry: entry[0])
+            self._committed_waiters = deque(ordered)
+        else:
+            waiters.append((end_offset, waiter))
+        return waiter
+
+    # -- reading
+
+    def read(self, offset: int, *, max_bytes: int, limit_offset: int, at_least_one: bool) -> FileSlice | None:
+        """Stored batches from the one that holds `offset`, below `limit_offset`; the caller has checked the bounds."""
+        return self.log.read(offset, max_bytes=max_bytes, limit_offset=limit_offset, at_least_one=at_least_one)
+
+    def watch(self, watcher: Watcher) -> None:
+        self._watchers[watcher] = None
+
+    def unwatch(self, watcher: Watcher) -> None:
+        self._watchers.pop(watcher, None)
+
+    def _wake_watchers(self) -> None:
+        for watcher in list(self._watchers):
+            watcher.moved()
+
+
+def _not_new(verdict: Verdict) -> Appended | Refused:
+    match verdict:
+        case Duplicate(first_offset, last_offset, timestamp_ms):
+            return Appended(first_offset, last_offset + 1, timestamp_ms, duplicate=True)
+        case OutOfOrder(sequence, expected):
+            message = f"Out of order sequence number {sequence}, expected {expected}."
+            return Refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, message)
+        case Fenced(epoch, current_epoch):
+            message = f"Epoch of the producer is {epoch}, smaller than the last seen epoch {current_epoch}."
+            return Refused(ErrorCode.INVALID_PRODUCER_EPOCH, message)
+        case TooManyProducers(limit):
+            return Refused(ErrorCode.POLICY_VIOLATION, f"The partition remembers {limit} producers and takes no more.")
+        case _:
+            return Refused(ErrorCode.INVALID_TXN_STATE)

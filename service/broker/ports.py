@@ -1,0 +1,119 @@
+"""The world as the broker sees it: disk, clocks, chance, tasks and blocking work.
+
+Nothing in the broker reads a clock, draws a random number or starts a task except through an `Env`, so that the
+whole broker runs unchanged inside the
+simulation. The network is reached through the running event loop (`create_server`, `create_connection`), which the
+simulation replaces as a whole.
+
+`RealEnv` is what a process uses; the simulation brings its own.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from log.disk import Disk
+
+logger = logging.getLogger("oncelog.tasks")
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    def monotonic(self) -> float:
+        """Seconds that never go back: for waiting and for leases."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970. May jump: never used for order or leases."""
+        ...
+
+
+class Tasks(Protocol):
+    def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` beside everything else. What it raises is reported, never lost."""
+        ...
+
+    async def cancel_all(self) -> None:
+        """End every task still running, newest first."""
+        ...
+
+
+class Env(Protocol):
+    disk: Disk
+    clock: Clock
+    rng: random.Random
+    tasks: Tasks
+
+    def unique(self) -> bytes:
+        """16 bytes that nobody else ever gets."""
+        ...
+
+    async def blocking(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run what would block the loop beside it, and come back here with its result."""
+        ...
+
+
+class RealClock:
+    monotonic = staticmethod(time.monotonic)
+
+    @staticmethod
+    def wall_ms() -> int:
+        return time.time_ns() // 1_000_000
+
+
+class LoopTasks:
+    """Tasks on the running loop, kept in order of their start: an unreferenced task may be collected while it runs."""
+
+    def __init__(self, on_failure: Callable[[str, BaseException], None]) -> None:
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._started = 0
+        self._on_failure = on_failure
+
+    def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        number = self._started = self._started + 1
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._running[number] = task
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del self._running[number]
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._on_failure(name, error)
+
+        task.add_done_callback(ended)
+        return task
+
+    async def cancel_all(self) -> None:
+        current = asyncio.current_task()
+        for task in reversed([task for task in self._running.values() if task is not current]):
+            task.cancel()
+            try:
+                await task
+            except asyncio.CancelledError:
+                if current is not None and current.cancelling():
+                    raise
+            except Exception as error:  # noqa: BLE001 - reported by `ended` too; the others must still be ended
+                logger.debug("task ended with %r while being cancelled", error)
+
+
+def report_failure(name: str, error: BaseException) -> None:
+    logger.error("task %s failed", name, exc_info=error)
+
+
+class RealEnv:
+    """The process's own disk, clocks and randomness."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.clock: Clock = RealClock()
+        self.rng: random.Random = random.SystemRandom()
+        self.tasks: Tasks = LoopTasks(report_failure)
+
+    def unique(self) -> bytes:
+        return self.rng.randbytes(16)
+
+    async def blocking(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)

@@ -1,0 +1,36 @@
+"""Fresh producer ids for this broker: blocks reserved in the metadata store before their first id leaves."""
+
+import asyncio
+
+from idempotence.producer_ids import ProducerIdBlock, ProducerIds
+from service.broker.ports import Env
+from service.cluster.controller import AllocateProducerIds
+from service.cluster.metadata import ClusterMetadata
+
+
+class ProducerIdSource:
+    def __init__(self, metadata: ClusterMetadata, env: Env) -> None:
+        self._metadata = metadata
+        self._env = env
+        self._supply = ProducerIds()
+        self._reserving = asyncio.Lock()
+
+    def take(self) -> int | None:
+        """One at once, or None while there is none: a block is on its way then."""
+        taken = self._supply.take()
+        if self._supply.running_low and not self._reserving.locked():
+            self._env.tasks.spawn("reserve producer ids", self.refill())
+        return taken
+
+    async def refill(self) -> None:
+        """Reserve a further block if the supply runs low."""
+        async with self._reserving:
+            if self._supply.running_low:
+                block = await self._metadata.execute(AllocateProducerIds())
+                self._supply.add(ProducerIdBlock(block.first_id, block.last_id - block.first_id + 1))
+
+    async def next(self) -> int:
+        """An id that nobody ever had. Raises what the metadata store raises when it can't be reached."""
+        while (taken := self._supply.take()) is None:
+            await self.refill()
+        return taken

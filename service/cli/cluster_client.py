@@ -1,0 +1,340 @@
+"""What the commands say to a cluster: finds leaders and coordinators, asks again where something has moved.
+
+What always holds: one connection a broker, made when first needed; nothing waits longer than the timeout of the
+command; a broker that can't be reached ends in a `CliError` that names it. Every command but `serve` and `log` calls
+this, through `service.cli.connect`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self, TypeVar
+
+from log.ids import TopicPartition
+from service.cli.failures import CliError, Exit, refused
+from service.net.client import Client, ClientError
+from service.wire.base import Request, Struct
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    FindCoordinatorRequest,
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponseTopic,
+)
+
+R = TypeVar("R", bound=Struct)
+
+EARLIEST, LATEST = -2, -1
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
+
+# Answers after which the same question may find its place.
+MOVED = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.NOT_CONTROLLER,
+    }
+)
+# Long enough to spare a broker that elects, short enough not to be felt.
+RETRY_PAUSE_S = 0.1
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_addresses(text: str) -> list[Address]:
+    """`host:port,host` to addresses; the port may be left out. Raises ValueError."""
+    addresses = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        host, separator, port = part.rpartition(":")
+        if not separator or (":" in host and not host.startswith("[")):
+            host, port = part, "9092"
+        addresses.append(Address(host.strip("[]") or "localhost", int(port)))
+    if not addresses:
+        raise ValueError("no address")
+    return addresses
+
+
+class Deadline:
+    """When a command gives up."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._end = time.monotonic() + timeout_s
+
+    def remaining_s(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+    def passed(self) -> bool:
+        return self.remaining_s() == 0.0
+
+
+class Patience:
+    """Bears that brokers are away, as they are while they are restarted, until it has lasted too long."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._deadline: Deadline | None = None
+
+    def bear(self, error: CliError) -> None:
+        """Return if it is worth trying again; else raise the error."""
+        self._deadline = self._deadline or Deadline(self._timeout_s)
+        if error.status != Exit.UNREACHABLE or self._deadline.passed():
+            raise error
+
+    def restore(self) -> None:
+        """They are back."""
+        self._deadline = None
+
+
+class Cluster:
+    """The brokers behind a list of bootstrap addresses."""
+
+    def __init__(self, bootstrap: Sequence[Address], *, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._bootstrap = list(bootstrap)
+        self._brokers: dict[int, Address] = {}
+        self._clients: dict[Address, Client] = {}
+        self._leaders: dict[TopicPartition, int] = {}
+        self._topics: dict[str, MetadataResponseTopic] = {}
+        self.topic_names: dict[bytes, str] = {}
+        self.controller_id = -1
+        self.cluster_id: str | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for client in self._clients.values():
+            await client.close()
+        self._clients.clear()
+
+    # Asking
+
+    async def ask(self, request: Request[R], *, node: int | None = None, wait_s: float = 0.0) -> R:
+        """Ask one broker: `node`, or any that can be reached. `wait_s` is time the broker may take on purpose."""
+        address = await self._connected() if node is None else self._brokers[node]
+        client = await self._client(address)
+        try:
+            async with asyncio.timeout(self.timeout_s + wait_s):
+                response = await client.request(request)
+        except TimeoutError:
+            await self._forget(address)
+            raise CliError(f"{address} did not answer within {self.timeout_s:g} s", Exit.UNREACHABLE) from None
+        except ClientError as error:
+            await self._forget(address)
+            raise CliError(f"{address}: {error}", Exit.UNREACHABLE) from None
+        except OSError as error:
+            await self._forget(address)
+            raise CliError(f"{address}: the connection broke: {reason(error)}", Exit.UNREACHABLE) from None
+        return response
+
+    async def offers(self, request: Struct) -> bool:
+        """Whether the broker that answers us knows this kind of request at all."""
+        client = await self._client(await self._connected())
+        return client.offers(type(request))
+
+    async def _client(self, address: Address) -> Client:
+        if address not in self._clients:
+            client = Client(address.host, address.port, "oncelog-cli")
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    await client.connect()
+            except TimeoutError:
+                raise CliError(
+                    f"no broker answered at {address} within {self.timeout_s:g} s", Exit.UNREACHABLE
+                ) from None
+            except (OSError, ClientError) as error:
+                raise CliError(f"no broker at {address}: {reason(error)}", Exit.UNREACHABLE) from None
+            self._clients[address] = client
+        return self._clients[address]
+
+    async def _forget(self, address: Address) -> None:
+        client = self._clients.pop(address, None)
+        if client is not None:
+            await client.close()
+
+    async def _connected(self) -> Address:
+        """An address that is connected or lets us connect, in the order the user gave them."""
+        for address in [*self._clients, *self._bootstrap]:
+            try:
+                await self._client(address)
+            except CliError as error:
+                failure = error
+            else:
+                return address
+        raise failure
+
+    # Who is where
+
+    async def metadata(self, topics: Iterable[str] | None, *, create: bool = False) -> list[MetadataResponseTopic]:
+        """What the cluster knows of topics (None: of all), with errors left in; remembers who leads what."""
+        wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
+        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=create)
+        response = await self.ask(request)
+        self._brokers = {broker.node_id: Address(broker.host, broker.port) for broker in response.brokers}
+        self.controller_id = response.controller_id
+        self.cluster_id = response.cluster_id
+        for topic in response.topics:
+            if topic.error_code or topic.name is None:
+                continue
+            self._topics[topic.name] = topic
+            self.topic_names[topic.topic_id] = topic.name
+            for partition in topic.partitions:
+                self._leaders[TopicPartition(topic.name, partition.partition_index)] = partition.leader_id
+        return response.topics
+
+    async def topic(self, name: str, *, create: bool = False) -> MetadataResponseTopic:
+        """One topic that is there, with a leader for every partition. A topic that is just being made is waited for."""
+        deadline = Deadline(self.timeout_s)
+        while True:
+            (topic,) = await self.metadata([name], create=create)
+            code = topic.error_code or next((each.error_code for each in topic.partitions if each.error_code), 0)
+            if not code:
+                return topic
+            being_made = create and code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if (code not in MOVED and not being_made) or deadline.passed():
+                raise refused(f"topic {name}", code)
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    def topic_id(self, name: str) -> bytes:
+        return self._topics[name].topic_id if name in self._topics else bytes(16)
+
+    async def leader(self, partition: TopicPartition) -> int:
+        """The node that leads `partition`, from memory if it is known."""
+        if partition not in self._leaders:
+            await self.topic(partition.topic)
+        if partition not in self._leaders:
+            raise CliError(f"topic {partition.topic} has no partition {partition.partition}", Exit.NOT_FOUND)
+        return self._leaders[partition]
+
+    def forget_leader(self, partition: TopicPartition) -> None:
+        self._leaders.pop(partition, None)
+
+    async def nodes(self) -> list[int]:
+        if not self._brokers:
+            await self.metadata([])
+        return sorted(self._brokers)
+
+    async def controller(self) -> int:
+        """The node that decides about topics."""
+        if self.controller_id not in self._brokers:
+            await self.metadata([])
+        if self.controller_id not in self._brokers:
+            raise CliError("the cluster has no controller now", Exit.UNREACHABLE)
+        return self.controller_id
+
+    async def coordinator(self, group: str) -> int:
+        """The node that coordinates `group`, waited for while it is being found."""
+        deadline = Deadline(self.timeout_s)
+        while True:
+            request = FindCoordinatorRequest(key=group, key_type=0, coordinator_keys=[group])
+            response = await self.ask(request)
+            found = response.coordinators[0] if response.coordinators else response
+            if not found.error_code:
+                self._brokers[found.node_id] = Address(found.host, found.port)
+                return found.node_id
+            if found.error_code not in MOVED or deadline.passed():
+                raise refused(f"coordinator of group {group}", found.error_code, found.error_message)
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    # Offsets
+
+    async def list_offsets(
+        self, wanted: Mapping[TopicPartition, int], *, isolation: int = READ_UNCOMMITTED
+    ) -> dict[TopicPartition, ListOffsetsPartitionResponse]:
+        """For each partition the offset at a timestamp, or at EARLIEST or LATEST; a leader that moved is found."""
+        deadline = Deadline(self.timeout_s)
+        found: dict[TopicPartition, ListOffsetsPartitionResponse] = {}
+        while len(found) < len(wanted):
+            missing = [partition for partition in wanted if partition not in found]
+            code = 0
+            for node, partitions in (await self.by_leader(missing)).items():
+                request = _list_offsets_request(partitions, wanted, isolation)
+                response = await self.ask(request, node=node)
+                for topic in response.topics:
+                    for answer in topic.partitions:
+                        partition = TopicPartition(topic.name, answer.partition_index)
+                        if not answer.error_code:
+                            found[partition] = answer
+                            continue
+                        code, where = answer.error_code, partition
+                        self.forget_leader(partition)
+            if code:
+                if (code not in MOVED and code != ErrorCode.OFFSET_NOT_AVAILABLE) or deadline.passed():
+                    raise refused(f"offsets of {where.topic} partition {where.partition}", code)
+                await asyncio.sleep(RETRY_PAUSE_S)
+        return found
+
+    async def by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+        """Partitions by the node that leads them; a partition without a leader is waited for."""
+        leaders: dict[int, list[TopicPartition]] = {}
+        for partition in partitions:
+            deadline = Deadline(self.timeout_s)
+            while (leader := await self.leader(partition)) not in self._brokers:
+                if deadline.passed():
+                    raise CliError(f"{partition.topic} partition {partition.partition} has no leader", Exit.UNREACHABLE)
+                self.forget_leader(partition)
+                await asyncio.sleep(RETRY_PAUSE_S)
+            leaders.setdefault(leader, []).append(partition)
+        return leaders
+
+    async def partitions_of(self, topic: str) -> list[TopicPartition]:
+        found = await self.topic(topic)
+        return [TopicPartition(topic, each) for each in sorted(part.partition_index for part in found.partitions)]
+
+
+def _list_offsets_request(
+    partitions: Sequence[TopicPartition], timestamps: Mapping[TopicPartition, int], isolation: int
+) -> ListOffsetsRequest:
+    topics = [
+        ListOffsetsTopic(
+            name=name,
+            partitions=[
+                ListOffsetsPartition(partition_index=each.partition, timestamp=timestamps[each]) for each in of_topic
+            ],
+        )
+        for name, of_topic in by_topic(partitions).items()
+    ]
+    return ListOffsetsRequest(replica_id=-1, isolation_level=isolation, topics=topics, timeout_ms=30_000)
+
+
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
+    """Partitions grouped as the wire wants them."""
+    topics: dict[str, list[TopicPartition]] = {}
+    for partition in partitions:
+        topics.setdefault(partition.topic, []).append(partition)
+    return topics
+
+
+def reason(error: BaseException) -> str:
+    """An error of the operating system without its number, in the system's words instead of asyncio's."""
+    if isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None:
+        # A name with several addresses: asyncio puts the errors of all into one text.
+        first = re.search(r"\[Errno (\d+)\]", str(error))
+        number = int(first[1]) if first else None
+    return os.strerror(number) if number is not None else str(error) or type(error).__name__

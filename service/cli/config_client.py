@@ -1,0 +1,136 @@
+"""Settings as the wire has them: what they belong to, what they are, where each comes from, how to change them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import click
+
+from service.cli.cluster_client import Cluster
+from service.cli.failures import refused
+from service.wire.messages import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterableConfig,
+    IncrementalAlterConfigsRequestAlterConfigsResource,
+)
+
+TOPIC, BROKER, GROUP = 2, 4, 32
+_SET, _DELETE = 0, 1
+
+_ORIGINS = {
+    1: "topic",
+    2: "broker",
+    3: "cluster",
+    4: "file",
+    5: "default",
+    6: "broker-logger",
+    7: "client-metrics",
+    8: "group",
+}
+_TYPES = {1: "boolean", 2: "string", 3: "int", 4: "short", 5: "long", 6: "double", 7: "list", 8: "class", 9: "password"}
+
+
+class Owner(NamedTuple):
+    """What settings belong to, as the wire names it."""
+
+    kind: int
+    name: str
+
+    def __str__(self) -> str:
+        word = {TOPIC: "topic", BROKER: "broker", GROUP: "group"}[self.kind]
+        return f"{word} {self.name}" if self.name else "the cluster"
+
+
+class KeyValue(NamedTuple):
+    """A setting to be made; value None takes it back."""
+
+    key: str
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """One setting of something: its value, and where that comes from."""
+
+    name: str
+    value: str | None
+    origin: str
+    default: str | None
+    type: str
+    read_only: bool
+    sensitive: bool
+
+
+def settings_of_topic(topic: str) -> Owner:
+    return Owner(TOPIC, topic)
+
+
+def parse_settings(texts: Iterable[str]) -> list[KeyValue]:
+    """`key=value` of the command line; the value may hold further equals signs."""
+    found = []
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or not key.strip():
+            raise click.BadParameter(f"{text!r} is not KEY=VALUE")
+        found.append(KeyValue(key.strip(), value.strip()))
+    return found
+
+
+async def describe_configs(cluster: Cluster, owner: Owner, keys: Sequence[str] = ()) -> list[SettingRow]:
+    """The settings of `owner`, all or those named, in the order of their names."""
+    resource = DescribeConfigsResource(
+        resource_type=owner.kind, resource_name=owner.name, configuration_keys=list(keys) or None
+    )
+    request = DescribeConfigsRequest(resources=[resource], include_synonyms=True)
+    response = await cluster.ask(request, node=await _who_knows(cluster, owner))
+    (result,) = response.results
+    if result.error_code:
+        raise refused(str(owner), result.error_code, result.error_message)
+    return sorted(map(_setting_row, result.configs), key=lambda row: row.name)
+
+
+def _setting_row(config: DescribeConfigsResourceResult) -> SettingRow:
+    defaults = [synonym.value for synonym in config.synonyms if synonym.source == 5]
+    return SettingRow(
+        name=config.name,
+        value=config.value,
+        origin=_ORIGINS.get(config.config_source, str(config.config_source)),
+        default=defaults[0] if defaults else None,
+        type=_TYPES.get(config.config_type, "string"),
+        read_only=config.read_only,
+        sensitive=config.is_sensitive,
+    )
+
+
+async def alter_configs(
+    cluster: Cluster, owner: Owner, changes: Sequence[KeyValue], *, validate_only: bool = False
+) -> None:
+    """Make the changes, all or none."""
+    resource = IncrementalAlterConfigsRequestAlterConfigsResource(
+        resource_type=owner.kind,
+        resource_name=owner.name,
+        configs=[
+            IncrementalAlterConfigsRequestAlterableConfig(
+                name=each.key, config_operation=_DELETE if each.value is None else _SET, value=each.value
+            )
+            for each in changes
+        ],
+    )
+    request = IncrementalAlterConfigsRequest(resources=[resource], validate_only=validate_only)
+    response = await cluster.ask(request, node=await _who_knows(cluster, owner))
+    for result in response.responses:
+        if result.error_code:
+            raise refused(str(owner), result.error_code, result.error_message)
+
+
+async def _who_knows(cluster: Cluster, owner: Owner) -> int | None:
+    """A broker's own settings are the business of that broker."""
+    if owner.kind == BROKER and owner.name.isdigit():
+        nodes = await cluster.nodes()
+        return int(owner.name) if int(owner.name) in nodes else None
+    return None

@@ -1,0 +1,89 @@
+"""How a command reaches a cluster: the options that say where it is, the loop it runs in, names for completion."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from service.cli.cluster_client import Cluster
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Completion runs at every press of the tab key: rather no names than a shell that hangs.
+COMPLETION_TIMEOUT_S = 1.0
+
+
+def with_cluster(body: Callable[Concatenate[Cluster, P], Awaitable[None]]) -> Callable[..., None]:
+    """Make a command of `async def body(cluster, …)`, with the options that every such command has."""
+
+    @click.option(
+        "-b",
+        "--bootstrap",
+        envvar="ONCELOG_BOOTSTRAP",
+        default="localhost:9092",
+        show_default=True,
+        metavar="HOST:PORT",
+        help="A broker of the cluster, or several, with commas between. Also from ONCELOG_BOOTSTRAP.",
+    )
+    @click.option(
+        "--timeout", "timeout_s", default=10.0, show_default=True, metavar="SECONDS", help="How long a broker may take."
+    )
+    @functools.wraps(body)
+    def command(bootstrap: str, timeout_s: float, **arguments: Any) -> None:
+        async def run(cluster: Cluster) -> None:
+            await body(cluster, **arguments)  # type: ignore[call-arg]
+
+        run_with_cluster(bootstrap, timeout_s, run)
+
+    return command
+
+
+def run_with_cluster(bootstrap: str, timeout_s: float, body: Callable[[Cluster], Awaitable[T]]) -> T:
+    """Run `body` with a cluster, in a loop of its own."""
+    from service.cli.cluster_client import Cluster, parse_addresses
+
+    try:
+        addresses = parse_addresses(bootstrap)
+    except ValueError:
+        raise click.BadParameter(f"{bootstrap!r} is not HOST:PORT", param_hint="--bootstrap") from None
+
+    async def main() -> T:
+        async with Cluster(addresses, timeout_s=timeout_s) as cluster:
+            return await body(cluster)
+
+    return asyncio.run(main())
+
+
+def _completed(names: Callable[[Cluster], Awaitable[list[str]]]) -> Callable[..., list[CompletionItem]]:
+    def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from service.cli.failures import CliError
+
+        bootstrap = ctx.params.get("bootstrap") or "localhost:9092"
+        try:
+            found = run_with_cluster(bootstrap, COMPLETION_TIMEOUT_S, names)
+        except (CliError, click.BadParameter):
+            return []
+        return [CompletionItem(name) for name in found if name.startswith(incomplete)]
+
+    return complete
+
+
+async def _topic_names(cluster: Cluster) -> list[str]:
+    return sorted(topic.name for topic in await cluster.metadata(None) if topic.name and not topic.is_internal)
+
+
+async def _group_names(cluster: Cluster) -> list[str]:
+    from service.cli.group_client import list_groups
+
+    return [group.group_id for group in await list_groups(cluster)]
+
+
+complete_topic = _completed(_topic_names)
+complete_group = _completed(_group_names)

@@ -1,0 +1,79 @@
+"""One broker a data folder: makes the folder, holds its lock, and finds out early whether it can be written.
+
+The lock is the kernel's (`flock` on `.lock`, the file that Kafka locks too), so it cannot outlive the process.
+`oncelog serve` holds it while it runs; `oncelog log` asks for it before it believes that nobody writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+LOCK_FILE = ".lock"
+
+
+class FolderUnusable(Exception):
+    """The folder can't be a data folder now; the text is one line for whoever started the broker."""
+
+
+@contextlib.contextmanager
+def locked(folders: Sequence[Path]) -> Iterator[None]:
+    """Hold the locks of all folders, made if they are missing. Raises FolderUnusable."""
+    with contextlib.ExitStack() as held:
+        for folder in folders:
+            held.enter_context(_lock(folder))
+        yield
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise FolderUnusable(f"the data folder {folder} can't be written: {_why(error)}") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderUnusable(f"the data folder {folder} is in use by {_holder(descriptor)}") from None
+        try:
+            # Writing who we are doubles as the question whether the disk takes anything at all.
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+            os.fsync(descriptor)
+        except OSError as error:
+            raise FolderUnusable(f"the data folder {folder} can't be written: {_why(error)}") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a broker runs on the folder now. A folder that has no lock file never saw one."""
+    try:
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _holder(descriptor: int) -> str:
+    text = os.pread(descriptor, 20, 0).strip()
+    return f"another broker (process {text.decode()})" if text.isdigit() else "another broker"
+
+
+def _why(error: OSError) -> str:
+    if error.errno == errno.ENOSPC:
+        return "the disk is full"
+    return error.strerror or str(error)

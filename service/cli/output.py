@@ -1,0 +1,216 @@
+"""What commands print: a table for people, tab-separated lines for pipes, JSON for programs.
+
+A command hands over rows, frozen dataclasses whose fields are the JSON schema (`docs/cli.md` lists them). What is
+printed to stdout is the answer and nothing else; progress and remarks go to stderr. Every command that answers with
+rows calls `show` or `show_one`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    import rich.progress
+    from _typeshed import DataclassInstance
+
+# Rows of which a streamed table measures its columns anew.
+PIECE_ROWS = 500
+# Less than this is looked through before a bar could be read.
+QUICK_BYTES = 64 << 20
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Output(enum.Enum):
+    """The formats of `-o`."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    TSV = "tsv"
+    JSON = "json"
+    NDJSON = "ndjson"
+    NAME = "name"
+
+
+def default_output() -> Output:
+    return Output.TABLE if sys.stdout.isatty() else Output.TSV
+
+
+def _chosen(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Output:
+    return Output(value) if value else default_output()
+
+
+output_option: Callable[[F], F] = click.option(
+    "-o",
+    "--output",
+    type=click.Choice([each.value for each in Output]),
+    callback=_chosen,
+    help="How to print the answer. Default: a table on a terminal, tsv (no header) into a pipe.",
+)
+
+
+def show(
+    rows: Sequence[DataclassInstance], output: Output, *, columns: Sequence[str], wide: Sequence[str] = ()
+) -> None:
+    """Print rows. `columns` are what a table and tsv show, `wide` what `-o wide` adds; JSON has every field."""
+    match output:
+        case Output.JSON:
+            click.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2, ensure_ascii=False))
+        case Output.NDJSON:
+            for row in rows:
+                click.echo(json.dumps(dataclasses.asdict(row), ensure_ascii=False))
+        case Output.NAME:
+            for row in rows:
+                click.echo(getattr(row, columns[0]))
+        case Output.TSV:
+            for row in rows:
+                click.echo("\t".join(_tsv_cell(getattr(row, column)) for column in columns))
+        case Output.TABLE:
+            _print_table(rows, columns)
+        case Output.WIDE:
+            _print_table(rows, [*columns, *wide])
+
+
+def show_one(row: DataclassInstance, output: Output, *, name: str, nested: Sequence[str] = ()) -> None:
+    """Print one thing, a field a line. `name` is the field that `-o name` prints, `nested` fields are for JSON only."""
+    fields = [field.name for field in dataclasses.fields(row) if field.name not in nested]
+    match output:
+        case Output.JSON:
+            click.echo(json.dumps(dataclasses.asdict(row), indent=2, ensure_ascii=False))
+        case Output.NDJSON:
+            click.echo(json.dumps(dataclasses.asdict(row), ensure_ascii=False))
+        case Output.NAME:
+            click.echo(getattr(row, name))
+        case Output.TSV:
+            for field in fields:
+                click.echo(f"{field}\t{_tsv_cell(getattr(row, field))}")
+        case Output.TABLE | Output.WIDE:
+            width = max(map(len, fields)) + 1
+            for field in fields:
+                click.echo(f"{_title(field) + ':':<{width}} {_table_cell(getattr(row, field))}")
+
+
+def show_document(document: object) -> None:
+    """Print something that has no rows, as JSON."""
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Return when the user agrees. A script agrees beforehand, with --yes."""
+    from service.cli.failures import CliError, Exit
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise CliError(f"{question} Add --yes to do it without being asked.", Exit.USAGE)
+    if not click.confirm(question, err=True):
+        raise CliError("nothing was changed")
+
+
+yes_option: Callable[[F], F] = click.option("--yes", "-y", is_flag=True, help="Do it without asking.")
+
+
+def remark(text: str) -> None:
+    """Tell a person at a terminal what happened; a pipe or a log hears nothing."""
+    if sys.stderr.isatty():
+        click.echo(text, err=True)
+
+
+def _title(field: str) -> str:
+    return field.replace("_", " ").upper()
+
+
+def _table_cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return _joined(value) or "-"
+
+
+def _tsv_cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    # A tab or a line break inside a value would shift every column behind it.
+    return _joined(value).replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+
+
+def _joined(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return ",".join(f"{key}={item}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ",".join(str(item) for item in value)
+    return str(value)
+
+
+def _print_table(rows: Sequence[DataclassInstance], columns: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in columns:
+        numbers = bool(rows) and all(type(getattr(row, column)) in (int, NoneType) for row in rows)
+        table.add_column(_title(column), justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_table_cell(getattr(row, column))) for column in columns))
+    width = None if sys.stdout.isatty() else 1000
+    Console(file=sys.stdout, width=width, soft_wrap=width is not None, highlight=False).print(table)
+
+
+def show_stream(
+    rows: Iterable[DataclassInstance], output: Output, *, columns: Sequence[str], wide: Sequence[str] = ()
+) -> None:
+    """Like `show`, for more rows than one wants to hold. A table is printed in pieces."""
+    if output is Output.JSON:
+        separator = "["
+        for row in rows:
+            click.echo(separator + "\n" + json.dumps(dataclasses.asdict(row), ensure_ascii=False), nl=False)
+            separator = ","
+        click.echo("[]" if separator == "[" else "\n]")
+        return
+    iterator = iter(rows)
+    while piece := list(itertools.islice(iterator, PIECE_ROWS)):
+        show(piece, output, columns=columns, wide=wide)
+
+
+class Progress:
+    """How far a long piece of work has come, for a person at a terminal; nobody else sees it."""
+
+    def __init__(self, title: str, total_bytes: int) -> None:
+        self._title = title
+        self._total_bytes = total_bytes
+        self._bar: rich.progress.Progress | None = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty() and self._total_bytes > QUICK_BYTES:
+            import rich.progress
+            from rich.console import Console
+
+            columns = (
+                rich.progress.TextColumn("{task.description}"),
+                rich.progress.BarColumn(),
+                rich.progress.DownloadColumn(),
+                rich.progress.TimeRemainingColumn(),
+            )
+            self._bar = rich.progress.Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._bar.add_task(self._title, total=self._total_bytes)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, size_bytes: int) -> None:
+        if self._bar is not None:
+            self._bar.advance(self._bar.task_ids[0], size_bytes)

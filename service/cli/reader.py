@@ -1,0 +1,205 @@
+"""Reads partitions from where one says, on and on: the consuming half of a client, for `oncelog consume`.
+
+What always holds: records of a partition come in order and each once; `positions` says where reading goes on, and is
+moved past a batch when its records are handed out; under `committed` nothing aborted, and no marker, is handed out
+unless asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+from log.batch import HEADER_BYTES, BatchHeader, CorruptBatch, checksum_ok, read_header, read_records
+from log.control import ControlType, read_marker
+from log.ids import TopicPartition
+from service.cli.cluster_client import MOVED, READ_COMMITTED, RETRY_PAUSE_S, Cluster, Patience, by_topic
+from service.cli.failures import CliError, Exit, refused
+from service.cli.records import ReadRecord
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    AbortedTransaction,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchResponsePartitionData,
+    FetchTopic,
+)
+
+MAX_WAIT_MS = 500
+# What a fetch may bring: large enough for the network's speed, small enough to hold one for every broker.
+PARTITION_BYTES = 1 << 20
+FETCH_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to hand out."""
+
+    isolation: int = READ_COMMITTED
+    control: bool = False
+    aborted: bool = False
+
+
+class Reader:
+    """Fetches from every leader at once and hands out what comes, partition by partition."""
+
+    def __init__(self, cluster: Cluster, positions: dict[TopicPartition, int], wanted: Wanted) -> None:
+        self.positions = positions
+        self._cluster = cluster
+        self._wanted = wanted
+        self._fetches: dict[int, asyncio.Task[FetchResponse]] = {}
+        self._patience = Patience(cluster.timeout_s)
+
+    async def close(self) -> None:
+        """Stop asking. A fetch that is under way is given up."""
+        fetches, self._fetches = list(self._fetches.values()), {}
+        for fetch in fetches:
+            fetch.cancel()
+        await asyncio.gather(*fetches, return_exceptions=True)
+
+    async def next(self) -> list[tuple[TopicPartition, list[ReadRecord]]]:
+        """What the next answer brings; often nothing, at the latest after `MAX_WAIT_MS`."""
+        try:
+            leaders = await self._cluster.by_leader(self.positions)
+        except CliError as error:
+            await self._wait_for_brokers(error)
+            return []
+        for node, partitions in leaders.items():
+            if node not in self._fetches:
+                self._fetches[node] = asyncio.create_task(self._fetch(node, partitions))
+        await asyncio.wait(self._fetches.values(), return_when=asyncio.FIRST_COMPLETED)
+        found = []
+        for node in [node for node, fetch in self._fetches.items() if fetch.done()]:
+            response = await self._answer(self._fetches.pop(node))
+            if response is not None:
+                found += [each async for each in self._open(response)]
+        return found
+
+    async def _fetch(self, node: int, partitions: list[TopicPartition]) -> FetchResponse:
+        topics = [
+            FetchTopic(
+                topic=name,
+                topic_id=self._cluster.topic_id(name),
+                partitions=[
+                    FetchPartition(
+                        partition=each.partition, fetch_offset=self.positions[each], partition_max_bytes=PARTITION_BYTES
+                    )
+                    for each in of_topic
+                ],
+            )
+            for name, of_topic in by_topic(partitions).items()
+        ]
+        request = FetchRequest(
+            max_wait_ms=MAX_WAIT_MS,
+            min_bytes=1,
+            max_bytes=FETCH_BYTES,
+            isolation_level=self._wanted.isolation,
+            topics=topics,
+        )
+        return await self._cluster.ask(request, node=node, wait_s=MAX_WAIT_MS / 1000)
+
+    async def _answer(self, fetch: asyncio.Task[FetchResponse]) -> FetchResponse | None:
+        """The answer; None when the broker was not to be had this time, which ends the command when it lasts."""
+        try:
+            response = await fetch
+        except CliError as error:
+            await self._wait_for_brokers(error)
+            return None
+        self._patience.restore()
+        if response.error_code:
+            raise refused("fetch", response.error_code)
+        return response
+
+    async def _wait_for_brokers(self, error: CliError) -> None:
+        self._patience.bear(error)
+        for partition in self.positions:
+            self._cluster.forget_leader(partition)
+        await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _open(self, response: FetchResponse) -> AsyncIterator[tuple[TopicPartition, list[ReadRecord]]]:
+        for topic in response.responses:
+            name = topic.topic or self._cluster.topic_names[topic.topic_id]
+            for data in topic.partitions:
+                partition = TopicPartition(name, data.partition_index)
+                if partition not in self.positions:
+                    continue  # it was taken away while the fetch was under way
+                if data.error_code:
+                    await self._complain(partition, data)
+                elif data.records:
+                    yield partition, list(self._records(partition, data))
+
+    async def _complain(self, partition: TopicPartition, data: FetchResponsePartitionData) -> None:
+        offset = self.positions[partition]
+        if data.error_code in MOVED:
+            self._cluster.forget_leader(partition)
+            await asyncio.sleep(RETRY_PAUSE_S)
+        elif data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and offset < data.log_start_offset:
+            self.positions[partition] = data.log_start_offset  # retention was faster
+        elif data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            raise CliError(f"{partition.topic} partition {partition.partition} has no offset {offset}", Exit.NOT_FOUND)
+        else:
+            raise refused(f"{partition.topic} partition {partition.partition}", data.error_code)
+
+    def _records(self, partition: TopicPartition, data: FetchResponsePartitionData) -> Iterator[ReadRecord]:
+        """Open the batches. The broker sends whole ones, so records before the position may come along."""
+        aborted = _AbortedRanges(data.aborted_transactions or [])
+        for header, batch in _whole_batches(_joined(data.records)):
+            if not checksum_ok(batch, header):
+                where = f"{partition.topic} partition {partition.partition}"
+                raise CliError(f"{where}: the batch at offset {header.base_offset} is damaged")
+            is_aborted = aborted.covers(header, batch)
+            if self._shown(header, is_aborted):
+                control = _control_name(batch) if header.is_control else None
+                for record in read_records(batch, header):
+                    if record.offset >= self.positions[partition]:
+                        yield ReadRecord(partition, record, header, is_aborted, control)
+            self.positions[partition] = max(self.positions[partition], header.next_offset)
+
+    def _shown(self, header: BatchHeader, is_aborted: bool) -> bool:
+        if header.is_control:
+            return self._wanted.control
+        return not is_aborted or self._wanted.aborted
+
+
+class _AbortedRanges:
+    """Which batches belong to transactions that were aborted: from the first offset of each until its marker."""
+
+    def __init__(self, transactions: list[AbortedTransaction]) -> None:
+        self._starting = sorted(((each.first_offset, each.producer_id) for each in transactions), reverse=True)
+        self._open: dict[int, None] = {}
+
+    def covers(self, header: BatchHeader, batch: memoryview) -> bool:
+        while self._starting and self._starting[-1][0] <= header.last_offset:
+            self._open[self._starting.pop()[1]] = None
+        if header.is_control:
+            if header.producer_id in self._open and read_marker(batch).type is ControlType.ABORT:
+                del self._open[header.producer_id]
+            return False
+        return header.is_transactional and header.producer_id in self._open
+
+
+def _control_name(batch: memoryview) -> str:
+    kind = read_marker(batch).type
+    return kind.name.lower() if kind is not None else "unknown"
+
+
+def _joined(records: object) -> bytes:
+    assert isinstance(records, bytes | bytearray | memoryview)
+    return bytes(records)
+
+
+def _whole_batches(data: bytes) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """The batches that are there in full. The last one may be cut: brokers count bytes, not batches."""
+    view = memoryview(data)
+    at = 0
+    while at + HEADER_BYTES <= len(view):
+        try:
+            header = read_header(view, at)
+        except CorruptBatch as error:
+            raise CliError(f"the broker sent something that is no record batch: {error}") from None
+        if at + header.size_bytes > len(view):
+            return
+        yield header, view[at : at + header.size_bytes]
+        at += header.size_bytes

@@ -1,0 +1,202 @@
+"""Reads a stopped broker's segment and index files as they lie there, damage and all, and never writes.
+
+What always holds: every byte of a segment is either in a batch that was found or in a `Damage`; what follows damage
+is looked for and found. The formats are those of `log/FORMAT.md`; Apache Kafka's files of magic 2 can be read as
+well. `oncelog log` calls this.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from log.batch import MAGIC, MAGIC_AT, BatchHeader, CorruptBatch, checksum_ok, read_header
+from log.index import OFFSET_ENTRY, TIME_ENTRY
+from log.segment import LOG_SUFFIX, OFFSET_SUFFIX, TIME_SUFFIX
+from log.snapshots import MAGIC as SNAPSHOT_MAGIC
+from log.snapshots import SUFFIX as SNAPSHOT_SUFFIX
+from log.snapshots import BadSnapshot, decode_snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBatch:
+    """A batch and where it stands in its file."""
+
+    position: int
+    header: BatchHeader
+    data: memoryview
+    checksum_ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Something that is not as it was written. `torn_tail`: the end of the last segment, as a crash may leave it."""
+
+    file: str
+    position: int
+    size_bytes: int
+    reason: str
+    torn_tail: bool = False
+
+
+def walk(path: Path) -> Iterator[FoundBatch | Damage]:
+    """Every batch of a segment, and what lies between them that is none. The views hold until the next step."""
+    if path.stat().st_size == 0:
+        return
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        view = memoryview(content)
+        try:
+            yield from _walk(path, content, view)
+        finally:
+            view.release()
+
+
+def _walk(path: Path, content: mmap.mmap, view: memoryview) -> Iterator[FoundBatch | Damage]:
+    position, end = 0, len(view)
+    while position < end:
+        try:
+            header = read_header(view, position)
+            reason = "" if position + header.size_bytes <= end else "the file ends inside this batch"
+        except CorruptBatch as error:
+            reason = str(error)
+        if reason:
+            following = _next_batch(content, view, position + 1)
+            yield Damage(str(path), position, following - position, reason, torn_tail=following == end)
+            position = following
+            continue
+        with view[position : position + header.size_bytes] as data:
+            yield FoundBatch(position, header, data, checksum_ok(data, header))
+        position += header.size_bytes
+
+
+def _next_batch(content: mmap.mmap, view: memoryview, position: int) -> int:
+    """Where the next whole batch with a right checksum begins; the end of the file if none does."""
+    at = content.find(bytes([MAGIC]), position + MAGIC_AT)
+    while at >= 0:
+        start = at - MAGIC_AT
+        try:
+            header = read_header(view, start)
+        except CorruptBatch:
+            header = None
+        if header is not None and start + header.size_bytes <= len(view):
+            with view[start : start + header.size_bytes] as data:
+                if checksum_ok(data, header):
+                    return start
+        at = content.find(bytes([MAGIC]), at + 1)
+    return len(view)
+
+
+def segments_in(folder: Path) -> list[Path]:
+    """The segments of a partition's folder, oldest first."""
+    return sorted(path for path in folder.glob(f"*{LOG_SUFFIX}") if path.stem.isdigit())
+
+
+def partition_folders(path: Path) -> list[Path]:
+    """`path` itself when it holds segments, else its sub-folders that do."""
+    if segments_in(path):
+        return [path]
+    return sorted(each for each in path.iterdir() if each.is_dir() and segments_in(each))
+
+
+def offset_entries(path: Path) -> Iterator[tuple[int, int]]:
+    """(last offset of a batch, position of that batch) as an `.index` file has them."""
+    for relative, position in _entries(path, OFFSET_ENTRY):
+        yield int(path.stem) + relative, position
+
+
+def time_entries(path: Path) -> Iterator[tuple[int, int]]:
+    """(timestamp, offset) as a `.timeindex` file has them."""
+    for timestamp, relative in _entries(path, TIME_ENTRY):
+        yield timestamp, int(path.stem) + relative
+
+
+def _entries(path: Path, layout: struct.Struct) -> Iterator[tuple[int, int]]:
+    data = path.read_bytes()
+    whole = len(data) - len(data) % layout.size
+    for entry in layout.iter_unpack(data[:whole]):
+        if any(entry) or whole == layout.size:  # Kafka's open indexes are filled up with zeros
+            yield entry[0], entry[1]
+
+
+class SegmentCheck:
+    """What must hold within one segment, looked at batch by batch."""
+
+    def __init__(self, path: Path, next_offset: int) -> None:
+        self.path = path
+        self.base_offset = int(path.stem)
+        self.next_offset = max(next_offset, self.base_offset)
+        self.batches = 0
+        self.records = 0
+        self.epoch = -1
+        self.positions: dict[int, int] = {}
+        self.overlap = next_offset > self.base_offset
+
+    def problems(self) -> Iterator[Damage]:
+        """Everything that is wrong, in the order of the file; counts and offsets are known when it ends."""
+        if self.overlap:
+            yield Damage(str(self.path), 0, 0, f"begins at offset {self.base_offset}, inside the segment before")
+        for found in walk(self.path):
+            if isinstance(found, Damage):
+                yield found
+                continue
+            reason = self._what_is_wrong(found)
+            if reason:
+                yield self._damage(found, reason)
+            self._count(found)
+        yield from self._index_problems()
+
+    def _damage(self, found: FoundBatch, reason: str) -> Damage:
+        size_bytes = found.header.size_bytes
+        is_last = found.position + size_bytes == self.path.stat().st_size
+        return Damage(str(self.path), found.position, size_bytes, reason, torn_tail=is_last and not found.checksum_ok)
+
+    def _what_is_wrong(self, found: FoundBatch) -> str:
+        header = found.header
+        if not found.checksum_ok:
+            return "wrong checksum"
+        if header.base_offset < self.next_offset:
+            return f"offset {header.base_offset} where {self.next_offset} or more was due"
+        if header.leader_epoch < self.epoch:
+            return f"leader epoch {header.leader_epoch} after {self.epoch}"
+        if header.record_count > header.last_offset_delta + 1:
+            return f"{header.record_count} records in {header.last_offset_delta + 1} offsets"
+        return ""
+
+    def _count(self, found: FoundBatch) -> None:
+        self.batches += 1
+        self.records += found.header.record_count
+        self.next_offset = max(self.next_offset, found.header.next_offset)
+        self.epoch = max(self.epoch, found.header.leader_epoch)
+        self.positions[found.header.last_offset] = found.position
+
+    def _index_problems(self) -> Iterator[Damage]:
+        """An index entry that points nowhere. A missing index is none: it is rebuilt when it is needed."""
+        offsets = self.path.with_suffix(OFFSET_SUFFIX)
+        if offsets.exists():
+            for number, (offset, position) in enumerate(offset_entries(offsets)):
+                if self.positions.get(offset) != position:
+                    reason = f"no batch that ends with offset {offset} at position {position}"
+                    yield Damage(str(offsets), number * OFFSET_ENTRY.size, OFFSET_ENTRY.size, reason)
+        times = self.path.with_suffix(TIME_SUFFIX)
+        if times.exists():
+            latest = -1
+            for number, (timestamp, offset) in enumerate(time_entries(times)):
+                if timestamp < latest or not self.base_offset <= offset < max(self.next_offset, self.base_offset + 1):
+                    reason = f"offset {offset} for timestamp {timestamp} cannot be"
+                    yield Damage(str(times), number * TIME_ENTRY.size, TIME_ENTRY.size, reason)
+                latest = max(latest, timestamp)
+
+
+def snapshot_problems(folder: Path) -> Iterator[Damage]:
+    """Snapshots whose checksum does not fit. They are hints: the log is replayed instead."""
+    for path in sorted(folder.glob(f"*{SNAPSHOT_SUFFIX}")):
+        data = path.read_bytes()
+        try:
+            decode_snapshot(data)
+        except BadSnapshot as error:
+            # Kafka's own files of that name hold something else.
+            if data[:4] == SNAPSHOT_MAGIC or not data:
+                yield Damage(str(path), 0, len(data), f"not a whole snapshot: {error}")

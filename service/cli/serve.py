@@ -1,0 +1,253 @@
+"""`oncelog serve`: one broker in this process, until SIGTERM or SIGINT.
+
+What always holds: what keeps the broker from starting is said in one line, with a status that is not 0, before
+anything in the data folder is touched; either signal ends it cleanly, with status 0. The broker itself, and what
+takes long to import, is loaded only after the settings were understood.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from service.cli.data_lock import FolderUnusable, locked
+
+if TYPE_CHECKING:
+    from service.broker.node import Broker
+    from service.config import BrokerConfig, Endpoint
+
+# Who waits longer than this for the addresses wants to know what is going on.
+SILENCE_S = 1.5
+
+
+@click.command()
+@click.option(
+    "-c",
+    "--config",
+    "path",
+    type=click.Path(path_type=Path),
+    help="Kafka's server.properties, or the same settings as TOML.",
+)
+@click.option(
+    "-o",
+    "--override",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting; can be given again. `-o json` prints the address and the folder as JSON instead.",
+)
+@click.option("--data", metavar="FOLDER", help="The data folder (log.dirs); default ./data.")
+@click.option("--host", help="Listen on this address only; default all.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Listen on this port; default 9092. 0: any free one.")
+def command(path: Path | None, overrides: Sequence[str], data: str | None, host: str | None, port: int | None) -> None:
+    """Run a broker, with everything it needs in one folder.
+
+    It ends with status 0 on SIGTERM and ctrl-C. Settings come from -c FILE, the environment (KAFKA_LOG_RETENTION_MS
+    or ONCELOG_…) and -o, later ones win; `oncelog config explain KEY` says what one means.
+    """
+    # What is made while starting stays: looking through it again and again is time before the first request.
+    gc.disable()
+    as_json = "json" in overrides
+    settings = [override for override in overrides if override != "json"]
+    config = _load(path, settings, data=data, host=host, port=port)
+    _log_to_stderr()
+    for warning in config.warnings:
+        logging.getLogger("oncelog.config").warning("%s", warning)
+    try:
+        folders = [Path(folder) for folder in config.data_folders]
+        with locked(folders):
+            for endpoint in config.endpoints:
+                _check_port(endpoint)
+            status = _run(config, _json_banner if as_json else _banner)
+    except FolderUnusable as error:
+        raise _failure(str(error)) from None
+    raise click.exceptions.Exit(status)
+
+
+def _failure(message: str, *, usage: bool = False) -> click.ClickException:
+    """One clear line; several problems of a configuration are a line each."""
+    from service.cli.failures import CliError, Exit
+
+    return CliError(message.replace("\n", "\noncelog: "), Exit.USAGE if usage else Exit.FAILED)
+
+
+def _load(
+    path: Path | None, overrides: Sequence[str], *, data: str | None, host: str | None, port: int | None
+) -> BrokerConfig:
+    """The settings of all sources; the flags are short for settings and win over the same ones elsewhere."""
+    from service.config_sources import load_config
+    from service.settings import ConfigError
+
+    flags = list(overrides)
+    if data is not None:
+        flags.append(f"log.dirs={data}")
+    if host is not None or port is not None:
+        shown = f"[{host}]" if host and ":" in host else host or ""
+        flags.append(f"listeners=PLAINTEXT://{shown}:{9092 if port is None else port}")
+    # The one variable of that prefix that is no setting: it tells the other commands where a broker is.
+    environment = {name: value for name, value in os.environ.items() if name != "ONCELOG_BOOTSTRAP"}
+    try:
+        return load_config(path, environment, flags)
+    except ConfigError as error:
+        raise _failure(str(error), usage=True) from None
+
+
+def _log_to_stderr() -> None:
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def _check_port(endpoint: Endpoint) -> None:
+    """Say that a port is taken before logs are opened and recovered for nothing."""
+    where = f"{endpoint.host or '*'}:{endpoint.port}"
+    try:
+        found = socket.getaddrinfo(
+            endpoint.host or None, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except socket.gaierror as error:
+        raise _failure(f"can't listen on {where}: {error.strerror}") from None
+    for family, kind, protocol, _, address in found:
+        try:
+            probe = socket.socket(family, kind, protocol)
+        except OSError:
+            continue  # a machine without IPv6
+        with probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                probe.bind(address)
+                if endpoint.port:
+                    probe.listen(1)  # two may bind with SO_REUSEADDR; only one may listen
+            except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL and family == socket.AF_INET6:
+                    continue
+                why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
+                raise _failure(f"can't listen on {where}: {why}") from None
+
+
+def _run(config: BrokerConfig, print_banner: Callable[[Broker], None]) -> int:
+    from service.broker.data_folder import StartError
+
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_serve(config, print_banner))
+    except StartError as error:
+        raise _failure(str(error)) from None
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        raise _failure(f"{place}{error.strerror or error}") from None
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed; it has no Windows and may lag behind a new Python."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _serve(config: BrokerConfig, print_banner: Callable[[Broker], None]) -> int:
+    from service.process import run_broker
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def end(number: int) -> None:
+        if stop.is_set():
+            # Asked twice: whoever presses ctrl-C again does not want to wait. What was acknowledged is as safe as
+            # after a crash.
+            os._exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end, number)
+    patience = loop.call_later(SILENCE_S, _say_still_starting)
+
+    def ready(broker: Broker) -> None:
+        gc.freeze()
+        gc.enable()
+        patience.cancel()
+        print_banner(broker)
+
+    try:
+        await run_broker(config, on_ready=ready, stop=stop)
+    finally:
+        patience.cancel()
+    return 0
+
+
+def _say_still_starting() -> None:
+    click.echo("still starting: the logs are being read after a stop that was not clean", err=True)
+
+
+def _banner(broker: Broker) -> None:
+    click.echo(describe_start(broker.bootstrap, broker.config))
+
+
+def _json_banner(broker: Broker) -> None:
+    facts = {
+        "bootstrap": broker.bootstrap,
+        "data": [str(Path(folder).absolute()) for folder in broker.config.data_folders],
+        "node_id": broker.node_id,
+        "cluster_id": broker.cluster_id,
+        "process_id": os.getpid(),
+    }
+    click.echo(json.dumps(facts))
+
+
+def describe_start(bootstrap: str, config: BrokerConfig) -> str:
+    """What a person who just started a broker wants to see: where it is, where the data is, what to try."""
+    folders = ", ".join(str(Path(folder).absolute()) for folder in config.data_folders)
+    return f"""\
+oncelog is up. Ctrl-C stops it.
+
+  bootstrap address   {bootstrap}
+  data folder         {folders}
+  durability          {_DURABILITY[config.durability.value]}
+
+To try it, in another terminal:
+
+  echo hello | kcat -b {bootstrap} -P -t greetings
+  kcat -b {bootstrap} -C -t greetings -e
+
+  pip install kafka-python
+  python3 -c 'from kafka import KafkaProducer
+print(KafkaProducer(bootstrap_servers="{bootstrap}").send("greetings", b"hello from Python").get())'
+
+  {_own_name()} consume greetings -b {bootstrap}
+"""
+
+
+def _own_name() -> str:
+    """How this command can be called from where the user stands: `make serve` puts nothing on the path."""
+    if shutil.which("oncelog"):
+        return "oncelog"
+    called = Path(sys.argv[0])
+    return os.path.relpath(called) if called.name == "oncelog" else f"{sys.executable} -m service.cli"
+
+
+_DURABILITY = {
+    "auto": "auto: acks=all is answered after an fsync while this broker is the only replica",
+    "fsync": "fsync: acks=all is answered after an fsync",
+    "os": "os: acks=all is answered once the operating system has it; a power cut may lose it",
+}

@@ -1,0 +1,516 @@
+"""`oncelog txn`: what transactions are open, who holds up readers of committed records, and how to end what hangs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import click
+
+from log.ids import TopicPartition
+from service.cli.cluster_client import Cluster
+from service.cli.connect import complete_topic, with_cluster
+from service.cli.failures import CliError, Exit, refused
+from service.cli.output import Output, confirm, output_option, remark, show, show_one, yes_option
+from service.cli.timestamps import rfc3339
+from service.cli.topic import choose_partitions
+from service.cli.txn_client import (
+    ONGOING,
+    Stable,
+    Transaction,
+    fence,
+    find_root,
+    find_transaction,
+    list_transactions,
+    producers_of,
+    stable_offsets,
+    transactions_of,
+    write_abort_marker,
+)
+from service.wire.messages import DescribedRoot, ProducerState
+
+STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
+GRACE_MS = 15_000
+"""Coordinators look for what is overdue every ten seconds, and their clocks need not be ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class TxnRow:
+    """One transactional id in a list."""
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    coordinator: int
+
+
+@dataclass(frozen=True, slots=True)
+class TxnDetail:
+    """What the coordinator of one transactional id knows of it."""
+
+    transactional_id: str
+    root: str | None
+    token: int | None
+    state: str
+    producer_id: int
+    producer_epoch: int
+    coordinator: int
+    timeout_ms: int
+    since: str | None
+    age_ms: int | None
+    until: str | None
+    partitions: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerRow:
+    """One producer that a partition remembers."""
+
+    topic: str
+    partition: int
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_write: str | None
+    coordinator_epoch: int
+    first_open_offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PinRow:
+    """One transaction that holds up the readers of committed records in one partition."""
+
+    topic: str
+    partition: int
+    producer_id: int
+    transactional_id: str | None
+    state: str | None
+    since: str | None
+    age_ms: int | None
+    until: str | None
+    first_open_offset: int
+    last_stable_offset: int
+    high_watermark: int
+    pinned_records: int
+    hangs: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TracedPartition:
+    """One partition of a traced transaction, or of one of its branches."""
+
+    transactional_id: str
+    topic: str
+    partition: int
+    first_open_offset: int | None
+    last_stable_offset: int | None
+    high_watermark: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TxnTrace:
+    """All that is known of one transactional id."""
+
+    transactional_id: str
+    transaction: TxnDetail | None
+    last_token: int | None
+    branches: list[TxnDetail]
+    partitions: list[TracedPartition]
+
+
+LIST_COLUMNS = ("transactional_id", "state", "producer_id", "coordinator")
+DETAIL_COLUMNS = (
+    "transactional_id",
+    "state",
+    "producer_id",
+    "producer_epoch",
+    "since",
+    "age_ms",
+    "until",
+    "partitions",
+)
+PRODUCER_COLUMNS = ("topic", "partition", "producer_id", "producer_epoch", "last_sequence", "last_write")
+PRODUCER_COLUMNS_MORE = ("coordinator_epoch", "first_open_offset")
+PIN_COLUMNS = ("topic", "partition", "producer_id", "transactional_id", "since", "until", "pinned_records", "hangs")
+PIN_COLUMNS_MORE = ("state", "age_ms", "first_open_offset", "last_stable_offset", "high_watermark", "reason")
+TRACE_COLUMNS = (
+    "transactional_id",
+    "topic",
+    "partition",
+    "first_open_offset",
+    "last_stable_offset",
+    "high_watermark",
+)
+
+
+DURATION_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class Duration(click.ParamType[int]):
+    """`500ms`, `90s`, `15m`, `2h`, `1d`, as milliseconds."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d{1,12})(ms|s|m|h|d)", str(value))
+        if match is None:
+            self.fail(f"{value!r} is no duration: 500ms, 90s, 15m, 2h, 1d", param, ctx)
+        return int(match[1]) * DURATION_UNITS_MS[match[2]]
+
+
+DURATION = Duration()
+
+
+@click.group()
+def command() -> None:
+    """Look into transactions, find and end what holds up readers."""
+
+
+@command.command("ls")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(STATES, case_sensitive=False),
+    help="Only ids in this state; can be given again.",
+)
+@click.option(
+    "--longer-than", "longer_than_ms", type=DURATION, default=None, help="Only transactions open for longer: 90s, 15m."
+)
+@click.option(
+    "--producer-id", "producer_ids", type=int, multiple=True, metavar="N", help="Only of this producer id; again too."
+)
+@output_option
+@with_cluster
+async def list_all(
+    cluster: Cluster, states: Sequence[str], longer_than_ms: int | None, producer_ids: Sequence[int], output: Output
+) -> None:
+    """List transactional ids."""
+    found = await list_transactions(
+        cluster,
+        states=states,
+        producer_ids=producer_ids,
+        longer_than_ms=-1 if longer_than_ms is None else longer_than_ms,
+    )
+    rows = [
+        TxnRow(each.transactional_id, each.transaction_state, each.producer_id, coordinator)
+        for each, coordinator in found
+    ]
+    show(rows, output, columns=LIST_COLUMNS)
+
+
+@command.command("describe")
+@click.argument("names", metavar="ID...", nargs=-1, required=True)
+@output_option
+@with_cluster
+async def describe(cluster: Cluster, names: Sequence[str], output: Output) -> None:
+    """Show what transactional ids are doing: since when, until when at most, and where."""
+    rows = []
+    for name in dict.fromkeys(names):
+        transaction = await find_transaction(cluster, name)
+        if transaction is None:
+            raise _unknown(name)
+        rows.append(_detail(transaction, _now_ms()))
+    show(rows, output, columns=DETAIL_COLUMNS, wide=("root", "token", "coordinator", "timeout_ms"))
+
+
+def _unknown(name: str) -> CliError:
+    return CliError(f"transactional id {name} does not exist", Exit.NOT_FOUND)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _detail(transaction: Transaction, now_ms: int) -> TxnDetail:
+    branch = transaction.branch
+    began_ms = transaction.started_ms if transaction.is_open else -1
+    return TxnDetail(
+        transactional_id=transaction.transactional_id,
+        root=branch.root if branch else None,
+        token=branch.token if branch else None,
+        state=transaction.state,
+        producer_id=transaction.producer_id,
+        producer_epoch=transaction.producer_epoch,
+        coordinator=transaction.coordinator,
+        timeout_ms=transaction.timeout_ms,
+        since=rfc3339(began_ms),
+        age_ms=_age_ms(began_ms, now_ms),
+        until=rfc3339(transaction.ends_ms),
+        partitions=[f"{each.topic}-{each.partition}" for each in transaction.partitions],
+    )
+
+
+def _age_ms(began_ms: int, now_ms: int) -> int | None:
+    # A broker whose clock is ahead of ours has transactions that begin in our future.
+    return None if began_ms < 0 else max(0, now_ms - began_ms)
+
+
+@command.command("producers")
+@click.argument("topic", shell_complete=complete_topic)
+@click.option("-p", "--partition", "numbers", type=int, multiple=True, help="Only this partition; can be given again.")
+@output_option
+@with_cluster
+async def producers(cluster: Cluster, topic: str, numbers: Sequence[int], output: Output) -> None:
+    """List the producers that a topic's partitions remember, and where their open transactions begin."""
+    partitions = await cluster.partitions_of(topic)
+    chosen = choose_partitions(topic, partitions, numbers) if numbers else partitions
+    found = await producers_of(cluster, chosen)
+    rows = [
+        ProducerRow(
+            topic=partition.topic,
+            partition=partition.partition,
+            producer_id=each.producer_id,
+            producer_epoch=each.producer_epoch,
+            last_sequence=each.last_sequence,
+            last_write=rfc3339(each.last_timestamp),
+            coordinator_epoch=each.coordinator_epoch,
+            first_open_offset=_first_open(each),
+        )
+        for partition in chosen
+        for each in found[partition]
+    ]
+    show(rows, output, columns=(*PRODUCER_COLUMNS, *PRODUCER_COLUMNS_MORE))
+
+
+def _first_open(producer: ProducerState) -> int | None:
+    return producer.current_txn_start_offset if producer.current_txn_start_offset >= 0 else None
+
+
+@command.command("hanging")
+@click.option(
+    "--older-than",
+    "older_than_ms",
+    type=DURATION,
+    default="15m",
+    show_default=True,
+    help="Only transactions that are older: 90s, 15m.",
+)
+@output_option
+@with_cluster
+async def hanging(cluster: Cluster, older_than_ms: int, output: Output) -> None:
+    """Show which transactions hold up readers of committed records: who, since when, until when at most.
+
+    Ends with 6 when one hangs: no coordinator has it open any more, or it is open for longer than its timeout.
+    """
+    partitions = await _led_partitions(cluster)
+    stable = await stable_offsets(cluster, partitions)
+    pinned = [each for each in partitions if stable[each].last_stable_offset < stable[each].high_watermark]
+    opened = await _open_in(cluster, pinned)
+    known = await transactions_of(cluster, (producer.producer_id for _, producer in opened))
+    # What ended while we asked is open in the first answer and nowhere in the second. It is gone from a third.
+    still = {(partition, each.current_txn_start_offset) for partition, each in await _open_in(cluster, pinned)}
+    now_ms = _now_ms()
+    rows = [
+        judge(partition, producer, known.get(producer.producer_id, []), stable[partition], now_ms)
+        for partition, producer in opened
+        if (partition, producer.current_txn_start_offset) in still
+    ]
+    rows = [row for row in rows if row.age_ms is None or row.age_ms >= older_than_ms]
+    rows.sort(key=lambda row: (row.topic, row.partition, row.first_open_offset))
+    show(rows, output, columns=PIN_COLUMNS, wide=PIN_COLUMNS_MORE)
+    hung = [row for row in rows if row.hangs]
+    if hung:
+        first = hung[0]
+        raise CliError(
+            f"{len(hung)} transaction(s) hang, the first in {first.topic} partition {first.partition} "
+            f"at offset {first.first_open_offset}: {first.reason}",
+            Exit.CONDITION,
+        )
+
+
+async def _led_partitions(cluster: Cluster) -> list[TopicPartition]:
+    """Every partition that can be asked about. One without a leader serves no reader, whatever is open in it."""
+    found, leaderless = [], 0
+    for topic in await cluster.metadata(None):
+        for part in topic.partitions:
+            if part.leader_id < 0:
+                leaderless += 1
+            elif topic.name:
+                found.append(TopicPartition(topic.name, part.partition_index))
+    if leaderless:
+        click.echo(f"oncelog: {leaderless} partition(s) have no leader and could not be looked at", err=True)
+    return sorted(found)
+
+
+async def _open_in(
+    cluster: Cluster, partitions: Sequence[TopicPartition]
+) -> list[tuple[TopicPartition, ProducerState]]:
+    """The producers that have a transaction open in these partitions."""
+    found = await producers_of(cluster, partitions)
+    return [(each, producer) for each in partitions for producer in found[each] if _first_open(producer) is not None]
+
+
+def judge(
+    partition: TopicPartition,
+    producer: ProducerState,
+    transactions: Sequence[Transaction],
+    stable: Stable,
+    now_ms: int,
+) -> PinRow:
+    """What is to be thought of a transaction that is open in a partition, given what coordinators know of its
+    producer id.
+    """
+    holder = _holder(partition, transactions)
+    # Nobody holds it: then the last that had this producer id is the best guess at whose it was.
+    named = holder or max(transactions, key=lambda each: each.producer_epoch, default=None)
+    began_ms = holder.started_ms if holder else producer.last_timestamp
+    overdue = holder is not None and _overdue(holder, now_ms)
+    if holder is None:
+        reason = "no coordinator has it open"
+    elif not overdue:
+        reason = "open" if holder.state == ONGOING else "decided, its marker is on the way"
+    else:
+        reason = "open longer than its timeout" if holder.state == ONGOING else "decided, and its marker is missing"
+    first_offset = producer.current_txn_start_offset
+    return PinRow(
+        topic=partition.topic,
+        partition=partition.partition,
+        producer_id=producer.producer_id,
+        transactional_id=named.transactional_id if named else None,
+        state=named.state if named else None,
+        since=rfc3339(began_ms),
+        age_ms=_age_ms(began_ms, now_ms),
+        until=rfc3339(holder.ends_ms) if holder else None,
+        first_open_offset=first_offset,
+        last_stable_offset=stable.last_stable_offset,
+        high_watermark=stable.high_watermark,
+        pinned_records=max(0, stable.high_watermark - first_offset),
+        hangs=holder is None or overdue,
+        reason=reason,
+    )
+
+
+def _holder(partition: TopicPartition, transactions: Iterable[Transaction]) -> Transaction | None:
+    """The transaction whose end will bring a marker to this partition."""
+    return next((each for each in transactions if each.is_open and partition in each.partitions), None)
+
+
+def _overdue(transaction: Transaction, now_ms: int) -> bool:
+    if transaction.state == ONGOING:
+        return 0 <= transaction.ends_ms < now_ms - GRACE_MS
+    return 0 <= transaction.started_ms < now_ms - GRACE_MS - transaction.timeout_ms
+
+
+@command.command("abort")
+@click.argument("target", metavar="ID | TOPIC PARTITION", nargs=-1, required=True)
+@click.option("--start-offset", type=click.IntRange(min=0), metavar="N", help="Where it begins in the partition.")
+@yes_option
+@with_cluster
+async def abort(cluster: Cluster, target: Sequence[str], start_offset: int | None, yes: bool) -> None:
+    """Abort the open transaction of a transactional id, or one that hangs in a partition.
+
+    By its id it is aborted everywhere, and its producer is shut out. With TOPIC PARTITION --start-offset N (see `txn
+    hanging`) an abort marker is written to that partition, and only if no coordinator has the transaction open.
+    """
+    if len(target) == 1 and start_offset is None:
+        await _abort_id(cluster, target[0], yes=yes)
+    elif len(target) == 2 and start_offset is not None and target[1].isdecimal():
+        await _abort_in(cluster, TopicPartition(target[0], int(target[1])), start_offset, yes=yes)
+    else:
+        raise click.UsageError("Say either ID or TOPIC PARTITION --start-offset N.")
+
+
+async def _abort_id(cluster: Cluster, name: str, *, yes: bool) -> None:
+    confirm(f"Abort what {name} has open, in all its partitions, and shut its producer out?", yes=yes)
+    transaction = await find_transaction(cluster, name)
+    if transaction is None:
+        raise _unknown(name)
+    if transaction.state != ONGOING:
+        raise CliError(f"transactional id {name} has no transaction to abort: it is {transaction.state}")
+    code = await fence(cluster, name)
+    if code:
+        raise refused(f"transactional id {name}", code)
+    remark(f"aborted {name}")
+
+
+async def _abort_in(cluster: Cluster, partition: TopicPartition, start_offset: int, *, yes: bool) -> None:
+    where = f"{partition.topic} partition {partition.partition}"
+    confirm(f"Abort what is open at offset {start_offset} of {where}?", yes=yes)
+    opened = await _open_in(cluster, [partition])
+    chosen = [producer for _, producer in opened if producer.current_txn_start_offset == start_offset]
+    if not chosen:
+        raise CliError(f"no open transaction begins at offset {start_offset} of {where}", Exit.NOT_FOUND)
+    (producer,) = chosen
+    known = await transactions_of(cluster, [producer.producer_id])
+    holder = _holder(partition, known.get(producer.producer_id, []))
+    if holder is not None:
+        # A marker in one partition would tear it: aborted here, and later perhaps committed everywhere else.
+        raise CliError(
+            f"the transaction at offset {start_offset} of {where} is {holder.state}: "
+            f"abort it everywhere, by its id {holder.transactional_id}"
+        )
+    code = await write_abort_marker(cluster, partition, producer)
+    if code:
+        raise refused(f"marker in {where}", code)
+    remark(f"aborted the transaction at offset {start_offset} of {where}")
+
+
+@command.command("trace")
+@click.argument("name", metavar="ID")
+@output_option
+@with_cluster
+async def trace(cluster: Cluster, name: str, output: Output) -> None:
+    """Show all that is known of a transactional id: its partitions, how far they can be read, its branches."""
+    transaction = await find_transaction(cluster, name)
+    root = await find_root(cluster, name)
+    if transaction is None and not (root and _has_history(root)):
+        raise _unknown(name)
+    branches = [await find_transaction(cluster, each) for each in root.open_branches] if root else []
+    known = [each for each in branches if each is not None]
+    partitions = await _trace_partitions(cluster, [transaction, *known] if transaction else known)
+    now_ms = _now_ms()
+    detail = TxnTrace(
+        transactional_id=name,
+        transaction=_detail(transaction, now_ms) if transaction else None,
+        last_token=root.last_token if root and root.last_token >= 0 else None,
+        branches=[_detail(each, now_ms) for each in known],
+        partitions=partitions,
+    )
+    if output is Output.TSV:
+        show(partitions, output, columns=TRACE_COLUMNS)
+        return
+    if output not in (Output.TABLE, Output.WIDE):
+        show_one(detail, output, name="transactional_id")
+        return
+    show_one(detail, output, name="transactional_id", nested=("transaction", "branches", "partitions"))
+    described = [each for each in (detail.transaction, *detail.branches) if each is not None]
+    click.echo()
+    show(described, output, columns=DETAIL_COLUMNS[:-1], wide=("root", "token", "coordinator", "timeout_ms"))
+    click.echo()
+    show(partitions, output, columns=TRACE_COLUMNS)
+
+
+def _has_history(root: DescribedRoot) -> bool:
+    return root.last_token >= 0 or bool(root.open_branches)
+
+
+async def _trace_partitions(cluster: Cluster, transactions: Sequence[Transaction]) -> list[TracedPartition]:
+    """How far each partition can be read. What was deleted meanwhile has no offsets any more."""
+    wanted = sorted({partition for each in transactions for partition in each.partitions})
+    existing: set[TopicPartition] = set()
+    for topic in await cluster.metadata(sorted({each.topic for each in wanted})):
+        existing |= {TopicPartition(topic.name or "", part.partition_index) for part in topic.partitions}
+    there = [each for each in wanted if each in existing]
+    stable = await stable_offsets(cluster, there)
+    first_offsets: Mapping[tuple[TopicPartition, int], int] = {
+        (partition, producer.producer_id): producer.current_txn_start_offset
+        for partition, producer in await _open_in(cluster, there)
+    }
+    return [
+        TracedPartition(
+            transactional_id=each.transactional_id,
+            topic=partition.topic,
+            partition=partition.partition,
+            first_open_offset=first_offsets.get((partition, each.producer_id)),
+            last_stable_offset=stable[partition].last_stable_offset if partition in stable else None,
+            high_watermark=stable[partition].high_watermark if partition in stable else None,
+        )
+        for each in transactions
+        for partition in each.partitions
+    ]

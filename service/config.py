@@ -1,0 +1,225 @@
+"""The configuration of one broker.
+
+A `BrokerConfig` holds one value for every key of `service.broker_settings`, read as an attribute:
+`config.num_partitions`. Static values never change; what `kafka-configs --alter --entity-type brokers` stored is laid
+over them by `set_dynamic`. Everything that is configured is handed one; `service.config_sources` makes it from files,
+environment and command line.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from service.broker_settings import BROKER_SETTINGS, SECURITY_PROTOCOLS, BrokerSettings, Durability
+from service.settings import ConfigError, Mode, Setting, invalid
+from service.unhonoured_settings import NO_EFFECT, NO_EFFECT_SETTINGS, NO_SECURITY, REFUSED, unhonoured
+
+KNOWN_SETTINGS: dict[str, Setting[Any]] = BROKER_SETTINGS | NO_EFFECT_SETTINGS
+"""Every single key that is shown to clients; its status says whether it does something."""
+
+
+class Origin(Enum):
+    """Who said so: later ones win."""
+
+    DEFAULT = "default"
+    FILE = "file"
+    ENVIRONMENT = "environment"
+    COMMAND_LINE = "command line"
+
+
+class Given(NamedTuple):
+    """A value as the user wrote it."""
+
+    value: str
+    origin: Origin
+
+
+class Endpoint(NamedTuple):
+    """A listener: its name, where it is, and how it is protected. An empty host is every address of the machine."""
+
+    listener: str
+    host: str
+    port: int
+    protocol: str
+
+
+# --- one broker's configuration --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One value of a key and where it came from, for DescribeConfigs and `oncelog config show`."""
+
+    name: str
+    value: str | None
+    origin: Origin
+
+
+class BrokerConfig(BrokerSettings):
+    """The values of every implemented key. Raises `ConfigError` when one can't be accepted; `warnings` names what was
+    set and does nothing.
+    """
+
+    given: dict[str, Given]
+    warnings: tuple[str, ...]
+
+    def __init__(self, given: Mapping[str, str | Given] | None = None) -> None:
+        self.given = {
+            name: value if isinstance(value, Given) else Given(value, Origin.COMMAND_LINE)
+            for name, value in (given or {}).items()
+        }
+        problems: list[str] = []
+        self.warnings = tuple(unhonoured({name: given.value for name, given in self.given.items()}, problems))
+        for name, setting in BROKER_SETTINGS.items():
+            self._place(setting, self.given[name].value if name in self.given else None, problems)
+        if not problems:
+            problems.extend(self._contradictions())
+        if problems:
+            raise ConfigError("\n".join(problems))
+        self._static = {setting.attribute: self.__dict__[setting.attribute] for setting in BROKER_SETTINGS.values()}
+
+    def _place(self, setting: Setting[Any], value: str | None, problems: list[str]) -> None:
+        try:
+            self.__dict__[setting.attribute] = setting.default if value is None else setting.parse(value)
+        except ConfigError as error:
+            problems.append(str(error))
+
+    def _contradictions(self) -> Iterator[str]:
+        if "broker.id" in self.given:
+            if "node.id" in self.given and self.node_id != self.broker_id:
+                yield f"node.id ({self.node_id}) and broker.id ({self.broker_id}) must say the same"
+            self.__dict__["node_id"] = self.broker_id
+        if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
+            yield "group.min.session.timeout.ms must be less than or equal to group.max.session.timeout.ms"
+        if self.group_consumer_heartbeat_interval_ms >= self.group_consumer_session_timeout_ms:
+            yield "group.consumer.heartbeat.interval.ms must be less than group.consumer.session.timeout.ms"
+        if self.group_consumer_migration_policy.lower() not in ("disabled", "downgrade", "upgrade", "bidirectional"):
+            yield "group.consumer.migration.policy must be one of: disabled, downgrade, upgrade, bidirectional"
+        yield from self._listener_problems()
+
+    def _listener_problems(self) -> Iterator[str]:
+        try:
+            endpoints, advertised = self.endpoints, self.advertised_endpoints()
+        except ConfigError as error:
+            yield str(error)
+            return
+        if not endpoints:
+            yield "listeners must name at least one listener that is not a controller's"
+        for endpoint in endpoints:
+            if endpoint.protocol != "PLAINTEXT":
+                yield f"listener {endpoint.listener} asks for {endpoint.protocol}: {NO_SECURITY}"
+        if len({endpoint.listener for endpoint in endpoints}) < len(endpoints):
+            yield "Each listener must have a different name"
+        ports = [(endpoint.host, endpoint.port) for endpoint in endpoints if endpoint.port]
+        if len(dict.fromkeys(ports)) < len(ports):
+            yield "Each listener must have a different port"
+        for endpoint in advertised:
+            if endpoint.listener not in {one.listener for one in endpoints}:
+                yield f"advertised.listeners names {endpoint.listener}, which is not in listeners"
+            if endpoint.host == "0.0.0.0":
+                yield "advertised.listeners cannot use the nonroutable meta-address 0.0.0.0. Use a routable IP address."
+
+    # --- derived values ---
+
+    @property
+    def data_folders(self) -> tuple[str, ...]:
+        return self.log_dirs or self.log_dir
+
+    @property
+    def durability(self) -> Durability:
+        return Durability(self.log_durability)
+
+    @property
+    def protocols(self) -> dict[str, str]:
+        """Security protocol by listener name."""
+        pairs = (entry.partition(":") for entry in self.listener_security_protocol_map)
+        return {name.strip(): protocol.strip() for name, _, protocol in pairs}
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Where to listen; the listeners of KRaft controllers are left out."""
+        return self._parse_endpoints("listeners", self.listeners)
+
+    def advertised_endpoints(self, default_host: str = "localhost") -> tuple[Endpoint, ...]:
+        """What clients are told. A listener that names no host, and that nothing else is advertised for, is
+        advertised at `default_host`.
+        """
+        listening = {endpoint.listener: endpoint for endpoint in self.endpoints}
+        advertised = self._parse_endpoints("advertised.listeners", self.advertised_listeners or self.listeners)
+        named: dict[str, Endpoint] = {}
+        for endpoint in advertised:
+            host = endpoint.host
+            if self.advertised_listeners is None and host in ("", "0.0.0.0", "::"):
+                host = default_host
+            port = endpoint.port or (listening[endpoint.listener].port if endpoint.listener in listening else 0)
+            named[endpoint.listener] = endpoint._replace(host=host or default_host, port=port)
+        return tuple(named.values())
+
+    def _parse_endpoints(self, key: str, entries: tuple[str, ...]) -> tuple[Endpoint, ...]:
+        protocols = self.protocols
+        parsed = (parse_endpoint(key, entry, protocols) for entry in entries)
+        return tuple(endpoint for endpoint in parsed if endpoint.listener not in self.controller_listener_names)
+
+    # --- dynamic values ---
+
+    def set_dynamic(self, cluster_wide: Mapping[str, str], own: Mapping[str, str]) -> tuple[str, ...]:
+        """Lay the stored values over the static ones: the broker's own over the cluster's. Returns what could not be
+        used; the last good value stays then.
+        """
+        problems: list[str] = []
+        for setting in BROKER_SETTINGS.values():
+            if setting.mode is Mode.READ_ONLY:
+                continue
+            stored = own.get(setting.name, cluster_wide.get(setting.name))
+            if stored is None:
+                self.__dict__[setting.attribute] = self._static[setting.attribute]
+            else:
+                self._place(setting, stored, problems)
+        return tuple(problems)
+
+    # --- showing it ---
+
+    def describe(self) -> Iterator[Described]:
+        """Every known key with its static value, in the order of the tables."""
+        for name, setting in KNOWN_SETTINGS.items():
+            given = self.given.get(name)
+            if given is None:
+                yield Described(name, setting.default_text, Origin.DEFAULT)
+            else:
+                yield Described(name, given.value, given.origin)
+
+
+def parse_endpoint(key: str, entry: str, protocols: Mapping[str, str]) -> Endpoint:
+    name, separator, address = entry.partition("://")
+    host, colon, port = address.rpartition(":")
+    listener = name.strip().upper()
+    if not separator or not colon or not listener or not port.strip().isdigit() or int(port) > 65535:
+        raise invalid(key, entry, "a listener is written NAME://host:port")
+    if listener not in protocols:
+        raise invalid(key, entry, f"listener {listener} has no security protocol in listener.security.protocol.map")
+    if protocols[listener] not in SECURITY_PROTOCOLS:
+        raise invalid("listener.security.protocol.map", protocols[listener], "not a security protocol")
+    return Endpoint(listener, host.strip("[] "), int(port), protocols[listener])
+
+
+def document_settings() -> str:
+    """The tables of broker keys as Markdown."""
+    lines = ["| key | type | default | valid | changed while running | what it does |", "|---|---|---|---|---|---|"]
+    lines += [_row(setting) for setting in BROKER_SETTINGS.values()]
+    idle = {name: setting.doc for name, setting in NO_EFFECT_SETTINGS.items()} | NO_EFFECT
+    lines += ["", "Accepted without effect (named in a warning when set):", "", "| key | why |", "|---|---|"]
+    lines += [_reason_row(name, reason) for name, reason in idle.items()]
+    lines += ["", "Refused (the broker does not start):", "", "| key | why |", "|---|---|"]
+    lines += [_reason_row(name, reason) for name, reason in REFUSED.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _row(setting: Setting[Any]) -> str:
+    default = "–" if setting.default_text is None else f"`{setting.default_text}`"
+    cells = (f"`{setting.name}`", setting.kind.name.lower(), default, setting.choices, setting.mode.value, setting.doc)
+    return "| " + " | ".join(cells) + " |"
+
+
+def _reason_row(name: str, reason: str) -> str:
+    return f"| `{name}{'*' if name.endswith('.') else ''}` | {reason} |"

@@ -1,0 +1,123 @@
+"""Where a broker's configuration comes from: files, environment, command line.
+
+Later sources win: defaults, then the file (Kafka's `server.properties` or `oncelog.toml`), then the environment
+(`KAFKA_…` as Kafka's container images read it, and `ONCELOG_…`), then `-o key=value`. Nothing is judged here: names
+and values are checked by `BrokerConfig`. Called by the command line.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from service.config import BrokerConfig, Given, Origin
+from service.settings import ConfigError
+
+# What Kafka's scripts and images read from the environment for themselves: no keys of the broker's.
+NOT_KEYS = ("HEAP_OPTS", "OPTS", "JVM_PERFORMANCE_OPTS", "GC_LOG_OPTS", "LOG4J_OPTS", "LOG4J_LOGGERS", "DEBUG", "HOME")
+NOT_KEYS_PREFIXES = ("JMX_", "LOG4J_", "JAVA_", "DEBUG_", "CLUSTER_ID", "VERSION", "SCALA_VERSION")
+
+_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_KEY_AND_VALUE = re.compile(r"((?:\\.|[^\s=:\\])*)(?:\s*[=:]\s*|\s+|$)(.*)", re.DOTALL)
+
+
+def load_config(path: Path | None, environment: Mapping[str, str], overrides: Iterable[str] = ()) -> BrokerConfig:
+    """The configuration of all sources together. Raises `ConfigError` naming what can't be read or accepted."""
+    given: dict[str, Given] = {}
+    if path is not None:
+        given.update((name, Given(value, Origin.FILE)) for name, value in read_file(path).items())
+    given.update((name, Given(value, Origin.ENVIRONMENT)) for name, value in read_environment(environment).items())
+    given.update((name, Given(value, Origin.COMMAND_LINE)) for name, value in map(parse_override, overrides))
+    return BrokerConfig(given)
+
+
+def read_file(path: Path) -> dict[str, str]:
+    try:
+        content = path.read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text in UTF-8") from error
+    if path.suffix != ".toml":
+        return parse_properties(content)
+    try:
+        return dict(flatten_toml(tomllib.loads(content)))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def parse_properties(content: str) -> dict[str, str]:
+    """Java's properties format: comments, `=`, `:` or white space between key and value, lines continued by a
+    backslash, escapes.
+    """
+    settings: dict[str, str] = {}
+    for line in _logical_lines(content):
+        match = _KEY_AND_VALUE.match(line)
+        assert match is not None  # every part of the pattern may be empty
+        settings[_unescape(match[1])] = _unescape(match[2]).strip()
+    return settings
+
+
+def _logical_lines(content: str) -> Iterator[str]:
+    pending = ""
+    for raw in content.splitlines():
+        line = raw.lstrip()
+        if not pending and (not line or line[0] in "#!"):
+            continue
+        backslashes = len(line) - len(line.rstrip("\\"))
+        if backslashes % 2:
+            pending += line[:-1]
+            continue
+        yield pending + line
+        pending = ""
+    if pending:
+        yield pending
+
+
+def _unescape(value: str) -> str:
+    def one(match: re.Match[str]) -> str:
+        escape = match[1]
+        return chr(int(escape[1:], 16)) if len(escape) == 5 else _ESCAPES.get(escape, escape)
+
+    return re.sub(r"\\(u[0-9a-fA-F]{4}|.)", one, value)
+
+
+def flatten_toml(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """`[log.retention] hours = 1` and `"log.retention.hours" = 1` are the same key."""
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        match value:
+            case dict():
+                yield from flatten_toml(value, f"{key}.")
+            case bool():
+                yield key, str(value).lower()
+            case list():
+                yield key, ",".join(str(item) for item in value)
+            case _:
+                yield key, str(value)
+
+
+def read_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """`KAFKA_LOG_RETENTION_MS` is log.retention.ms; `__` stands for `_` and `___` for `-`, as in Kafka's images.
+    ONCELOG_ wins over KAFKA_.
+    """
+    settings: dict[str, str] = {}
+    for prefix in ("KAFKA_", "ONCELOG_"):
+        for variable in sorted(environment):
+            name = variable.removeprefix(prefix)
+            if name == variable or not name or name in NOT_KEYS or name.startswith(NOT_KEYS_PREFIXES):
+                continue
+            settings[_key_of(name)] = environment[variable]
+    return settings
+
+
+def _key_of(name: str) -> str:
+    return re.sub("_+", lambda run: {1: ".", 2: "_", 3: "-"}.get(len(run[0]), run[0]), name.lower())
+
+
+def parse_override(override: str) -> tuple[str, str]:
+    name, separator, value = override.partition("=")
+    if not separator or not name.strip():
+        raise ConfigError(f"{override!r} is not key=value")
+    return name.strip(), value.strip()

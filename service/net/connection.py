@@ -1,0 +1,390 @@
+# Hot path: every request enters here; `python -m tests.bench --only produce` answers for it.
+"""One connection of a client: bytes in, frames to the door, answers out in the order of the requests.
+
+What always holds:
+- A frame's length is refused before anything is allocated for it; a buffer grows with the bytes that came.
+- The next request starts when all before it are answered and their answers have left. The exception is a Produce behind
+  nothing but Produces (MAX_PRODUCES of them): a producer that pipelines must not wait for each fsync. What may not
+  start stays here as bytes; when READ_AHEAD_BYTES of it have come, the socket is no longer read.
+- Whatever a peer does, its own connection is the only one that notices.
+
+Where the bytes are. All connections of a server read into its one scratch buffer, because a read and what is done with
+it are one step of the loop. What is left over (part of a frame, or frames that may not start) is kept as exactly those
+bytes and put back in front of the next read; from LARGE_BYTES on it moves to a buffer of its own, into which the rest
+of its frame is read in place. An idle connection holds no buffer at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable
+from struct import Struct
+from typing import TYPE_CHECKING, Generic, cast
+
+from service.net.door import CLOSE, NO_REPLY, PeerInfo, Reply, SessionT, Signal
+from service.net.outbox import Outbox
+from service.wire.codec import MalformedRequest, RequestHeader, read_request_header, write_response_header
+from service.wire.versions import ApiKey
+
+if TYPE_CHECKING:
+    from log.disk import FileSlice
+    from service.net.server import Server
+
+logger = logging.getLogger("oncelog.net")
+
+READ_BYTES = 64 * 1024  # one read, unless the rest of a longer frame is known to be coming
+LARGE_BYTES = 32 * 1024  # a leftover of this size gets a buffer of its own; below, copying it is cheaper
+READ_AHEAD_BYTES = LARGE_BYTES
+MAX_PRODUCES = 16  # unanswered Produces of one connection; librdkafka sends 5 to 1,000,000, Java 5
+FRAMES_A_TURN = 64  # then other connections have theirs
+REPLY_BYTES_A_WRITE = 64 * 1024  # answers of one turn are gathered up to here, then written
+LEAST_BYTES_A_SECOND = 16 * 1024  # of a request that takes longer than its timeout
+LEAST_FRAME_BYTES = 8  # key, version, correlation id
+
+NO_HEADER = RequestHeader(-1, -1, -1, None)
+PRODUCE = ApiKey.PRODUCE.value
+unpack_size = Struct(">i").unpack_from
+unpack_size_and_key = Struct(">ih").unpack_from
+
+
+class Unanswered:
+    """A request whose answer, or the turn of whose answer, has not come."""
+
+    __slots__ = ("header", "reply")
+
+    def __init__(self, header: RequestHeader, reply: Reply | None) -> None:
+        self.header = header
+        self.reply = reply
+
+
+class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
+    """The protocol that a server gives each transport it accepts."""
+
+    __slots__ = (
+        "_blocked",
+        "_frames",
+        "_frames_seen",
+        "_kept",
+        "_large",
+        "_large_end",
+        "_outbox",
+        "_progress_seen",
+        "_reading_paused",
+        "_receiving_since",
+        "_sending_since",
+        "_server",
+        "_session",
+        "_taking",
+        "_transport",
+        "_unanswered",
+        "_used_at",
+        "peer",
+    )
+
+    def __init__(self, server: Server[SessionT]) -> None:
+        self._server = server
+        self._transport: asyncio.Transport
+        self._outbox: Outbox
+        self._session: SessionT
+        self.peer = PeerInfo("", 0)
+        self._taking = False  # requests may start
+        self._kept = b""  # what is left over, if it is little
+        self._large: memoryview | None = None  # or the buffer that holds it, up to _large_end
+        self._large_end = 0
+        self._blocked = False  # what is left over starts with a frame that may not start yet
+        self._reading_paused = False
+        self._unanswered: deque[Unanswered] = deque()
+        self._frames = 0  # how many have come
+        # What the last look at this connection saw, and since when it has been like that.
+        self._frames_seen = self._progress_seen = 0
+        self._used_at = self._receiving_since = self._sending_since = server.loop.time()
+
+    # ------------------------------------------------------------ what the transport says
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's does not derive from it
+        address = transport.get_extra_info("peername") or ("", 0)
+        self.peer = PeerInfo(str(address[0]), int(address[1]))
+        self._outbox = Outbox(self._server.loop, transport, self._continue)
+        if not self._server.admit(self):
+            transport.abort()
+            return
+        self._taking = True
+        self._session = self._server.door.connected(self.peer)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._outbox.drop()
+        self._kept = b""
+        self._forget_large()
+        self._unanswered.clear()
+        self._taking = False
+        if self._server.forget(self):
+            self._server.door.disconnected(self._session)
+
+    def eof_received(self) -> bool:
+        return False  # the transport closes: who stops asking does not read answers either
+
+    def pause_writing(self) -> None:
+        self._outbox.pause()
+
+    def resume_writing(self) -> None:
+        self._outbox.resume()
+
+    def get_buffer(self, hint: int) -> memoryview:
+        large = self._large
+        if large is not None:
+            if self._large_end == len(large):
+                large = self._grow()
+            return large[self._large_end :]
+        kept = self._kept
+        if not kept:
+            return self._server.read_window
+        scratch = self._server.scratch
+        have = len(kept)
+        scratch[:have] = kept
+        return scratch[have : have + READ_BYTES]
+
+    def buffer_updated(self, count: int) -> None:
+        large = self._large
+        if large is None:
+            end = len(self._kept) + count
+            self._take(self._server.scratch, end)
+            return
+        self._large_end += count
+        if self._large_end == len(large):  # never read beyond the frame it is for, so: its last byte, or time to grow
+            self._take(large, self._large_end)
+
+    # ------------------------------------------------------------ frames
+
+    def _take(self, buffer: memoryview, end: int) -> None:
+        """Handles the frames in `buffer[:end]` and keeps what is left."""
+        start = self._handle_frames(buffer, end) if self._taking else end
+        self._keep(buffer, start, end)
+
+    def _continue(self) -> None:
+        """Goes on with what could not start, after what it waited for."""
+        if not self._blocked or not self._taking or self._outbox.busy:
+            return
+        large = self._large
+        if large is not None:
+            self._take(large, self._large_end)
+        else:
+            kept = self._kept
+            scratch = self._server.scratch
+            scratch[: len(kept)] = kept
+            self._take(scratch, len(kept))
+
+    def _handle_frames(self, buffer: memoryview, end: int) -> int:
+        """Starts the requests in `buffer[:end]` as far as the order allows. Where it stopped."""
+        server, session, unanswered, outbox = self._server, self._session, self._unanswered, self._outbox
+        least_limit = server.least_limit
+        self._blocked = False
+        out: list[bytes | FileSlice] = []
+        gathered = start = 0
+        turn = self._frames + FRAMES_A_TURN
+        while end - start >= 4:
+            (size,) = unpack_size(buffer, start)
+            if not LEAST_FRAME_BYTES <= size <= least_limit and not self._size_is_right(buffer, start, end, size):
+                start = self._close_in_turn(end)
+                break
+            after = start + 4 + size
+            if after > end:
+                break
+            if (unanswered or outbox.busy) and not self._may_overtake(buffer, start):
+                self._blocked = True
+                break
+            if self._frames == turn:
+                self._blocked = True
+                server.loop.call_soon(self._continue)
+                break
+            self._frames += 1
+            frame = buffer[start + 4 : after]
+            start = after
+            try:
+                header = read_request_header(frame)
+                reply = server.door.request(session, header, frame[header.body_at :])
+            except MalformedRequest as wrong:
+                logger.info("%s sent a malformed request: %s", self.peer, wrong)
+                start = self._close_in_turn(end)
+                break
+            except Exception:
+                logger.exception("a request of %s failed; its connection is closed", self.peer)
+                start = self._close_in_turn(end)
+                break
+            if type(reply) is list:
+                if unanswered:
+                    unanswered.append(Unanswered(header, reply))
+                    continue
+                size = sum(map(len, reply))
+                out.append(write_response_header(size, header))
+                out += reply
+                gathered += size
+                if gathered > REPLY_BYTES_A_WRITE:
+                    outbox.send(out)
+                    out = []
+                    gathered = 0
+            elif reply is NO_REPLY:
+                continue
+            elif isinstance(reply, Signal):
+                start = self._close_in_turn(end)
+                break
+            else:
+                assert not isinstance(reply, list)
+                self._await(header, reply)
+        if out:
+            outbox.send(out)
+        if unanswered and unanswered[0].reply is not None:
+            self._answer_in_order()
+        return start
+
+    def _size_is_right(self, buffer: memoryview, start: int, end: int, size: int) -> bool:
+        """Whether a frame of unusual size may come."""
+        limits = self._server.limits
+        if LEAST_FRAME_BYTES <= size <= limits.request_bytes:
+            if end - start < 6:
+                return True  # not known yet what it is, and nothing is allocated for it yet
+            if unpack_size_and_key(buffer, start)[1] == PRODUCE:
+                return True
+        logger.warning("%s announced a request of %d bytes; its connection is closed", self.peer, size)
+        return False
+
+    def _close_in_turn(self, end: int) -> int:
+        """Takes nothing more and closes when all before it is answered. Returns `end`: no byte is left to handle."""
+        self._taking = False
+        self._unanswered.append(Unanswered(NO_HEADER, CLOSE))
+        return end
+
+    def _may_overtake(self, buffer: memoryview, start: int) -> bool:
+        """Whether the frame at `start` may start although not all before it have been answered: Produce by Produce."""
+        unanswered = self._unanswered
+        return (
+            not self._outbox.busy
+            and len(unanswered) < MAX_PRODUCES
+            and unanswered[0].header.api_key == PRODUCE
+            and unpack_size_and_key(buffer, start)[1] == PRODUCE
+        )
+
+    # ------------------------------------------------------------ what is left over
+
+    def _keep(self, buffer: memoryview, start: int, end: int) -> None:
+        have = end - start
+        if have == 0:
+            self._kept = b""
+            self._forget_large()
+        elif have < LARGE_BYTES:
+            self._kept = bytes(buffer[start:end])
+            self._forget_large()
+        else:
+            self._keep_large(buffer, start, end)
+        if self._blocked and have >= READ_AHEAD_BYTES:
+            if not self._reading_paused:
+                self._reading_paused = True
+                self._transport.pause_reading()
+        elif self._reading_paused:
+            self._reading_paused = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def _keep_large(self, buffer: memoryview, start: int, end: int) -> None:
+        """Moves what is left to a buffer as long as its frame, or half empty if it has not earned that yet."""
+        have = end - start
+        wanted = have if self._blocked else 4 + unpack_size(buffer, start)[0]
+        if start == 0 and buffer is self._large and len(buffer) == wanted:
+            return
+        large = self._server.take_buffer(wanted, have)
+        large[:have] = buffer[start:end]
+        self._forget_large()
+        self._kept = b""
+        self._large = large
+        self._large_end = have
+
+    def _grow(self) -> memoryview:
+        """A longer buffer for a frame that has filled the one it got."""
+        assert self._large is not None
+        have = self._large_end
+        large = self._server.take_buffer(max(have + READ_BYTES, 4 + unpack_size(self._large, 0)[0]), have)
+        large[:have] = self._large[:have]
+        self._forget_large()
+        self._large = large
+        self._large_end = have
+        return large
+
+    def _forget_large(self) -> None:
+        if self._large is not None:
+            self._server.give_back(self._large)
+            self._large = None
+
+    # ------------------------------------------------------------ answers
+
+    def _await(self, header: RequestHeader, reply: Awaitable[Reply]) -> None:
+        waiting = Unanswered(header, None)
+        self._unanswered.append(waiting)
+        task = self._server.loop.create_task(self._answer_later(waiting, reply))
+        self._server.hold(task)
+
+    async def _answer_later(self, waiting: Unanswered, reply: Awaitable[Reply]) -> None:
+        try:
+            waiting.reply = await reply
+        except Exception:
+            logger.exception("a request of %s failed; its connection is closed", self.peer)
+            waiting.reply = CLOSE
+        if self._unanswered and self._unanswered[0] is waiting:
+            self._answer_in_order()
+            self._continue()
+
+    def _answer_in_order(self) -> None:
+        """Sends the answers whose turn has come."""
+        unanswered = self._unanswered
+        out: list[bytes | FileSlice] = []
+        while unanswered:
+            reply = unanswered[0].reply
+            if reply is None:
+                break
+            header = unanswered.popleft().header
+            if type(reply) is list:
+                out.append(write_response_header(sum(map(len, reply)), header))
+                out += reply
+            elif reply is CLOSE:
+                self._outbox.send(out)
+                self.close()
+                return
+        if out:
+            self._outbox.send(out)
+
+    # ------------------------------------------------------------ the end
+
+    def overdue(self, now: float) -> str | None:
+        """Why this connection is to be ended, if it is. Asked every few seconds, so that no request asks the clock."""
+        limits = self._server.limits
+        received = self._large_end if self._large is not None else len(self._kept)
+        if self._frames != self._frames_seen or self._unanswered or self._outbox.busy:
+            self._frames_seen = self._frames
+            self._used_at = self._receiving_since = now
+        elif not received:
+            self._receiving_since = now
+        if not self._outbox.busy or self._outbox.progress != self._progress_seen:
+            self._progress_seen = self._outbox.progress
+            self._sending_since = now
+        if now - self._sending_since > limits.send_timeout_s:
+            return "it does not read its answers"
+        if now - self._receiving_since > limits.receive_timeout_s + received / LEAST_BYTES_A_SECOND:
+            return "it does not finish its request"
+        if now - self._used_at > limits.idle_timeout_s:
+            return "it was idle"
+        return None
+
+    def stop_taking(self) -> None:
+        """No request starts any more; those that have are answered."""
+        self._taking = False
+
+    def close(self) -> None:
+        """Takes no more requests and ends the connection when what was answered has left."""
+        self._taking = False
+        self._unanswered.clear()
+        self._outbox.finish()
+
+    def abort(self) -> None:
+        """Ends the connection now."""
+        self._transport.abort()

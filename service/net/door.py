@@ -1,0 +1,57 @@
+"""What a connection needs to know of the broker behind it: the door, and what an answer may be.
+
+`service.api` implements `Door`; `connection.py` calls it. Nothing here does anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+
+from service.wire.codec import RequestHeader
+
+if TYPE_CHECKING:
+    from log.disk import FileSlice
+
+
+class Signal(Enum):
+    """Answers that are no bytes."""
+
+    NO_REPLY = "the client does not want an answer"
+    CLOSE = "send what was answered before, then end the connection"
+
+
+NO_REPLY = Signal.NO_REPLY
+CLOSE = Signal.CLOSE
+
+
+class PeerInfo:
+    """The other end of a connection."""
+
+    __slots__ = ("host", "port")
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host = host
+        self.port = port
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+Reply: TypeAlias = "list[bytes | FileSlice] | Signal"  # the body; the connection adds length and header
+SessionT = TypeVar("SessionT")
+
+
+class Door(Protocol[SessionT]):
+    """Everything that a connection asks the broker."""
+
+    def connected(self, peer: PeerInfo) -> SessionT:
+        """A connection was made. What is returned goes with each of its requests."""
+
+    def disconnected(self, session: SessionT) -> None:
+        """It is gone. Requests that were begun go on; nobody will see their answers."""
+
+    def request(self, session: SessionT, header: RequestHeader, body: memoryview) -> Reply | Awaitable[Reply]:
+        """Answer a request. `body` is a view that can be written to and that holds these bytes only during this call:
+        what an awaitable needs of it must be copied before it is returned. May raise MalformedRequest."""

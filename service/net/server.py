@@ -1,0 +1,181 @@
+"""Listens, and keeps the connections that come: how many there may be, who of them is too slow, what memory they share.
+
+`serve` is called by `service.broker.node`. It runs on uvloop, on asyncio, and on a simulated loop alike; it starts no
+thread, asks no clock but the loop's, and every connection's misfortune stays its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from service.net.connection import READ_BYTES, Connection
+from service.net.door import CLOSE, NO_REPLY, Door, PeerInfo, Reply, SessionT, Signal
+
+__all__ = ["CLOSE", "NO_REPLY", "Door", "Limits", "PeerInfo", "Reply", "Server", "Signal", "serve"]
+
+logger = logging.getLogger("oncelog.net")
+
+# Requests that carry no records: ten times what a client of 15,000 partitions sends, and little enough to be read soon.
+OTHER_REQUEST_BYTES = 8 * 1024 * 1024
+# A buffer for one long frame: a Produce of 1 MiB, which is the default limit of clients, with its header.
+BUFFER_BYTES = 1024 * 1024 + READ_BYTES
+# So many of them may be lent (70 MB); further long frames get buffers that grow with what has come.
+MAX_BUFFERS = 64
+# Between looks at all connections. 5,000 connections take 3 ms.
+LOOK_S = 2.0
+# Connections the kernel completes while we are busy. It caps this at net.core.somaxconn.
+BACKLOG = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a server grants to its peers."""
+
+    max_connections: int = 2**31 - 1
+    max_connections_per_ip: int = 2**31 - 1
+    request_bytes: int = 100 * 1024 * 1024  # of a Produce; others have OTHER_REQUEST_BYTES at most
+    idle_timeout_s: float = 600.0
+    receive_timeout_s: float = 30.0  # for a request to come whole, and a second more for each LEAST_BYTES_A_SECOND
+    send_timeout_s: float = 60.0  # without the peer reading any of what waits for it
+
+
+class Buffer(bytearray):
+    """One of the BUFFER_BYTES that are lent and taken back."""
+
+
+class Server(Generic[SessionT]):
+    """The connections of one listening port, and what they share."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, door: Door[SessionT], limits: Limits) -> None:
+        self.loop = loop
+        self.door = door
+        self.limits = limits
+        self.least_limit = min(limits.request_bytes, OTHER_REQUEST_BYTES)
+        self.scratch = memoryview(bytearray(2 * READ_BYTES))
+        self.read_window = self.scratch[:READ_BYTES]
+        self._tasks: dict[asyncio.Task[None], None] = {}  # that are making answers
+        self.port = 0
+        self._listener: asyncio.AbstractServer | None = None
+        self._connections: dict[Connection[SessionT], None] = {}
+        self._by_host: Counter[str] = Counter()
+        self._closing = False
+        self._refused = 0
+        self._spare: list[Buffer] = []
+        self._least_spare = 0  # since the last look
+        self._lent = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._emptied: asyncio.Future[None] | None = None  # who waits for the last connection to go
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    async def start(self, host: str | None, port: int) -> None:
+        if port == 0 and host is None:
+            host = "0.0.0.0"  # every family of addresses would take a free port of its own
+        listener = await self.loop.create_server(lambda: Connection(self), host, port, backlog=BACKLOG)
+        self._listener = listener
+        self.port = int(listener.sockets[0].getsockname()[1])
+        self._timer = self.loop.call_later(LOOK_S, self._look)
+
+    async def close(self, grace_s: float = 1.0) -> None:
+        """Stops listening, waits `grace_s` at most for answers in the making, sends them, ends all connections."""
+        self._closing = True
+        if self._listener is not None:
+            self._listener.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        for connection in self._connections:
+            connection.stop_taking()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=grace_s)
+        for connection in list(self._connections):
+            connection.close()
+        if not self._connections:
+            return
+        self._emptied = self.loop.create_future()
+        await asyncio.wait([self._emptied], timeout=grace_s)
+        for connection in list(self._connections):
+            connection.abort()
+        await self._emptied
+
+    # ------------------------------------------------------------ what connections ask
+
+    def admit(self, connection: Connection[SessionT]) -> bool:
+        """Whether there is room for one more."""
+        if self._closing:
+            return False
+        host = connection.peer.host
+        if (
+            len(self._connections) >= self.limits.max_connections
+            or self._by_host[host] >= self.limits.max_connections_per_ip
+        ):
+            self._refused += 1
+            return False
+        self._connections[connection] = None
+        self._by_host[host] += 1
+        return True
+
+    def forget(self, connection: Connection[SessionT]) -> bool:
+        """It is gone. Whether it had been admitted."""
+        if connection not in self._connections:
+            return False
+        del self._connections[connection]
+        self._by_host[connection.peer.host] -= 1
+        if not self._by_host[connection.peer.host]:
+            del self._by_host[connection.peer.host]
+        if self._emptied is not None and not self._connections and not self._emptied.done():
+            self._emptied.set_result(None)
+        return True
+
+    def hold(self, task: asyncio.Task[None]) -> None:
+        """Keeps a task alive until it is done; the loop itself knows tasks only weakly."""
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.__delitem__)
+
+    def take_buffer(self, wanted: int, have: int) -> memoryview:
+        """A buffer of `wanted` bytes, or a shorter one that holds twice what has come."""
+        if wanted <= BUFFER_BYTES and (self._spare or self._lent < MAX_BUFFERS):
+            self._lent += 1
+            if not self._spare:
+                return memoryview(Buffer(BUFFER_BYTES))[:wanted]
+            buffer = self._spare.pop()
+            self._least_spare = min(self._least_spare, len(self._spare))
+            return memoryview(buffer)[:wanted]
+        return memoryview(bytearray(min(wanted, 2 * have)))
+
+    def give_back(self, buffer: memoryview) -> None:
+        owner: Any = buffer.obj
+        if isinstance(owner, Buffer):
+            self._lent -= 1
+            self._spare.append(owner)
+
+    # ------------------------------------------------------------ now and then
+
+    def _look(self) -> None:
+        """Ends what is overdue, and lets go of memory that was not needed."""
+        self._timer = self.loop.call_later(LOOK_S, self._look)
+        now = self.loop.time()
+        for connection in list(self._connections):
+            reason = connection.overdue(now)
+            if reason is not None:
+                logger.info("the connection of %s is closed: %s", connection.peer, reason)
+                connection.abort()
+        if self._refused:
+            logger.warning("%d connections were refused: too many are open", self._refused)
+            self._refused = 0
+        del self._spare[: self._least_spare]
+        self._least_spare = len(self._spare)
+
+
+async def serve(
+    loop: asyncio.AbstractEventLoop, host: str | None, port: int, door: Door[SessionT], limits: Limits | None = None
+) -> Server[SessionT]:
+    """A server that is listening; `port` 0 takes a free one. Raises OSError if it can't listen there."""
+    server = Server(loop, door, limits or Limits())
+    await server.start(host, port)
+    return server

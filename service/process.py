@@ -1,0 +1,72 @@
+"""One broker as a process: the real world's ports, the store, the listeners and the broker, put together and taken
+apart again.
+
+`run_broker` returns after a clean stop. What keeps the broker from starting is a `StartError` of one clear line.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from log.disk import RealDisk
+from service.api.door import BrokerDoor
+from service.api.routes import OFFERED
+from service.broker.data_folder import StartError, read_facts
+from service.broker.node import Broker
+from service.broker.ports import RealEnv
+from service.broker.session import Session
+from service.cluster.sql_store import SqlStore
+from service.cluster.store import StoreError
+from service.config import BrokerConfig
+from service.net.server import Limits, Server, serve
+
+
+async def run_broker(config: BrokerConfig, *, on_ready: Callable[[Broker], None], stop: asyncio.Event) -> None:
+    for folder in config.data_folders:
+        os.makedirs(folder, exist_ok=True)
+    disks = {folder: RealDisk(folder) for folder in config.data_folders}
+    for name, disk in disks.items():
+        read_facts(disk, name)  # refuses a folder that is not ours before anything in it is touched
+    env = RealEnv(disks[config.data_folders[0]])
+    try:
+        store = await SqlStore.open(store_url(config), env)
+    except StoreError as error:
+        raise StartError(str(error)) from None
+    broker = Broker(env, config, store, disks, OFFERED)
+    await broker.open()
+    servers = await listen(broker)
+    on_ready(broker)
+    await stop.wait()
+    for server in servers:
+        await server.close()
+    await broker.stop()
+    await store.close()
+    for disk in disks.values():
+        disk.close()
+
+
+def store_url(config: BrokerConfig) -> str:
+    """Where the metadata is: beside the data, unless configured."""
+    return config.store_url or f"sqlite:///{config.data_folders[0]}/meta.db"
+
+
+async def listen(broker: Broker) -> list[Server[Session]]:
+    """Open every listener, then join the cluster under the addresses that clients shall use."""
+    loop, door, config = asyncio.get_running_loop(), BrokerDoor(broker), broker.config
+    limits = Limits(
+        max_connections=config.max_connections,
+        max_connections_per_ip=config.max_connections_per_ip,
+        request_bytes=config.socket_request_max_bytes,
+        idle_timeout_s=config.connections_max_idle_ms / 1000,
+    )
+    servers = []
+    ports: dict[str, int] = {}
+    for endpoint in broker.config.endpoints:
+        server = await serve(loop, endpoint.host or None, endpoint.port, door, limits)
+        ports[endpoint.listener] = server.port
+        servers.append(server)
+    advertised = broker.config.advertised_endpoints()
+    await broker.register(
+        [endpoint._replace(port=endpoint.port or ports[endpoint.listener]) for endpoint in advertised]
+    )
+    return servers

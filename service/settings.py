@@ -1,0 +1,282 @@
+"""What one configuration key is: its name, type, default, checks and meaning.
+
+The tables in `service.config` (a broker's keys) and `service.topic_config` (a topic's) are rows of this one shape. A
+`Setting` turns the text a user wrote into a value or says, in Kafka's own words, why it can't: clients show that
+message to people.
+
+A `Setting` placed in a class body is read as an attribute of that class's instances (`config.num_partitions`), typed,
+and as fast as any attribute: the value lies in the instance's `__dict__`, where Python looks first.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Any, Generic, TypeVar, overload
+
+T = TypeVar("T")
+
+MAX_INT = 2**31 - 1
+MAX_LONG = 2**63 - 1
+
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+\Z", re.ASCII)
+_LIST_SEPARATOR = re.compile(r"\s*,\s*")
+
+
+class ConfigError(Exception):
+    """A value that can't be accepted; the text says which and why, one line a problem."""
+
+
+class ConfigType(IntEnum):
+    """Kafka's types, by their numbers on the wire (DescribeConfigs)."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    SHORT = 4
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+    CLASS = 8
+    PASSWORD = 9
+
+
+class Mode(Enum):
+    """From where a broker's key may be changed while it runs."""
+
+    READ_ONLY = "read-only"
+    PER_BROKER = "per-broker"
+    CLUSTER_WIDE = "cluster-wide"
+
+
+class Status(Enum):
+    """What setting a key does here."""
+
+    IMPLEMENTED = "implemented"
+    NO_EFFECT = "accepted without effect"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Synonym:
+    """A broker's key that gives a topic's key its default; its value times `factor` is the topic's (hours to
+    milliseconds).
+    """
+
+    name: str
+    factor: int = 1
+
+
+@dataclass(frozen=True)
+class Setting(Generic[T]):
+    """One key. `parse` checks too. `default_text` is the default as a user would write it; None means that nothing is
+    set.
+    """
+
+    name: str
+    kind: ConfigType
+    default: T
+    default_text: str | None
+    parse: Callable[[str], T]
+    doc: str
+    mode: Mode = Mode.READ_ONLY
+    status: Status = Status.IMPLEMENTED
+    synonyms: tuple[Synonym, ...] = ()
+    choices: str = ""
+
+    @property
+    def sensitive(self) -> bool:
+        return self.kind is ConfigType.PASSWORD
+
+    @property
+    def attribute(self) -> str:
+        return self.name.replace(".", "_")
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> "Setting[T]": ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: object | None, owner: type) -> "Setting[T] | T":
+        # Not a data descriptor on purpose: an instance's own `__dict__` wins, so this runs for the class only.
+        if instance is None:
+            return self
+        raise AttributeError(f"{self.name} was not given its value")
+
+
+def text_of(value: object) -> str | None:
+    """A value as a user would write it."""
+    match value:
+        case None:
+            return None
+        case bool():
+            return str(value).lower()
+        case tuple():
+            return ",".join(value)
+        case _:
+            return str(value)
+
+
+def invalid(name: str, value: object, why: str) -> ConfigError:
+    return ConfigError(f"Invalid value {value} for configuration {name}: {why}")
+
+
+# --- parsing, as Kafka's ConfigDef does it -------------------------------------------------------------------------
+
+
+def parse_whole_number(name: str, text: str, kind: ConfigType) -> int:
+    bits = {ConfigType.SHORT: 15, ConfigType.INT: 31, ConfigType.LONG: 63}[kind]
+    trimmed = text.strip()
+    if _WHOLE_NUMBER.match(trimmed) and len(trimmed) <= 40:
+        value = int(trimmed)
+        if -(2**bits) <= value < 2**bits:
+            return value
+    raise invalid(name, trimmed, f"Not a number of type {kind.name}")
+
+
+def parse_boolean(name: str, text: str) -> bool:
+    match text.strip().lower():
+        case "true":
+            return True
+        case "false":
+            return False
+        case _:
+            raise invalid(name, text.strip(), "Expected value to be either true or false")
+
+
+def parse_double(name: str, text: str) -> float:
+    try:
+        return float(text.strip())
+    except ValueError:
+        raise invalid(name, text.strip(), "Not a number of type DOUBLE") from None
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    trimmed = text.strip()
+    return tuple(_LIST_SEPARATOR.split(trimmed)) if trimmed else ()
+
+
+def check_range(name: str, value: float, at_least: float | None, at_most: float | None) -> None:
+    if at_least is not None and value < at_least:
+        raise invalid(name, value, f"Value must be at least {at_least}")
+    if at_most is not None and value > at_most:
+        raise invalid(name, value, f"Value must be no more than {at_most}")
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise invalid(name, value, f"String must be one of: {', '.join(choices)}")
+
+
+def _range_text(at_least: float | None, at_most: float | None) -> str:
+    low = "" if at_least is None else f"{at_least}"
+    return f"[{low},...,{at_most}]" if at_most is not None else f"[{low},...]" if low else ""
+
+
+# --- rows of the tables ---------------------------------------------------------------------------------------------
+
+
+def _number(
+    name: str, kind: ConfigType, at_least: int | None, at_most: int | None, also: Callable[[str, int], None] | None
+) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = parse_whole_number(name, text, kind)
+        check_range(name, value, at_least, at_most)
+        if also is not None:
+            also(name, value)
+        return value
+
+    return parse
+
+
+def integer(
+    name: str,
+    default: int,
+    doc: str,
+    *,
+    kind: ConfigType = ConfigType.INT,
+    at_least: int | None = None,
+    at_most: int | None = None,
+    also: Callable[[str, int], None] | None = None,
+    **more: Any,
+) -> Setting[int]:
+    parse = _number(name, kind, at_least, at_most, also)
+    return Setting(name, kind, default, str(default), parse, doc, choices=_range_text(at_least, at_most), **more)
+
+
+def long(
+    name: str, default: int, doc: str, *, at_least: int | None = None, at_most: int | None = None, **more: Any
+) -> Setting[int]:
+    return integer(name, default, doc, kind=ConfigType.LONG, at_least=at_least, at_most=at_most, **more)
+
+
+def optional_integer(
+    name: str, doc: str, *, kind: ConfigType = ConfigType.INT, at_least: int | None = None, **more: Any
+) -> Setting[int | None]:
+    parse = _number(name, kind, at_least, None, None)
+    return Setting(name, kind, None, None, parse, doc, choices=_range_text(at_least, None), **more)
+
+
+def optional_long(name: str, doc: str, *, at_least: int | None = None, **more: Any) -> Setting[int | None]:
+    return optional_integer(name, doc, kind=ConfigType.LONG, at_least=at_least, **more)
+
+
+def double(
+    name: str, default: float, doc: str, *, at_least: int | None = None, at_most: int | None = None, **more: Any
+) -> Setting[float]:
+    def parse(text: str) -> float:
+        value = parse_double(name, text)
+        check_range(name, value, at_least, at_most)
+        return value
+
+    choices = _range_text(at_least, at_most)
+    return Setting(name, ConfigType.DOUBLE, default, str(default), parse, doc, choices=choices, **more)
+
+
+def boolean(name: str, default: bool, doc: str, **more: Any) -> Setting[bool]:
+    def parse(text: str) -> bool:
+        return parse_boolean(name, text)
+
+    return Setting(name, ConfigType.BOOLEAN, default, str(default).lower(), parse, doc, **more)
+
+
+def text(name: str, default: str, doc: str, *, one_of: Sequence[str] = (), **more: Any) -> Setting[str]:
+    def parse(value: str) -> str:
+        if one_of:
+            check_choice(name, value, one_of)
+        return value
+
+    return Setting(name, ConfigType.STRING, default, default, parse, doc, choices=", ".join(one_of), **more)
+
+
+def optional_text(name: str, doc: str, **more: Any) -> Setting[str | None]:
+    return Setting(name, ConfigType.STRING, None, None, lambda value: value or None, doc, **more)
+
+
+def listing(
+    name: str,
+    default: Sequence[str],
+    doc: str,
+    *,
+    one_of: Sequence[str] = (),
+    also: Callable[[str, tuple[str, ...]], None] | None = None,
+    **more: Any,
+) -> Setting[tuple[str, ...]]:
+    def parse(value: str) -> tuple[str, ...]:
+        items = tuple(dict.fromkeys(split_list(value)))
+        if "" in items:
+            raise ConfigError(f"Configuration '{name}' values must not be empty.")
+        for item in items:
+            if one_of:
+                check_choice(name, item, one_of)
+        if also is not None:
+            also(name, items)
+        return items
+
+    choices = ", ".join(one_of)
+    return Setting(name, ConfigType.LIST, tuple(default), ",".join(default), parse, doc, choices=choices, **more)
+
+
+def optional_listing(name: str, doc: str, **more: Any) -> Setting[tuple[str, ...] | None]:
+    return Setting(name, ConfigType.LIST, None, None, lambda value: split_list(value) or None, doc, **more)

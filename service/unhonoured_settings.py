@@ -1,0 +1,214 @@
+"""Kafka's keys that do nothing here, each with the reason.
+
+Two treatments, so that nothing is pretended. Keys *accepted without effect* configure something this broker has no
+part for (a thread pool, the KRaft quorum): harmless to ignore, and named in a warning when they are set. Keys that
+are *refused* would promise what does not hold if they were ignored (authentication, tiered storage): the broker does
+not start. Called by `service.config.BrokerConfig` and DescribeConfigs.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from service.broker_settings import ANYWHERE, BROKER_SETTINGS
+from service.settings import (
+    MAX_INT,
+    Setting,
+    Status,
+    boolean,
+    double,
+    integer,
+    listing,
+    long,
+    optional_text,
+    text,
+)
+
+_ONE_LOOP = "One event loop serves all connections and requests; add brokers to use more cores."
+_NO_PURGATORY = "Waiting requests are woken one by one; nothing collects them in rounds."
+_ALONE = "Brokers do not copy from each other yet."
+_CHECKPOINTS = "What was flushed is recorded with every roll and every clean stop, not in rounds."
+_COMPACTION = "Compaction takes the memory it needs for the segments at hand."
+_LEASE = "Leadership follows the metadata store; nothing is moved in rounds."
+_EMBEDDED = "A broker with a store of its own has nobody to tell that it lives."
+_KERNEL = "The operating system sizes its buffers and queues by itself."
+_GROUPS = "Groups have no settings of their own yet that this could bound."
+_PROMETHEUS = "There are no JVM metric reporters."
+
+NO_EFFECT_SETTINGS: dict[str, Setting[Any]] = {
+    setting.name: replace(setting, status=Status.NO_EFFECT)
+    for setting in (
+        integer("num.network.threads", 3, _ONE_LOOP, at_least=1, mode=ANYWHERE),
+        integer("num.io.threads", 8, _ONE_LOOP, at_least=1, mode=ANYWHERE),
+        integer("background.threads", 10, _ONE_LOOP, at_least=1, mode=ANYWHERE),
+        integer("queued.max.requests", 500, _ONE_LOOP, at_least=1),
+        long("queued.max.request.bytes", -1, _ONE_LOOP),
+        integer("group.coordinator.threads", 4, _ONE_LOOP, at_least=1),
+        integer("group.coordinator.background.threads", 2, _ONE_LOOP, at_least=1),
+        integer("num.recovery.threads.per.data.dir", 2, _ONE_LOOP, at_least=1, mode=ANYWHERE),
+        integer("log.cleaner.threads", 1, _ONE_LOOP, at_least=0, mode=ANYWHERE),
+        integer("max.connection.creation.rate", MAX_INT, "Connections are limited in number, not in rate."),
+        integer("fetch.purgatory.purge.interval.requests", 1000, _NO_PURGATORY),
+        integer("producer.purgatory.purge.interval.requests", 1000, _NO_PURGATORY),
+        integer("delete.records.purgatory.purge.interval.requests", 1, _NO_PURGATORY),
+        long("log.cleaner.dedupe.buffer.size", 134217728, _COMPACTION, mode=ANYWHERE),
+        integer("log.cleaner.io.buffer.size", 524288, _COMPACTION, at_least=0, mode=ANYWHERE),
+        double("log.cleaner.io.buffer.load.factor", 0.9, _COMPACTION, mode=ANYWHERE),
+        integer("log.flush.offset.checkpoint.interval.ms", 60000, _CHECKPOINTS, at_least=0),
+        integer("log.flush.start.offset.checkpoint.interval.ms", 60000, _CHECKPOINTS, at_least=0),
+        long("replica.high.watermark.checkpoint.interval.ms", 5000, _CHECKPOINTS),
+        integer("offsets.load.buffer.size", 5242880, "Partitions are read a segment at a time.", at_least=1),
+        integer(
+            "transaction.state.log.load.buffer.size",
+            5242880,
+            "Partitions are read a segment at a time.",
+            at_least=1,
+        ),
+        integer("offsets.topic.compression.codec", 0, "Records of __consumer_offsets are stored uncompressed."),
+        optional_text("inter.broker.listener.name", _ALONE),
+        integer("num.replica.fetchers", 1, _ALONE, at_least=1, mode=ANYWHERE),
+        integer("replica.fetch.max.bytes", 1048576, _ALONE, at_least=0),
+        integer("replica.fetch.min.bytes", 1, _ALONE),
+        integer("replica.fetch.response.max.bytes", 10485760, _ALONE, at_least=0),
+        integer("replica.fetch.wait.max.ms", 500, _ALONE),
+        integer("replica.fetch.backoff.ms", 1000, _ALONE, at_least=0),
+        integer("replica.socket.timeout.ms", 30000, _ALONE),
+        integer("replica.socket.receive.buffer.bytes", 65536, _ALONE),
+        boolean("auto.leader.rebalance.enable", True, _LEASE),
+        long("leader.imbalance.check.interval.seconds", 300, _LEASE, at_least=1),
+        boolean("controlled.shutdown.enable", True, "A broker that stops always says so first."),
+        long("replica.lag.time.max.ms", 30000, _ALONE),
+        integer("request.timeout.ms", 30000, _ALONE),
+        integer("broker.session.timeout.ms", 9000, _EMBEDDED),
+        integer("broker.heartbeat.interval.ms", 2000, _EMBEDDED),
+        integer("socket.send.buffer.bytes", 102400, _KERNEL),
+        integer("socket.receive.buffer.bytes", 102400, _KERNEL),
+        integer("socket.listen.backlog.size", 50, _KERNEL, at_least=1),
+        listing(
+            "group.coordinator.rebalance.protocols",
+            ("classic", "consumer"),
+            "Both group protocols, classic and consumer, are always offered.",
+            one_of=("consumer", "classic", "share", "streams"),
+        ),
+        integer("group.consumer.min.session.timeout.ms", 45000, _GROUPS, at_least=1),
+        integer("group.consumer.max.session.timeout.ms", 60000, _GROUPS, at_least=1),
+        integer("group.consumer.min.heartbeat.interval.ms", 5000, _GROUPS, at_least=1),
+        integer("group.consumer.max.heartbeat.interval.ms", 15000, _GROUPS, at_least=1),
+        integer("offsets.commit.timeout.ms", 5000, _ALONE, at_least=1),
+        integer("metrics.num.samples", 2, _PROMETHEUS, at_least=1),
+        long("metrics.sample.window.ms", 30000, _PROMETHEUS, at_least=1),
+        text("metrics.recording.level", "INFO", _PROMETHEUS),
+        integer("quota.window.num", 11, "There are no quotas yet.", at_least=1),
+        integer("quota.window.size.seconds", 1, "There are no quotas yet.", at_least=1),
+    )
+}
+
+
+_QUORUM = "there is no KRaft quorum: the metadata store keeps the cluster's state and elects the controller"
+_SHARE = "share groups are not offered"
+_STREAMS = "the streams group protocol is not offered"
+NO_SECURITY = "this broker can't authenticate, authorize or encrypt yet, and ignoring this would leave it open"
+
+# A name that ends in a dot stands for all that begin with it.
+NO_EFFECT: dict[str, str] = {
+    "process.roles": _QUORUM,
+    "controller.": _QUORUM,
+    "metadata.": _QUORUM,
+    "initial.broker.registration.timeout.ms": _QUORUM,
+    "internal.metadata.": _QUORUM,
+    "server.max.startup.time.ms": _QUORUM,
+    "early.start.listeners": _QUORUM,
+    "unstable.": "there are no unstable versions or features to switch on",
+    "group.share.": _SHARE,
+    "share.": _SHARE,
+    "group.streams.": _STREAMS,
+    "group.coordinator.": "the group coordinator has nothing to tune here",
+    "group.consumer.": "groups are assigned as soon as they change",
+    "add.partitions.to.txn.": "the coordinator retries by itself",
+    "kafka.metrics.": _PROMETHEUS,
+    "metric.reporters": _PROMETHEUS,
+    "telemetry.": "clients' telemetry is not collected",
+    "replication.quota.": "there are no quotas yet",
+    "alter.log.dirs.replication.quota.": "there are no quotas yet",
+    "controller.quota.": "there are no quotas yet",
+    "num.replica.alter.log.dirs.threads": "partitions do not move between folders",
+    "log.dir.failure.timeout.ms": "a failed folder is taken out of service at once",
+    "log.initial.task.delay.ms": "housekeeping begins with its first interval",
+    "log.cleaner.io.max.bytes.per.second": "compaction is not throttled",
+    "log.local.retention.": "there is no tiered storage",
+    "remote.": "there is no tiered storage",
+    "follower.fetch.": "there is no tiered storage",
+    "producer.id.expiration.check.interval.ms": "expired producers are dropped as they are met",
+    "unclean.leader.election.interval.ms": _LEASE,
+    "max.connections.per.ip.overrides": "every address has the same limit",
+    "connections.max.reauth.ms": "nothing is authenticated",
+    "connection.failed.authentication.delay.ms": "nothing is authenticated",
+    "socket.connection.setup.timeout.": _ALONE,
+    "log.message.format.version": "records have one format, v2",
+    "inter.broker.protocol.version": "brokers of one version speak alike",
+    "log.message.downconversion.enable": "records have one format, v2",
+    "log.message.timestamp.difference.max.ms": "use log.message.timestamp.before.max.ms and …after.max.ms",
+    "security.inter.broker.protocol": _ALONE,
+    "cordoned.log.dirs": "partitions do not move between folders",
+}
+REFUSED: dict[str, str] = {
+    "zookeeper.": "there is no ZooKeeper store yet; leave it out for the SQLite store in the data folder",
+    "authorizer.class.name": NO_SECURITY,
+    "super.users": NO_SECURITY,
+    "allow.everyone.if.no.acl.found": NO_SECURITY,
+    "sasl.": NO_SECURITY,
+    "ssl.": NO_SECURITY,
+    "delegation.token.": NO_SECURITY,
+    "principal.builder.class": NO_SECURITY,
+    "security.providers": NO_SECURITY,
+    "listener.name.": "settings of single listeners are not offered yet",
+    "create.topic.policy.class.name": "policies in Java can't run here",
+    "alter.config.policy.class.name": "policies in Java can't run here",
+    "client.quota.callback.class": "callbacks in Java can't run here",
+    "replica.selector.class": "selectors in Java can't run here",
+    "config.providers": "give secrets as environment variables instead",
+}
+# A value that only says what holds anyway, or switches the thing off, is no reason to refuse.
+HARMLESS_VALUES: dict[str, tuple[str, ...]] = {
+    "authorizer.class.name": ("",),
+    "allow.everyone.if.no.acl.found": ("true",),
+    "ssl.client.auth": ("none",),
+    "zookeeper.connect": ("",),
+    "sasl.enabled.mechanisms": ("",),
+    "config.providers": ("",),
+}
+# The reverse: keys without effect that would promise something if they were switched on.
+REFUSED_VALUES: dict[str, tuple[tuple[str, ...], str]] = {
+    "remote.log.storage.system.enable": (("true",), "there is no tiered storage"),
+    "process.roles": (("controller",), "a process that is only a controller does not exist here: any broker can be it"),
+    "security.inter.broker.protocol": (("SSL", "SASL_PLAINTEXT", "SASL_SSL"), NO_SECURITY),
+}
+
+
+def _reason(name: str, table: Mapping[str, str]) -> str | None:
+    for key, reason in table.items():
+        if name == key or (key.endswith(".") and name.startswith(key)):
+            return reason
+    return None
+
+
+def unhonoured(given: Mapping[str, str], problems: list[str]) -> Iterator[str]:
+    """Warnings for keys that do nothing; keys that must not be ignored go to `problems`."""
+    for name, value in given.items():
+        words = set(value.replace(",", " ").split())
+        values, why = REFUSED_VALUES.get(name, ((), ""))
+        if words and words <= set(values):
+            problems.append(f"{name}={value} is refused: {why}")
+        elif name in BROKER_SETTINGS:
+            if name == "controller.listener.names" and words:
+                yield f"{name} has no effect: {_QUORUM}; listeners with these names are not opened"
+        elif (idle := NO_EFFECT_SETTINGS.get(name)) is not None:
+            yield f"{name} has no effect: {idle.doc}"
+        elif (reason := _reason(name, NO_EFFECT)) is not None:
+            yield f"{name} has no effect: {reason}"
+        elif (reason := _reason(name, REFUSED)) is None:
+            yield f"{name} is not a key of oncelog or Kafka and is ignored"
+        elif value.strip().lower() in HARMLESS_VALUES.get(name, ()):
+            yield f"{name} has no effect: it says what holds anyway"
+        else:
+            problems.append(f"{name} is refused: {reason}")

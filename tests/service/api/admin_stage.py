@@ -1,0 +1,78 @@
+"""A real broker without a network, for the handlers of administrative requests: every question goes through the codec
+in its version, both ways.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from log.disk import RealDisk
+from service.api.routes import OFFERED, ROUTES
+from service.broker.node import Broker
+from service.broker.ports import RealEnv
+from service.broker.session import Session
+from service.cluster.memory_store import MemoryServer, MemoryStore
+from service.config import BrokerConfig, Endpoint
+from service.wire.base import Request, Struct
+from service.wire.codec import (
+    RequestHeader,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+)
+from service.wire.messages import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from service.wire.schemas import MESSAGES
+
+Answer = TypeVar("Answer", bound=Struct)
+
+HERE = Endpoint("PLAINTEXT", "broker.example", 9092, "PLAINTEXT")
+
+
+class Stage:
+    """One broker, whose questions are asked by `ask`."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    async def ask(self, request: Request[Answer], version: int | None = None) -> Answer:
+        _, key, *_ = MESSAGES[type(request).__name__]
+        assert key is not None
+        version = OFFERED[key][1] if version is None else version
+        read = decode_request(key, version, memoryview(encode_request(key, version, request)))
+        header = RequestHeader(key, version, 1, "client")
+        answer = ROUTES[key].handle(self.broker, Session("10.0.0.9", 1234), header, read)
+        if isinstance(answer, Awaitable):
+            answer = await answer
+        parts = encode_response(key, version, answer)
+        written = b"".join(part for part in parts if isinstance(part, bytes))
+        decoded: Answer = decode_response(key, version, written)
+        return decoded
+
+    async def create(self, name: str, partitions: int = 1, **config: str) -> bytes:
+        """A topic; its id. Dots in keys are written as underscores."""
+        configs = [CreatableTopicConfig(key.replace("_", "."), value) for key, value in config.items()]
+        topic = CreatableTopic(name, partitions, 1, configs=configs)
+        answer = await self.ask(CreateTopicsRequest([topic]))
+        assert answer.topics[0].error_code == 0, answer.topics[0].error_message
+        return bytes(answer.topics[0].topic_id)
+
+
+def on_stage(folder: Path, scene: Callable[[Stage], Awaitable[Any]], given: dict[str, str] | None = None) -> None:
+    """Play `scene` with a new broker of number 1."""
+
+    async def main() -> None:
+        disk = RealDisk(str(folder))
+        env = RealEnv(disk)
+        config = BrokerConfig({"node.id": "1", **(given or {})})
+        broker = Broker(env, config, MemoryStore(MemoryServer(env.clock), env), {str(folder): disk}, OFFERED)
+        await broker.open()
+        await broker.register([HERE])
+        try:
+            await scene(Stage(broker))
+        finally:
+            await broker.stop()
+            disk.close()
+
+    asyncio.run(main())

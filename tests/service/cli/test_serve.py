@@ -1,0 +1,292 @@
+"""`oncelog serve` as a process: what it tells, what keeps it from starting, how it ends, what survives a kill."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.service.cli.kit import COMMAND, PATIENCE_S, ROOT, Ended, Running, Serving, oncelog, process
+
+
+def _refused(*arguments: str, prefix: tuple[str, ...] = ()) -> Ended:
+    """A start that is meant to fail: it says why in one line, and prints nothing else."""
+    done = subprocess.run(
+        [*prefix, *COMMAND, "serve", "--host", "127.0.0.1", *arguments],
+        capture_output=True,
+        timeout=PATIENCE_S,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    ended = Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+    assert ended.status not in (0, None)
+    assert ended.out == ""
+    assert ended.err.count("\n") == 1, ended.err
+    assert ended.err.startswith("oncelog: ")
+    return ended
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with Serving.on(tmp_path_factory.mktemp("broker") / "data") as serving:
+        yield serving
+
+
+def test_it_tells_where_it_is(broker: Serving) -> None:
+    assert set(broker.facts) == {"bootstrap", "data", "node_id", "cluster_id", "process_id"}
+    host, _, port = broker.bootstrap.rpartition(":")
+    socket.create_connection((host, int(port))).close()
+    assert Path(broker.facts["data"][0]).is_dir()
+
+
+def test_the_banner_has_the_address_the_folder_and_lines_to_copy(tmp_path: Path) -> None:
+    """The lines are tried literally, as far as the programs in them are on this machine."""
+    data = tmp_path / "data"
+    flags = ("--host", "127.0.0.1", "--port", "0", "--data", str(data))
+    with Running("serve", *flags, stderr=subprocess.DEVNULL) as serving:
+        banner = ""
+        while " consume greetings " not in banner:
+            line = serving.line().decode()
+            assert line, banner
+            banner += line
+        _try_the_lines_of(banner, data)
+
+
+def _try_the_lines_of(banner: str, data: Path) -> None:
+    assert str(data) in banner
+    address = banner.partition("bootstrap address")[2].split()[0]
+    assert not address.endswith(":0")
+    python_lines = "python3 -c '" + banner.partition("python3 -c '")[2].partition("get())'")[0] + "get())'"
+    commands = [python_lines.replace("python3", sys.executable, 1)]
+    if shutil.which("kcat"):
+        commands += [line for line in banner.splitlines() if "kcat" in line]
+    for line in commands:
+        subprocess.run(line, shell=True, check=True, timeout=PATIENCE_S, capture_output=True)
+    written = oncelog("consume", "greetings", "-e", "-b", address).out.splitlines()
+    assert written == ["hello from Python", "hello"][: len(commands)]
+
+
+def test_a_second_broker_on_the_folder_is_refused(broker: Serving) -> None:
+    ended = _refused("--port", "0", "--data", broker.facts["data"][0])
+    assert f"is in use by another broker (process {broker.facts['process_id']})" in ended.err
+    assert oncelog("topic", "ls", bootstrap=broker.bootstrap).status == 0
+
+
+def test_a_port_in_use_is_told_before_the_folder_is_filled(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = _refused("--port", str(port), "--data", str(tmp_path / "data"))
+    assert ended.err == f"oncelog: can't listen on 127.0.0.1:{port}: the port is in use\n"
+    assert _files(tmp_path / "data") == {}
+
+
+def test_a_host_that_is_not_ours_is_told(tmp_path: Path) -> None:
+    assert "can't listen on 192.0.2.1:0" in _refused("--host", "192.0.2.1", "--port", "0", "--data", str(tmp_path)).err
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = _refused("--port", "0", "--data", str(tmp_path / "file" / "data"))
+    assert ended.err == f"oncelog: the data folder {tmp_path}/file/data can't be written: Not a directory\n"
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv on this machine")
+def test_an_unwritable_folder_is_told(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    data.chmod(0o500)
+    # Not even root may write what it has no capability for.
+    prefix = ("setpriv", "--bounding-set=-dac_override") if os.geteuid() == 0 else ()
+    ended = _refused("--port", "0", "--data", str(data), prefix=prefix)
+    assert ended.err == f"oncelog: the data folder {data} can't be written: Permission denied\n"
+
+
+def _small_disk(folder: Path, free_kib: int) -> tuple[str, ...]:
+    """What runs a command with `folder` on a disk of its own that has so much room left."""
+    script = (
+        f'mount -t tmpfs -o size=1m none {folder} && head -c {1024 - free_kib}K /dev/zero > {folder}/ballast; exec "$@"'
+    )
+    return ("unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh")
+
+
+def _can_mount(folder: Path) -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*_small_disk(folder, 1024), "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("free_kib", [0, 4, 32])
+def test_a_full_disk_is_told(tmp_path: Path, free_kib: int) -> None:
+    """Full at once, after the lock file, and within the metadata."""
+    if not _can_mount(tmp_path):
+        pytest.skip("this machine lets nobody mount a small disk")
+    ended = _refused("--port", "0", "--data", str(tmp_path / "data"), prefix=_small_disk(tmp_path, free_kib))
+    assert "full" in ended.err or "No space left" in ended.err
+
+
+def test_a_folder_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with Serving.on(data) as serving:
+        assert serving.stop().status == 0
+    meta = data / "meta.properties"
+    meta.write_text(meta.read_text().replace("oncelog.layout=1", "oncelog.layout=999"))
+    before = _files(data)
+    assert "newer" in _refused("--port", "0", "--data", str(data)).err
+    assert _files(data) == before
+
+
+def test_a_folder_of_apache_kafka_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=abc\n")
+    _refused("--port", "0", "--data", str(tmp_path))
+    assert list(_files(tmp_path)) == ["meta.properties"]
+
+
+def test_a_setting_that_is_wrong_is_told_with_2(tmp_path: Path) -> None:
+    ended = _refused("--port", "0", "--data", str(tmp_path / "data"), "-o", "log.segment.bytes=few")
+    assert ended.status == 2
+    assert "log.segment.bytes" in ended.err
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_file_that_is_not_there_is_told_with_2(tmp_path: Path) -> None:
+    assert _refused("-c", str(tmp_path / "server.properties")).status == 2
+
+
+def test_a_server_properties_of_kafkas_starts_it(tmp_path: Path) -> None:
+    """The file that Kafka is shipped with, but for the folder and the port. What can't be honoured is named."""
+    properties = tmp_path / "server.properties"
+    properties.write_text(
+        f"""
+# Licensed to the Apache Software Foundation (ASF) under one or more contributor license agreements.
+broker.id=0
+listeners=PLAINTEXT://127.0.0.1:0
+num.network.threads=3
+num.io.threads=8
+socket.send.buffer.bytes=102400
+socket.receive.buffer.bytes=102400
+socket.request.max.bytes=104857600
+log.dirs={tmp_path}/data
+num.partitions=3
+num.recovery.threads.per.data.dir=1
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+log.retention.hours=168
+log.retention.check.interval.ms=300000
+group.initial.rebalance.delay.ms=0
+"""
+    )
+    with Serving("-c", str(properties)) as serving:
+        assert serving.facts["data"] == [f"{tmp_path}/data"]
+        created = oncelog("topic", "create", "orders", "-o", "json", bootstrap=serving.bootstrap)
+        assert created.json()[0]["partitions"] == 3
+        ended = serving.stop()
+    assert ended.status == 0
+    assert "num.io.threads" in ended.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(tmp_path: Path, number: int) -> None:
+    """Status 0, and the next start has nothing to repair."""
+    data = tmp_path / "data"
+    with Serving.on(data) as serving:
+        assert oncelog("produce", "orders", stdin=b"one\ntwo\n", bootstrap=serving.bootstrap).status == 0
+        ended = serving.stop(number)
+    assert ended == Ended(0, "", "")
+    assert oncelog("log", "verify", str(data)).status == 0
+    with Serving.on(data) as again:
+        assert oncelog("consume", "orders", "-e", bootstrap=again.bootstrap).out == "one\ntwo\n"
+
+
+def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    """The reports of `produce` are the acknowledgements; the kill comes in the middle of the stream."""
+    data = tmp_path / "data"
+    with Serving.on(data) as serving:
+        assert oncelog("topic", "create", "orders", "-p", "2", bootstrap=serving.bootstrap).status == 0
+        flags = ("-o", "tsv", "-b", serving.bootstrap, "--timeout", "2")
+        with Running("produce", "orders", *flags, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as producing:
+            assert producing.stdin is not None
+            for number in range(20):
+                producing.stdin.write(b"record %d\n" % number)
+                producing.stdin.flush()
+                assert producing.line().startswith(b"orders\t")
+            serving.kill()
+            producing.stdin.write(b"too late\n")
+            producing.stdin.close()
+            producing.wait(PATIENCE_S)
+        # Sent into a broken connection, or never sent: it says that it does not know, or that nobody is there.
+        assert producing.returncode in (5, 7)
+    assert oncelog("log", "verify", str(data)).status == 0
+    with Serving.on(data, port=serving.port) as again:
+        read = oncelog("consume", "orders", "-e", bootstrap=again.bootstrap).out.splitlines()
+    assert sorted(read) == sorted(f"record {number}" for number in range(20))
+
+
+def test_the_topics_of_a_killed_broker_are_there_again(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with Serving.on(data) as serving:
+        oncelog("topic", "create", "orders", "-c", "retention.ms=1000000", bootstrap=serving.bootstrap)
+        serving.kill()
+    with Serving.on(data) as again:
+        (topic,) = oncelog("topic", "describe", "orders", "-o", "json", bootstrap=again.bootstrap).json()
+    assert topic["settings"] == {"retention.ms": "1000000"}
+
+
+def test_the_address_for_other_commands_is_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONCELOG_BOOTSTRAP", "localhost:9092")
+    with Serving.on(tmp_path / "data") as serving:
+        assert serving.stop() == Ended(0, "", "")
+
+
+def test_an_environment_variable_is_a_setting(tmp_path: Path) -> None:
+    ended = process("serve", "--data", str(tmp_path / "data"), ONCELOG_LOG_SEGMENT_BYTES="few")
+    assert ended.status == 2
+    assert "log.segment.bytes" in ended.err
+
+
+def _write(bootstrap: str, text: bytes) -> None:
+    assert oncelog("produce", "orders", stdin=text, bootstrap=bootstrap) == Ended(0, "", "")
+
+
+def test_who_reads_in_a_group_reads_on_after_a_crash_of_the_broker(tmp_path: Path) -> None:
+    """The member keeps asking, and the group is a fold over the log: nobody joins anew, nothing is read twice."""
+    data = tmp_path / "data"
+    with Serving.on(data) as serving:
+        _write(serving.bootstrap, b"before\n")
+        flags = ("-g", "readers", "-n", "2", "-b", serving.bootstrap, "--timeout", "20")
+        with Running("consume", "orders", *flags) as reading:
+            assert reading.line() == b"before\n"
+            serving.kill()
+            with Serving.on(data, port=serving.port) as again:
+                _write(again.bootstrap, b"after\n")
+                assert reading.ended() == Ended(0, "after\n", "")
+                (row,) = oncelog("group", "lag", "readers", "-o", "json", bootstrap=again.bootstrap).json()
+                assert row["lag"] == 0
+
+
+def test_readers_do_not_hold_up_a_stop(tmp_path: Path) -> None:
+    """A long poll is answered or cut; either way the reader learns of it and the broker ends with 0."""
+    with Serving.on(tmp_path / "data") as serving:
+        _write(serving.bootstrap, b"one\n")
+        with Running("consume", "orders", "-b", serving.bootstrap, "--timeout", "2") as reading:
+            assert reading.line() == b"one\n"
+            assert serving.stop().status == 0
+            ended = reading.ended()
+            assert (ended.status, ended.err.count("\n")) == (5, 1)

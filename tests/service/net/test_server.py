@@ -1,0 +1,592 @@
+"""Connections over real sockets, on every kind of loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Awaitable
+from pathlib import Path
+
+import pytest
+
+from log.disk import FileSlice, RealDisk
+from service.net import connection as connection_module
+from service.net import server as server_module
+from service.net.connection import LARGE_BYTES, MAX_PRODUCES, READ_BYTES
+from service.net.outbox import plain_descriptor
+from service.net.server import CLOSE, NO_REPLY, Limits, Reply, Server
+from service.wire.codec import MalformedRequest
+from tests.service.net.kit import LOOPS, METADATA, PRODUCE, EchoDoor, Later, connect, frame, run, serving, until
+
+every_loop = pytest.mark.parametrize("loop", LOOPS)
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+# ---------------------------------------------------------------- frames
+
+
+@every_loop
+def test_frames_are_answered_however_the_stream_is_cut(loop: str) -> None:
+    """Byte by byte, many in one piece, and everything between."""
+    stream = b"".join(frame(at, bytes([at]) * at * 50) for at in range(40))
+
+    async def main() -> None:
+        for step in (1, 7, 1000, 5000, len(stream)):
+            async with serving(EchoDoor()) as server:
+                peer = await connect(server)
+                for start in range(0, len(stream), step):
+                    await peer.send(stream[start : start + step])
+                    if step > 1:
+                        await asyncio.sleep(0)
+                for at in range(40):
+                    assert await peer.answer() == (at, bytes([at]) * at * 50)
+                peer.close()
+
+    run(loop, main)
+
+
+@every_loop
+@pytest.mark.parametrize("size", [READ_BYTES - 30, READ_BYTES, LARGE_BYTES, 1024 * 1024, 3 * 1024 * 1024])
+def test_long_frames_come_whole_and_leave_no_buffer_behind(loop: str, size: int) -> None:
+    async def main() -> None:
+        async with serving(EchoDoor()) as server:
+            peer = await connect(server)
+            for at in range(3):
+                body = os.urandom(64) * (size // 64)
+                sending = asyncio.ensure_future(
+                    peer.send(frame(at, body, api_key=PRODUCE) + frame(100 + at, b"short", api_key=PRODUCE))
+                )
+                assert await peer.answer() == (at, body)
+                assert await peer.answer() == (100 + at, b"short")
+                await sending
+            assert server._lent == 0
+            (connection,) = server._connections
+            assert connection._large is None
+            assert not connection._kept
+            peer.close()
+
+    run(loop, main)
+
+
+@every_loop
+@pytest.mark.parametrize(
+    "start",
+    [
+        struct.pack(">i", -1),
+        struct.pack(">i", 7),
+        struct.pack(">ih", 100 * 1024 * 1024 + 1, PRODUCE),
+        struct.pack(">ih", 8 * 1024 * 1024 + 1, METADATA),
+        b"GET / HTTP/1.1\r\n",
+    ],
+)
+def test_a_length_that_is_not_granted_ends_the_connection(loop: str, start: bytes) -> None:
+    async def main() -> None:
+        async with serving(EchoDoor()) as server:
+            peer = await connect(server)
+            await peer.send(start)
+            assert await peer.closed()
+
+    run(loop, main)
+
+
+def test_a_long_frame_holds_memory_for_what_came_not_for_what_it_says() -> None:
+    async def main() -> None:
+        async with serving(EchoDoor()) as server:
+            peer = await connect(server)
+            whole = frame(1, bytes(50_000_000), api_key=PRODUCE)
+            await peer.send(whole[:20])
+            await until(lambda: bool(server._connections) and len(next(iter(server._connections))._kept) == 20)
+            (connection,) = server._connections
+            await peer.send(whole[20:400_000])
+            await until(lambda: connection._large_end == 400_000)
+            assert connection._large is not None
+            assert len(connection._large) <= 800_000
+            peer.close()
+
+    run("uvloop", main)
+
+
+@every_loop
+def test_a_malformed_header_ends_its_connection_and_no_other(loop: str) -> None:
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            honest, hostile = await connect(server), await connect(server)
+            await hostile.send(frame(1) + struct.pack(">ihhih", 12, METADATA, 12, 1, 30_000) + b"ab")
+            assert (await hostile.answer())[0] == 1
+            assert await hostile.closed()
+            await honest.send(frame(2, b"fine"))
+            assert await honest.answer() == (2, b"fine")
+            await until(lambda: len(door.gone) == 1)
+            assert server.connections == 1
+
+    run(loop, main)
+
+
+# ---------------------------------------------------------------- order
+
+
+@every_loop
+def test_a_request_starts_when_all_before_it_are_answered(loop: str) -> None:
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            door.answers[1] = first = Later()
+            peer = await connect(server)
+            await peer.send(frame(1) + frame(2, b"x") + frame(3, b"y", api_key=PRODUCE))
+            await until(lambda: door.started == [1])
+            await asyncio.sleep(0.02)
+            assert door.started == [1]
+            first.comes([b"late"])
+            assert [await peer.answer() for _ in range(3)] == [(1, b"late"), (2, b"x"), (3, b"y")]
+
+    run(loop, main)
+
+
+@every_loop
+def test_produces_overtake_nothing_but_wait_for_nothing(loop: str) -> None:
+    """A Produce starts behind unanswered Produces; the answers leave in the order of the requests."""
+
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            waits = {at: Later() for at in (1, 2, 3)}
+            door.answers.update(waits)
+            peer = await connect(server)
+            await peer.send(b"".join(frame(at, api_key=PRODUCE) for at in (1, 2, 3, 4)) + frame(5, b"last"))
+            await until(lambda: door.started == [1, 2, 3, 4])
+            waits[3].comes([b"c"])
+            waits[2].comes([b"b"])
+            await asyncio.sleep(0.02)
+            assert door.started == [1, 2, 3, 4]
+            waits[1].comes([b"a"])
+            answers = [await peer.answer() for _ in range(5)]
+            assert answers == [(1, b"a"), (2, b"b"), (3, b"c"), (4, b""), (5, b"last")]
+
+    run(loop, main)
+
+
+@every_loop
+def test_so_many_produces_are_unanswered_and_no_more(loop: str) -> None:
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            waits = [Later() for _ in range(MAX_PRODUCES + 4)]
+            door.answers.update(enumerate(waits))
+            peer = await connect(server)
+            await peer.send(b"".join(frame(at, api_key=PRODUCE) for at in range(len(waits))))
+            await until(lambda: len(door.requests) == MAX_PRODUCES)
+            await asyncio.sleep(0.02)
+            assert len(door.requests) == MAX_PRODUCES
+            for at, wait in enumerate(waits):
+                await until(lambda at=at: len(door.requests) > at)  # type: ignore[misc]
+                wait.comes([b"%d" % at])
+            for at in range(len(waits)):
+                assert await peer.answer() == (at, b"%d" % at)
+
+    run(loop, main)
+
+
+@every_loop
+def test_no_reply_leaves_no_gap_and_close_comes_after_what_was_answered(loop: str) -> None:
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            door.answers[1] = lambda body: NO_REPLY
+            door.answers[3] = slow = Later()
+            door.answers[4] = lambda body: CLOSE
+            peer = await connect(server)
+            await peer.send(
+                frame(1, api_key=PRODUCE)
+                + frame(2, b"two", api_key=PRODUCE)
+                + frame(3, api_key=PRODUCE)
+                + frame(4, api_key=PRODUCE)
+                + frame(5, api_key=PRODUCE)
+            )
+            assert await peer.answer() == (2, b"two")
+            slow.comes([b"three"])
+            assert await peer.answer() == (3, b"three")
+            assert await peer.closed()
+            assert door.started == [1, 2, 3, 4]
+            await until(lambda: len(door.gone) == 1)
+
+    run(loop, main)
+
+
+@every_loop
+def test_a_door_that_fails_costs_one_connection(loop: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> Reply:
+        raise RuntimeError("planted")
+
+    def fail_now(body: memoryview) -> Reply:
+        raise RuntimeError("planted")
+
+    def malformed(body: memoryview) -> Reply:
+        raise MalformedRequest("planted")
+
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            door.answers = {1: fail_now, 2: lambda body: fail(), 3: malformed}
+            honest = await connect(server)
+            for number in (1, 2, 3):
+                peer = await connect(server)
+                await peer.send(frame(0, b"before") + frame(number))
+                assert await peer.answer() == (0, b"before")
+                assert await peer.closed()
+            await honest.send(frame(9, b"fine"))
+            assert await honest.answer() == (9, b"fine")
+
+    run(loop, main)
+    assert len([record for record in caplog.records if record.exc_info]) == 2
+
+
+# ---------------------------------------------------------------- files
+
+
+def stored(folder: Path, size: int) -> tuple[bytes, RealDisk]:
+    data = os.urandom(1 << 16) * (size >> 16)
+    (folder / "segment").write_bytes(data)
+    return data, RealDisk(str(folder))
+
+
+@every_loop
+def test_stored_bytes_leave_whole_and_in_order_at_whatever_pace_they_are_read(loop: str, tmp_path: Path) -> None:
+    data, disk = stored(tmp_path, 12 << 20)
+
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            file = disk.open("segment")
+            parts: list[tuple[int, int]] = [(0, 100), (5, 3 << 20), (1 << 20, 8 << 20), (7, 1)]
+            expected = b"".join(data[position : position + size] + b"-" for position, size in parts)
+            for at in range(1, 4):
+                reply: list[bytes | FileSlice] = []
+                for position, size in parts:
+                    reply += [FileSlice(file, position, size), b"-"]
+                door.answers[at] = lambda body, reply=reply: reply  # type: ignore[misc]
+            peer = await connect(server)
+            await peer.send(frame(1) + frame(2) + frame(3) + frame(4, b"end"))
+            for at in range(1, 4):
+                assert await peer.answer() == (at, expected)
+                await asyncio.sleep(0.01)
+            assert await peer.answer() == (4, b"end")
+            assert file._pins == 0
+            file.close()
+
+    run(loop, main)
+
+
+@every_loop
+def test_a_slice_is_pinned_until_it_left_or_its_reader_is_gone(loop: str, tmp_path: Path) -> None:
+    _, disk = stored(tmp_path, 32 << 20)
+
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            file = disk.open("segment")
+            door.answers[1] = lambda body: [b"head", FileSlice(file, 0, 32 << 20), FileSlice(file, 0, 1)]
+            peer = await connect(server, receive_bytes=65536)
+            await peer.send(frame(1))
+            await until(lambda: file._pins == 2)
+            disk.unlink("segment")
+            file.close()  # what is promised stays readable
+            await peer.exactly(20 << 20)
+            assert file._pins == 2
+            peer.reset()
+            await until(lambda: server.connections == 0)
+            assert file._pins == 0
+
+    run(loop, main)
+
+
+def test_nothing_is_written_past_a_transport_that_encrypts() -> None:
+    """The socket under TLS must carry only what TLS made of the bytes."""
+
+    class Transport(asyncio.Transport):
+        def __init__(self, **extra: object) -> None:
+            super().__init__(extra)
+
+    with socket.socket() as connection:
+        assert plain_descriptor(Transport(socket=connection)) == connection.fileno()
+        assert plain_descriptor(Transport(socket=connection, sslcontext=object())) == -1
+        assert plain_descriptor(Transport()) == -1
+        assert plain_descriptor(Transport(socket=object())) == -1
+
+
+@every_loop
+def test_a_file_that_lost_its_bytes_ends_the_connection_that_waits_for_them(
+    loop: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, disk = stored(tmp_path, 1 << 20)
+
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            file = disk.open("segment")
+            door.answers[1] = lambda body: [FileSlice(file, 0, 2 << 20)]
+            peer = await connect(server)
+            await peer.send(frame(1))
+            with pytest.raises(AssertionError, match="closed the connection"):
+                await peer.exactly((2 << 20) + 8)
+            assert file._pins == 0
+            file.close()
+
+    run(loop, main)
+    assert "could not be read" in caplog.text
+
+
+@every_loop
+def test_who_does_not_read_holds_the_answer_it_asked_for_and_no_more(loop: str, tmp_path: Path) -> None:
+    """It pipelines thousands of requests: each is started when the answer before it has left."""
+    _, disk = stored(tmp_path, 4 << 20)
+
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            file = disk.open("segment")
+            for at in range(4000):
+                door.answers[at] = lambda body: [FileSlice(file, 0, 4 << 20)]
+            peer = await connect(server, receive_bytes=65536)
+            sending = asyncio.ensure_future(peer.send(b"".join(frame(at, bytes(10_000)) for at in range(4000))))
+            await until(lambda: len(door.requests) >= 1)
+            await asyncio.sleep(0.1)
+            started = len(door.requests)
+            assert started <= 4  # what fits into the two kernels' buffers
+            assert not sending.done()  # the socket is no longer read, and 40 MB is more than kernels hold
+            (connection,) = server._connections
+            assert len(connection._kept) + connection._large_end <= LARGE_BYTES + READ_BYTES
+            assert connection._outbox._transport.get_write_buffer_size() <= 64 * 1024
+            honest = await connect(server)
+            await honest.send(frame(9999, b"fine"))
+            assert await honest.answer() == (9999, b"fine")
+            assert len(door.requests) == started + 1
+            sending.cancel()
+            peer.reset()
+            await until(lambda: server.connections == 1)
+            file.close()
+
+    run(loop, main)
+
+
+# ---------------------------------------------------------------- limits
+
+
+@pytest.fixture
+def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(connection_module, "LEAST_BYTES_A_SECOND", 1 << 40)
+
+
+@every_loop
+@pytest.mark.usefixtures("_quick_looks")
+def test_a_request_that_does_not_come_whole_in_time_ends_its_connection(loop: str) -> None:
+    async def main() -> None:
+        async with serving(EchoDoor(), Limits(receive_timeout_s=0.15)) as server:
+            slow, honest = await connect(server), await connect(server)
+            request = frame(1, b"body")
+
+            async def trickle() -> None:
+                for at in range(len(request) - 1):
+                    await slow.send(request[at : at + 1])
+                    await asyncio.sleep(0.02)
+
+            trickling = asyncio.ensure_future(trickle())
+            assert await slow.closed()
+            trickling.cancel()
+            await asyncio.gather(trickling, return_exceptions=True)
+            await honest.send(frame(2, b"fine"))
+            assert await honest.answer() == (2, b"fine")
+
+    run(loop, main)
+
+
+@every_loop
+@pytest.mark.usefixtures("_quick_looks")
+def test_an_idle_connection_ends_and_one_that_waits_for_an_answer_does_not(loop: str) -> None:
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door, Limits(idle_timeout_s=0.15)) as server:
+            door.answers[1] = answer = Later()
+            idle, waiting = await connect(server), await connect(server)
+            await waiting.send(frame(1))
+            assert await idle.closed()
+            await asyncio.sleep(0.2)
+            answer.comes([b"at last"])
+            assert await waiting.answer() == (1, b"at last")
+            assert await waiting.closed()
+
+    run(loop, main)
+
+
+@every_loop
+@pytest.mark.usefixtures("_quick_looks")
+def test_who_reads_nothing_of_its_answer_for_too_long_is_dropped(loop: str) -> None:
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door, Limits(send_timeout_s=0.15)) as server:
+            door.answers[1] = lambda body: [bytes(32 << 20)]
+            peer = await connect(server, receive_bytes=65536)
+            await peer.send(frame(1))
+            await until(lambda: server.connections == 1)
+            await until(lambda: server.connections == 0)
+            assert len(door.gone) == 1
+
+    run(loop, main)
+
+
+@every_loop
+def test_there_are_no_more_connections_than_granted(loop: str) -> None:
+    async def main() -> None:
+        for limits in (Limits(max_connections=2), Limits(max_connections_per_ip=2)):
+            door = EchoDoor()
+            async with serving(door, limits) as server:
+                first, second = await connect(server), await connect(server)
+                await until(lambda server=server: server.connections == 2)  # type: ignore[misc]
+                third = await connect(server)
+                assert await third.closed()
+                first.close()
+                await until(lambda server=server: server.connections == 1)  # type: ignore[misc]
+                fourth = await connect(server)
+                await fourth.send(frame(4, b"room"))
+                assert await fourth.answer() == (4, b"room")
+                assert len(door.sessions) == 3
+                second.close()
+
+    run(loop, main)
+
+
+@every_loop
+def test_a_peer_that_vanishes_in_the_middle_of_a_frame_is_forgotten(loop: str) -> None:
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            request = frame(1, bytes(100_000), api_key=PRODUCE)
+            for cut in (1, 5, 50, 60_000):
+                for vanish in ("reset", "close"):
+                    peer = await connect(server)
+                    await peer.send(request[:cut])
+                    await until(lambda: server.connections == 1)
+                    peer.reset() if vanish == "reset" else peer.close()
+                    await until(lambda: server.connections == 0)
+            assert len(door.gone) == len(door.sessions) == 8
+            assert door.requests == []
+            assert server._lent == 0
+
+    run(loop, main)
+
+
+@every_loop
+def test_an_answer_to_a_peer_that_is_gone_goes_nowhere(loop: str) -> None:
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            door.answers[1] = late = Later()
+            peer = await connect(server)
+            await peer.send(frame(1))
+            await until(lambda: door.started == [1])
+            peer.reset()
+            await until(lambda: server.connections == 0)
+            other = await connect(server)  # may well get the same descriptor
+            late.comes([b"for somebody else"])
+            await asyncio.sleep(0.02)
+            await other.send(frame(2, b"mine"))
+            assert await other.answer() == (2, b"mine")
+
+    run(loop, main)
+
+
+# ---------------------------------------------------------------- the end
+
+
+@every_loop
+def test_closing_answers_what_was_begun(loop: str) -> None:
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            door.answers[1] = late = Later()
+            peer, idle = await connect(server), await connect(server)
+            await peer.send(frame(1) + frame(2))
+            await until(lambda: door.started == [1])
+            closing = asyncio.ensure_future(server.close(grace_s=5.0))
+            await asyncio.sleep(0.02)
+            assert not closing.done()
+            late.comes([b"done"])
+            await closing
+            assert await peer.answer() == (1, b"done")
+            assert await peer.closed()
+            assert await idle.closed()
+            assert door.started == [1]
+            assert server.connections == 0
+
+    run(loop, main)
+
+
+@every_loop
+def test_closing_does_not_wait_for_ever(loop: str) -> None:
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            door.answers[1] = never = Later()
+            door.answers[2] = lambda body: [bytes(32 << 20)]
+            waiting, deaf = await connect(server), await connect(server, receive_bytes=65536)
+            await waiting.send(frame(1))
+            await deaf.send(frame(2))
+            await until(lambda: len(door.requests) == 2)
+            await server.close(grace_s=0.1)
+            assert await waiting.closed()
+            assert server.connections == 0
+            never.comes([b""])
+
+    run(loop, main)
+
+
+def test_a_port_in_use_is_an_error_of_the_system() -> None:
+    async def main() -> None:
+        async with serving(EchoDoor()) as server:
+            other: Server[object] = Server(asyncio.get_running_loop(), EchoDoor(), Limits())  # type: ignore[arg-type]
+            with pytest.raises(OSError):
+                await other.start("127.0.0.1", server.port)
+
+    run("uvloop", main)
+
+
+@every_loop
+def test_one_connection_that_has_much_to_ask_does_not_keep_others_waiting(loop: str) -> None:
+    """Its requests are taken a few at a time: an honest request is started among them, not behind them."""
+
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            greedy, honest = await connect(server), await connect(server)
+            await until(lambda: server.connections == 2)
+            await greedy.send(b"".join(frame(at) for at in range(2000)))
+            await honest.send(frame(77_777, b"fine"))
+            assert await honest.answer() == (77_777, b"fine")
+            for at in range(2000):
+                assert (await greedy.answer())[0] == at
+            assert door.started.index(77_777) < 1999
+
+    run(loop, main)
+
+
+def test_awaitables_other_than_coroutines_are_answers_too() -> None:
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+            def answer(body: memoryview) -> Awaitable[Reply]:
+                return future
+
+            door.answers[1] = answer
+            peer = await connect(server)
+            await peer.send(frame(1))
+            await until(lambda: door.started == [1])
+            future.set_result([b"a future"])
+            assert await peer.answer() == (1, b"a future")
+
+    run("uvloop", main)
