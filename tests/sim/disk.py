@@ -1,0 +1,663 @@
+"""A disk with a page cache and a platter, behind the port of `log.disk`.
+
+A process sees the cache. A kill leaves the cache as it is. A power cut leaves the platter, and of what was not synced
+whatever luck had it that the kernel wrote back: any subset of a file's dirty sectors, and of the name changes a prefix
+of the order in which they were made.
+
+What always holds:
+ - Bytes are on the platter for sure once an fsync has returned that began after they were appended; names, once a
+   `sync_dir` of their folder has. It makes no other folder's names durable, which is more than journalling file systems
+   would need and no more than POSIX promises.
+ - A failed fsync leaves the pages clean and unwritten, as Linux does: a later fsync succeeds and proves nothing about
+   them.
+ - A process that died can't touch its disk: every call of it raises `ProcessDied`.
+ - The same seed and the same calls give the same faults.
+
+`SimDisk` is the device, `Mount` is the `Disk` port as one process sees it, with the port's rule that the first failed
+change is final for that process. Faults are planted through `SimDisk.faults`, `fail_next`, `flip_bit` and `trip_after`,
+which ends the process in the middle of one of its disk calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import random
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from log.disk import TEMPORARY, Buffer, DiskFault
+
+if TYPE_CHECKING:
+    from tests.sim.world import Host
+
+SECTOR_BYTES = 512  # written whole or not at all
+LUCK = (0.0, 0.5, 0.9, 1.0)  # how much of what was not synced survives a power cut
+
+
+@dataclass(slots=True)
+class DiskFaults:
+    """How often each call fails by itself, and how long what takes time takes."""
+
+    append_error: float = 0.0
+    read_error: float = 0.0
+    short_read: float = 0.0
+    fsync_error: float = 0.0
+    name_error: float = 0.0
+    fsync_seconds: float = 0.002
+    stall_chance: float = 0.01
+    stall_seconds: float = 0.2
+    eviction: float = 0.02  # how often an unpinned file must be opened anew by its name, as when descriptors are short
+
+
+@dataclass(slots=True)
+class Planted:
+    """One fault to come: the `after`-th matching call from now on fails."""
+
+    operation: str
+    path_part: str
+    error: int
+    after: int
+    times: int
+
+
+@dataclass(slots=True)
+class Trip:
+    """The process is to die within one of its disk calls."""
+
+    operations: int  # how many more calls it survives
+    path_part: str
+    then: Callable[[], None]
+
+
+@dataclass(slots=True)
+class Dirty:
+    """One change to a file that is not on the platter yet: bytes at a position, or (without bytes) a new size."""
+
+    number: int
+    position: int
+    data: bytes | None
+
+
+@dataclass(eq=False, slots=True)
+class Inode:
+    number: int
+    cache: bytearray = field(default_factory=bytearray)
+    platter: bytearray = field(default_factory=bytearray)
+    dirty: list[Dirty] = field(default_factory=list)
+
+    def harden(self, up_to_number: int) -> None:
+        """Everything changed up to `up_to_number` reaches the platter."""
+        kept = 0
+        for change in self.dirty:
+            if change.number > up_to_number:
+                break
+            write(self.platter, change.position, change.data)
+            kept += 1
+        del self.dirty[:kept]
+
+    def lose_power(self, chance: random.Random) -> int:
+        """Play the lottery for what is dirty; returns how many sectors were lost."""
+        lost = 0
+        luck = chance.choice(LUCK)
+        sizes_kept = chance.randrange(len(self.dirty) + 1)
+        for place, change in enumerate(self.dirty):
+            if change.data is None:
+                if place < sizes_kept:
+                    write(self.platter, change.position, None)
+                continue
+            start = 0
+            while start < len(change.data):
+                end = min(len(change.data), start + SECTOR_BYTES - (change.position + start) % SECTOR_BYTES)
+                if chance.random() < luck:
+                    write(self.platter, change.position + start, change.data[start:end])
+                else:
+                    lost += 1
+                start = end
+        self.dirty.clear()
+        self.cache = bytearray(self.platter)
+        return lost
+
+
+def write(image: bytearray, position: int, data: bytes | None) -> None:
+    if data is None:
+        if position < len(image):
+            del image[position:]
+        else:
+            image.extend(bytes(position - len(image)))
+        return
+    if position > len(image):
+        image.extend(bytes(position - len(image)))  # a hole reads as zeros
+    image[position : position + len(data)] = data
+
+
+@dataclass(eq=False, slots=True)
+class Folder:
+    number: int
+    entries: dict[str, Inode | Folder] = field(default_factory=dict)
+    durable: dict[str, Inode | Folder] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class NameChange:
+    """Entries of folders set, or removed where there is no node. A move is two of them, and both happen or none."""
+
+    parts: tuple[tuple[Folder, str, Inode | Folder | None], ...]
+
+    def apply(self, entries_of: Callable[[Folder], dict[str, Inode | Folder]]) -> None:
+        for folder, name, node in self.parts:
+            if node is None:
+                entries_of(folder).pop(name, None)
+            else:
+                entries_of(folder)[name] = node
+
+    def touches(self, folders: list[Folder]) -> bool:
+        return any(folder in folders for folder, _, _ in self.parts)
+
+
+class SimDisk:
+    """The device. It outlives processes and power cuts."""
+
+    def __init__(self, chance: random.Random, *, capacity_bytes: int = 1 << 40) -> None:
+        self.chance = chance
+        self.faults = DiskFaults()
+        self.capacity_bytes = self._whole_capacity_bytes = capacity_bytes
+        self.owner: Host | None = None
+        self.life = 0  # the process that may use it
+        self.operations = 0
+        self.sectors_lost = 0
+        self.names_lost = 0
+        self.faults_given = 0
+        self.trip: Trip | None = None
+        self.root = Folder(0)
+        self.used_bytes = 0
+        self.name_changes: list[NameChange] = []  # not durable yet, in the order they were made
+        self._numbers = 0
+        self._planted: list[Planted] = []
+
+    def mount(self) -> Mount:
+        """The disk as the process of the present life sees it."""
+        return Mount(self, self.life)
+
+    def number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    # -- planting faults
+
+    def fail_next(
+        self, operation: str, *, error: int = errno.EIO, path_part: str = "", after: int = 0, times: int = 1
+    ) -> None:
+        """Let the matching call after the next `after` ones fail. Operations: append, pread, fsync, sync_dir, and the
+        names of the port's other calls.
+        """
+        self._planted.append(Planted(operation, path_part, error, after, times))
+
+    def trip_after(self, operations: int, then: Callable[[], None], *, path_part: str = "") -> None:
+        """Call `then`, which ends the process, within a disk call so many calls from now."""
+        self.trip = Trip(operations, path_part, then)
+
+    def heal(self) -> None:
+        """No more faults, and room again. What a process has already seen fail stays failed for it."""
+        self._planted.clear()
+        self.capacity_bytes = self._whole_capacity_bytes
+        for name in ("append_error", "read_error", "short_read", "fsync_error", "name_error"):
+            setattr(self.faults, name, 0.0)
+
+    def flip_bit(self, path: str, position: int, bit: int) -> None:
+        """Rot: the platter has changed, and whoever reads sees it."""
+        inode = self.find(path)
+        assert isinstance(inode, Inode)
+        inode.cache[position] ^= 1 << bit
+        if position < len(inode.platter):
+            inode.platter[position] ^= 1 << bit
+
+    def find(self, path: str) -> Inode | Folder:
+        node: Inode | Folder = self.root
+        for part in parts_of(path):
+            if not isinstance(node, Folder) or part not in node.entries:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            node = node.entries[part]
+        return node
+
+    def files(self) -> list[tuple[str, int, int]]:
+        """Every file by path: (path, size in the cache, bytes that are surely on the platter's image)."""
+        found: list[tuple[str, int, int]] = []
+
+        def walk(folder: Folder, prefix: str) -> None:
+            for name in sorted(folder.entries):
+                node = folder.entries[name]
+                if isinstance(node, Folder):
+                    walk(node, f"{prefix}{name}/")
+                else:
+                    found.append((prefix + name, len(node.cache), len(node.platter)))
+
+        walk(self.root, "")
+        return found
+
+    # -- what happens to the machine
+
+    def process_gone(self, *, power: bool) -> None:
+        self.life = -1
+        self.trip = None
+        if power:
+            self._lose_names()
+            self._lose_sectors()
+
+    def _lose_names(self) -> None:
+        kept = self.chance.randrange(len(self.name_changes) + 1)
+        for change in self.name_changes[:kept]:
+            change.apply(lambda folder: folder.durable)
+        self.names_lost += len(self.name_changes) - kept
+        self.name_changes.clear()
+        for folder in self._folders():
+            folder.entries = dict(folder.durable)
+
+    def _lose_sectors(self) -> None:
+        inodes: dict[int, Inode] = {}
+        for folder in self._folders():
+            inodes.update((node.number, node) for node in folder.entries.values() if isinstance(node, Inode))
+        for _, inode in sorted(inodes.items()):
+            self.sectors_lost += inode.lose_power(self.chance)
+        self.used_bytes = sum(len(inode.cache) for inode in inodes.values())
+
+    def _folders(self) -> list[Folder]:
+        """Every folder that the process sees or the platter holds, each once."""
+        found: dict[int, Folder] = {}
+        waiting = [self.root]
+        while waiting:
+            folder = waiting.pop()
+            if folder.number not in found:
+                found[folder.number] = folder
+                waiting.extend(
+                    node for node in (*folder.entries.values(), *folder.durable.values()) if isinstance(node, Folder)
+                )
+        return [found[number] for number in sorted(found)]
+
+    # -- called by mounts
+
+    def alive(self, life: int) -> None:
+        if life != self.life:
+            raise process_died()
+
+    def begin(self, life: int, operation: str, path: str) -> None:
+        """Every call passes here before it does anything: the dead are stopped, planted and drawn faults are raised."""
+        self.alive(life)
+        self.operations += 1
+        if self.owner is not None:
+            self.owner.world.mix(f"{operation} {path}".encode())
+        for planted in self._planted:
+            if planted.operation == operation and planted.path_part in path:
+                if planted.after > 0:
+                    planted.after -= 1
+                    continue
+                planted.times -= 1
+                if planted.times <= 0:
+                    self._planted.remove(planted)
+                self.fail(planted.error, path)
+        odds = {"append": self.faults.append_error, "pread": self.faults.read_error, "fsync": self.faults.fsync_error}
+        if (odd := odds.get(operation, self.faults.name_error)) and self.chance.random() < odd:
+            self.fail(self.chance.choice((errno.EIO, errno.ENOSPC)) if operation == "append" else errno.EIO, path)
+
+    def fail(self, error: int, path: str) -> None:
+        self.faults_given += 1
+        raise DiskFault(error, os.strerror(error), path)
+
+    def tripped(self, path: str) -> bool:
+        """Whether the process dies in this call."""
+        trip = self.trip
+        if trip is None or trip.path_part not in path:
+            return False
+        trip.operations -= 1
+        if trip.operations > 0:
+            return False
+        self.trip = None
+        trip.then()
+        return True
+
+    async def delay(self, life: int) -> None:
+        faults = self.faults
+        seconds = faults.fsync_seconds * (0.25 + 1.5 * self.chance.random())
+        if self.chance.random() < faults.stall_chance:
+            seconds += faults.stall_seconds * self.chance.random()
+        await asyncio.sleep(seconds)
+        self.alive(life)
+
+    def change_names(self, *parts: tuple[Folder, str, Inode | Folder | None]) -> None:
+        change = NameChange(parts)
+        change.apply(lambda folder: folder.entries)
+        self.name_changes.append(change)
+
+    def harden_names(self, folder: Folder, changes: list[NameChange]) -> None:
+        """Of `changes`, those of the folder become durable, and with a move what its other folder
+        had changed before.
+        """
+        folders = [folder]
+        for change in reversed(changes):
+            if change.touches(folders):
+                folders.extend(other for other, _, _ in change.parts if other not in folders)
+        kept = []
+        for change in self.name_changes:
+            if change in changes and change.touches(folders):
+                change.apply(lambda folder: folder.durable)
+            else:
+                kept.append(change)
+        self.name_changes = kept
+
+
+def process_died() -> BaseException:
+    from tests.sim.world import ProcessDied  # the world imports this module
+
+    return ProcessDied("a dead process touched its disk")
+
+
+def parts_of(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
+class Mount:
+    """The disk as one life of a process sees it."""
+
+    def __init__(self, device: SimDisk, life: int) -> None:
+        self.device = device
+        self.life = life
+        self.fault: DiskFault | None = None
+        self._writer = asyncio.Lock()
+
+    # -- files
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> SimFile:
+        existing = self._lookup("open", path)
+        if existing is None:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            with self._changing("create", path):
+                folder, name = self._place(path)
+                existing = Inode(self.device.number())
+                self.device.change_names((folder, name, existing))
+        elif exclusive:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        if isinstance(existing, Folder):
+            raise DiskFault(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        return SimFile(self, path, existing)
+
+    def read(self, path: str) -> bytes:
+        node = self._lookup("read", path)
+        if not isinstance(node, Inode):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return bytes(node.cache)
+
+    def exists(self, path: str) -> bool:
+        return self._lookup("exists", path) is not None
+
+    def listdir(self, path: str) -> list[str]:
+        node = self._lookup("listdir", path)
+        if not isinstance(node, Folder):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        names = list(node.entries)
+        self.device.chance.shuffle(names)  # no order was promised
+        return names
+
+    # -- names
+
+    def mkdir(self, path: str) -> None:
+        with self._changing("mkdir", path):
+            folder = self.device.root
+            for part in parts_of(path):
+                if part not in folder.entries:
+                    self.device.change_names((folder, part, Folder(self.device.number())))
+                node = folder.entries[part]
+                if not isinstance(node, Folder):
+                    raise DiskFault(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+                folder = node
+
+    def rename(self, source: str, target: str) -> None:
+        with self._changing("rename", source):
+            folder, name = self._place(source)
+            node = self._found(folder, name, source)
+            to_folder, to_name = self._place(target)
+            if (folder, name) != (to_folder, to_name):
+                self._forget_bytes(to_folder.entries.get(to_name))
+                self.device.change_names((folder, name, None), (to_folder, to_name, node))
+
+    def unlink(self, path: str) -> None:
+        with self._changing("unlink", path):
+            folder, name = self._place(path)
+            if name in folder.entries:
+                self._forget_bytes(folder.entries[name])
+                self.device.change_names((folder, name, None))
+
+    def remove_tree(self, path: str) -> None:
+        with self._changing("remove_tree", path):
+            folder, name = self._place(path)
+            if name in folder.entries:
+                self._remove(folder, name, path)
+
+    def _remove(self, folder: Folder, name: str, path: str) -> None:
+        """Leaves first; the process may die between any two of them."""
+        node = folder.entries[name]
+        if isinstance(node, Folder):
+            for child in list(node.entries):
+                self._remove(node, child, f"{path}/{child}")
+        self._forget_bytes(node)
+        self.device.change_names((folder, name, None))
+        if self.device.tripped(path):
+            raise process_died()
+
+    def _forget_bytes(self, node: Inode | Folder | None) -> None:
+        if isinstance(node, Inode):
+            self.device.used_bytes -= len(node.cache)
+
+    # -- what is awaited
+
+    async def sync_dir(self, path: str) -> None:
+        self.check()
+        await self.in_writer(self._sync_dir(path))
+
+    async def sync_all(self) -> None:
+        self.check()
+        await self.in_writer(self._sync_all())
+
+    async def _sync_all(self) -> None:
+        await self._sync_under(self.device.root, "")
+
+    async def _sync_under(self, folder: Folder, path: str) -> None:
+        for name, node in list(folder.entries.items()):
+            inner = f"{path}/{name}" if path else name
+            if isinstance(node, Folder):
+                await self._sync_under(node, inner)
+            else:
+                await self.open(inner).sync_now()
+        await self._sync_dir(path)
+
+    async def write_atomic(self, path: str, data: bytes) -> None:
+        self.check()
+        await self.in_writer(self._write_atomic(path, data))
+
+    async def in_writer(self, job: Coroutine[Any, Any, None]) -> None:
+        """One job after the other, as in the real disk's one writer thread; a wait that is cancelled doesn't stop its
+        job.
+        """
+
+        async def turn() -> None:
+            async with self._writer:
+                await job
+
+        task = asyncio.get_running_loop().create_task(turn(), name=f"disk writer {self.device.number()}")
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(task)
+
+    async def _sync_dir(self, path: str) -> None:
+        changes = list(self.device.name_changes)
+        await self.device.delay(self.life)
+        with self._changing("sync_dir", path):
+            node = self.device.find(path)
+            assert isinstance(node, Folder), f"{path} is a file"
+            self.device.harden_names(node, changes)
+
+    async def _write_atomic(self, path: str, data: bytes) -> None:
+        temporary = path + TEMPORARY
+        file = self.open(temporary, create=True)
+        file.pin()
+        file.truncate(0)
+        file.append([data])
+        await file.sync_now()
+        file.unpin()
+        self.rename(temporary, path)
+        await self._sync_dir(path.rpartition("/")[0])
+
+    # -- state
+
+    def free_bytes(self) -> int:
+        self.device.alive(self.life)
+        return max(0, self.device.capacity_bytes - self.device.used_bytes)
+
+    def check(self) -> None:
+        """Raises the fault that made this disk unusable for changes."""
+        self.device.alive(self.life)
+        if self.fault is not None:
+            raise self.fault
+
+    @contextlib.contextmanager
+    def _changing(self, operation: str, path: str) -> Iterator[None]:
+        """A change: refused after a failure, final when it fails itself, and the process may die before or after it."""
+        self.check()
+        if self.device.tripped(path):
+            raise process_died()
+        try:
+            self.device.begin(self.life, operation, path)
+            yield
+        except FileNotFoundError as error:
+            self.fault = self.fault or DiskFault(error.errno, error.strerror, path)
+            raise self.fault from error
+        except DiskFault as fault:
+            self.fault = self.fault or fault
+            raise
+        if self.device.tripped(path):
+            raise process_died()
+
+    # -- paths
+
+    def _lookup(self, operation: str, path: str) -> Inode | Folder | None:
+        self.device.begin(self.life, operation, path)
+        try:
+            return self.device.find(path)
+        except FileNotFoundError:
+            return None
+
+    def _place(self, path: str) -> tuple[Folder, str]:
+        """The folder that holds `path`, and the name in it."""
+        folder, _, name = "/".join(parts_of(path)).rpartition("/")
+        try:
+            node = self.device.find(folder)
+        except FileNotFoundError as error:
+            raise DiskFault(error.errno, error.strerror, path) from error
+        assert isinstance(node, Folder), f"{folder} is a file"
+        return node, name
+
+    @staticmethod
+    def _found(folder: Folder, name: str, path: str) -> Inode | Folder:
+        if name not in folder.entries:
+            raise DiskFault(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return folder.entries[name]
+
+
+class SimFile:
+    """An append-only file of one process."""
+
+    def __init__(self, mount: Mount, path: str, inode: Inode) -> None:
+        self.path = path
+        self._mount = mount
+        self._device = mount.device
+        self._inode = inode
+        self.size = len(inode.cache)
+        self._pins = 0
+        self._closed = False
+
+    def append(self, buffers: Sequence[Buffer]) -> int:
+        self._touch()
+        device = self._device
+        data = b"".join(buffers)
+        position = self.size
+        with self._mount._changing("append", self.path):
+            if device.used_bytes + len(data) > device.capacity_bytes:
+                device.fail(errno.ENOSPC, self.path)
+            if device.trip is not None and device.trip.operations == 1 and self.path.find(device.trip.path_part) >= 0:
+                data = data[
+                    : device.chance.randrange(len(data) + 1)
+                ]  # the process dies before the kernel has taken it all
+            self._change(Dirty(device.number(), position, data))
+            device.used_bytes += len(data)
+            self.size = position + len(data)
+        return position
+
+    def pread(self, size: int, position: int) -> bytes:
+        self._touch()
+        self._device.begin(self._mount.life, "pread", self.path)
+        odd = self._device.faults.short_read
+        if odd and size > 1 and self._device.chance.random() < odd:
+            size = self._device.chance.randrange(size)
+        return bytes(memoryview(self._inode.cache)[position : position + size])
+
+    def truncate(self, size: int) -> None:
+        self._touch()
+        with self._mount._changing("truncate", self.path):
+            self._device.used_bytes += size - len(self._inode.cache)
+            self._change(Dirty(self._device.number(), size, None))
+            self.size = size
+
+    async def fsync(self) -> None:
+        self._mount.check()
+        self.pin()
+        try:
+            await self._mount.in_writer(self.sync_now())
+        finally:
+            self.unpin()
+
+    async def sync_now(self) -> None:
+        """What the writer does; the caller has pinned the file."""
+        inode = self._inode
+        up_to = inode.dirty[-1].number if inode.dirty else 0
+        await self._device.delay(self._mount.life)
+        try:
+            with self._mount._changing("fsync", self.path):
+                inode.harden(up_to)
+        except DiskFault:
+            inode.dirty = [change for change in inode.dirty if change.number > up_to]  # the kernel calls them clean
+            raise
+
+    def fileno(self) -> int | None:
+        return None
+
+    def pin(self) -> None:
+        self._touch()
+        self._pins += 1
+
+    def unpin(self) -> None:
+        assert self._pins > 0, "unpinned more often than pinned"
+        self._pins -= 1
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _change(self, change: Dirty) -> None:
+        write(self._inode.cache, change.position, change.data)
+        self._inode.dirty.append(change)
+
+    def _touch(self) -> None:
+        """Make sure of a descriptor: without a pin it may have been closed meanwhile, and then only the name leads to
+        the bytes.
+        """
+        device = self._device
+        device.alive(self._mount.life)
+        if self._pins:
+            return
+        if self._closed:
+            raise DiskFault(errno.EBADF, "the file was closed", self.path)
+        if device.faults.eviction and device.chance.random() < device.faults.eviction:
+            node = device.find(self.path)
+            assert isinstance(node, Inode)
+            self._inode = node

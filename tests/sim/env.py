@@ -1,0 +1,32 @@
+"""The `Env` of a simulated process: its mount of the disk, its clocks, its chance, its tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from log.disk import Disk
+from service.broker.ports import Clock, LoopTasks, Tasks
+from tests.sim.clock import SimClock
+from tests.sim.world import Host
+
+T = TypeVar("T")
+
+
+class SimEnv:
+    """Made anew for each life of a host: nothing of it outlives the process."""
+
+    def __init__(self, host: Host) -> None:
+        assert host.disk is not None, f"{host.name} has no disk"
+        world = host.world
+        self.disk: Disk = host.disk.mount()
+        self.clock: Clock = SimClock(host)
+        self.rng = world.stream(f"env/{host.name}/{host.life}")
+        self.tasks: Tasks = LoopTasks(lambda name, error: world.failed(host.name, f"task {name} failed", error))
+
+    def unique(self) -> bytes:
+        return self.rng.randbytes(16)
+
+    async def blocking(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)

@@ -1,0 +1,239 @@
+"""What befalls the broker in a run: drawn from the seed, carried out between or within its steps, and in the end
+healed.
+
+Faults that the promises don't cover are told to the history: a flipped bit in stored batches spoils what is said about
+that partition, a failed fsync costs what the kernel then forgot, so the machine loses power before the broker starts
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from log.batch import CRC_AT, CorruptBatch, split
+from log.ids import TopicPartition, partition_of
+from tests.sim.disk import Inode, SimDisk
+from tests.sim.history import History
+from tests.sim.plan import Plan
+from tests.sim.world import Host, World, come_true
+
+CLEAN_STOP_WITHIN = 120.0  # seconds after SIGTERM; a slow disk with hundreds of unsynced segments needs them
+
+
+class Fate:
+    """The faults of one run. `finished` tells that everything is healed and the broker is up."""
+
+    def __init__(self, world: World, broker: Host, plan: Plan, history: History, clients: list[str]) -> None:
+        assert broker.disk is not None
+        self.world = world
+        self.broker = broker
+        self.disk: SimDisk = broker.disk
+        self.plan = plan
+        self.history = history
+        self.clients = clients
+        self.chance: random.Random = world.stream("fate")
+        self.finished = False
+        self.given: dict[str, int] = {}
+        self._harmed_until_reboot = False
+        self._deeds: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            "kill": self._kill,
+            "power cut": self._cut_power,
+            "restart": self.restart,
+            "death in a disk call": self._die_in_a_disk_call,
+            "power cut in a disk call": self._lose_power_in_a_disk_call,
+            "death after some callbacks": self._die_after_some_callbacks,
+            "pause": self._pause,
+            "connections cut": self._cut_connections,
+            "blocked": self._block,
+            "slow network": self._slow_network,
+            "wall clock jumps": self._jump_clock,
+            "append fails": self._fail_append,
+            "fsync fails": self._fail_fsync,
+            "disk full": self._fill_disk,
+            "read fails": self._fail_reads,
+            "index rots": self._rot_index,
+            "log rots": self._rot_log,
+        }
+
+    async def run(self, ready: Callable[[], bool]) -> None:
+        """Faults from the moment the topics are there, for as long as planned; then heal."""
+        await come_true(ready)
+        begun = self.world.now
+        while self.world.now - begun < self.plan.fault_seconds:
+            await asyncio.sleep(self.chance.expovariate(1 / self.plan.calm_seconds))
+            kind = self.chance.choice(self.plan.kinds)
+            self.given[kind] = self.given.get(kind, 0) + 1
+            self.world.note("fault", kind)
+            await self._deeds[kind]()
+            if not self.broker.alive:
+                await self.start_again()
+        await self.heal()
+
+    async def heal(self) -> None:
+        self.broker.resume()
+        self.disk.trip = None
+        self.broker.fuse = None
+        self.broker.clock_offset = 0.0
+        self.world.network.slowness.clear()
+        self.world.network.heal()
+        self.disk.heal()
+        if self._harmed_until_reboot and self.broker.alive:
+            self.broker.cut_power()
+        while not self.broker.alive:
+            await self.start_again()
+        self.broker.may_fail = False
+        self.finished = True
+
+    async def start_again(self) -> None:
+        """Boot what has died. A disk that has failed is repaired first, and its cache is not trusted."""
+        await asyncio.sleep(self.plan.down_seconds * self.chance.random())
+        if self._harmed_until_reboot:
+            self._harmed_until_reboot = False
+            self.disk.heal()
+            self.broker.cut_power()
+        self.broker.may_fail = False
+        self.broker.boot()
+
+    # -- the process and its machine
+
+    async def _kill(self) -> None:
+        self.broker.kill()
+
+    async def _cut_power(self) -> None:
+        self.broker.cut_power()
+
+    async def restart(self) -> None:
+        """SIGTERM; if the broker takes too long over it, SIGKILL."""
+        self.broker.terminate()
+        if not await come_true(lambda: not self.broker.alive, within=CLEAN_STOP_WITHIN):
+            self.history.stuck.append(f"the broker did not stop within {CLEAN_STOP_WITHIN} s of SIGTERM")
+            self.broker.kill()
+
+    async def _die_in_a_disk_call(self) -> None:
+        await self._trip(self.broker.kill)
+
+    async def _lose_power_in_a_disk_call(self) -> None:
+        await self._trip(self.broker.cut_power)
+
+    async def _trip(self, death: Callable[[], None]) -> None:
+        place = self.chance.choice(("", "", ".log", ".index", "snapshot", "checkpoint", "__consumer", "compacted"))
+        self.disk.trip_after(self.chance.choice((1, 3, 30)), death, path_part=place)
+        await come_true(lambda: not self.broker.alive, within=3)
+        self.disk.trip = None
+
+    async def _die_after_some_callbacks(self) -> None:
+        death = self.chance.choice((self.broker.kill, self.broker.cut_power))
+        self.broker.light_fuse(self.chance.choice((1, 30, 300)), death)
+        await come_true(lambda: not self.broker.alive, within=3)
+
+    async def _pause(self) -> None:
+        self.broker.pause()
+        await asyncio.sleep(self.chance.choice((0.1, 2.0, 8.0)) * self.chance.random())
+        self.broker.resume()
+
+    async def _jump_clock(self) -> None:
+        self.broker.clock_offset = self.chance.choice((-1500.0, -5.0, 5.0, 60.0)) * self.chance.random()
+
+    # -- the network
+
+    async def _cut_connections(self) -> None:
+        self.world.network.cut_connections(self.broker.name, self.chance.choice((0.3, 1.0)))
+
+    async def _block(self) -> None:
+        for client in self.clients:
+            if self.chance.random() < 0.5:
+                self.world.network.block(client, self.broker.name)
+            if self.chance.random() < 0.5:
+                self.world.network.block(self.broker.name, client)
+        await asyncio.sleep(6 * self.chance.random())
+        self.world.network.heal()
+
+    async def _slow_network(self) -> None:
+        self.world.network.slowness[self.broker.name] = self.chance.choice((0.0, 0.05, 0.5))
+
+    # -- the disk
+
+    async def _fail_append(self) -> None:
+        await self._fail("append", self.chance.choice((errno.EIO, errno.ENOSPC)))
+
+    async def _fail_fsync(self) -> None:
+        await self._fail(self.chance.choice(("fsync", "fsync", "sync_dir")), errno.EIO)
+
+    async def _fail(self, operation: str, error: int) -> None:
+        self.broker.may_fail = True
+        self._harmed_until_reboot = True
+        self.disk.fail_next(operation, error=error, after=self.chance.choice((0, 0, 5, 30)))
+        await self._look_at_it_and_restart()
+
+    async def _fill_disk(self) -> None:
+        self.broker.may_fail = True
+        self._harmed_until_reboot = True
+        self.disk.capacity_bytes = self.disk.used_bytes + self.chance.choice((0, 100, 5000))
+        await self._look_at_it_and_restart()
+
+    async def _look_at_it_and_restart(self) -> None:
+        """Somebody sees the broker out of service after a while, and reboots the machine."""
+        await asyncio.sleep(self.chance.choice((0.1, 1.0, 3.0)) * self.chance.random())
+        if self.chance.random() < 0.5 and self.broker.alive:
+            await self.restart()
+        if self.broker.alive:
+            self.broker.cut_power()
+
+    async def _fail_reads(self) -> None:
+        self.broker.may_fail = True
+        self.disk.faults.read_error = self.chance.choice((0.01, 0.2))
+        await asyncio.sleep(self.chance.random())
+        self.disk.faults.read_error = 0.0
+        if self.broker.alive:  # what could not be read when it was needed may stay out of service until a restart
+            await self.restart()
+
+    async def _rot_index(self) -> None:
+        """A bit of an index: a hint, which must be seen through or do no harm."""
+        found = [
+            (path, size) for path, size, _ in self.disk.files() if path.endswith((".index", ".timeindex")) and size
+        ]
+        if found:
+            path, size = self.chance.choice(found)
+            self.world.note("rot", path)
+            self.disk.flip_bit(path, self.chance.randrange(size), self.chance.randrange(8))
+
+    async def _rot_log(self) -> None:
+        """A bit of stored batches: that partition may be lost, or in part unreadable, but nothing wrong may be told.
+
+        Only where the checksum sees it: base offset, length, leader epoch and magic stand outside, as in Kafka's
+        format.
+        """
+        found = []
+        for path, _, durable in self.disk.files():
+            partition = partition_of(path.partition("/")[0])
+            topic = self.history.topics.get(partition.topic) if partition is not None else None
+            if path.endswith(".log") and durable and partition and topic and not topic.transactional:
+                found.append((path, partition))
+        if found:
+            path, partition = self.chance.choice(found)
+            checked = self._checked_bytes(path)
+            if checked:
+                self.rot(path, partition, self.chance.choice(checked))
+
+    def _checked_bytes(self, path: str) -> list[int]:
+        """Where the bytes of each batch are that its checksum covers."""
+        inode = self.disk.find(path)
+        assert isinstance(inode, Inode)
+        positions: list[int] = []
+        try:
+            at = 0
+            for header, _ in split(bytes(inode.cache)):
+                positions.append(at + self.chance.randrange(CRC_AT, header.size_bytes))
+                at += header.size_bytes
+        except CorruptBatch:
+            self.world.note("rotten already", path)
+        return positions
+
+    def rot(self, path: str, partition: TopicPartition, position: int) -> None:
+        self.world.note("rot", path, position)
+        self.history.rotten.setdefault(partition, self.world.now)
+        self.disk.flip_bit(path, position, self.chance.randrange(8))

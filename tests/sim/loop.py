@@ -1,0 +1,228 @@
+"""An asyncio event loop without a thread, a selector or a clock: the World turns it, callback by callback.
+
+What always holds:
+ - Ready callbacks run first in, first out. Timers fire in the order of their deadlines, late or on time, never early.
+ - A dead loop takes nothing in and runs nothing.
+ - Work for an executor runs inline at a later virtual time.
+ - Whatever would touch the real world (sockets, pipes, subprocesses, signals) is not there: `AbstractEventLoop` raises
+   NotImplementedError.
+
+Each simulated process has a loop object of its own, so a future that leaks from one process to another is caught by
+asyncio itself.
+"""
+
+# mypy: disable-error-code="override"
+from __future__ import annotations
+
+import asyncio
+import heapq
+import socket
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.network import SimServer, SimTransport
+
+if TYPE_CHECKING:
+    from tests.sim.world import Host, World
+
+
+class SimTask(asyncio.Task[Any]):
+    """A task whose hash is a number of the run, so that sets of tasks are walked alike in every replay."""
+
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, Any], *, loop: SimLoop, name: str | None, context: Context | None
+    ) -> None:
+        self._identity = loop.world.identity()
+        super().__init__(coroutine, loop=loop, name=name or f"{loop.host.name}#{self._identity}", context=context)
+
+    def __hash__(self) -> int:
+        return self._identity
+
+
+class SimFuture(asyncio.Future[Any]):
+    def __init__(self, *, loop: SimLoop) -> None:
+        self._identity = loop.world.identity()
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._identity
+
+
+class SimLoop(asyncio.AbstractEventLoop):
+    def __init__(self, world: World, host: Host) -> None:
+        self.world = world
+        self.host = host
+        self.ready: deque[asyncio.Handle] = deque()
+        self.dead = False
+        self.paused = False
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timer_sequence = 0
+        self._alarm = float("inf")  # the earliest moment the world will wake this loop for its timers
+        self._lateness = world.stream(f"timers/{host.name}/{host.life}").random
+        self._executor_chance = world.stream(f"executor/{host.name}/{host.life}")
+
+    # -- callbacks
+
+    def time(self) -> float:
+        return self.world.now - self.host.started_at
+
+    def call_soon(
+        self, callback: Callable[..., object], *arguments: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, arguments, self, context)
+        if not self.dead:
+            self._enqueue(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def _enqueue(self, handle: asyncio.Handle) -> None:
+        if not self.ready and not self.paused:
+            self.world.runnable.append(self)
+        self.ready.append(handle)
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *arguments: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *arguments, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *arguments: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, arguments, self, context)
+        if not self.dead:
+            self._timer_sequence += 1
+            heapq.heappush(self._timers, (when, self._timer_sequence, handle))
+            self._set_alarm(when)
+        return handle
+
+    def _set_alarm(self, when: float) -> None:
+        timing = self.world.timing
+        luck = self._lateness()
+        late = timing.timer_very_late if luck < timing.very_late_chance else timing.timer_late
+        moment = max(when + self.host.started_at, self.world.now) + self._lateness() * late
+        if moment < self._alarm:
+            self._alarm = moment
+            self.world.at(moment, self._ring)
+
+    def _ring(self) -> None:
+        """Queue every timer that is due, earliest deadline first."""
+        if self.dead or self.world.now < self._alarm:
+            return  # an earlier alarm has done this one's work
+        self._alarm = float("inf")
+        timers, now = self._timers, self.time()
+        while timers and timers[0][0] <= now:
+            _, _, handle = heapq.heappop(timers)
+            if not handle.cancelled():
+                self._enqueue(handle)
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if timers:
+            self._set_alarm(timers[0][0])
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Asked for by TimerHandle.cancel. A cancelled timer is dropped when its turn comes."""
+
+    # -- tasks and futures
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return SimFuture(loop=self)
+
+    def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> asyncio.Task[Any]:
+        return SimTask(coro, loop=self, name=name, context=context)
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        outcome = self.create_future()
+
+        def work() -> None:
+            if outcome.cancelled():
+                return
+            try:
+                result = func(*args)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to whoever awaits
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(result)
+
+        self.call_later(self._executor_chance.expovariate(1 / self.world.timing.blocking_mean), work)
+        return outcome
+
+    # -- life and death
+
+    def is_running(self) -> bool:
+        return not self.dead
+
+    def is_closed(self) -> bool:
+        return self.dead
+
+    def get_debug(self) -> bool:
+        return False
+
+    def pause(self) -> None:
+        self.paused = True
+        if self.ready:
+            self.world.runnable.remove(self)
+
+    def resume(self) -> None:
+        self.paused = False
+        if self.ready:
+            self.world.runnable.append(self)
+
+    def die(self) -> None:
+        """Nothing of this process runs again. The caller keeps what was suspended from being collected."""
+        if self.ready and not self.paused:
+            self.world.runnable.remove(self)
+        self.dead = True
+        self.world.bury(self._timers, list(self.ready))
+        self.ready.clear()
+        self._timers = []
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self.dead:
+            self.world.failed(self.host.name, context.get("message", "?"), context.get("exception"))
+
+    async def shutdown_asyncgens(self) -> None:
+        """The generators of this run are closed by the hook of `ambience`."""
+
+    # -- the network
+
+    async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> list[Any]:
+        address = self.world.network.address_of(host, self.host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
+
+    async def create_server(
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: Any = None,
+        port: int = 0,
+        *,
+        start_serving: bool = True,
+        **options: Any,
+    ) -> SimServer:
+        assert not options.get("ssl") and options.get("sock") is None, (
+            "the simulation has plain connections only, and no sockets"
+        )
+        server = SimServer(self, protocol_factory, port or self.world.network.free_port())
+        if start_serving:
+            await server.start_serving()
+        return server
+
+    async def create_connection(
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: Any = None, port: int = 0, **options: Any
+    ) -> tuple[SimTransport, asyncio.BaseProtocol]:
+        assert not options.get("ssl") and options.get("sock") is None, (
+            "the simulation has plain connections only, and no sockets"
+        )
+        attempt = self.world.network.connect(self, host, port)
+        try:
+            transport = await attempt.outcome
+        except BaseException:
+            attempt.abandon()
+            raise
+        protocol = protocol_factory()
+        made = self.create_future()
+        transport.attach(protocol, made)
+        await made
+        return transport, protocol

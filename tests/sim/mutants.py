@@ -1,0 +1,395 @@
+"""`python -m tests.sim.mutants`: plant known bugs, one at a time, and see each of them caught within a bounded number
+of seeds.
+
+A simulation that finds nothing proves nothing unless it can fail. Each mutant here is a bug that brokers have had; it
+is planted by replacing one function of the product for the time of a run. The table says how many seeds it took and
+which promise was broken. Exit status 0 only when all are caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import log.recovery
+import service.api.produce
+import service.broker.acceptance
+import service.broker.node
+import txn.decisions
+from idempotence.producers import ProducerStates
+from idempotence.verdicts import ACCEPTED, Duplicate, Fenced, Verdict
+from isolation.stable import StableOffsets
+from log.batch import BatchHeader
+from log.checkpoints import START_OFFSET, read_offset
+from log.disk import Disk, DiskFault, FileSlice
+from log.manifest import MANIFEST, Manifest, read_and_remove_manifest, write_recovery_points
+from log.partition_log import PartitionLog
+from log.recovery import Recovered
+from log.segment import Segment
+from service.broker.housekeeper import Housekeeper
+from service.broker.log_folder import LogFolder
+from service.broker.partition import Partition
+from service.broker.shard import Shard
+from service.broker.transaction_gate import TransactionGate
+from service.groups.coordinator import GroupCoordinator
+from service.wire.error_codes import ErrorCode
+from tests.sim.run import Simulation, replaced, run
+from txn.coordinator import TxnCoordinator
+from txn.markers import SendMarkers
+from txn.states import Txn
+
+MAX_SEEDS = 150  # a bug that hides longer is not caught
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    name: str
+    story: str
+    plant: Callable[[], contextlib.AbstractContextManager[None]]
+    transactional: bool = False  # only seeds with transactions can show it
+
+
+class Agreeable(int):
+    """A checksum that fits whatever it is compared with."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = int.__hash__
+
+
+# ---------------------------------------------------------------- durability
+
+
+def acknowledge_before_fsync() -> contextlib.AbstractContextManager[None]:
+    async def at_once(partition: Partition, end_offset: int, deadline: float) -> ErrorCode:
+        return ErrorCode.NONE
+
+    return replaced(service.api.produce, "committed_or_error", at_once)
+
+
+def high_watermark_ahead_of_the_disk() -> contextlib.AbstractContextManager[None]:
+    def held(partition: Partition) -> None:
+        replicas = partition.replicas
+        if replicas is not None and replicas.holds(partition.log.end_offset):
+            partition._committed(replicas.high_watermark)
+
+    return replaced(Partition, "_held", held)
+
+
+def take_a_failed_fsync_for_done() -> contextlib.AbstractContextManager[None]:
+    original = Segment.fsync
+
+    async def fsync(segment: Segment) -> None:
+        with contextlib.suppress(DiskFault):
+            await original(segment)
+
+    return replaced(Segment, "fsync", fsync)
+
+
+def roll_without_syncing_the_folder() -> contextlib.AbstractContextManager[None]:
+    async def nothing(log: PartitionLog) -> None:
+        return
+
+    return replaced(PartitionLog, "_sync_names", nothing)
+
+
+def recovery_point_before_fsync() -> contextlib.AbstractContextManager[None]:
+    """The points name what was appended; recovery then trusts what never reached the disk."""
+
+    async def write_points(keeper: Housekeeper, folder: LogFolder) -> None:
+        partitions = [partition for partition in keeper._partitions if partition.folder is folder]
+        with contextlib.suppress(DiskFault):
+            points = {partition.topic_partition: partition.log.end_offset for partition in partitions}
+            await write_recovery_points(folder.disk, points)
+
+    return replaced(Housekeeper, "_write_points", write_points)
+
+
+def keep_the_manifest_after_the_start() -> contextlib.AbstractContextManager[None]:
+    """A crash is then taken for the clean stop before it (KAFKA-10471)."""
+
+    async def read(disk: Disk) -> Manifest:
+        data = disk.read(MANIFEST) if disk.exists(MANIFEST) else None
+        manifest = await read_and_remove_manifest(disk)
+        if data is not None:
+            await disk.write_atomic(MANIFEST, data)
+        return manifest
+
+    return replaced(service.broker.node, "read_and_remove_manifest", read)
+
+
+# ---------------------------------------------------------------- recovery
+
+
+def skip_the_checksum_in_recovery() -> contextlib.AbstractContextManager[None]:
+    return replaced(log.recovery, "crc32c", lambda data: Agreeable())
+
+
+def cut_a_batch_too_many_in_recovery() -> contextlib.AbstractContextManager[None]:
+    """Its offsets are then given to other records."""
+    original = PartitionLog._take_over
+
+    def take_over(partition_log: PartitionLog, found: Recovered) -> None:
+        original(partition_log, found)
+        if partition_log.end_offset > partition_log.start_offset:
+            partition_log.truncate_to(partition_log.end_offset - 1)
+
+    return replaced(PartitionLog, "_take_over", take_over)
+
+
+def forget_the_start_offset_in_recovery() -> contextlib.AbstractContextManager[None]:
+
+    def read(disk: Disk, folder: str, name: str) -> int | None:
+        return None if name == START_OFFSET else read_offset(disk, folder, name)
+
+    return replaced(log.recovery, "read_offset", read)
+
+
+def lose_the_newest_batch_of_a_coordinator_in_its_replay() -> contextlib.AbstractContextManager[None]:
+    original = Shard._replay
+
+    def replay(shard: Shard[Any], header: BatchHeader, batch: memoryview) -> None:
+        if header.next_offset < shard.partition.log.end_offset:
+            original(shard, header, batch)
+
+    return replaced(Shard, "_replay", replay)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def index_off_by_one() -> contextlib.AbstractContextManager[None]:
+    """A search starts at the entry after the one it should start at."""
+    original = Segment._indexed_position
+
+    def indexed_position(segment: Segment, offset: int) -> int:
+        offsets = segment.offsets
+        slot = offsets.floor(offset - segment.base_offset) + 1
+        return offsets.entry(slot)[1] if 0 < slot < len(offsets) else original(segment, offset)
+
+    return replaced(Segment, "_indexed_position", indexed_position)
+
+
+def read_beyond_the_high_watermark() -> contextlib.AbstractContextManager[None]:
+    original = Partition.read
+
+    def read(partition: Partition, offset: int, **limits: Any) -> FileSlice | None:
+        return original(partition, offset, **{**limits, "limit_offset": partition.log.end_offset})
+
+    return replaced(Partition, "read", read)
+
+
+def time_index_off_by_one() -> contextlib.AbstractContextManager[None]:
+    original = Segment.search_timestamp
+
+    def search(segment: Segment, timestamp: int, from_offset: int) -> Iterator[tuple[int, BatchHeader]]:
+        slot = segment.times.floor(timestamp) + 1
+        if 0 < slot < len(segment.times):
+            from_offset = max(from_offset, segment.base_offset + segment.times.entry(slot)[1] + 1)
+        return original(segment, timestamp, from_offset)
+
+    return replaced(Segment, "search_timestamp", search)
+
+
+def accept_damaged_batches() -> contextlib.AbstractContextManager[None]:
+    return replaced(service.broker.acceptance, "crc32c", lambda data: Agreeable())
+
+
+# ---------------------------------------------------------------- exactly once
+
+
+def stable_offset_ignores_open_transactions() -> contextlib.AbstractContextManager[None]:
+    def last_stable_offset(view: StableOffsets, high_watermark: int, log_start_offset: int) -> int:
+        return high_watermark
+
+    return replaced(StableOffsets, "last_stable_offset", last_stable_offset)
+
+
+def stable_offset_one_too_far() -> contextlib.AbstractContextManager[None]:
+    original = StableOffsets.last_stable_offset
+
+    def last_stable_offset(view: StableOffsets, high_watermark: int, log_start_offset: int) -> int:
+        return min(original(view, high_watermark, log_start_offset) + 1, high_watermark)
+
+    return replaced(StableOffsets, "last_stable_offset", last_stable_offset)
+
+
+def aborted_transactions_not_listed() -> contextlib.AbstractContextManager[None]:
+    def aborted(view: StableOffsets, fetch_offset: int, end_offset: int) -> list[tuple[int, int]]:
+        return []
+
+    return replaced(StableOffsets, "aborted", aborted)
+
+
+@contextlib.contextmanager
+def zombies_not_fenced() -> Iterator[None]:
+    """A fenced producer goes on writing: neither the coordinator is asked about it nor its epoch looked at."""
+    original = ProducerStates.check
+
+    def check(view: ProducerStates, header: BatchHeader, **circumstances: Any) -> Verdict:
+        verdict = original(view, header, **{**circumstances, "needs_guard": False})
+        return ACCEPTED if isinstance(verdict, Fenced) else verdict
+
+    async def admit(gate: TransactionGate, *_: Any, **__: Any) -> None:
+        return
+
+    with replaced(ProducerStates, "check", check), replaced(TransactionGate, "admit", admit):
+        yield
+
+
+def retries_not_recognized() -> contextlib.AbstractContextManager[None]:
+    original = ProducerStates.check
+
+    def check(view: ProducerStates, header: BatchHeader, **circumstances: Any) -> Verdict:
+        verdict = original(view, header, **circumstances)
+        return ACCEPTED if isinstance(verdict, Duplicate) else verdict
+
+    return replaced(ProducerStates, "check", check)
+
+
+def window_lost_on_restart() -> contextlib.AbstractContextManager[None]:
+    """What a snapshot or the manifest says of producers is thrown away."""
+    original = ProducerStates.restore
+
+    def restore(view: ProducerStates, data: bytes | None) -> None:
+        original(view, None)
+
+    return replaced(ProducerStates, "restore", restore)
+
+
+def markers_not_resumed_after_a_restart() -> contextlib.AbstractContextManager[None]:
+    def owed_markers(coordinator: TxnCoordinator) -> Iterator[SendMarkers]:
+        return iter(())
+
+    return replaced(TxnCoordinator, "owed_markers", owed_markers)
+
+
+def transaction_offsets_visible_before_the_commit() -> contextlib.AbstractContextManager[None]:
+    original = GroupCoordinator.apply
+
+    def apply(coordinator: GroupCoordinator, key: bytes, value: bytes | None, **producer: int) -> None:
+        original(coordinator, key, value)
+
+    return replaced(GroupCoordinator, "apply", apply)
+
+
+def coordinator_answers_before_its_records_are_durable() -> contextlib.AbstractContextManager[None]:
+    def carry_out(shard: Shard[Any], decision: Any) -> None:
+        if decision.records and not shard._write(decision):
+            shard.drop()
+            return
+        shard._deliver(decision)
+        shard._set_timer()
+
+    return replaced(Shard, "_carry_out", carry_out)
+
+
+def a_new_owner_keeps_the_epoch() -> contextlib.AbstractContextManager[None]:
+    def bump(owned: Txn, **circumstances: Any) -> Txn:
+        return owned
+
+    return replaced(txn.decisions, "bump", bump)
+
+
+MUTANTS = (
+    Mutant("ack before fsync", "acks=all is answered when the batch is in the page cache", acknowledge_before_fsync),
+    Mutant("high watermark ahead of the disk", "readers see what is not durable yet", high_watermark_ahead_of_the_disk),
+    Mutant("failed fsync ignored", "an fsync that failed counts as done", take_a_failed_fsync_for_done),
+    Mutant("no folder sync on roll", "a new segment's name is never made durable", roll_without_syncing_the_folder),
+    Mutant("recovery point before fsync", "recovery trusts what was only appended", recovery_point_before_fsync),
+    Mutant("manifest kept", "a crash is taken for a clean stop", keep_the_manifest_after_the_start),
+    Mutant("no checksum in recovery", "torn batches are taken for whole ones", skip_the_checksum_in_recovery),
+    Mutant(
+        "recovery cuts too much",
+        "the last whole batch goes, its offsets are used again",
+        cut_a_batch_too_many_in_recovery,
+    ),
+    Mutant("start offset forgotten", "deleted records are back after a crash", forget_the_start_offset_in_recovery),
+    Mutant(
+        "group replay misses the newest batch",
+        "the last committed offsets are forgotten",
+        lose_the_newest_batch_of_a_coordinator_in_its_replay,
+    ),
+    Mutant("index off by one", "a search by offset starts one entry too late", index_off_by_one),
+    Mutant("read beyond the high watermark", "a fetch ends at the log's end", read_beyond_the_high_watermark),
+    Mutant("time index off by one", "a search by time starts one entry too late", time_index_off_by_one),
+    Mutant("damaged batches accepted", "a produced batch's checksum is not looked at", accept_damaged_batches),
+    Mutant(
+        "stable offset ignores transactions", "it is the high watermark", stable_offset_ignores_open_transactions, True
+    ),
+    Mutant("stable offset one too far", "off by one (Redpanda #3036)", stable_offset_one_too_far, True),
+    Mutant("aborted list empty", "a fetch names no aborted transactions", aborted_transactions_not_listed, True),
+    Mutant("zombies not fenced", "a fenced producer goes on writing", zombies_not_fenced, True),
+    Mutant("retries not recognized", "a batch sent again is appended again", retries_not_recognized, True),
+    Mutant("window lost on restart", "producers are unknown after a restart", window_lost_on_restart, True),
+    Mutant("markers not resumed", "a restart forgets whom it owes markers", markers_not_resumed_after_a_restart, True),
+    Mutant(
+        "offsets outside the transaction",
+        "a group sees offsets before their transaction is committed",
+        transaction_offsets_visible_before_the_commit,
+        True,
+    ),
+    Mutant(
+        "coordinator answers too early",
+        "a decision is told before it is durable",
+        coordinator_answers_before_its_records_are_durable,
+        True,
+    ),
+    Mutant("new owner keeps the epoch", "InitProducerId fences nobody", a_new_owner_keeps_the_epoch, True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    mutant: Mutant
+    seeds: int
+    broken: str  # the promises that were broken; empty: not caught
+    seconds: float
+
+
+def hunt(mutant: Mutant, max_seeds: int = MAX_SEEDS) -> Caught:
+    """Seed after seed, until the mutant is caught."""
+    begun = time.monotonic()
+    seeds = (seed for seed in itertools.count(1) if not mutant.transactional or Simulation(seed).plan.transactional)
+    for tried, seed in enumerate(itertools.islice(seeds, max_seeds), start=1):
+        with mutant.plant():
+            report = run(seed)
+        if not report.right and run(seed).right:  # and not wrong anyway
+            broken = ", ".join(dict.fromkeys(violation.promise for violation in report.violations))
+            return Caught(mutant, tried, broken, time.monotonic() - begun)
+    return Caught(mutant, max_seeds, "", time.monotonic() - begun)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.mutants", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", help="the mutants whose name contains this")
+    parser.add_argument(
+        "--seeds", type=int, default=MAX_SEEDS, help=f"the most seeds for one mutant (default {MAX_SEEDS})"
+    )
+    arguments = parser.parse_args()
+    chosen = [mutant for mutant in MUTANTS if arguments.only is None or arguments.only in mutant.name]
+    verdicts = []
+    print(f"{'planted bug':38} {'seeds':>5} {'seconds':>7}  broken promise")
+    for mutant in chosen:
+        verdict = hunt(mutant, arguments.seeds)
+        verdicts.append(verdict)
+        print(
+            f"{mutant.name:38} {verdict.seeds:5} {verdict.seconds:7.0f}  {verdict.broken or 'NOT CAUGHT'}", flush=True
+        )
+    caught = sum(bool(verdict.broken) for verdict in verdicts)
+    print(f"{caught} of {len(verdicts)} caught")
+    return 0 if caught == len(verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""What one seed decides before a run begins: which faults, how often, how fast the disk is, what the topics look like.
+
+Each seed draws a mixture of its own (a swarm), for a uniform mixture of everything hides bugs that only show when, say,
+nothing but power cuts happen in quick succession.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from tests.sim.disk import DiskFaults
+from tests.sim.history import Held, Topic
+
+KINDS = (
+    "kill",
+    "power cut",
+    "restart",  # SIGTERM, and up again
+    "death in a disk call",
+    "power cut in a disk call",
+    "death after some callbacks",
+    "pause",
+    "connections cut",
+    "blocked",
+    "slow network",
+    "wall clock jumps",
+    "append fails",
+    "fsync fails",
+    "disk full",
+    "read fails",
+    "index rots",
+    "log rots",
+)
+RARE = ("log rots", "index rots", "read fails", "disk full", "fsync fails", "append fails")
+COSTS_MEMORY = (
+    "power cut",
+    "power cut in a disk call",
+    "death after some callbacks",
+    "append fails",
+    "fsync fails",
+    "disk full",
+)
+INPUT, OUTPUT = "input", "output"
+ALWAYS_TEMPTING = ("kill", "power cut", "power cut in a disk call")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlan:
+    topic: Topic
+    configs: dict[str, str]
+
+
+@dataclass(slots=True)
+class Plan:
+    durability: str
+    settings: dict[str, str]
+    topics: tuple[TopicPlan, ...]
+    kinds: tuple[str, ...]
+    calm_seconds: float
+    down_seconds: float
+    fault_seconds: float
+    disk: DiskFaults
+    writers: int
+    pace_seconds: float
+    in_flight: int
+    records_per_batch: int
+    value_bytes: int
+    store_delay_seconds: float
+    store_loss: float
+    recovery_points_seconds: float  # a minute is longer than most runs
+    transactional: bool = False
+
+    def held(self, acks: int) -> Held:
+        """What an acknowledgement with these acks promises."""
+        if acks == 0:
+            return Held.NOTHING
+        return Held.POWER_CUT if acks == -1 and self.durability == "fsync" else Held.KILL
+
+    @property
+    def visible_held(self) -> Held:
+        """What a record below the high watermark survives."""
+        return Held.POWER_CUT if self.durability == "fsync" else Held.KILL
+
+
+def draw_plan(chance: random.Random) -> Plan:
+    plan = _draw_plain_plan(chance)
+    if chance.random() < 0.4:
+        _add_transactions(plan, chance)
+    return plan
+
+
+def _add_transactions(plan: Plan, chance: random.Random) -> None:
+    """The exactly-once workload beside a smaller one of the other. What it promises, memory alone does not survive."""
+    plan.transactional = True
+    plan.writers = 1
+    plan.topics += tuple(
+        TopicPlan(Topic(name, 2, transactional=True), _draw_segments(chance)) for name in (INPUT, OUTPUT)
+    )
+    plan.settings |= {
+        "transaction.state.log.num.partitions": str(chance.choice((1, 2))),
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+    }
+    if plan.durability == "os":
+        kept = tuple(kind for kind in plan.kinds if kind not in COSTS_MEMORY)
+        plan.kinds = kept or ("kill",)
+
+
+def _draw_plain_plan(chance: random.Random) -> Plan:
+    durability = chance.choice(("fsync", "fsync", "os"))
+    likely = chance.choice((0.15, 0.3, 0.6))
+    kinds = [kind for kind in KINDS if chance.random() < (likely / 2 if kind in RARE else likely)]
+    return Plan(
+        durability=durability,
+        settings=_draw_settings(chance, durability),
+        topics=_draw_topics(chance),
+        kinds=tuple(kinds or [chance.choice(ALWAYS_TEMPTING)]),
+        calm_seconds=chance.choice((0.3, 1.0, 3.0)),
+        down_seconds=chance.choice((0.02, 0.5, 5.0)),
+        fault_seconds=chance.choice((6.0, 12.0)),
+        disk=_draw_disk(chance),
+        writers=chance.choice((1, 2, 4)),
+        pace_seconds=chance.choice((0.02, 0.05, 0.2)),
+        in_flight=chance.choice((1, 2, 5)),
+        records_per_batch=chance.choice((1, 3, 10)),
+        value_bytes=chance.choice((5, 100, 700, 3000)),
+        store_delay_seconds=chance.choice((0.0, 0.002, 0.02)),
+        store_loss=chance.choice((0.0, 0.0, 0.02)),
+        recovery_points_seconds=chance.choice((1.0, 4.0, 60.0)),
+    )
+
+
+def _draw_disk(chance: random.Random) -> DiskFaults:
+    return DiskFaults(
+        fsync_seconds=chance.choice((0.0005, 0.002, 0.01, 0.03)),
+        stall_chance=chance.choice((0.0, 0.01, 0.05)),
+        stall_seconds=chance.choice((0.2, 2.0)),
+        eviction=chance.choice((0.0, 0.02)),
+    )
+
+
+def _draw_settings(chance: random.Random, durability: str) -> dict[str, str]:
+    return {
+        "log.durability": durability,
+        "log.retention.check.interval.ms": str(chance.choice((500, 2000))),
+        "log.cleaner.backoff.ms": str(chance.choice((300, 2000))),
+        "log.segment.delete.delay.ms": str(chance.choice((0, 1000))),
+        "offsets.topic.num.partitions": str(chance.choice((1, 3))),
+        "log.roll.ms": str(chance.choice((500, 3000, 60_000))),  # for __consumer_offsets
+        "log.index.size.max.bytes": str(chance.choice((24, 80, 10_000))),
+        "log.index.interval.bytes": str(chance.choice((100, 600, 4096))),
+        "group.initial.rebalance.delay.ms": "100",
+    }
+
+
+def _draw_topics(chance: random.Random) -> tuple[TopicPlan, ...]:
+    plain = TopicPlan(Topic("plain", chance.choice((1, 3))), _draw_segments(chance))
+    trimmed = TopicPlan(Topic("trimmed", 1, trimmed=True), _draw_segments(chance))
+    retained = TopicPlan(
+        Topic("retained", 1, retained=True, trimmed=chance.random() < 0.3),
+        {
+            **_draw_segments(chance),
+            **chance.choice(({"retention.bytes": str(chance.choice((1000, 20_000)))}, {"retention.ms": "3000"})),
+        },
+    )
+    compacted = TopicPlan(
+        Topic("compacted", 1, compacted=True),
+        {
+            **_draw_segments(chance),
+            "cleanup.policy": "compact",
+            "min.cleanable.dirty.ratio": chance.choice(("0.01", "0.5")),
+            "delete.retention.ms": chance.choice(("0", "1000", "86400000")),
+        },
+    )
+    stamped = TopicPlan(Topic("stamped", 1), {**_draw_segments(chance), "message.timestamp.type": "LogAppendTime"})
+    return (plain, trimmed, retained, compacted, stamped)
+
+
+def _draw_segments(chance: random.Random) -> dict[str, str]:
+    """Segments end by time or because their index is full: they can't be asked to be smaller than a megabyte."""
+    return {
+        "segment.ms": str(chance.choice((200, 1000, 5000, 60_000))),
+        "segment.index.bytes": str(chance.choice((24, 80, 400))),
+        "index.interval.bytes": str(chance.choice((50, 500, 4096))),
+        "compression.type": chance.choice(("producer", "producer", "producer", "zstd", "uncompressed")),
+    }

@@ -1,0 +1,297 @@
+"""One run of the whole broker: a seed in, a verdict out.
+
+The broker is the real one, from its door to its log; simulated are the event loop, the network, the disk, the clocks
+and the metadata store's server. A run goes: boot, create topics, work under faults, heal, settle, read everything, stop
+cleanly, start, read everything again, judge.
+
+Called by `python -m tests.sim`, by the mutants and by the tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import service.broker.housekeeper
+from log.ids import TopicPartition
+from service.api.routes import OFFERED
+from service.broker.node import Broker
+from service.broker.ports import Env
+from service.cluster.memory_store import Fate as StoreFate
+from service.cluster.memory_store import Faults as StoreFaults
+from service.cluster.memory_store import MemoryServer, MemorySession, MemoryStore
+from service.config import BrokerConfig
+from service.process import listen
+from tests.sim.checkers import CHECKERS, LATEST, Violation, judge
+from tests.sim.disk import SimDisk
+from tests.sim.env import SimEnv
+from tests.sim.faults import Fate
+from tests.sim.history import Crash, FinalLog, History, Record
+from tests.sim.plan import Plan, draw_plan
+from tests.sim.transactions import fetch_committed, transactional_actors
+from tests.sim.txn_checkers import TXN_CHECKERS
+from tests.sim.workload import BROKER, PORT, Clients, Reader, forever, start_clients, until_true
+from tests.sim.world import Host, Stalled, World, come_true
+
+LONGEST_RUN = 1500.0  # virtual seconds
+NEVER_EXPIRES = 1e9
+
+
+@dataclass(slots=True)
+class Report:
+    """What became of one run."""
+
+    seed: int
+    violations: list[Violation]
+    fingerprint: int
+    callbacks: int
+    virtual_seconds: float
+    faults: dict[str, int]
+    deaths: int
+    written: int
+    acknowledged: int
+    read: int
+    trace: list[tuple[object, ...]] | None = None
+    plan: Plan | None = None
+    history: History | None = None
+
+    @property
+    def right(self) -> bool:
+        return not self.violations
+
+
+@contextlib.contextmanager
+def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """Let `holder` have another attribute of that name for a while."""
+    original = getattr(holder, name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, original)
+
+
+class SimStoreFaults(StoreFaults):
+    """The metadata store answers late, or not at all."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        self._chance = world.stream("store")
+        self._plan = plan
+        self.healed = False
+
+    def delay_s(self) -> float:
+        return 2 * self._plan.store_delay_seconds * self._chance.random()
+
+    def fate(self) -> StoreFate:
+        if self.healed or self._chance.random() >= self._plan.store_loss:
+            return StoreFate.ANSWERED
+        return self._chance.choice((StoreFate.REQUEST_LOST, StoreFate.ANSWER_LOST))
+
+
+class EmbeddedStore(MemoryStore):
+    """As SQLite in the data folder: whoever opens it is alone, so former sessions are over and its
+    own never expires.
+    """
+
+    def __init__(self, server: MemoryServer, env: Env, faults: StoreFaults, former: list[int]) -> None:
+        super().__init__(server, env, faults)
+        self._embedded = server
+        self._former = former
+
+    async def session(self, timeout_s: float) -> MemorySession:
+        while self._former:
+            self._embedded.end_session(self._former.pop())
+        session = await super().session(NEVER_EXPIRES)
+        self._former.append(session.id)
+        return session
+
+
+class WorldClock:
+    """The metadata store's own clock: it is on no host that fails."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def monotonic(self) -> float:
+        return self._world.now
+
+    def wall_ms(self) -> int:
+        return int((self._world.epoch_seconds + self._world.now) * 1000)
+
+
+@dataclass
+class Simulation:
+    """Everything of one run that others may want to look at or to tamper with before it begins."""
+
+    seed: int
+    trace: bool = False
+    logged: bool = False  # what the broker logs goes where the process's logging sends it
+    broker_class: type[Broker] = Broker
+    world: World = field(init=False)
+    plan: Plan = field(init=False)
+    history: History = field(init=False)
+    broker: Broker | None = field(init=False, default=None)
+    finished: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self.world = World(self.seed, trace=self.trace)
+        self.plan = draw_plan(self.world.stream("plan"))
+        self.history = History({wanted.topic.name: wanted.topic for wanted in self.plan.topics})
+        self.clients = Clients(self.world, self.plan, self.history)
+        self.store_faults = SimStoreFaults(self.world, self.plan)
+        self._server = MemoryServer(WorldClock(self.world))
+        self._sessions: list[int] = []
+
+    def run(self) -> Report:
+        if not self.logged:
+            logging.disable(logging.CRITICAL)
+        world = self.world
+        try:
+            with replaced(service.broker.housekeeper, "RECOVERY_POINTS_S", self.plan.recovery_points_seconds):
+                self._start()
+                world.run(until=LONGEST_RUN, stop=self._stop)
+        except Stalled as error:
+            self.history.stuck.append(f"the run stalled: {error}")
+        finally:
+            logging.disable(logging.NOTSET)
+        return self._report()
+
+    def _start(self) -> None:
+        world = self.world
+        disk = SimDisk(world.stream("disk"))
+        disk.faults = self.plan.disk
+        host = world.host(BROKER, self._broker_process, disk=disk)
+        others = transactional_actors(self.clients) if self.plan.transactional else []
+        actors = start_clients(world, self.clients, others)
+        self.fate = Fate(world, host, self.plan, self.history, list(actors))
+        world.host("fate", forever(lambda: self.fate.run(lambda: self.clients.created)))
+        world.host("judge", forever(self._conduct))
+
+    def _stop(self) -> bool:
+        self._look_inside()
+        return self.finished or bool(self.world.failures)
+
+    # -- the broker's process
+
+    async def _broker_process(self, host: Host) -> None:
+        """What `service.process` does with the real world, done with this one."""
+        env = SimEnv(host)
+        asked_to_stop = asyncio.Event()
+        config = BrokerConfig({"listeners": f"PLAINTEXT://{BROKER}:{PORT}", **self.plan.settings})
+        store = EmbeddedStore(self._server, env, self.store_faults, self._sessions)
+        broker = self.broker_class(env, config, store, {"data": env.disk}, OFFERED)
+        host.on_terminate = asked_to_stop.set
+        await broker.open()
+        servers = await listen(broker)
+        self.broker = broker
+        await asked_to_stop.wait()
+        for server in servers:
+            await server.close()
+        await broker.stop()
+
+    def _look_inside(self) -> None:
+        """What must hold within the broker at any moment."""
+        broker = self.broker
+        if broker is None or not self.world.hosts[BROKER].alive:
+            return
+        for partition in broker.partitions:
+            if partition.replicas is None:
+                continue
+            log = partition.log
+            durable = log.flushed_offset if self.plan.durability == "fsync" else log.end_offset
+            if not partition.high_watermark <= durable <= log.end_offset:
+                self.history.wrong.append(
+                    f"{self.world.now:.6f} {partition.topic_partition}: high watermark {partition.high_watermark},"
+                    f" durable {durable}, end {log.end_offset}"
+                )
+
+    # -- the end of the run
+
+    async def _conduct(self) -> None:
+        await come_true(lambda: self.fate.finished)
+        self.store_faults.healed = True
+        self.clients.stopping = True
+        await come_true(lambda: self.clients.settled == self.clients.expected)
+        reader = Reader(self.clients, "last reader")
+        await self._let_transactions_end(reader)
+        await self._read_all(reader, self.history.final)
+        await self.fate.restart()
+        self.fate.broker.boot()
+        await self._read_all(reader, self.history.after_restart)
+        self.finished = True
+
+    async def _read_all(self, reader: Reader, into: dict[TopicPartition, FinalLog]) -> None:
+        for partition in self.clients.partitions():
+            log = await reader.read_everything(partition)
+            if log is not None and self.history.topics[partition.topic].transactional:
+                await self._read_committed(reader, partition, log)
+            if log is not None:
+                into[partition] = log
+            elif partition not in self.history.rotten:
+                self.history.stuck.append(f"{reader.name} can't read {partition} to its end")
+
+    async def _let_transactions_end(self, reader: Reader) -> None:
+        """What clients left open is aborted by time; every decision gets its markers."""
+        for partition in self.clients.partitions():
+            if self.history.topics[partition.topic].transactional:
+                await until_true(self.clients, partial(self._is_settled, reader, partition))
+
+    @staticmethod
+    async def _is_settled(reader: Reader, partition: TopicPartition) -> bool:
+        end = await reader.list_offset(partition, LATEST)
+        read = None if end is None else await fetch_committed(reader, partition, end)
+        return read is not None and read.last_stable_offset == read.high_watermark == end
+
+    async def _read_committed(self, reader: Reader, partition: TopicPartition, log: FinalLog) -> None:
+        """What read_committed shows of a partition that has come to rest, and its stable offset."""
+        records: list[Record] = []
+        offset = log.start_offset
+
+        async def step() -> bool:
+            nonlocal offset
+            read = await fetch_committed(reader, partition, offset)
+            if read is not None:
+                records.extend(read.records)
+                offset, log.last_stable_offset = read.to_offset, read.last_stable_offset
+            return offset >= log.end_offset
+
+        await until_true(self.clients, step)
+        log.committed = tuple(records)
+
+    def _report(self) -> Report:
+        world, history = self.world, self.history
+        host = world.hosts[BROKER]
+        history.crashes.extend(Crash(moment, power) for moment, power in host.deaths)
+        if not self.finished and not world.failures and not history.stuck:
+            history.stuck.append(f"the run did not come to its end within {LONGEST_RUN} virtual seconds")
+        violations = [Violation("NothingFailsUnseen", str(failure)) for failure in world.failures[:3]]
+        violations += judge(history, (*CHECKERS, *TXN_CHECKERS) if self.plan.transactional else CHECKERS)
+        report = Report(
+            self.seed,
+            violations,
+            world.fingerprint,
+            world.callbacks,
+            world.now,
+            self.fate.given,
+            len(host.deaths),
+            len(history.writes),
+            sum(write.base_offset >= 0 for write in history.writes),
+            sum(len(read.records) for read in history.reads),
+            world.trace,
+            self.plan,
+            history,
+        )
+        vars(self).clear()  # whatever of the broker and its clients is still suspended goes in `close`, unheard
+        world.close()
+        return report
+
+
+def run(seed: int, *, trace: bool = False, tamper: Callable[[Simulation], None] = lambda _: None) -> Report:
+    simulation = Simulation(seed, trace)
+    tamper(simulation)
+    return simulation.run()

@@ -1,0 +1,293 @@
+"""Each promise of exactly once: silent on a valid history, and heard when it is broken in one place."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from log.ids import TopicPartition
+from tests.sim.checkers import judge
+from tests.sim.history import CommittedRead, FinalLog, Held, History, Outcome, Owned, Record, Topic, Transaction
+from tests.sim.txn_checkers import TXN_CHECKERS, cycles
+
+INPUT, OUTPUT = "input", "output"
+PARTITIONS = 4
+
+
+def valid_history(seed: int = 1) -> History:
+    """Three transactional ids, changing owners, take from `input` and write to both topics; one id at a time takes
+    input.
+    """
+    chance = random.Random(seed)
+    history = History(topics={name: Topic(name, PARTITIONS, transactional=True) for name in (INPUT, OUTPUT)})
+    ends = dict.fromkeys(history.partitions(), 0)
+    committed: dict[TopicPartition, list[Record]] = {partition: [] for partition in ends}
+    positions = {partition: 0 for partition in ends if partition.topic == INPUT}
+    epochs = [0, 0, 0]
+    now = 0.0
+    for number in range(400):
+        now += 1
+        owner = chance.randrange(3)
+        if chance.random() < 0.05:
+            epochs[owner] += 1
+            history.owned.append(Owned(f"id{owner}", owner, epochs[owner], now - 0.5))
+        txn = Transaction(number, f"id{owner}", owner, epochs[owner], now, group="g")
+        txn.outcome = chance.choices((Outcome.OK, Outcome.FAILED, Outcome.UNKNOWN), (8, 1, 1))[0]
+        txn.end_invoked, txn.completed = now + 0.5, now + 0.6
+        applied = txn.outcome is Outcome.OK or (txn.outcome is Outcome.UNKNOWN and chance.random() < 0.5)
+        if owner == 0:
+            _consume(txn, positions, ends, chance, applied=applied)
+        _produce(txn, ends, committed, chance, applied=applied)
+        history.transactions.append(txn)
+        _look(history, ends, committed, now + 0.8, chance)
+    for partition, end in ends.items():
+        records = tuple(committed[partition])
+        history.final[partition] = FinalLog(0, end, records, committed=records, last_stable_offset=end)
+    return history
+
+
+def _consume(
+    txn: Transaction,
+    positions: dict[TopicPartition, int],
+    ends: dict[TopicPartition, int],
+    chance: random.Random,
+    *,
+    applied: bool,
+) -> None:
+    partition = chance.choice(list(positions))
+    start, end = positions[partition], min(ends[partition], positions[partition] + chance.randrange(1, 6))
+    if end > start:
+        txn.consumed[partition] = (start, end)
+        if applied:
+            positions[partition] = end
+
+
+def _produce(
+    txn: Transaction,
+    ends: dict[TopicPartition, int],
+    committed: dict[TopicPartition, list[Record]],
+    chance: random.Random,
+    *,
+    applied: bool,
+) -> None:
+    touched: dict[TopicPartition, None] = {}
+    for count in range(chance.randrange(1, 5)):
+        partition = chance.choice(list(ends))
+        value = b"%d.%d" % (txn.number, count)
+        txn.values.append((partition, value))
+        if applied:
+            committed[partition].append(Record(ends[partition], 0, None, value))
+        ends[partition] += 1
+        touched[partition] = None
+    for partition in touched:
+        ends[partition] += 1  # the marker
+
+
+def _look(
+    history: History,
+    ends: dict[TopicPartition, int],
+    committed: dict[TopicPartition, list[Record]],
+    now: float,
+    chance: random.Random,
+) -> None:
+    partition = chance.choice(list(ends))
+    end = ends[partition]
+    start = chance.randrange(end + 1)
+    records = tuple(record for record in committed[partition] if record.offset >= start)
+    history.committed_reads.append(
+        CommittedRead("r", partition, start, end, records, end, end, Held.POWER_CUT, now, now + 0.05)
+    )
+
+
+def of(history: History, outcome: Outcome) -> Transaction:
+    return next(
+        txn for txn in history.transactions if txn.outcome is outcome and len({place for place, _ in txn.values}) > 2
+    )
+
+
+def remove(history: History, value: bytes) -> None:
+    for log in history.final.values():
+        log.committed = tuple(record for record in log.committed if record.value != value)
+
+
+def show(history: History, partition: TopicPartition, offset: int, value: bytes) -> None:
+    log = history.final[partition]
+    log.committed = tuple(sorted((*log.committed, Record(offset, 0, None, value)), key=lambda record: record.offset))
+
+
+def free_offset(history: History, partition: TopicPartition) -> int:
+    return next(
+        offset
+        for offset in range(10**6)
+        if offset not in {record.offset for record in history.final[partition].committed}
+    )
+
+
+def lose_a_value_of_a_committed_transaction(history: History) -> None:
+    remove(history, of(history, Outcome.OK).values[0][1])
+
+
+def show_a_value_of_an_aborted_transaction(history: History) -> None:
+    partition, value = of(history, Outcome.FAILED).values[0]
+    show(history, partition, free_offset(history, partition), value)
+
+
+def tear_an_unknown_transaction(history: History) -> None:
+    for txn in history.transactions:
+        shown = [
+            value
+            for _, value in txn.values
+            if any(r.value == value for log in history.final.values() for r in log.committed)
+        ]
+        if txn.outcome is Outcome.UNKNOWN and len(shown) > 1:
+            remove(history, shown[0])
+            return
+
+
+def show_twice(history: History) -> None:
+    partition, value = of(history, Outcome.OK).values[0]
+    show(history, partition, 10**6, value)
+
+
+def invent(history: History) -> None:
+    show(history, TopicPartition(OUTPUT, 0), 10**6, b"from nowhere")
+
+
+def read_an_aborted_value(history: History) -> None:
+    partition, value = of(history, Outcome.FAILED).values[0]
+    read = next(read for read in history.committed_reads if read.partition == partition)
+    read.records = (*read.records, Record(read.to_offset - 1, 0, None, value))
+
+
+def some_read(history: History) -> CommittedRead:
+    return next(read for read in history.committed_reads if len(read.records) > 3)
+
+
+def skip(history: History) -> None:
+    read = some_read(history)
+    read.records = read.records[:1] + read.records[2:]
+
+
+def repeat(history: History) -> None:
+    read = some_read(history)
+    read.records = (*read.records, read.records[-1])
+
+
+def swap(history: History) -> None:
+    read = some_read(history)
+    first, second, *rest = read.records
+    read.records = (replace(first, value=second.value), replace(second, value=first.value), *rest)
+
+
+def read_beyond_the_stable_offset(history: History) -> None:
+    read = some_read(history)
+    read.last_stable_offset = read.records[-1].offset
+
+
+def lift_the_stable_offset_above_the_high_watermark(history: History) -> None:
+    some_read(history).last_stable_offset += 1
+
+
+def lower_the_stable_offset(history: History) -> None:
+    read = history.committed_reads[-1]
+    read.last_stable_offset, read.records, read.to_offset = 1, (), read.from_offset
+
+
+def leave_a_transaction_hanging(history: History) -> None:
+    log = history.final[TopicPartition(OUTPUT, 1)]
+    log.last_stable_offset -= 3
+
+
+def consuming(history: History) -> list[Transaction]:
+    takes = [txn for txn in history.transactions if txn.consumed and txn.outcome is Outcome.OK]
+    return [txn for txn in takes if next(iter(txn.consumed)) == next(iter(takes[0].consumed))]
+
+
+def process_input_twice(history: History) -> None:
+    txn = consuming(history)[2]
+    [(partition, (start, end))] = txn.consumed.items()
+    txn.consumed[partition] = (start - 1, end)
+
+
+def skip_input(history: History) -> None:
+    consuming(history)[2].consumed.clear()
+
+
+def commit_after_being_fenced(history: History) -> None:
+    txn = of(history, Outcome.OK)
+    history.owned.append(Owned(txn.transactional_id, txn.producer_id, txn.epoch + 1, txn.end_invoked - 0.1))
+
+
+def swap_two_transactions(history: History) -> None:
+    partition = TopicPartition(OUTPUT, 2)
+    mine = [txn for txn in history.transactions if txn.outcome is Outcome.OK and txn.transactional_id == "id1"]
+    first, second = [txn for txn in mine if partition in [place for place, _ in txn.values]][4:6]
+    first.began, second.began = second.began, first.began
+
+
+def consume_in_a_circle(history: History) -> None:
+    first, second = [txn for txn in history.transactions if txn.outcome is Outcome.OK][100:102]
+    for taker, giver in ((first, second), (second, first)):
+        partition, value = giver.values[0]
+        offset = next(record.offset for record in history.final[partition].committed if record.value == value)
+        taker.consumed = {partition: (offset, offset + 1)}
+
+
+DAMAGES: dict[Callable[[History], None], str] = {
+    lose_a_value_of_a_committed_transaction: "AllOrNothing",
+    show_a_value_of_an_aborted_transaction: "AllOrNothing",
+    tear_an_unknown_transaction: "AllOrNothing",
+    show_twice: "NothingTwiceNothingInvented",
+    invent: "NothingTwiceNothingInvented",
+    read_an_aborted_value: "AbortedStaysInvisible",
+    skip: "CommittedReadsAreSlices",
+    repeat: "CommittedReadsAreSlices",
+    swap: "CommittedReadsAreSlices",
+    read_beyond_the_stable_offset: "StableOffsetStopsAtOpenTransactions",
+    lift_the_stable_offset_above_the_high_watermark: "StableOffsetStopsAtOpenTransactions",
+    lower_the_stable_offset: "StableOffsetStopsAtOpenTransactions",
+    leave_a_transaction_hanging: "EveryDecisionGetsItsMarkers",
+    process_input_twice: "InputIsProcessedOnce",
+    skip_input: "InputIsProcessedOnce",
+    commit_after_being_fenced: "OneOwnerPerTransactionalId",
+    swap_two_transactions: "OrderOfTransactionsIsKept",
+    consume_in_a_circle: "InformationFlowsOneWay",
+}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_valid_history_breaks_no_promise(seed: int) -> None:
+    assert judge(valid_history(seed), TXN_CHECKERS) == []
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_damage_is_caught_by_the_promise_it_breaks(damage: Callable[[History], None]) -> None:
+    history = valid_history()
+    damage(history)
+    assert DAMAGES[damage] in {violation.promise for violation in judge(history, TXN_CHECKERS)}
+
+
+def test_every_checker_is_shown_to_catch_something() -> None:
+    assert set(DAMAGES.values()) == {type(checker).__name__ for checker in TXN_CHECKERS}
+
+
+def reachable(edges: dict[int, dict[int, None]], start: int) -> set[int]:
+    found: set[int] = set()
+    waiting = list(edges.get(start, ()))
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(edges.get(node, ()))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cycles_are_those_that_a_plain_search_finds(seed: int) -> None:
+    chance = random.Random(seed)
+    edges: dict[int, dict[int, None]] = {}
+    for _ in range(chance.randrange(25)):
+        edges.setdefault(chance.randrange(12), {})[chance.randrange(12)] = None
+    expected = {node for node in range(12) if node in reachable(edges, node)}
+    assert {node for cycle in cycles(edges) for node in cycle} == expected

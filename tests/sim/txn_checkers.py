@@ -1,0 +1,280 @@
+"""The promises of exactly once, one class each, beside those of `tests.sim.checkers`.
+
+What always holds: a transaction is judged by what its owner knows (committed, aborted, or unknown: all of it or
+nothing) and by the final log as read_committed shows it. Cycles of writes over writes between transactions are legal,
+for Kafka's transactions isolate no writers; cycles of information are not.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import pairwise
+
+from log.ids import TopicPartition
+from tests.sim.checkers import Checker, intact
+from tests.sim.history import CommittedRead, History, Outcome, Record, Transaction
+
+Origins = dict[bytes, tuple[Transaction, TopicPartition]]
+
+
+def origins(history: History) -> Origins:
+    """Which transaction sent a value, and where to."""
+    return {value: (txn, partition) for txn in history.transactions for partition, value in txn.values}
+
+
+def visible(history: History) -> dict[bytes, tuple[TopicPartition, int]]:
+    """Where each value stands in the committed view."""
+    return {
+        record.value: (partition, record.offset)
+        for partition, log in history.final.items()
+        for record in log.committed
+        if record.value is not None
+    }
+
+
+def took_effect(txn: Transaction, seen: dict[bytes, tuple[TopicPartition, int]]) -> bool:
+    return txn.outcome is Outcome.OK or (
+        txn.outcome is Outcome.UNKNOWN and any(value in seen for _, value in txn.values)
+    )
+
+
+class AllOrNothing:
+    """Of a committed transaction everything is visible, of an aborted one nothing, of an unknown one all or nothing."""
+
+    def check(self, history: History) -> Iterator[str]:
+        seen = visible(history)
+        for txn in history.transactions:
+            judged = [(partition, value) for partition, value in txn.values if intact(history, partition) is not None]
+            shown = [value for _, value in judged if value in seen]
+            name = f"transaction {txn.number} of {txn.transactional_id} (epoch {txn.epoch})"
+            if txn.outcome is Outcome.OK and len(shown) < len(judged):
+                missing = next(value for _, value in judged if value not in seen)
+                yield f"{name} was committed at {txn.completed:.6f}, {missing!r:.40} is not visible"
+            elif txn.outcome is Outcome.FAILED and shown:
+                yield f"{name} was not committed, {shown[0]!r:.40} is visible at {seen[shown[0]]}"
+            elif txn.outcome is Outcome.UNKNOWN and 0 < len(shown) < len(judged):
+                yield f"{name} is torn: {len(shown)} of {len(judged)} values are visible"
+
+
+class NothingTwiceNothingInvented:
+    """A visible value was sent to that partition, by a transaction or by a plain write, and stands there once."""
+
+    def check(self, history: History) -> Iterator[str]:
+        sent = {(partition, value) for txn in history.transactions for partition, value in txn.values}
+        sent |= {
+            (write.partition, value) for write in history.writes for _, value in write.records if value is not None
+        }
+        for partition, log in history.final.items():
+            seen: dict[bytes | None, int] = {}
+            for record in log.committed:
+                if record.value is not None and (partition, record.value) not in sent:
+                    yield f"{partition} offset {record.offset}: {record.value!r:.40} was sent by nobody"
+                if record.value is not None and record.value in seen:
+                    yield f"{partition}: {record.value!r:.40} stands at {seen[record.value]} and at {record.offset}"
+                seen[record.value] = record.offset
+
+
+class AbortedStaysInvisible:
+    """Nobody under read_committed is ever given a value of a transaction that was not committed."""
+
+    def check(self, history: History) -> Iterator[str]:
+        known = origins(history)
+        for read in history.committed_reads:
+            for record in read.records:
+                if record.value is None or record.value not in known:
+                    continue
+                txn, _ = known[record.value]
+                if txn.outcome is Outcome.FAILED:
+                    yield (
+                        f"{read.partition} offset {record.offset}: {read.reader} was given {record.value!r:.40} at"
+                        f" {read.completed:.6f}, of transaction {txn.number}, which was not committed"
+                    )
+
+
+class CommittedReadsAreSlices:
+    """A read_committed answer is the slice of the final committed view that it claims to be: no skip, no repeat."""
+
+    def check(self, history: History) -> Iterator[str]:
+        for read in history.committed_reads:
+            log = intact(history, read.partition)
+            if log is None or history.excused(read.held, read.invoked):
+                continue
+            topic = history.topics[read.partition.topic]
+            first = bisect_left(log.committed, max(read.from_offset, log.start_offset), key=_offset)
+            last = bisect_left(log.committed, read.to_offset, key=_offset)
+            stored = log.committed[first:last]
+            given = tuple(record for record in read.records if record.offset >= log.start_offset)
+            if topic.compacted:
+                kept = {record.offset for record in stored}
+                given = tuple(record for record in given if record.offset in kept)
+            if given != stored:
+                yield f"{_where(read)}: {_difference(given, stored)}"
+
+
+def _offset(record: Record) -> int:
+    return record.offset
+
+
+def _where(read: CommittedRead) -> str:
+    claimed = f"[{read.from_offset}, {read.to_offset})"
+    return f"{read.partition} {claimed} read by {read.reader} at {read.completed:.6f}"
+
+
+def _difference(given: tuple[Record, ...], stored: tuple[Record, ...]) -> str:
+    for mine, theirs in zip(given, stored, strict=False):
+        if mine != theirs:
+            return f"given {mine.value!r:.40} at {mine.offset}, stored {theirs.value!r:.40} at {theirs.offset}"
+    return f"given {len(given)} records, stored {len(stored)}"
+
+
+class StableOffsetStopsAtOpenTransactions:
+    """Records lie below the stable offset, it lies at or below the high watermark, and while the broker lives neither
+    falls.
+    """
+
+    def check(self, history: History) -> Iterator[str]:
+        highest: dict[tuple[TopicPartition, int], list[tuple[float, int, int]]] = {}
+        for read in sorted(history.committed_reads, key=lambda read: read.invoked):
+            if read.records and read.records[-1].offset >= read.last_stable_offset:
+                yield f"{_where(read)}: offset {read.records[-1].offset} is not below {read.last_stable_offset}"
+            if read.last_stable_offset > read.high_watermark:
+                yield f"{_where(read)}: stable offset {read.last_stable_offset} above {read.high_watermark}"
+            life = history.life(read.invoked, read.completed)
+            if life is None:
+                continue
+            earlier = highest.setdefault((read.partition, life), [])
+            for completed, stable, high_watermark in earlier:
+                if completed < read.invoked and (
+                    read.last_stable_offset < stable or read.high_watermark < high_watermark
+                ):
+                    now = (read.last_stable_offset, read.high_watermark)
+                    yield f"{_where(read)}: stable offset, high watermark fell: {stable, high_watermark}, {now}"
+                    break
+            earlier.append((read.completed, read.last_stable_offset, read.high_watermark))
+            del earlier[:-50]  # older ones say nothing that these don't
+
+
+class EveryDecisionGetsItsMarkers:
+    """After everything healed no transaction stands in anybody's way: stable offset and high watermark are one."""
+
+    def check(self, history: History) -> Iterator[str]:
+        for partition, log in history.final.items():
+            if log.last_stable_offset != -1 and log.last_stable_offset != log.end_offset:
+                yield f"{partition}: stable offset {log.last_stable_offset}, high watermark {log.end_offset}"
+
+
+class InputIsProcessedOnce:
+    """The input ranges that committed transactions took tile the input: no gap, no overlap."""
+
+    def check(self, history: History) -> Iterator[str]:
+        seen = visible(history)
+        taken: dict[tuple[str, TopicPartition], list[tuple[int, int, int]]] = {}
+        for txn in history.transactions:
+            if took_effect(txn, seen):
+                for partition, (start, end) in txn.consumed.items():
+                    taken.setdefault((txn.group, partition), []).append((start, end, txn.number))
+        for (group, partition), ranges in taken.items():
+            ranges.sort()
+            for (_, end, earlier), (start, _, later) in pairwise(ranges):
+                if start != end:
+                    what = "twice" if start < end else "not at all"
+                    between = f"transactions {earlier} and {later}"
+                    yield f"{group} processed {partition} [{min(start, end)}, {max(start, end)}) {what}: {between}"
+
+
+class OneOwnerPerTransactionalId:
+    """Once a client was told that a transactional id is its own, no former owner commits."""
+
+    def check(self, history: History) -> Iterator[str]:
+        for owned in history.owned:
+            for txn in history.transactions:
+                mine = (txn.transactional_id, txn.producer_id) == (owned.transactional_id, owned.producer_id)
+                older = txn.epoch < owned.epoch
+                if mine and older and txn.outcome is Outcome.OK and txn.end_invoked > owned.told:
+                    yield (
+                        f"{owned.transactional_id}: epoch {owned.epoch} was handed out at {owned.told:.6f}, transaction"
+                        f" {txn.number} of epoch {txn.epoch} committed at {txn.completed:.6f}"
+                    )
+
+
+class OrderOfTransactionsIsKept:
+    """Per partition the values of one transaction, and of one id's transactions one after the other, stand as they were
+    sent.
+    """
+
+    def check(self, history: History) -> Iterator[str]:
+        seen = visible(history)
+        last: dict[tuple[str, TopicPartition], tuple[int, bytes]] = {}
+        for txn in sorted(history.transactions, key=lambda txn: txn.began):
+            for partition, value in txn.values:
+                place = seen.get(value)
+                if place is None:
+                    continue
+                before = last.get((txn.transactional_id, partition))
+                if before is not None and before[0] > place[1]:
+                    yield f"{partition}: {value!r:.40} at {place[1]} was sent after {before[1]!r:.40} at {before[0]}"
+                last[txn.transactional_id, partition] = (place[1], value)
+
+
+class InformationFlowsOneWay:
+    """No transaction consumed what a transaction wrote that consumed what the first one wrote."""
+
+    def check(self, history: History) -> Iterator[str]:
+        known = origins(history)
+        flows: dict[int, dict[int, None]] = {}
+        for txn in history.transactions:
+            for partition, (start, end) in txn.consumed.items():
+                log = history.final.get(partition)
+                for record in log.committed if log is not None else ():
+                    if start <= record.offset < end and record.value in known:
+                        flows.setdefault(known[record.value][0].number, {})[txn.number] = None
+        for cycle in cycles(flows):
+            yield f"transactions {cycle} consumed each other's writes"
+
+
+def cycles(edges: dict[int, dict[int, None]]) -> list[list[int]]:
+    """The groups of nodes that reach each other (Tarjan's algorithm, without recursion)."""
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    stack: list[int] = []
+    found = []
+    for root in edges:
+        if root in index:
+            continue
+        work = [(root, iter(edges[root]))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        while work:
+            node, children = work[-1]
+            child = next((child for child in children if child not in index or child in stack), None)
+            if child is None:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    group = stack[stack.index(node) :]
+                    del stack[stack.index(node) :]
+                    if len(group) > 1 or node in edges.get(node, ()):
+                        found.append(sorted(group))
+            elif child in index:
+                low[node] = min(low[node], index[child])
+            else:
+                index[child] = low[child] = len(index)
+                stack.append(child)
+                work.append((child, iter(edges.get(child, {}))))
+    return found
+
+
+TXN_CHECKERS: tuple[Checker, ...] = (
+    AllOrNothing(),
+    NothingTwiceNothingInvented(),
+    AbortedStaysInvisible(),
+    CommittedReadsAreSlices(),
+    StableOffsetStopsAtOpenTransactions(),
+    EveryDecisionGetsItsMarkers(),
+    InputIsProcessedOnce(),
+    OneOwnerPerTransactionalId(),
+    OrderOfTransactionsIsKept(),
+    InformationFlowsOneWay(),
+)
