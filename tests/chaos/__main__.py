@@ -1,0 +1,46 @@
+"""`make chaos`: kill clients and broker while three client libraries copy a topic in transactions.
+
+`python -m tests.chaos --seconds 120 --seed 7`; the seed chooses who is killed when, the machine does the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.chaos.run import run
+from tests.chaos.worker import CLIENTS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long there is killing, for each durability")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--durability", choices=("auto", "fsync", "os"), action="append", help="default: auto and os")
+    parser.add_argument("--client", choices=tuple(CLIENTS), action="append", help="default: all")
+    parser.add_argument("--keep", type=Path, default=None, help="keep data and logs in this folder")
+    chosen = parser.parse_args()
+    seed = random.randrange(1 << 32) if chosen.seed is None else chosen.seed
+    faults = 0
+    with tempfile.TemporaryDirectory(prefix="oncelog-chaos-") as temporary:
+        for durability in chosen.durability or ("auto", "os"):
+            print(f"seed {seed}, durability {durability}, {chosen.seconds:g} s", flush=True)
+            folder = (chosen.keep or Path(temporary)) / durability
+            folder.mkdir(parents=True, exist_ok=True)
+            report = run(
+                folder,
+                seconds=chosen.seconds,
+                seed=seed,
+                durability=durability,
+                clients=chosen.client or tuple(CLIENTS),
+            )
+            print(report, flush=True)
+            faults += len(report.faults)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

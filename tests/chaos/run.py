@@ -1,0 +1,261 @@
+"""Processes are killed while they copy a topic in transactions; afterwards the sums must come out right.
+
+A feeder writes numbered values, a few keys each in one partition. Each client library copies all of it to a topic of
+its own, in transactions that commit the offsets too. Meanwhile the copiers and the broker are killed with
+SIGKILL at moments that a seed chooses. When the time is up all are left in peace until the copies are whole.
+`python -m tests.chaos` and tests/chaos/test_chaos.py call `run`.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from tests.chaos.worker import CLIENTS
+from tests.clients.offsets import committed_offsets
+from tests.clients.topics import Topics
+from tests.peers.ours import Oncelog
+from tests.peers.process import QUICK_SETTINGS, ROOT, BrokerProcess
+
+PARTITIONS = 3
+KEYS = 6
+FEED_PAUSE_SECONDS = 0.02
+PEACE_SECONDS = 120.0
+"""How long everything may take to come right when nobody is killed any more."""
+
+
+@dataclass
+class Report:
+    """What was done, and what is wrong (nothing, if all went well)."""
+
+    inputs: int = 0
+    broker_kills: int = 0
+    client_kills: dict[str, int] = field(default_factory=dict)
+    restarts: dict[str, int] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        kills = ", ".join(f"{name} {count}" for name, count in self.client_kills.items())
+        starts = ", ".join(f"{name} {count}" for name, count in self.restarts.items())
+        lines = [
+            f"{self.inputs} inputs; killed: broker {self.broker_kills}, {kills}; started again: {starts}",
+            *self.faults,
+            "the sums come out right" if not self.faults else f"{len(self.faults)} faults",
+        ]
+        return "\n".join(lines)
+
+
+class Copier:
+    """One client library at work; it is started again whenever it is gone."""
+
+    def __init__(self, client: str, bootstrap: str, source: str, target: str, folder: Path) -> None:
+        self.client = client
+        self.target = target
+        self.group = f"copy-{client}"
+        self.starts = 0
+        self._arguments = [bootstrap, source, target, self.group]
+        self._log = folder / f"{client}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def keep_running(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.starts += 1
+        command = [sys.executable, "-m", "tests.chaos.worker", self.client, *self._arguments, "600"]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def kill(self) -> bool:
+        process, self._process = self._process, None
+        if process is None or process.poll() is not None:
+            return False
+        process.kill()
+        process.wait()
+        return True
+
+
+class Feeder:
+    """Writes the inputs with an idempotent producer that outlives every restart of the broker."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        settings = {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "log_level": 0}
+        self._producer = Producer({**settings, "message.timeout.ms": 300_000})
+        self._topic = topic
+        self.count = 0
+        self.failures: list[str] = []
+
+    def feed(self, count: int) -> None:
+        for _ in range(count):
+            key = self.count % KEYS
+            self._producer.produce(
+                self._topic,
+                f"{self.count}".encode(),
+                f"key-{key}".encode(),
+                partition=key % PARTITIONS,
+                on_delivery=self._delivered,
+            )
+            self.count += 1
+        self._producer.poll(0)
+
+    def _delivered(self, error: object, _: object) -> None:
+        if error is not None:
+            self.failures.append(f"an input was not written: {error}")
+
+    def finish(self) -> None:
+        if self._producer.flush(PEACE_SECONDS):
+            self.failures.append("inputs were not acknowledged")
+
+
+def run(
+    folder: Path,
+    *,
+    seconds: float,
+    seed: int,
+    durability: str = "auto",
+    clients: Iterable[str] = tuple(CLIENTS),
+    broker_pause: tuple[float, float] = (2.0, 8.0),
+    client_pause: tuple[float, float] = (0.5, 3.0),
+) -> Report:
+    """Kill for `seconds`; then wait until the copies are whole, and judge them."""
+    chance = random.Random(seed)
+    clients = tuple(clients)
+    settings = {
+        **QUICK_SETTINGS,
+        "log.durability": durability,
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+    }
+    broker: BrokerProcess = Oncelog(folder, settings=settings)
+    broker.start()
+    report = Report(client_kills=dict.fromkeys(clients, 0))
+    topics = Topics(broker.bootstrap, "chaos")
+    source = topics.create(partitions=PARTITIONS)
+    copiers = [Copier(name, broker.bootstrap, source, topics.create(PARTITIONS), folder) for name in clients]
+    feeder = Feeder(broker.bootstrap, source)
+    try:
+        _disturb(chance, time.monotonic() + seconds, broker, copiers, feeder, report, broker_pause, client_pause)
+        feeder.finish()
+        report.faults += feeder.failures
+        report.inputs = feeder.count
+        _let_finish(broker, copiers, source, report)
+        for copier in copiers:
+            copier.kill()
+        for copier in copiers:
+            report.restarts[copier.client] = copier.starts - 1
+            report.faults += judge(broker.bootstrap, copier, source, report.inputs)
+    finally:
+        for copier in copiers:
+            copier.kill()
+        if broker.running():
+            broker.stop()
+    return report
+
+
+def _disturb(
+    chance: random.Random,
+    until: float,
+    broker: BrokerProcess,
+    copiers: list[Copier],
+    feeder: Feeder,
+    report: Report,
+    broker_pause: tuple[float, float],
+    client_pause: tuple[float, float],
+) -> None:
+    next_broker = time.monotonic() + chance.uniform(*broker_pause)
+    next_client = time.monotonic() + chance.uniform(*client_pause)
+    while (now := time.monotonic()) < until:
+        for copier in copiers:
+            copier.keep_running()
+        feeder.feed(5)
+        if now >= next_broker:
+            broker.kill()
+            broker.start()
+            report.broker_kills += 1
+            next_broker = time.monotonic() + chance.uniform(*broker_pause)
+        if now >= next_client:
+            victim = chance.choice(copiers)
+            report.client_kills[victim.client] += victim.kill()
+            next_client = time.monotonic() + chance.uniform(*client_pause)
+        time.sleep(FEED_PAUSE_SECONDS)
+
+
+def _let_finish(broker: BrokerProcess, copiers: list[Copier], source: str, report: Report) -> None:
+    """Nobody is killed any more: the groups reach the end of the source."""
+    ends = _end_offsets(broker.bootstrap, source)
+    until = time.monotonic() + PEACE_SECONDS
+    waiting = list(copiers)
+    while waiting and time.monotonic() < until:
+        for copier in waiting:
+            copier.keep_running()
+        time.sleep(0.5)
+        waiting = [
+            copier
+            for copier in waiting
+            if committed_offsets(broker.bootstrap, copier.group, source, PARTITIONS) != ends
+        ]
+    for copier in waiting:
+        stands = committed_offsets(broker.bootstrap, copier.group, source, PARTITIONS)
+        report.faults.append(f"{copier.client}: its group stands at {stands}, the source ends at {ends}")
+
+
+def _end_offsets(bootstrap: str, topic: str) -> list[int]:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "chaos-unused"})
+    ends = [consumer.get_watermark_offsets(TopicPartition(topic, index), 20)[1] for index in range(PARTITIONS)]
+    consumer.close()
+    return ends
+
+
+def judge(bootstrap: str, copier: Copier, source: str, inputs: int) -> list[str]:
+    """What is wrong with a copy: every input must be there exactly once, each key's in order."""
+    by_key: dict[bytes, list[int]] = {}
+    for key, value in _committed(bootstrap, copier.target):
+        by_key.setdefault(key, []).append(int(value))
+    faults = []
+    for index in range(KEYS):
+        got = by_key.pop(f"key-{index}".encode(), [])
+        wanted = list(range(index, inputs, KEYS))
+        if got == wanted:
+            continue
+        lost = sorted(set(wanted) - set(got))
+        doubled = sorted({value for value in got if got.count(value) > 1})
+        order = "" if lost or doubled else "in another order"
+        faults.append(f"{copier.client}, key-{index}: lost {lost[:10]}, doubled {doubled[:10]} {order}")
+    if by_key:
+        faults.append(f"{copier.client}: keys nobody wrote: {sorted(by_key)}")
+    return faults
+
+
+def _committed(bootstrap: str, topic: str) -> list[tuple[bytes, bytes]]:
+    """Keys and values of a topic as a read_committed reader finds them, up to the end of every partition."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "chaos-unused",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
+    found, ended = [], 0
+    until = time.monotonic() + PEACE_SECONDS
+    while ended < PARTITIONS:
+        assert time.monotonic() < until, f"{topic} can't be read to its end"
+        message = consumer.poll(0.5)
+        if message is None:
+            continue
+        if message.error() is not None:
+            ended += 1
+            continue
+        key, value = message.key(), message.value()
+        assert key is not None
+        assert value is not None
+        found.append((key, value))
+    consumer.close()
+    return found

@@ -1,0 +1,20 @@
+"""A short run of what `make chaos` does for minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.run import run
+
+
+@pytest.mark.timeout(240)
+def test_a_copy_is_exact_although_client_and_broker_are_killed(tmp_path: Path) -> None:
+    """librdkafka alone: its restarts are quick enough for a run of seconds."""
+    report = run(
+        tmp_path, seconds=10, seed=3, clients=["confluent-kafka"], broker_pause=(2.0, 4.0), client_pause=(1.0, 3.0)
+    )
+    assert not report.faults, str(report)
+    assert report.broker_kills
+    assert report.client_kills["confluent-kafka"]

@@ -1,0 +1,96 @@
+"""The test's side of `member.py`: start members, watch what they report, let them leave or kill them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+
+from tests.clients.kits import eventually
+from tests.peers.process import ROOT
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """Which client reads which topic in which group, under which protocol."""
+
+    client: str
+    bootstrap: str
+    topic: str
+    group: str
+    protocol: str
+
+
+class Member:
+    """A group member that runs until it leaves or is killed."""
+
+    def __init__(self, plan: GroupPlan, instance: str | None = None) -> None:
+        where = [plan.client, plan.bootstrap, plan.topic, plan.group, plan.protocol]
+        command = [sys.executable, "-m", "tests.clients.member", *where, *([instance] if instance else [])]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self.assigned: list[int] = []
+        self.history: list[list[int]] = []
+        self.reads: list[tuple[int, int, str]] = []
+        self._errors = b""
+        self._threads = [threading.Thread(target=self._listen), threading.Thread(target=self._collect_errors)]
+        for thread in self._threads:
+            thread.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            fact = json.loads(line)
+            if "assigned" in fact:
+                self.assigned = fact["assigned"]
+                self.history.append(fact["assigned"])
+            else:
+                partition, offset, value = fact["read"]
+                self.reads.append((partition, offset, value))
+
+    def _collect_errors(self) -> None:
+        assert self._process.stderr is not None
+        self._errors = self._process.stderr.read()
+
+    def leave(self) -> None:
+        """Close the client, which tells the broker."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._wait()
+        assert self._process.returncode == 0, self._errors.decode(errors="replace")[-3000:]
+        self.assigned = []
+
+    def crash(self) -> None:
+        """End the process without a word to the broker."""
+        self._process.kill()
+        self._wait()
+        self.assigned = []
+
+    def end(self) -> None:
+        """Tidy up after a test, whatever state the member is in."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._wait()
+
+    def _wait(self) -> None:
+        self._process.wait(30)
+        for thread in self._threads:
+            thread.join(10)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None and not pipe.closed:
+                pipe.close()
+
+
+def wait_until_shared(members: list[Member], *, partitions: int) -> None:
+    """Until the members hold all partitions between them, each once, as evenly as can be."""
+    wanted = list(range(partitions))
+
+    def fair(shares: list[list[int]]) -> bool:
+        sizes = [len(share) for share in shares]
+        return sorted(itertools.chain(*shares)) == wanted and max(sizes) - min(sizes) <= 1
+
+    eventually(lambda: [member.assigned for member in members], fair)
