@@ -1,0 +1,77 @@
+"""Who is measured: our broker as it stands, our broker of an earlier commit, Apache Kafka."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.peers.kafka import ApacheKafka
+from tests.peers.ours import Oncelog
+from tests.peers.process import CACHE, ROOT, BrokerProcess
+
+COMMON = {
+    "num.partitions": "4",
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "group.initial.rebalance.delay.ms": "0",
+}
+
+
+class Contender:
+    """One of the brokers to compare; makes processes of it, each on a data folder of its own."""
+
+    def __init__(self, name: str, scratch: Path) -> None:
+        self.name = name
+        self._scratch = scratch / name.replace(" ", "-")
+        self._numbers = itertools.count()
+
+    def broker(self, *, fsync: bool = False, settings: Mapping[str, str] | None = None) -> BrokerProcess:
+        """A broker that has not been started. `fsync`: nothing is acknowledged to acks=all before it is on the disk."""
+        raise NotImplementedError
+
+    def _folder(self) -> Path:
+        return self._scratch / str(next(self._numbers))
+
+    def forget(self, broker: BrokerProcess) -> None:
+        """End a broker and free what it wrote."""
+        if broker.running():
+            broker.kill()
+        shutil.rmtree(broker.folder, ignore_errors=True)
+
+
+class Ours(Contender):
+    def __init__(self, name: str, scratch: Path, tree: Path = ROOT) -> None:
+        super().__init__(name, scratch)
+        self._tree = tree
+
+    def broker(self, *, fsync: bool = False, settings: Mapping[str, str] | None = None) -> BrokerProcess:
+        chosen = {**COMMON, "log.durability": "fsync" if fsync else "os", **(settings or {})}
+        return Oncelog(self._folder(), settings=chosen, tree=self._tree)
+
+
+class Kafka(Contender):
+    def broker(self, *, fsync: bool = False, settings: Mapping[str, str] | None = None) -> BrokerProcess:
+        chosen = {**COMMON, **({"log.flush.interval.messages": "1"} if fsync else {}), **(settings or {})}
+        return ApacheKafka(self._folder(), settings=chosen, heap="1g", quick_start=False)
+
+
+@contextlib.contextmanager
+def earlier_commit(commit: str) -> Iterator[Path]:
+    """A work tree of `commit` beside this one, for as long as it is needed."""
+    tree = CACHE / "bench" / "base"
+    git = ["git", "-C", str(ROOT), "worktree"]
+    if tree.exists():
+        subprocess.run([*git, "remove", "--force", str(tree)], check=False, capture_output=True)
+        shutil.rmtree(tree, ignore_errors=True)
+    subprocess.run([*git, "prune"], check=True)
+    tree.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run([*git, "add", "--detach", str(tree), commit], check=True, capture_output=True)
+    try:
+        yield tree
+    finally:
+        subprocess.run([*git, "remove", "--force", str(tree)], check=False, capture_output=True)

@@ -1,0 +1,522 @@
+"""What is measured. Each function takes a contender, starts its broker, and returns named numbers.
+
+The names of rows carry the unit at their end; `MORE_IS_BETTER` says which units want to be high.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import statistics
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from log.batch import build_batch
+from service.wire.codec import encode_request, write_request_header
+from service.wire.messages import ApiVersionsRequest, PartitionProduceData, ProduceRequest, TopicProduceData
+from service.wire.versions import ApiKey
+from tests.bench import native, prepared
+from tests.bench.contenders import Contender
+from tests.peers.process import BrokerProcess
+
+PARTITIONS = 4
+MORE_IS_BETTER = ("msg/s", "MB/s", "txn/s")
+MANY_PARTITIONS = 15_398
+PARTITIONS_A_TOPIC = 10
+IDLE_CONNECTIONS = 5_000
+PATIENCE_SECONDS = 300.0
+
+Rows = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much of everything. A quick run tells whether something broke, a full one how fast it is."""
+
+    runs: int
+    scale: float
+    crashed_gb: float
+    soak_minutes: float
+    partitions: int
+
+    def messages(self, full: int) -> int:
+        return max(int(full * self.scale), 1000)
+
+    def seconds(self, full: float) -> float:
+        return max(full * self.scale, 2.0)
+
+
+FULL = Effort(runs=3, scale=1.0, crashed_gb=10.0, soak_minutes=10.0, partitions=MANY_PARTITIONS)
+QUICK = Effort(runs=1, scale=0.1, crashed_gb=1.0, soak_minutes=0.5, partitions=1_000)
+
+Figure = Callable[[Contender, Effort], Rows]
+
+
+# -- throughput through librdkafka
+
+
+def throughput(contender: Contender, effort: Effort) -> Rows:
+    """100-byte and 1 KB messages in and out, acks=1, linger 5 ms, through librdkafka."""
+    rows: Rows = {}
+    with running(contender) as broker:
+        warm_up(broker)
+        for size, full in ((100, 8_000_000), (1_000, 1_500_000)):
+            count = effort.messages(full)
+            rates: list[native.Outcome] = []
+            reading: list[native.Outcome] = []
+            cpu_in: list[float] = []
+            cpu_out: list[float] = []
+            for run in range(effort.runs):
+                topic = new_topic(broker, f"load-{size}-{run}")
+                with measured_cpu(broker, cpu_in, gigabytes=count * size / 1e9):
+                    written = native.run(
+                        "produce", broker.bootstrap, topic, count, size, settings={"acks": "1", "linger.ms": "5"}
+                    )
+                with measured_cpu(broker, cpu_out, gigabytes=count * size / 1e9):
+                    read = native.run("consume", broker.bootstrap, topic, count, PARTITIONS)
+                rates.append(written)
+                reading.append(read)
+                delete_topic(broker, topic)
+            unit, key = ("msg/s", "per_second") if size == 100 else ("MB/s", "mb_per_second")
+            rows[f"produce {size} B, {unit}"] = median(rates, key)
+            rows[f"consume {size} B, {unit}"] = median(reading, key)
+            rows[f"produce {size} B, user CPU s/GB"] = statistics.median(cpu_in)
+            rows[f"consume {size} B, user CPU s/GB"] = statistics.median(cpu_out)
+    return rows
+
+
+def idempotence(contender: Contender, effort: Effort) -> Rows:
+    """What idempotence and transactions cost: the same load without, with producer ids, in transactions of 100 ms."""
+    count = effort.messages(1_500_000)
+    kinds = ("plain", "idempotent", "transactions")
+    found: dict[str, list[native.Outcome]] = {kind: [] for kind in kinds}
+    with running(contender) as broker:
+        warm_up(broker)
+        for run in range(effort.runs):
+            for kind in kinds:
+                topic = new_topic(broker, f"{kind}-{run}")
+                what, options = ("transact", ["-e", "100"]) if kind == "transactions" else ("produce", [])
+                idempotent = "false" if kind == "plain" else "true"
+                settings = {"acks": "all", "linger.ms": "5", "enable.idempotence": idempotent}
+                found[kind].append(
+                    native.run(what, broker.bootstrap, topic, count, 1_000, options=options, settings=settings)
+                )
+                delete_topic(broker, topic)
+    plain = median(found["plain"], "mb_per_second")
+    rows = {f"acks=all, {kind}, MB/s": median(found[kind], "mb_per_second") for kind in kinds}
+    rows["idempotence costs, %"] = 100 * (1 - rows["acks=all, idempotent, MB/s"] / plain)
+    rows["transactions cost, %"] = 100 * (1 - rows["acks=all, transactions, MB/s"] / plain)
+    return rows
+
+
+def read_committed(contender: Contender, effort: Effort) -> Rows:
+    """Reading a topic of which a tenth of the transactions was aborted, in both isolations."""
+    count = effort.messages(3_000_000)
+    found: dict[str, list[native.Outcome]] = {"read_uncommitted": [], "read_committed": []}
+    with running(contender) as broker:
+        topic = new_topic(broker, "aborted")
+        native.run(
+            "transact",
+            broker.bootstrap,
+            topic,
+            count,
+            100,
+            options=["-e", "20", "-a", "10"],
+            settings={"linger.ms": "5"},
+        )
+        for _ in range(effort.runs):
+            for isolation, outcomes in found.items():
+                share = 0.8 if isolation == "read_committed" else 1.0
+                outcomes.append(
+                    native.run(
+                        "consume",
+                        broker.bootstrap,
+                        topic,
+                        int(count * share),
+                        PARTITIONS,
+                        settings={"isolation.level": isolation},
+                    )
+                )
+    rows = {f"consume 100 B {isolation}, msg/s": median(found[isolation], "per_second") for isolation in found}
+    cost = rows["consume 100 B read_committed, msg/s"] / rows["consume 100 B read_uncommitted, msg/s"]
+    rows["read_committed costs, %"] = 100 * (1 - cost)
+    return rows
+
+
+# -- latency
+
+
+def latency(contender: Contender, effort: Effort) -> Rows:
+    """10,000 messages a second, acks=all, no linger: how long one waits, with and without fsync."""
+    rows: Rows = {}
+    for fsync in (False, True):
+        with running(contender, fsync=fsync) as broker:
+            warm_up(broker)
+            outcomes = []
+            for run in range(effort.runs):
+                topic = new_topic(broker, f"paced-{run}")
+                seconds = effort.seconds(10)
+                options = ["-r", "10000"]
+                settings = {"acks": "all", "linger.ms": "0"}
+                outcomes.append(
+                    native.run("pace", broker.bootstrap, topic, seconds, 100, options=options, settings=settings)
+                )
+        mode = "fsync" if fsync else "os"
+        rows[f"latency at 10 k/s, {mode}, p50 ms"] = median(outcomes, "wait_p50_ms")
+        rows[f"latency at 10 k/s, {mode}, p99 ms"] = median(outcomes, "wait_p99_ms")
+    return rows
+
+
+def small_transactions(contender: Contender, effort: Effort) -> Rows:
+    """One-message transactions: one producer after another's answer, and sixteen producers at once."""
+    rows: Rows = {}
+    for fsync in (False, True):
+        mode = "fsync" if fsync else "os"
+        with running(contender, fsync=fsync) as broker:
+            topic = new_topic(broker, "small")
+            seconds = max(effort.seconds(8), 5.0)
+            native.run(
+                "small",
+                broker.bootstrap,
+                topic,
+                min(seconds, 5.0),
+                100,
+                options=["-n", "4"],
+                settings={"linger.ms": "0"},
+            )
+            alone = [
+                native.run(
+                    "small", broker.bootstrap, topic, seconds, 100, options=["-n", "1"], settings={"linger.ms": "0"}
+                )
+                for _ in range(effort.runs)
+            ]
+            many = [
+                native.run(
+                    "small", broker.bootstrap, topic, seconds, 100, options=["-n", "16"], settings={"linger.ms": "0"}
+                )
+                for _ in range(effort.runs)
+            ]
+        rows[f"EndTxn, {mode}, p50 ms"] = median(alone, "end_p50_ms")
+        rows[f"EndTxn, {mode}, p99 ms"] = median(alone, "end_p99_ms")
+        rows[f"begin to committed, {mode}, p50 ms"] = median(alone, "whole_p50_ms")
+        rows[f"begin to committed, {mode}, p99 ms"] = median(alone, "whole_p99_ms")
+        rows[f"small transactions, 16 producers, {mode}, txn/s"] = median(many, "per_second")
+    return rows
+
+
+# -- the broker's own cost
+
+
+def broker_cost(contender: Contender, effort: Effort) -> Rows:
+    """Prepared batches over plain sockets: the broker's user CPU for each GB, with full batches and with small ones."""
+    rows: Rows = {}
+    with running(contender) as broker:
+        warm_up(broker)
+        full = prepared.messages_in_a_full_batch(1_000)
+        shapes = {
+            "full batches": (full, 1_000, 6_000),
+            "100": (100, 100, 20_000),
+            "10": (10, 100, 40_000),
+            "1": (1, 100, 60_000),
+        }
+        for name, (count, size, batches) in shapes.items():
+            each = max(int(batches * effort.scale / PARTITIONS), 50)
+            batch = prepared.a_batch(count, size)
+            gigabytes = each * PARTITIONS * count * size / 1e9
+            speed: list[float] = []
+            reading: list[float] = []
+            cpu_in: list[float] = []
+            cpu_out: list[float] = []
+            for run in range(effort.runs):
+                topic = new_topic(broker, f"prepared-{count}-{run}")
+                shape = {"partitions": PARTITIONS, "batches": each, "count": count, "size": size}
+                with measured_cpu(broker, cpu_in, gigabytes=gigabytes):
+                    speed.append(prepared.produce(broker.port, topic, batch=batch, **shape).mb_per_second)
+                if count == full:
+                    with measured_cpu(broker, cpu_out, gigabytes=gigabytes):
+                        reading.append(prepared.fetch(broker.port, topic, batch=batch, **shape).mb_per_second)
+                delete_topic(broker, topic)
+            label = name if count == full else f"batches of {name}"
+            rows[f"prepared in, {label}, MB/s"] = statistics.median(speed)
+            rows[f"prepared in, {label}, user CPU s/GB"] = statistics.median(cpu_in)
+            if reading:
+                rows[f"prepared out, {label}, MB/s"] = statistics.median(reading)
+                rows[f"prepared out, {label}, user CPU s/GB"] = statistics.median(cpu_out)
+    return rows
+
+
+def start(contender: Contender, effort: Effort) -> Rows:
+    """From the start of the process to the first acknowledged write of a topic that exists, and memory when idle."""
+    took, resident = [], []
+    for _ in range(max(effort.runs, 3)):
+        with running(contender) as broker:
+            topic = new_topic(broker, "started")
+            broker.stop()
+            broker.launch()
+            took.append(
+                prepared.first_write(broker.port, topic, patience_seconds=PATIENCE_SECONDS) - broker.launched_at
+            )
+            time.sleep(2)
+            resident.append(broker.resident_bytes() / 1e6)
+    return {
+        "start to first acknowledged write, s": statistics.median(took),
+        "resident when idle, MB": statistics.median(resident),
+    }
+
+
+def many_partitions(contender: Contender, effort: Effort) -> Rows:
+    """A broker with 15,398 partitions, each with a batch in it: clean stop, start, memory."""
+    with running(contender) as broker:
+        topics = make_many(broker, effort.partitions)
+        fill_once(broker, topics)
+        began = time.monotonic()
+        broker.stop(patience_seconds=PATIENCE_SECONDS)
+        stopped = time.monotonic() - began
+        broker.launch()
+        name = next(iter(topics))
+        started = prepared.first_write(broker.port, name, patience_seconds=PATIENCE_SECONDS) - broker.launched_at
+        time.sleep(2)
+        count = effort.partitions
+        return {
+            f"{count} partitions, clean stop, s": stopped,
+            f"{count} partitions, start to first write, s": started,
+            f"{count} partitions, resident, MB": broker.resident_bytes() / 1e6,
+        }
+
+
+def recovery(contender: Contender, effort: Effort) -> Rows:
+    """A log that was being written when the broker was killed: until it takes writes again."""
+    with running(contender) as broker:
+        topic = new_topic(broker, "crashed")
+        count = prepared.messages_in_a_full_batch(1_000)
+        batch = prepared.a_batch(count, 1_000)
+        batches = max(int(effort.crashed_gb * 1e9 / len(batch) / PARTITIONS), 1)
+        prepared.produce(
+            broker.port, topic, partitions=PARTITIONS, batches=batches, batch=batch, count=count, size=1_000
+        )
+        broker.kill()
+        broker.launch()
+        back = prepared.first_write(broker.port, topic, patience_seconds=PATIENCE_SECONDS) - broker.launched_at
+        written = batches * PARTITIONS * len(batch) / 1e6
+        return {
+            f"crashed log of {effort.crashed_gb:g} GB, until it takes writes, s": back,
+            f"crashed log of {effort.crashed_gb:g} GB, MB/s": written / back,
+        }
+
+
+def idle_connections(contender: Contender, effort: Effort) -> Rows:
+    """What five thousand connections cost that asked once and then say nothing."""
+    wanted = IDLE_CONNECTIONS if effort.scale >= 1 else 1_000
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if most != resource.RLIM_INFINITY and most < wanted + 500:
+        raise native.LoadFailed(f"only {most} files may be open here (ulimit -n)")
+    body = write_request_header(ApiKey.API_VERSIONS, 3, 1, "idle") + encode_request(
+        ApiKey.API_VERSIONS, 3, ApiVersionsRequest("idle", "1")
+    )
+    frame = struct.pack(">i", len(body)) + body
+    with running(contender) as broker:
+        warm_up(broker)
+        time.sleep(1)
+        before = broker.resident_bytes()
+        with contextlib.ExitStack() as all_of_them:
+            for _ in range(wanted):
+                line = all_of_them.enter_context(socket.create_connection(("127.0.0.1", broker.port), timeout=30))
+                line.sendall(frame)
+                assert line.recv(65536), "the broker refused an idle connection"
+            time.sleep(1)
+            grown = broker.resident_bytes() - before
+    return {
+        f"{wanted} idle connections, MB": grown / 1e6,
+        "an idle connection, KB": grown / wanted / 1e3,
+    }
+
+
+def soak(contender: Contender, effort: Effort) -> Rows:
+    """Memory over minutes of load: after the first fifth, at the end, and the highest in between."""
+    samples: list[float] = []
+    ended = threading.Event()
+    with running(contender, settings={"log.retention.bytes": "200000000", "log.segment.bytes": "50000000"}) as broker:
+        topic = new_topic(broker, "soak")
+        seconds = effort.soak_minutes * 60
+
+        def sample() -> None:
+            while not ended.wait(seconds / 60):
+                samples.append(broker.resident_bytes() / 1e6)
+
+        sampler = threading.Thread(target=sample)
+        sampler.start()
+        try:
+            native.run(
+                "pace", broker.bootstrap, topic, seconds, 1_000, options=["-r", "20000"], settings={"acks": "all"}
+            )
+        finally:
+            ended.set()
+            sampler.join()
+    early = samples[len(samples) // 5]
+    return {
+        "resident early in the load, MB": early,
+        "resident at the end of the load, MB": samples[-1],
+        "highest resident under load, MB": max(samples),
+    }
+
+
+def aborted_history(contender: Contender, effort: Effort) -> Rows:
+    """A partition with 100,000 aborted transactions: what a reader at its head is told, and how fast."""
+    wanted = effort.messages(100_000)
+    with running(contender) as broker:
+        topic = new_topic(broker, "aborts", partitions=1)
+        done = 0.0
+        while done < wanted:
+            options = ["-n", "16", "-a", "1"]
+            done += native.run("small", broker.bootstrap, topic, 10, 100, options=options, settings={"linger.ms": "0"})[
+                "messages"
+            ]
+        # A reader at the head meets nothing of this; one at the beginning takes the aborted ones with it.
+        native.run("produce", broker.bootstrap, topic, 1_000, 100, settings={"acks": "all"})
+        head = native.run(
+            "pace", broker.bootstrap, topic, 3, 100, options=["-r", "1000"], settings={"acks": "all", "linger.ms": "0"}
+        )
+        whole = native.run("consume", broker.bootstrap, topic, 1_000, 1, settings={"isolation.level": "read_committed"})
+    return {
+        "after 100 k aborts: write p99 ms": head["wait_p99_ms"],
+        "after 100 k aborts: read committed from the start, s": whole["seconds"],
+    }
+
+
+def producer_ids(contender: Contender, effort: Effort) -> Rows:
+    """A million producers write one batch each to a partition: memory, and a start afterwards."""
+    wanted = effort.messages(1_000_000)
+    with running(contender) as broker:
+        topic = new_topic(broker, "ids", partitions=1)
+        rate = write_as_many_producers(broker, topic, wanted)
+        resident = broker.resident_bytes() / 1e6
+        broker.stop(patience_seconds=PATIENCE_SECONDS)
+        broker.launch()
+        back = prepared.first_write(broker.port, topic, patience_seconds=PATIENCE_SECONDS) - broker.launched_at
+    return {
+        f"{wanted} producer ids, batches, msg/s": rate,
+        f"{wanted} producer ids, resident, MB": resident,
+        f"{wanted} producer ids, start to first write, s": back,
+    }
+
+
+FIGURES: Mapping[str, Figure] = {
+    "throughput": throughput,
+    "cost": broker_cost,
+    "latency": latency,
+    "start": start,
+    "idle": idle_connections,
+    "idempotence": idempotence,
+    "small-transactions": small_transactions,
+    "read-committed": read_committed,
+    "recovery": recovery,
+    "partitions": many_partitions,
+    "aborts": aborted_history,
+    "producer-ids": producer_ids,
+    "soak": soak,
+}
+
+
+# -- what figures have in common
+
+
+@contextlib.contextmanager
+def running(
+    contender: Contender, *, fsync: bool = False, settings: Mapping[str, str] | None = None
+) -> Iterator[BrokerProcess]:
+    """A broker of this contender; its data is gone afterwards."""
+    broker = contender.broker(fsync=fsync, settings=settings)
+    broker.start()
+    try:
+        yield broker
+    finally:
+        contender.forget(broker)
+
+
+def warm_up(broker: BrokerProcess) -> None:
+    """A compiler that learns while it runs shall have learnt: both brokers get the same load before anything counts."""
+    for number in range(3):
+        topic = new_topic(broker, f"warm-{number}")
+        native.run("produce", broker.bootstrap, topic, 1_000_000, 100, settings={"acks": "1", "linger.ms": "5"})
+        native.run("consume", broker.bootstrap, topic, 1_000_000, PARTITIONS)
+        delete_topic(broker, topic)
+
+
+def administrator(broker: BrokerProcess) -> AdminClient:
+    return AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2})
+
+
+def new_topic(broker: BrokerProcess, name: str, *, partitions: int = PARTITIONS) -> str:
+    admin = administrator(broker)
+    admin.create_topics([NewTopic(name, num_partitions=partitions, replication_factor=1)])[name].result(60)
+    # Led and known a moment later; asking by writing would put something into it.
+    time.sleep(0.3)
+    return name
+
+
+def delete_topic(broker: BrokerProcess, name: str) -> None:
+    admin = administrator(broker)  # it lives as long as its name does
+    admin.delete_topics([name])[name].result(60)
+
+
+def make_many(broker: BrokerProcess, partitions: int) -> dict[str, int]:
+    """Topics with so many partitions in all; names and their partitions."""
+    admin = administrator(broker)
+    sizes: dict[str, int] = {}
+    while (left := partitions - sum(sizes.values())) > 0:
+        sizes[f"many-{len(sizes)}"] = min(left, PARTITIONS_A_TOPIC)
+    names = list(sizes)
+    for at in range(0, len(names), 50):
+        wanted = [NewTopic(name, num_partitions=sizes[name], replication_factor=1) for name in names[at : at + 50]]
+        for future in admin.create_topics(wanted, request_timeout=120).values():
+            future.result(120)
+    return sizes
+
+
+def fill_once(broker: BrokerProcess, topics: Mapping[str, int]) -> None:
+    """One batch into every partition, a topic a request; tried again while a partition is not led yet."""
+    batch = prepared.a_batch(1, 100)
+    for name, count in topics.items():
+        data = [PartitionProduceData(index=number, records=batch) for number in range(count)]
+        request = ProduceRequest(
+            acks=1, timeout_ms=30_000, topic_data=[TopicProduceData(name=name, partition_data=data)]
+        )
+        prepared.send_until_accepted(broker.port, request, topic=name, patience_seconds=PATIENCE_SECONDS)
+
+
+def write_as_many_producers(broker: BrokerProcess, topic: str, count: int) -> float:
+    """One idempotent batch by each of `count` producers that say they have ids; batches a second."""
+    now_ms = int(time.time() * 1000)
+
+    def frames() -> Iterator[ProduceRequest]:
+        for number in range(count):
+            batch = build_batch(
+                [(None, b"x" * 20, (), now_ms)], producer_id=10_000_000 + number, producer_epoch=0, base_sequence=0
+            )
+            data = [PartitionProduceData(index=0, records=batch)]
+            yield ProduceRequest(
+                acks=-1, timeout_ms=30_000, topic_data=[TopicProduceData(name=topic, partition_data=data)]
+            )
+
+    began = time.monotonic()
+    prepared.stream(broker.port, frames(), topic=topic)
+    return count / (time.monotonic() - began)
+
+
+@contextlib.contextmanager
+def measured_cpu(broker: BrokerProcess, into: list[float], *, gigabytes: float) -> Iterator[None]:
+    before, _ = broker.cpu_seconds()
+    yield
+    after, _ = broker.cpu_seconds()
+    into.append((after - before) / gigabytes)
+
+
+def median(outcomes: list[native.Outcome], key: str) -> float:
+    return statistics.median(outcome[key] for outcome in outcomes)
