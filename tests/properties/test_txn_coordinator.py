@@ -1,0 +1,322 @@
+"""The transaction coordinator under clients whose answers get lost, whose requests come twice, late and out of order,
+and under restarts.
+
+Every end that a client sends is tagged with the transaction it was meant for: whatever happens, it ends that one or
+none.
+"""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from idempotence.producer_ids import next_block
+from log.ids import TopicPartition
+from tests.rules import rule
+from tests.txn.shard import PlainShard
+from txn.branches import BranchId, branch_of, is_open
+from txn.commands import AddPartitions, EndBranches, EndTransaction, InitProducer, NamedBranch
+from txn.markers import SendMarkers
+from txn.records import write_key, write_value
+from txn.states import COMPLETED, PREPARED, State, Txn
+from txn.verdicts import Decided, Ended, Initialized, Sealed
+
+PARTITIONS = [TopicPartition("orders", index) for index in range(3)]
+IDS = ("pay", "ship")
+NEAR_THE_END = 32_764
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One transaction as its client means it."""
+
+    client: int
+    outcome: State | None = None
+
+
+@dataclass
+class Client:
+    number: int
+    transactional_id: str
+    pair: tuple[int, int] | None = None
+    attempt: Attempt | None = None
+    unanswered: tuple[EndTransaction, Attempt] | None = None
+
+
+@dataclass
+class World:
+    shard: PlainShard = field(default_factory=PlainShard)
+    clients: list[Client] = field(default_factory=lambda: [Client(index, IDS[index % 2]) for index in range(3)])
+    current: dict[str, Attempt] = field(default_factory=dict)
+    sent: list[tuple[object, Attempt | None]] = field(default_factory=list)
+    markers: dict[tuple[int, int], bool] = field(default_factory=dict)
+    new_pairs: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    # -- one request reaches the coordinator
+
+    def deliver(self, request: object, attempt: Attempt | None) -> object:
+        transactional_id: str = request.transactional_id  # type: ignore[attr-defined]
+        before = self.state(transactional_id)
+        answer = self.shard.ask(request)
+        after = self.state(transactional_id)
+        if after is State.ONGOING and before is not State.ONGOING:
+            assert attempt is not None
+            self.current[transactional_id] = attempt
+        self.look(transactional_id, before, request, attempt)
+        if isinstance(request, EndTransaction) and isinstance(answer, Ended):
+            assert attempt is not None
+            told = State.COMPLETE_COMMIT if request.commit else State.COMPLETE_ABORT
+            assert attempt.outcome in (told, None)
+            assert attempt.outcome is told or not request.commit, "told of a commit that never was"
+        return answer
+
+    def look(self, transactional_id: str, before: State | None, request: object, attempt: Attempt | None) -> None:
+        """Was something decided, and was it what it should have been?"""
+        after = self.state(transactional_id)
+        if before is State.ONGOING and after is not State.ONGOING:
+            decided = self.current.pop(transactional_id)
+            committed = after in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)
+            assert decided.outcome is None, "decided twice"
+            decided.outcome = State.COMPLETE_COMMIT if committed else State.COMPLETE_ABORT
+            if committed:
+                assert isinstance(request, EndTransaction)
+                assert request.commit
+            if isinstance(request, EndTransaction):
+                assert attempt is decided, "an end ended another transaction than the one it was sent for"
+        for effect in self.shard.take_effects():
+            assert isinstance(effect, SendMarkers)
+            pair = (effect.producer_id, effect.producer_epoch)
+            assert self.markers.setdefault(pair, effect.commit) is effect.commit, "told both ways"
+
+    def state(self, transactional_id: str) -> State | None:
+        described = self.shard.machine.describe(transactional_id)
+        return None if described is None else described.txn.state
+
+    # -- what can happen
+
+    def start(self, who: int, _: int) -> None:
+        client = self.clients[who]
+        request = InitProducer(client.transactional_id, 60_000)
+        answer = self.deliver(request, None)
+        if not isinstance(answer, Initialized):
+            self.write_markers(0, 0)
+            answer = self.deliver(request, None)
+        if isinstance(answer, Initialized):
+            client.pair = (answer.producer_id, answer.producer_epoch)
+            assert client.pair not in self.new_pairs, "two clients with one pair"
+            self.new_pairs[client.pair] = who
+            client.attempt, client.unanswered = None, None
+
+    def add(self, who: int, which: int) -> None:
+        client = self.clients[who]
+        if client.pair is None or client.unanswered is not None:
+            return
+        client.attempt = client.attempt or Attempt(who)
+        request = AddPartitions(client.transactional_id, *client.pair, (PARTITIONS[which % 3],))
+        self.sent.append((request, client.attempt))
+        self.deliver(request, client.attempt)
+
+    def end(self, who: int, how: int) -> None:
+        """`how`: commit or abort; the answer arrives or is lost (then the client asks again next time)."""
+        client = self.clients[who]
+        if client.pair is None:
+            return
+        if client.unanswered is None:
+            attempt = client.attempt or Attempt(who)
+            client.unanswered = (
+                EndTransaction(client.transactional_id, *client.pair, commit=how % 2 == 0),
+                attempt,
+            )
+        request, attempt = client.unanswered
+        self.sent.append((request, attempt))
+        answer = self.deliver(request, attempt)
+        if how >= 4 or type(answer).__name__ in ("Busy", "NoProducerIds"):
+            return
+        client.unanswered = client.attempt = None
+        client.pair = (answer.producer_id, answer.producer_epoch) if isinstance(answer, Ended) else None
+
+    def again(self, who: int, which: int) -> None:
+        """A request of long ago, delivered once more."""
+        if self.sent:
+            self.deliver(*self.sent[(who * 7 + which) % len(self.sent)])
+
+    def write_markers(self, _: int, __: int) -> None:
+        before = {transactional_id: self.state(transactional_id) for transactional_id in IDS}
+        self.shard.write_all_markers()
+        for transactional_id, state in before.items():
+            self.look(transactional_id, state, None, None)
+
+    def wait(self, who: int, how: int) -> None:
+        before = {transactional_id: self.state(transactional_id) for transactional_id in IDS}
+        self.shard.tick(20_000 * (1 + how))
+        if how % 2:
+            self.shard.write_all_markers()
+        for transactional_id, state in before.items():
+            self.look(transactional_id, state, None, None)
+
+    def restart(self, _: int, how: int) -> None:
+        before = (dict(everything(self.shard)), owed(self.shard))
+        self.shard.restart(compacted=how % 2 == 0)
+        assert (dict(everything(self.shard)), owed(self.shard)) == before
+        self.shard.take_effects()
+
+
+def everything(shard: PlainShard) -> list[tuple[str, Txn]]:
+    return [(txn.transactional_id, txn) for txn in shard.machine.all()]
+
+
+def owed(shard: PlainShard) -> list[tuple[str, int, int, bool]]:
+    return sorted(
+        (markers.transactional_id, markers.producer_id, markers.producer_epoch, markers.commit)
+        for markers in shard.machine.owed_markers()
+    )
+
+
+ACTS = ("start", "add", "add", "end", "end", "again", "again", "write_markers", "wait", "restart")
+STEPS = st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 2), st.integers(0, 7)), max_size=60)
+
+
+@rule("C", "KAFKA-17754: an end, delivered again or late, never ends another transaction (version 2)")
+@settings(deadline=None, max_examples=300)
+@given(STEPS)
+def test_an_end_ends_the_transaction_it_was_sent_for_or_none(steps: list[tuple[str, int, int]]) -> None:
+    world = World()
+    for act, who, how in steps:
+        getattr(world, act)(who, how)
+
+
+@rule("B.5", "the same at the end of the epochs, where the producer id changes")
+@settings(deadline=None, max_examples=200)
+@given(STEPS)
+def test_an_end_ends_its_own_transaction_when_epochs_run_out(steps: list[tuple[str, int, int]]) -> None:
+    world = World()
+    for index, transactional_id in enumerate(IDS):
+        txn = Txn(transactional_id, 500 + index, NEAR_THE_END, State.EMPTY, 60_000, 1)
+        world.shard.log.append((write_key(transactional_id), write_value(txn)))
+    world.shard.ids.add(next_block(5_000))
+    world.shard.restart()
+    for act, who, how in steps:
+        getattr(world, act)(who, how)
+
+
+# ---------------------------------------------------------------- many writers
+
+
+@dataclass
+class Drivers:
+    """Spark as a coordinator sees it: batches that run again, tasks that run twice and wake up late, drivers that
+    die.
+    """
+
+    shard: PlainShard = field(default_factory=PlainShard)
+    branches: list[NamedBranch] = field(default_factory=list)
+    sealed: list[NamedBranch] = field(default_factory=list)
+    committed: dict[int, list[str]] = field(default_factory=dict)
+    opened: int = 0
+    token: int = 0
+
+    def open(self, token: int, which: int) -> None:
+        self.opened += 1
+        transactional_id = str(
+            BranchId("clicks", self.token + token - 1 if self.token + token else 0, str(self.opened))
+        )
+        answer = self.shard.ask(InitProducer(transactional_id, 60_000))
+        if isinstance(answer, Initialized):
+            pair = (answer.producer_id, answer.producer_epoch)
+            self.branches.append(NamedBranch(transactional_id, *pair))
+            self.shard.ask(AddPartitions(transactional_id, *pair, (PARTITIONS[which % 3],)))
+
+    def seal(self, which: int, _: int) -> None:
+        if self.branches:
+            branch = self.branches[-1 - which % len(self.branches)]
+            pair = (branch.producer_id, branch.producer_epoch)
+            answer = self.shard.ask(EndTransaction(branch.transactional_id, *pair, commit=True))
+            if isinstance(answer, Sealed):
+                sealed = NamedBranch(branch.transactional_id, answer.producer_id, answer.producer_epoch)
+                self.sealed.append(sealed)
+                self.branches.append(sealed)
+
+    def write(self, which: int, how: int) -> None:
+        """Any writer, however late, tries to go on, seals its branch, or gives up."""
+        if not self.branches:
+            return
+        branch = self.branches[-1 - which % len(self.branches)]
+        pair = (branch.producer_id, branch.producer_epoch)
+        if how % 3 == 0:
+            self.shard.ask(AddPartitions(branch.transactional_id, *pair, (PARTITIONS[how % 3],)))
+        else:
+            self.shard.ask(EndTransaction(branch.transactional_id, *pair, commit=how % 3 == 1))
+
+    def decide(self, which: int, how: int) -> None:
+        """Name some of the sealed branches of a token; some names are old."""
+        token = max(0, self.token + which - 1)
+        named = [branch for branch in self.sealed if token_of(branch) == token][-1 - how % 3 :]
+        before = self.states()
+        answer = self.shard.ask(EndBranches("clicks", token, how < 6, tuple(named)))
+        after = self.states()
+        newly = [name for name, state in after.items() if is_commit(state) and not is_commit(before[name])]
+        if isinstance(answer, Decided) and answer.now:
+            assert token not in self.committed, "one token decided twice"
+            assert all(token > decided for decided in self.committed)
+            assert newly == [name for name in after if name in {branch.transactional_id for branch in named}]
+            assert len(newly) == len(named)
+            self.committed[token] = newly
+            self.token = token + 1
+        else:
+            assert newly == []
+
+    def write_markers(self, _: int, __: int) -> None:
+        self.shard.write_all_markers()
+
+    def wait(self, _: int, how: int) -> None:
+        self.shard.tick(20_000 * (1 + how))
+
+    def own(self, _: int, __: int) -> None:
+        self.shard.ask(InitProducer("clicks", 60_000))
+        assert not [txn for txn in self.shard.machine.all() if branch_of(txn.transactional_id) and is_open(txn)]
+
+    def restart(self, _: int, how: int) -> None:
+        before = dict(everything(self.shard))
+        self.shard.restart(compacted=how % 2 == 0)
+        assert dict(everything(self.shard)) == before
+
+    def states(self) -> dict[str, State]:
+        return {txn.transactional_id: txn.state for txn in self.shard.machine.all()}
+
+    def check(self) -> None:
+        decided = max(self.committed, default=-1)
+        said = {name for names in self.committed.values() for name in names}
+        for txn in self.shard.machine.all():
+            branch = branch_of(txn.transactional_id)
+            if branch is not None and is_commit(txn.state):
+                assert txn.transactional_id in said, "committed without a decision"
+            if branch is not None and is_open(txn):
+                assert branch.token > decided, "open although its token is decided"
+            if branch is not None and txn.transactional_id in said:
+                assert txn.state in (*PREPARED, *COMPLETED)
+        held = [txn.producer_id for txn in self.shard.machine.all()]
+        assert len(held) == len(set(held)), "two ids under one producer id"
+
+
+def token_of(branch: NamedBranch) -> int:
+    named = branch_of(branch.transactional_id)
+    assert named is not None
+    return named.token
+
+
+def is_commit(state: State) -> bool:
+    return state in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)
+
+
+BRANCH_ACTS = ("open", "open", "seal", "seal", "write", "decide", "decide", "write_markers", "wait", "own", "restart")
+BRANCH_STEPS = st.lists(st.tuples(st.sampled_from(BRANCH_ACTS), st.integers(0, 3), st.integers(0, 7)), max_size=60)
+
+
+@rule("T", "a token is decided once; what commits is exactly what its decision named; nothing of it stays open")
+@settings(deadline=None, max_examples=300)
+@given(BRANCH_STEPS)
+def test_branches_commit_by_one_decision_or_not_at_all(steps: list[tuple[str, int, int]]) -> None:
+    drivers = Drivers()
+    for act, which, how in steps:
+        getattr(drivers, act)(which, how)
+        drivers.check()
