@@ -17,6 +17,7 @@ Called by the broker's housekeeping.
 
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, NamedTuple, Protocol
@@ -32,7 +33,7 @@ from log.batch import (
 )
 from log.checkpoints import CLEANED_OFFSET, read_offset, write_offset
 from log.control import ControlType, read_marker
-from log.disk import Disk
+from log.disk import Disk, DiskFault
 from log.partition_log import PartitionLog
 from log.segment import SEGMENT_BYTES_MAX, SUFFIXES, Segment
 from log.swap import CLEANED, PLAN, SwapPlan, change_names
@@ -152,10 +153,14 @@ async def compact(
         await cleaning.rewrite()
         await cleaning.swap()
     except _Overtaken:
-        return cleaning.report
-    finally:
-        if not cleaning.report.swapped:
+        pass
+    except BaseException:
+        # What cannot be thrown away now, the next start throws away. The disk's refusal must not take the place of a
+        # cancellation: the task would go on, and whoever waits for its end would wait for ever.
+        with suppress(DiskFault):
             cleaning.throw_away()
+        raise
+    cleaning.throw_away()
     return cleaning.report
 
 
@@ -285,8 +290,8 @@ class _Cleaning:
         return not any(segment.gone or not segment.sealed for segment in self.work.segments)
 
     def throw_away(self) -> None:
-        """The pass came to nothing; its files go. After a fault the disk refuses, and the next start does it."""
-        for segment in self.new:
+        """If the pass came to nothing, its files go. After a fault the disk refuses, and the next start does it."""
+        for segment in () if self.report.swapped else self.new:
             segment.close()
             for suffix in SUFFIXES:
                 path = segment.path(suffix)

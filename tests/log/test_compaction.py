@@ -360,3 +360,42 @@ def test_a_failing_disk_ends_the_pass_and_the_log_reads_on() -> None:
             asyncio.run(compact(bench.log, disk, work, facts, now_ms=NOW_MS, breathe=no_breath))
         except DiskFault:
             assert table(records(bench)) == table(before)
+
+
+def test_a_pass_that_is_cancelled_stays_cancelled_although_the_disk_refuses_to_clear_up() -> None:
+    """Otherwise the broker's cleaner, told to end, would take the disk's fault for an answer and go on for ever."""
+    disk = RefusingDisk()
+    bench = Bench(disk)
+    for value in (b"1", b"2"):
+        bench.put(*((b"%d" % key, value) for key in range(STEP_RECORDS)))
+
+    async def cancelled() -> None:
+        bench.log.roll(NOW_MS)
+        await bench.log.flush()
+        work = find_work(bench.log, disk, now_ms=NOW_MS, limit_offset=bench.log.end_offset)
+        assert work is not None
+        cleaning = asyncio.current_task()
+        assert cleaning is not None
+
+        async def breathe() -> None:
+            disk.refuses = any(CLEANED in name for name in disk.listdir("table-0"))
+            if disk.refuses:
+                cleaning.cancel()
+            await asyncio.sleep(0)
+
+        facts = Facts(bench.stable, bench.producers)
+        await compact(bench.log, disk, work, facts, now_ms=NOW_MS, breathe=breathe)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled())
+
+
+class RefusingDisk(MemoryDisk):
+    """Takes no more changes of names once it `refuses`."""
+
+    refuses = False
+
+    def unlink(self, path: str) -> None:
+        if self.refuses:
+            raise DiskFault(path, OSError("full"))
+        super().unlink(path)
