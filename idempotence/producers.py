@@ -57,8 +57,6 @@ MAX_PRODUCERS: Final = 1_000_000
 """For one partition: about 250 MB when full. Kafka has no limit and runs out of memory (KIP-936)."""
 MAX_VERIFYING: Final = 10_000
 """Producers whose first batch of a transaction is being verified. Past it the oldest must ask again."""
-EXPIRATION_MS: Final = 86_400_000
-"""producer.id.expiration.ms"""
 
 _SNAPSHOT_HEAD: Final = struct.Struct(">BI")
 _SNAPSHOT_VERSION: Final = 1
@@ -115,7 +113,6 @@ class ProducerStates:
     name = "producers"
 
     __slots__ = (
-        "_expiration_ms",
         "_limit",
         "_now_s",
         "_open_transactions",
@@ -124,13 +121,10 @@ class ProducerStates:
         "_verifying",
     )
 
-    def __init__(
-        self, open_transactions: Mapping[int, int], *, limit: int = MAX_PRODUCERS, expiration_ms: int = EXPIRATION_MS
-    ) -> None:
+    def __init__(self, open_transactions: Mapping[int, int], *, limit: int = MAX_PRODUCERS) -> None:
         """`open_transactions` is a live mapping that somebody else owns: producer id to first offset."""
         self._open_transactions = open_transactions
         self._limit = limit
-        self._expiration_ms = expiration_ms
         self._producers: dict[int, bytes] = {}
         self._verifying: dict[int, _Verifying] = {}
         self._now_s = 0
@@ -366,7 +360,7 @@ class ProducerStates:
 
     # -- forgetting
 
-    def expire(self, now_ms: int) -> int:
+    def expire(self, now_ms: int, expiration_ms: int) -> int:
         """Forget producers not seen for the expiration time, and verifications nobody came back for. How many
         producers went.
 
@@ -375,7 +369,7 @@ class ProducerStates:
         """
         self._now_s = now_ms // 1000
         self._unseen_since_s = self._unseen_since_s or self._now_s
-        idle_since_s = self._now_s - self._expiration_ms // 1000
+        idle_since_s = self._now_s - expiration_ms // 1000
         gone = [
             producer_id
             for producer_id, entry in self._producers.items()
@@ -387,7 +381,7 @@ class ProducerStates:
         given_up = [
             producer_id
             for producer_id, verifying in self._verifying.items()
-            if verifying.since_ms <= now_ms - self._expiration_ms
+            if verifying.since_ms <= now_ms - expiration_ms
         ]
         for producer_id in given_up:
             del self._verifying[producer_id]

@@ -300,6 +300,7 @@ def build_batch(
     base_offset: int = 0,
     leader_epoch: int = NO_EPOCH,
     codec: int = 0,
+    level: int | None = None,
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = NO_PRODUCER_EPOCH,
     base_sequence: int = NO_SEQUENCE,
@@ -307,7 +308,10 @@ def build_batch(
     control: bool = False,
     log_append_time: bool = False,
 ) -> bytes:
-    """A whole batch. A `Record` keeps its own offset (not below `base_offset`); others are numbered in their order."""
+    """A whole batch. A `Record` keeps its own offset (not below `base_offset`); others are numbered in their order.
+
+    `level`: how hard the codec tries; None is its default.
+    """
     assert records, "a batch holds at least one record"
     placed = [_place(record, base_offset + index) for index, record in enumerate(records)]
     base_timestamp = placed[0].timestamp
@@ -318,7 +322,7 @@ def build_batch(
         *(base_offset, 0, leader_epoch, MAGIC, 0, attributes, placed[-1].offset - base_offset, base_timestamp),
         *(max(record.timestamp for record in placed), producer_id, producer_epoch, base_sequence, len(placed)),
     )
-    return assemble(header, compress(codec, payload))
+    return assemble(header, compress(codec, payload, level))
 
 
 def build_from_stored(

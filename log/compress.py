@@ -7,6 +7,7 @@ Called by `log.batch` for records that must be opened: compaction, timestamp loo
 """
 
 import struct
+import zlib
 from enum import IntEnum
 from typing import Final, Protocol, cast
 
@@ -18,6 +19,7 @@ from isal import isal_zlib
 MAX_PLAIN_BYTES: Final = 64 << 20
 """What one batch may unpack to. A full batch of 1 MB seldom unpacks to a tenth of it; a bomb wants gigabytes."""
 
+LZ4_DEFAULT_LEVEL: Final = 9
 XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 XERIAL_HEADER_BYTES: Final = 16
 XERIAL_BLOCK_BYTES: Final = 32 << 10
@@ -43,20 +45,31 @@ class BadCompression(ValueError):
     """The compressed bytes are broken, or unpack to more than was allowed."""
 
 
-def compress(codec: int, plain: bytes) -> bytes:
-    """`plain` packed as Kafka's own clients would pack it."""
+def compress(codec: int, plain: bytes, level: int | None = None) -> bytes:
+    """`plain` packed as Kafka's own clients would pack it. `level` is Kafka's number, None the codec's default."""
     match codec:
         case Codec.NONE:
             return plain
         case Codec.GZIP:
-            packer = isal_zlib.compressobj(wbits=GZIP)
-            return bytes(packer.compress(plain) + packer.flush())
+            # isal is ten times as fast as zlib, but has no levels to speak of.
+            if level in (None, -1):
+                packer = isal_zlib.compressobj(wbits=GZIP)
+                return bytes(packer.compress(plain) + packer.flush())
+            return zlib.compress(plain, level, GZIP)
         case Codec.SNAPPY:
             return _pack_xerial(plain)
         case Codec.LZ4:
-            return bytes(lz4.frame.compress(plain, block_size=lz4.frame.BLOCKSIZE_MAX64KB, block_linked=False))
+            return bytes(
+                lz4.frame.compress(
+                    plain,
+                    # As in Kafka: its default is the fast method, every other level the thorough one's.
+                    compression_level=0 if level in (None, LZ4_DEFAULT_LEVEL) else level,
+                    block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+                    block_linked=False,
+                )
+            )
         case Codec.ZSTD:
-            return zstandard.ZstdCompressor().compress(plain)
+            return zstandard.ZstdCompressor(level=3 if level is None else level).compress(plain)
     raise BadCompression(f"no codec has the number {codec}")
 
 

@@ -22,7 +22,6 @@ class LogConfig:
     compression_lz4_level: int = 9
     compression_zstd_level: int = 3
     delete_retention_ms: int = DAY_MS
-    file_delete_delay_ms: int = 60_000
     flush_messages: int = UNLIMITED
     flush_ms: int = UNLIMITED
     index_interval_bytes: int = 4096
@@ -34,14 +33,12 @@ class LogConfig:
     min_cleanable_dirty_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
     min_insync_replicas: int = 1
-    preallocate: bool = False
     retention_bytes: int = -1
     retention_ms: int = 7 * DAY_MS
     segment_bytes: int = 1 << 30
     segment_index_bytes: int = 10 << 20
     segment_jitter_ms: int = 0
     segment_ms: int = 7 * DAY_MS
-    unclean_leader_election_enable: bool = False
 
     @property
     def compacts(self) -> bool:

@@ -162,13 +162,6 @@ class BrokerSettings:
         at_least=1,
         mode=ANYWHERE,
     )
-    unclean_leader_election_enable = boolean(
-        "unclean.leader.election.enable",
-        False,
-        "Whether a replica that lacks acknowledged records may lead when no other is alive: available again, at "
-        "the price of those records.",
-        mode=ANYWHERE,
-    )
     log_segment_bytes = integer(
         "log.segment.bytes",
         1073741824,
@@ -259,13 +252,6 @@ class BrokerSettings:
         at_least=1,
         mode=ANYWHERE,
     )
-    log_segment_delete_delay_ms = long(
-        "log.segment.delete.delay.ms",
-        60000,
-        "How long the files of a deleted segment stay, so that readers can finish.",
-        at_least=0,
-        mode=ANYWHERE,
-    )
     log_index_interval_bytes = integer(
         "log.index.interval.bytes",
         4096,
@@ -295,8 +281,12 @@ class BrokerSettings:
     log_flush_scheduler_interval_ms = long(
         "log.flush.scheduler.interval.ms", MAX_LONG, "The older fallback of log.flush.interval.ms."
     )
-    log_preallocate = boolean(
-        "log.preallocate", False, "Whether the disk space of a segment is taken when it is begun.", mode=ANYWHERE
+    log_flush_offset_checkpoint_interval_ms = integer(
+        "log.flush.offset.checkpoint.interval.ms",
+        60000,
+        "How often it is recorded up to where each log is known to be durable: a start after a crash reads what is "
+        "above.",
+        at_least=0,
     )
     log_message_timestamp_type = text(
         "log.message.timestamp.type",
@@ -415,6 +405,12 @@ class BrokerSettings:
         at_least=1,
         mode=ANYWHERE,
     )
+    producer_id_expiration_check_interval_ms = integer(
+        "producer.id.expiration.check.interval.ms",
+        600000,
+        "How often producers are looked through for those to be forgotten.",
+        at_least=1,
+    )
     transaction_max_timeout_ms = integer(
         "transaction.max.timeout.ms", 900000, "The longest transaction timeout a producer may ask for.", at_least=1
     )
@@ -425,12 +421,6 @@ class BrokerSettings:
     )
     transactional_id_expiration_ms = integer(
         "transactional.id.expiration.ms", 604800000, "A transactional id unused for so long is forgotten.", at_least=1
-    )
-    transaction_abort_timed_out_transaction_cleanup_interval_ms = integer(
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
-        10000,
-        "How often transactions are looked through for those whose time is up.",
-        at_least=1,
     )
     transaction_remove_expired_transaction_cleanup_interval_ms = integer(
         "transaction.remove.expired.transaction.cleanup.interval.ms",

@@ -29,6 +29,7 @@ from service.settings import (
     long,
     text,
 )
+from service.unhonoured_settings import NO_EFFECT_SETTINGS
 
 _HOUR_MS = 3_600_000
 _THROTTLED = re.compile(r"[0-9]+:[0-9]+\Z", re.ASCII)
@@ -103,9 +104,10 @@ TOPIC_SETTINGS: dict[str, Setting[Any]] = {
         long(
             "file.delete.delay.ms",
             60000,
-            "How long the files of a deleted segment stay, so that readers can finish.",
+            f"Accepted without effect: {NO_EFFECT_SETTINGS['log.segment.delete.delay.ms'].doc}",
             at_least=0,
             synonyms=_broker("log.segment.delete.delay.ms"),
+            status=Status.NO_EFFECT,
         ),
         long(
             "flush.messages",
@@ -204,8 +206,9 @@ TOPIC_SETTINGS: dict[str, Setting[Any]] = {
         boolean(
             "preallocate",
             False,
-            "Whether the disk space of a segment is taken when it is begun.",
+            f"Accepted without effect: {NO_EFFECT_SETTINGS['log.preallocate'].doc}",
             synonyms=_broker("log.preallocate"),
+            status=Status.NO_EFFECT,
         ),
         boolean("remote.log.copy.disable", False, _NO_TIERS, status=Status.NO_EFFECT),
         boolean("remote.log.delete.on.disable", False, _NO_TIERS, status=Status.NO_EFFECT),
@@ -256,8 +259,9 @@ TOPIC_SETTINGS: dict[str, Setting[Any]] = {
         boolean(
             "unclean.leader.election.enable",
             False,
-            "Whether a replica that lacks acknowledged records may lead when no other is alive.",
+            f"Accepted without effect: {NO_EFFECT_SETTINGS['unclean.leader.election.enable'].doc}",
             synonyms=_broker("unclean.leader.election.enable"),
+            status=Status.NO_EFFECT,
         ),
     )
 }

@@ -27,8 +27,9 @@ from service.settings import (
 _ONE_LOOP = "One event loop serves all connections and requests; add brokers to use more cores."
 _NO_PURGATORY = "Waiting requests are woken one by one; nothing collects them in rounds."
 _ALONE = "Brokers do not copy from each other yet."
-_CHECKPOINTS = "What was flushed is recorded with every roll and every clean stop, not in rounds."
 _COMPACTION = "Compaction takes the memory it needs for the segments at hand."
+_UNLINKED = "Whoever is being served keeps the file open; its space is free as soon as they are done."
+_SPACE = "The file system finds room as it is needed."
 _LEASE = "Leadership follows the metadata store; nothing is moved in rounds."
 _EMBEDDED = "A broker with a store of its own has nobody to tell that it lives."
 _KERNEL = "The operating system sizes its buffers and queues by itself."
@@ -54,9 +55,22 @@ NO_EFFECT_SETTINGS: dict[str, Setting[Any]] = {
         long("log.cleaner.dedupe.buffer.size", 134217728, _COMPACTION, mode=ANYWHERE),
         integer("log.cleaner.io.buffer.size", 524288, _COMPACTION, at_least=0, mode=ANYWHERE),
         double("log.cleaner.io.buffer.load.factor", 0.9, _COMPACTION, mode=ANYWHERE),
-        integer("log.flush.offset.checkpoint.interval.ms", 60000, _CHECKPOINTS, at_least=0),
-        integer("log.flush.start.offset.checkpoint.interval.ms", 60000, _CHECKPOINTS, at_least=0),
-        long("replica.high.watermark.checkpoint.interval.ms", 5000, _CHECKPOINTS),
+        integer(
+            "log.flush.start.offset.checkpoint.interval.ms",
+            60000,
+            "A log's new start is durable before DeleteRecords is answered, not in rounds.",
+            at_least=0,
+        ),
+        long("replica.high.watermark.checkpoint.interval.ms", 5000, _ALONE),
+        long("log.segment.delete.delay.ms", 60000, _UNLINKED, at_least=0, mode=ANYWHERE),
+        boolean("log.preallocate", False, _SPACE, mode=ANYWHERE),
+        boolean("unclean.leader.election.enable", False, _ALONE, mode=ANYWHERE),
+        integer(
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+            10000,
+            "A transaction is ended when its time is up, not in rounds.",
+            at_least=1,
+        ),
         integer("offsets.load.buffer.size", 5242880, "Partitions are read a segment at a time.", at_least=1),
         integer(
             "transaction.state.log.load.buffer.size",
@@ -138,7 +152,6 @@ NO_EFFECT: dict[str, str] = {
     "log.local.retention.": "there is no tiered storage",
     "remote.": "there is no tiered storage",
     "follower.fetch.": "there is no tiered storage",
-    "producer.id.expiration.check.interval.ms": "expired producers are dropped as they are met",
     "unclean.leader.election.interval.ms": _LEASE,
     "max.connections.per.ip.overrides": "every address has the same limit",
     "connections.max.reauth.ms": "nothing is authenticated",

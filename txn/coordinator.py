@@ -28,7 +28,7 @@ from txn.commands import (
     MarkersWritten,
     VerifyPartitions,
 )
-from txn.deadlines import FORGET_INTERVAL_MS, Deadlines, forget_at_ms
+from txn.deadlines import Deadlines, forget_at_ms
 from txn.decisions import (
     Outcome,
     TakeId,
@@ -196,7 +196,7 @@ class TxnCoordinator:
             assert txn_due is not None
             draft.move(fence(txn_due, same_client=True, now_ms=now_ms, take_id=self._take_id))
         if now_ms >= self._forget_next_ms:
-            self._forget_next_ms = now_ms + FORGET_INTERVAL_MS
+            self._forget_next_ms = now_ms + self._settings.forget_interval_ms
             self._forget_idle(draft)
         self._answer_impatient(draft)
         return self._finish(draft)

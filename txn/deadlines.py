@@ -14,8 +14,6 @@ from txn.states import AT_REST, NO_TOKEN, State, Txn
 DECISION_RETENTION_MS: Final = 90 * 86_400_000
 """How long a root's last decision is remembered after it was taken. A Spark query that stood still for longer than
 the seven days of an ordinary id must not write its last batch again."""
-FORGET_INTERVAL_MS: Final = 3_600_000
-"""transaction.remove.expired.transaction.cleanup.interval.ms: every id is looked at, once an hour."""
 SPARE_ENTRIES: Final = 64
 
 

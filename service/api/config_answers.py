@@ -33,7 +33,10 @@ def describe_topic(broker: Broker, own: Mapping[str, str]) -> Iterator[ConfigEnt
     everywhere, here = _dynamic(broker)
     for name, setting in sorted(TOPIC_SETTINGS.items()):
         layers = topic_layers(setting, own, broker.config, everywhere, here)
-        value = text_of(topic_value(setting, own, broker.config))
+        if setting.status is Status.IMPLEMENTED:
+            value = text_of(topic_value(setting, own, broker.config))
+        else:
+            value = layers[0].value if layers else setting.default_text
         yield ConfigEntry(name, value, _source(layers), False, setting, layers)
 
 

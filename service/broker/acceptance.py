@@ -65,10 +65,7 @@ def _size_bytes(records: memoryview, at: int) -> int:
 def inspect_batch(batch: memoryview, config: LogConfig, now_ms: int) -> BatchHeader | Refused:
     """The header of a whole batch, or why it may not be appended."""
     if len(batch) > config.max_message_bytes:
-        return Refused(
-            ErrorCode.MESSAGE_TOO_LARGE,
-            f"The record batch size is {len(batch)} bytes, more than the maximum of {config.max_message_bytes}.",
-        )
+        return _too_large(len(batch), config)
     if crc32c(batch[CHECKED_FROM:]) != int.from_bytes(batch[CRC_AT:CHECKED_FROM], "big"):
         return Refused(ErrorCode.CORRUPT_MESSAGE, "The checksum does not fit the batch.")
     try:
@@ -127,20 +124,34 @@ def wanted_codec(header: BatchHeader, config: LogConfig) -> int:
     return CODECS[config.compression_type]
 
 
-def recompressed(records: memoryview, header: BatchHeader, codec: int) -> bytearray | Refused:
-    """The same records under another codec."""
+def recompressed(records: memoryview, header: BatchHeader, codec: int, config: LogConfig) -> bytearray | Refused:
+    """The same records under another codec, packed as hard as the topic asks."""
+    levels = {
+        CODECS["gzip"]: config.compression_gzip_level,
+        CODECS["lz4"]: config.compression_lz4_level,
+        CODECS["zstd"]: config.compression_zstd_level,
+    }
     try:
         opened = list(read_records(records, header))
     except CorruptBatch as error:
         return Refused(ErrorCode.CORRUPT_MESSAGE, str(error))
-    return bytearray(
+    batch = bytearray(
         build_batch(
             opened,
             base_offset=header.base_offset,
             codec=codec,
+            level=levels.get(codec),
             producer_id=header.producer_id,
             producer_epoch=header.producer_epoch,
             base_sequence=header.base_sequence,
             transactional=header.is_transactional,
         )
+    )
+    return batch if len(batch) <= config.max_message_bytes else _too_large(len(batch), config)
+
+
+def _too_large(size_bytes: int, config: LogConfig) -> Refused:
+    return Refused(
+        ErrorCode.MESSAGE_TOO_LARGE,
+        f"The record batch size is {size_bytes} bytes, more than the maximum of {config.max_message_bytes}.",
     )

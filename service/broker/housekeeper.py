@@ -24,8 +24,6 @@ logger = logging.getLogger("oncelog.housekeeping")
 
 FLUSH_CHECK_MS = 1_000
 """How long a rolled segment may wait for its fsync, and how exact `flush.ms` is."""
-RECOVERY_POINTS_S = 60
-FORGET_PRODUCERS_S = 600
 PARTITIONS_A_TURN = 256
 
 
@@ -50,11 +48,11 @@ class Housekeeper:
             if now_s - retention_s >= self._config.log_retention_check_interval_ms / 1000:
                 retention_s = now_s
                 await self._each(self._remove_expired)
-            if now_s - points_s >= RECOVERY_POINTS_S:
+            if now_s - points_s >= self._config.log_flush_offset_checkpoint_interval_ms / 1000:
                 points_s = now_s
                 for folder in self._folders:
                     await self._write_points(folder)
-            if now_s - producers_s >= FORGET_PRODUCERS_S:
+            if now_s - producers_s >= self._config.producer_id_expiration_check_interval_ms / 1000:
                 producers_s = now_s
                 await self._each(self._forget_idle_producers)
 
@@ -91,7 +89,7 @@ class Housekeeper:
             logger.info("%s: removed %d segments, %d bytes", partition.topic_partition, count, freed_bytes)
 
     async def _forget_idle_producers(self, partition: Partition) -> None:
-        partition.producers.expire(self._env.clock.wall_ms())
+        partition.producers.expire(self._env.clock.wall_ms(), self._config.producer_id_expiration_ms)
 
     async def _write_points(self, folder: LogFolder) -> None:
         points = {

@@ -275,7 +275,7 @@ class Broker:
     ) -> Partition:
         topic_partition = TopicPartition(topic.name, index)
         stable = StableOffsets()
-        producers = ProducerStates(stable.open_transactions, expiration_ms=self.config.producer_id_expiration_ms)
+        producers = ProducerStates(stable.open_transactions)
         log = PartitionLog.open(
             folder.disk,
             folder_of(topic_partition),
@@ -432,6 +432,7 @@ class Broker:
         return TxnSettings(
             max_timeout_ms=config.transaction_max_timeout_ms,
             id_expiration_ms=config.transactional_id_expiration_ms,
+            forget_interval_ms=config.transaction_remove_expired_transaction_cleanup_interval_ms,
             two_phase_commit_enabled=config.transaction_two_phase_commit_enable,
         )
 

@@ -185,7 +185,7 @@ class Partition:
             if verdict is not ACCEPTED:
                 return _not_new(verdict)
         if (codec := wanted_codec(header, config)) != header.codec:
-            changed = recompressed(records, header, codec)
+            changed = recompressed(records, header, codec, config)
             if isinstance(changed, Refused):
                 return changed
             records = memoryview(changed)

@@ -449,8 +449,8 @@ def test_an_idle_producer_is_forgotten() -> None:
     partition.write(1)
     partition.now_ms += DAY_MS // 2
     partition.write(2)
-    assert partition.producers.expire(partition.now_ms + DAY_MS // 2 - 1_000) == 0
-    assert partition.producers.expire(partition.now_ms + DAY_MS // 2) == 1
+    assert partition.producers.expire(partition.now_ms + DAY_MS // 2 - 1_000, DAY_MS) == 0
+    assert partition.producers.expire(partition.now_ms + DAY_MS // 2, DAY_MS) == 1
     assert [facts.producer_id for facts in partition.producers.describe()] == [2]
 
 
@@ -458,9 +458,9 @@ def test_an_idle_producer_is_forgotten() -> None:
 def test_a_producer_with_an_open_transaction_is_not_forgotten() -> None:
     partition = Partition()
     partition.write(transactional=True)
-    assert partition.producers.expire(partition.now_ms + 10 * DAY_MS) == 0
+    assert partition.producers.expire(partition.now_ms + 10 * DAY_MS, DAY_MS) == 0
     partition.end(epoch=1)
-    assert partition.producers.expire(partition.now_ms + 20 * DAY_MS) == 1
+    assert partition.producers.expire(partition.now_ms + 20 * DAY_MS, DAY_MS) == 1
 
 
 def test_old_timestamps_inside_the_batches_make_no_producer_look_idle() -> None:
@@ -469,23 +469,23 @@ def test_old_timestamps_inside_the_batches_make_no_producer_look_idle() -> None:
     """
     partition = Partition()
     partition.write(timestamp_ms=1)
-    assert partition.producers.expire(partition.now_ms + 1_000) == 0
+    assert partition.producers.expire(partition.now_ms + 1_000, DAY_MS) == 0
     assert partition.write(sequence=0, timestamp_ms=1) == Duplicate(0, 0, 1)
 
 
 def test_a_producer_that_was_only_replayed_has_its_full_time() -> None:
     partition = Partition()
     partition.apply(batches.data())
-    assert partition.producers.expire(partition.now_ms) == 0
-    assert partition.producers.expire(partition.now_ms + DAY_MS - 1_000) == 0
-    assert partition.producers.expire(partition.now_ms + DAY_MS) == 1
+    assert partition.producers.expire(partition.now_ms, DAY_MS) == 0
+    assert partition.producers.expire(partition.now_ms + DAY_MS - 1_000, DAY_MS) == 0
+    assert partition.producers.expire(partition.now_ms + DAY_MS, DAY_MS) == 1
 
 
 @rule("B.1", "verifications that nobody came back for are forgotten alike")
 def test_abandoned_verifications_are_forgotten() -> None:
     partition = Partition()
     guard = partition.verify()
-    partition.producers.expire(partition.now_ms + DAY_MS)
+    partition.producers.expire(partition.now_ms + DAY_MS, DAY_MS)
     assert partition.write(transactional=True, needs_guard=True, guard=guard) == NotInTransaction()
 
 
@@ -503,7 +503,7 @@ def test_one_producer_too_many_is_refused_and_the_known_ones_go_on() -> None:
     partition.write(2)
     assert partition.write(3) == TooManyProducers(2)
     assert partition.write(1, sequence=1) is ACCEPTED
-    partition.producers.expire(partition.now_ms + DAY_MS)
+    partition.producers.expire(partition.now_ms + DAY_MS, DAY_MS)
     assert partition.write(3) is ACCEPTED
 
 

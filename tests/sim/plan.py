@@ -67,7 +67,6 @@ class Plan:
     value_bytes: int
     store_delay_seconds: float
     store_loss: float
-    recovery_points_seconds: float  # a minute is longer than most runs
     transactional: bool = False
 
     def held(self, acks: int) -> Held:
@@ -125,7 +124,6 @@ def _draw_plain_plan(chance: random.Random) -> Plan:
         value_bytes=chance.choice((5, 100, 700, 3000)),
         store_delay_seconds=chance.choice((0.0, 0.002, 0.02)),
         store_loss=chance.choice((0.0, 0.0, 0.02)),
-        recovery_points_seconds=chance.choice((1.0, 4.0, 60.0)),
     )
 
 
@@ -143,7 +141,7 @@ def _draw_settings(chance: random.Random, durability: str) -> dict[str, str]:
         "log.durability": durability,
         "log.retention.check.interval.ms": str(chance.choice((500, 2000))),
         "log.cleaner.backoff.ms": str(chance.choice((300, 2000))),
-        "log.segment.delete.delay.ms": str(chance.choice((0, 1000))),
+        "log.flush.offset.checkpoint.interval.ms": str(chance.choice((1000, 4000, 60_000))),  # longer than most runs
         "offsets.topic.num.partitions": str(chance.choice((1, 3))),
         "log.roll.ms": str(chance.choice((500, 3000, 60_000))),  # for __consumer_offsets
         "log.index.size.max.bytes": str(chance.choice((24, 80, 10_000))),

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import service.broker.housekeeper
 from log.ids import TopicPartition
 from service.api.routes import OFFERED
 from service.broker.node import Broker
@@ -152,9 +151,8 @@ class Simulation:
             logging.disable(logging.CRITICAL)
         world = self.world
         try:
-            with replaced(service.broker.housekeeper, "RECOVERY_POINTS_S", self.plan.recovery_points_seconds):
-                self._start()
-                world.run(until=LONGEST_RUN, stop=self._stop)
+            self._start()
+            world.run(until=LONGEST_RUN, stop=self._stop)
         except Stalled as error:
             self.history.stuck.append(f"the run stalled: {error}")
         finally:
