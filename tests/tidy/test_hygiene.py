@@ -16,6 +16,7 @@ EDGES_OF_THE_PROCESS = (
     "service/broker/ports.py",
     "log/disk.py",
     "service/wire/generate.py",
+    "spark_sink",  # runs in Spark's processes, never in the simulation
 )
 AMBIENT = {
     "time.time", "time.time_ns", "time.monotonic", "random.random", "random.randrange", "uuid.uuid4", "os.urandom",
