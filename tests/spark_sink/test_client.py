@@ -6,7 +6,7 @@ import io
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Producer
@@ -30,7 +30,7 @@ from spark_sink.messages import (
     NamedBranch,
 )
 from tests.clients.topics import Topics
-from tests.peers.process import BrokerProcess
+from tests.peers.process import BrokerProcess, free_port
 from tests.spark_sink.conftest import settings_for
 
 
@@ -179,20 +179,15 @@ class SilentBroker:
             connection.close()
 
 
-@pytest.fixture
-def silent() -> Iterator[SilentBroker]:
-    broker = SilentBroker()
-    yield broker
-    broker.close()
-
-
-def test_a_silent_broker_is_given_up_at_the_deadline(silent: SilentBroker) -> None:
+def test_a_silent_broker_is_given_up_at_the_deadline() -> None:
+    silent = SilentBroker()
     settings = ClientSettings((("127.0.0.1", silent.port),), connect_timeout_seconds=0.2)
     started = time.monotonic()
     with Client(settings) as client, pytest.raises(ConnectionLost, match="timed out") as error:
         client.retrying(lambda: client.topics(None), patience_seconds=1)
     assert 0.9 < time.monotonic() - started < 10
     assert "tried again and again for 1 s" in error.value.__notes__
+    silent.close()
 
 
 def test_another_protocol_is_named() -> None:
@@ -203,9 +198,9 @@ def test_another_protocol_is_named() -> None:
     talker.close()
 
 
-def test_nobody_there(silent: SilentBroker) -> None:
-    silent.close()
-    settings = ClientSettings((("127.0.0.1", silent.port), ("localhost", silent.port)))
+def test_nobody_there() -> None:
+    port = free_port()
+    settings = ClientSettings((("127.0.0.1", port), ("localhost", port)))
     with Client(settings) as client, pytest.raises(ConnectionLost, match=r"no broker answers: .*127.*; .*localhost"):
         client.topics(None)
 
@@ -218,8 +213,7 @@ def test_what_the_broker_does_not_offer_is_named(client: Client) -> None:
         client.ask(None, Strange(**{f: getattr(fetch("t", 0), f) for f in fetch("t", 0).__slots__}), FetchResponse)
 
 
-def test_the_second_bootstrap_address_is_used(bootstrap: str, silent: SilentBroker) -> None:
-    silent.close()
+def test_the_second_bootstrap_address_is_used(bootstrap: str) -> None:
     good = settings_for(bootstrap).bootstrap
-    with Client(ClientSettings((("127.0.0.1", silent.port), *good))) as client:
+    with Client(ClientSettings((("127.0.0.1", free_port()), *good))) as client:
         assert client.topics(["nothing-like-this"]) == {}
