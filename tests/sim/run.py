@@ -252,10 +252,13 @@ class Simulation:
 
         async def step() -> bool:
             nonlocal offset
-            read = await fetch_committed(reader, partition, offset)
-            if read is not None:
-                records.extend(read.records)
-                offset, log.last_stable_offset = read.to_offset, read.last_stable_offset
+            before = -1
+            while before < offset < log.end_offset:  # a long log of small fetches needs no pause between them
+                before = offset
+                read = await fetch_committed(reader, partition, offset)
+                if read is not None:
+                    records.extend(read.records)
+                    offset, log.last_stable_offset = read.to_offset, read.last_stable_offset
             return offset >= log.end_offset
 
         await until_true(self.clients, step)
