@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from log.ids import TopicPartition
-from tests.sim.checkers import CHECKERS, LATEST, judge
+from tests.sim.checkers import CHECKERS, LATEST, DeletedKeysStayDeleted, judge
 from tests.sim.history import (
     Commit,
     CommitSeen,
@@ -355,3 +355,17 @@ def test_an_unknown_commit_may_take_effect_late() -> None:
     )
     early.outcome, seen.offset = Outcome.UNKNOWN, early.offset
     assert judge(history) == []
+
+
+def test_a_reader_may_be_overtaken_by_the_cleaner_as_long_as_it_ends_up_with_what_is_true() -> None:
+    """It read the old value before a pass took it and its tombstone away, and what superseded both after it."""
+    partition = TopicPartition(COMPACTED, 0)
+    history = History(topics={COMPACTED: Topic(COMPACTED, 1, compacted=True)})
+    tombstone = Write("w", 1, partition, ((b"k", None),), -1, Held.POWER_CUT, 1.0, 1.1, Outcome.OK)
+    tombstone.base_offset = 5
+    history.writes.append(tombstone)
+    old, new = (Record(offset, 0, b"k", b"value %d" % offset) for offset in (0, 9))
+    history.final[partition] = FinalLog(0, 10, (old, new))
+    assert list(DeletedKeysStayDeleted().check(history)) == []
+    history.final[partition] = FinalLog(0, 10, (old,))
+    assert len(list(DeletedKeysStayDeleted().check(history))) == 1
