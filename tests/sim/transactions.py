@@ -222,8 +222,14 @@ class Transactor(ExactlyOnce):
             await self._write(owner, txn, self.chance.choice(self._outputs()), dict.fromkeys(self._outputs()))
 
     async def settle(self) -> None:
-        """After healing: take the id, commit one transaction."""
+        """After healing: take the id, commit one transaction.
+
+        Its rival settles too, and a slow disk makes both slow: nobody's transaction ends by time now, and they make
+        room for each other, the longer the oftener they met.
+        """
         deadline = self.clients.now + 2 * SETTLE_WITHIN
+        self.timeout_ms = 60_000
+        longest_pause = 15.0
         while self.clients.now < deadline:
             try:
                 await self._take_the_id()
@@ -235,7 +241,8 @@ class Transactor(ExactlyOnce):
             except Refused as refused:
                 self.history.stuck.append(f"{self.name} is refused {self.transactional_id}: {refused}")
                 return
-            await asyncio.sleep(15 * self.chance.random())  # its rival settles too, and a slow disk makes both slow
+            await asyncio.sleep(longest_pause * self.chance.random())
+            longest_pause += 10.0
         self.history.stuck.append(f"{self.name} can't commit a transaction of {self.transactional_id}")
 
     async def _take_the_id(self) -> None:
