@@ -3,7 +3,8 @@
 Produce is advertised from version 0 although 0 to 2 are refused: librdkafka takes the missing 0 for a broker
 without compression (KAFKA-18659). A version
 that we don't know is answered in version 0 with UNSUPPORTED_VERSION and our own range, by the door, so that the
-client can ask again.
+client can ask again. Features whose lowest level is 0 are named since version 4 only: Java's clients from 3.0 to 3.8
+end with an exception of their own when they read one (KAFKA-17011).
 """
 
 import re
@@ -22,6 +23,7 @@ from service.wire.messages import (
 from service.wire.versions import ApiKey
 
 KIP_511_SINCE = 3
+LEVEL_0_SINCE = 4
 SOFTWARE_NAME = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
@@ -34,7 +36,11 @@ def handle(broker: Broker, session: Session, header: RequestHeader, request: Api
     features = broker.features
     return ApiVersionsResponse(
         api_keys=api_keys(broker),
-        supported_features=[SupportedFeatureKey(name, low, high) for name, (low, high, _) in features.items()],
+        supported_features=[
+            SupportedFeatureKey(name, low, high)
+            for name, (low, high, _) in features.items()
+            if low or header.api_version >= LEVEL_0_SINCE
+        ],
         finalized_features_epoch=0,
         finalized_features=[
             FinalizedFeatureKey(name, level, level) for name, (_, _, level) in features.items() if level
