@@ -13,10 +13,10 @@ ARGS   ?=
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
 .PHONY: help serve install install-dev check quick-tests test lint types format sim mutants chaos clients clients-java clients-more \
-        conformance bench fuzz transcripts docs clean
+        conformance bench fuzz transcripts docs clean spark-connector
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # While pyproject.toml is as it was at the last install, the stamps spare `make serve` from asking pip anything.
 # Whoever installed for the tests has what serving needs.
@@ -75,6 +75,9 @@ clients-java: install-dev ## Kafka's own command line tools and Java client (nee
 
 clients-more: install-dev ## further clients, in the languages this machine has
 	$(PYTHON_RUN) -m tests.clients.more $(ARGS)
+
+spark-connector: install-dev ## Spark's own Kafka connector, batch and stream (needs Java 17, Maven, PyPI)
+	$(PYTHON_RUN) -m tests.spark.connector $(ARGS)
 
 conformance: install-dev ## the same conversations with oncelog and Apache Kafka, answers compared (needs Java 17)
 	$(PYTHON_RUN) -m tests.conformance $(ARGS)
