@@ -317,9 +317,19 @@ class BrokerSettings:
         "The largest request; a longer one closes the connection before anything is read.",
         at_least=1,
     )
-    max_connections = integer("max.connections", MAX_INT, "Open connections, all together.", at_least=0, mode=ANYWHERE)
+    max_connections = integer(
+        "max.connections",
+        MAX_INT,
+        "Open connections, over all listeners. Who comes then is connected, but not heard before another leaves.",
+        at_least=0,
+        mode=ANYWHERE,
+    )
     max_connections_per_ip = integer(
-        "max.connections.per.ip", MAX_INT, "Open connections from one address.", at_least=0, mode=ANYWHERE
+        "max.connections.per.ip",
+        MAX_INT,
+        "Open connections from one address, over all listeners. Further ones are closed.",
+        at_least=0,
+        mode=ANYWHERE,
     )
     connections_max_idle_ms = long(
         "connections.max.idle.ms", 600000, "A connection without a request for so long is closed."

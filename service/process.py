@@ -18,7 +18,7 @@ from service.broker.session import Session
 from service.cluster.sql_store import SqlStore
 from service.cluster.store import StoreError
 from service.config import BrokerConfig
-from service.net.server import Limits, Server, serve
+from service.net.server import Limits, Room, Server, serve
 
 
 async def run_broker(config: BrokerConfig, *, on_ready: Callable[[Broker], None], stop: asyncio.Event) -> None:
@@ -54,15 +54,14 @@ async def listen(broker: Broker) -> list[Server[Session]]:
     """Open every listener, then join the cluster under the addresses that clients shall use."""
     loop, door, config = asyncio.get_running_loop(), BrokerDoor(broker), broker.config
     limits = Limits(
-        max_connections=config.max_connections,
-        max_connections_per_ip=config.max_connections_per_ip,
         request_bytes=config.socket_request_max_bytes,
         idle_timeout_s=config.connections_max_idle_ms / 1000,
     )
+    room = Room(lambda: config.max_connections, lambda: config.max_connections_per_ip)
     servers = []
     ports: dict[str, int] = {}
     for endpoint in broker.config.endpoints:
-        server = await serve(loop, endpoint.host or None, endpoint.port, door, limits)
+        server = await serve(loop, endpoint.host or None, endpoint.port, door, limits, room)
         ports[endpoint.listener] = server.port
         servers.append(server)
     advertised = broker.config.advertised_endpoints()

@@ -80,6 +80,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         "_transport",
         "_unanswered",
         "_used_at",
+        "_waiting",
         "peer",
     )
 
@@ -90,6 +91,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._session: SessionT
         self.peer = PeerInfo("", 0)
         self._taking = False  # requests may start
+        self._waiting = False  # until there is room for one more connection
         self._kept = b""  # what is left over, if it is little
         self._large: memoryview | None = None  # or the buffer that holds it, up to _large_end
         self._large_end = 0
@@ -108,11 +110,20 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         address = transport.get_extra_info("peername") or ("", 0)
         self.peer = PeerInfo(str(address[0]), int(address[1]))
         self._outbox = Outbox(self._server.loop, transport, self._continue)
-        if not self._server.admit(self):
-            transport.abort()
-            return
-        self._taking = True
+        self._server.receive(self)
+
+    def wait(self) -> None:
+        """There is no room yet: what comes stays here as bytes."""
+        self._waiting = self._blocked = True
+
+    def let_in(self) -> None:
+        """Requests are taken from now on."""
+        self._server.keep(self)
         self._session = self._server.door.connected(self.peer)
+        self._waiting = False
+        self._taking = True
+        self._used_at = self._receiving_since = self._sending_since = self._server.loop.time()
+        self._continue()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._outbox.drop()
@@ -160,7 +171,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
 
     def _take(self, buffer: memoryview, end: int) -> None:
         """Handles the frames in `buffer[:end]` and keeps what is left."""
-        start = self._handle_frames(buffer, end) if self._taking else end
+        start = self._handle_frames(buffer, end) if self._taking else 0 if self._waiting else end
         self._keep(buffer, start, end)
 
     def _continue(self) -> None:
@@ -374,6 +385,10 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         if now - self._used_at > limits.idle_timeout_s:
             return "it was idle"
         return None
+
+    @property
+    def server(self) -> Server[SessionT]:
+        return self._server
 
     def stop_taking(self) -> None:
         """No request starts any more; those that have are answered."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Generic
 
 from service.net.connection import READ_BYTES, Connection
 from service.net.door import CLOSE, NO_REPLY, Door, PeerInfo, Reply, SessionT, Signal
+from service.net.room import Room
 
-__all__ = ["CLOSE", "NO_REPLY", "Door", "Limits", "PeerInfo", "Reply", "Server", "Signal", "serve"]
+__all__ = ["CLOSE", "NO_REPLY", "Door", "Limits", "PeerInfo", "Reply", "Room", "Server", "Signal", "serve"]
 
 logger = logging.getLogger("oncelog.net")
 
@@ -35,8 +35,6 @@ BACKLOG = 1024
 class Limits:
     """What a server grants to its peers."""
 
-    max_connections: int = 2**31 - 1
-    max_connections_per_ip: int = 2**31 - 1
     request_bytes: int = 100 * 1024 * 1024  # of a Produce; others have OTHER_REQUEST_BYTES at most
     idle_timeout_s: float = 600.0
     receive_timeout_s: float = 30.0  # for a request to come whole, and a second more for each LEAST_BYTES_A_SECOND
@@ -50,10 +48,11 @@ class Buffer(bytearray):
 class Server(Generic[SessionT]):
     """The connections of one listening port, and what they share."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, door: Door[SessionT], limits: Limits) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, door: Door[SessionT], limits: Limits, room: Room) -> None:
         self.loop = loop
         self.door = door
         self.limits = limits
+        self.room = room
         self.least_limit = min(limits.request_bytes, OTHER_REQUEST_BYTES)
         self.scratch = memoryview(bytearray(2 * READ_BYTES))
         self.read_window = self.scratch[:READ_BYTES]
@@ -61,9 +60,7 @@ class Server(Generic[SessionT]):
         self.port = 0
         self._listener: asyncio.AbstractServer | None = None
         self._connections: dict[Connection[SessionT], None] = {}
-        self._by_host: Counter[str] = Counter()
         self._closing = False
-        self._refused = 0
         self._spare: list[Buffer] = []
         self._least_spare = 0  # since the last look
         self._lent = 0
@@ -95,6 +92,8 @@ class Server(Generic[SessionT]):
             await asyncio.wait(list(self._tasks), timeout=grace_s)
         for connection in list(self._connections):
             connection.close()
+        for newcomer in [newcomer for newcomer in self.room.waiting if newcomer.server is self]:
+            newcomer.abort()
         if not self._connections:
             return
         self._emptied = self.loop.create_future()
@@ -105,29 +104,24 @@ class Server(Generic[SessionT]):
 
     # ------------------------------------------------------------ what connections ask
 
-    def admit(self, connection: Connection[SessionT]) -> bool:
-        """Whether there is room for one more."""
+    def receive(self, connection: Connection[SessionT]) -> None:
+        """One more has come."""
         if self._closing:
-            return False
-        host = connection.peer.host
-        if (
-            len(self._connections) >= self.limits.max_connections
-            or self._by_host[host] >= self.limits.max_connections_per_ip
-        ):
-            self._refused += 1
-            return False
+            connection.abort()
+        else:
+            self.room.receive(connection)
+
+    def keep(self, connection: Connection[SessionT]) -> None:
+        """It has been let in."""
         self._connections[connection] = None
-        self._by_host[host] += 1
-        return True
 
     def forget(self, connection: Connection[SessionT]) -> bool:
-        """It is gone. Whether it had been admitted."""
+        """It is gone. Whether it had been let in."""
         if connection not in self._connections:
+            self.room.waiting.pop(connection, None)
             return False
         del self._connections[connection]
-        self._by_host[connection.peer.host] -= 1
-        if not self._by_host[connection.peer.host]:
-            del self._by_host[connection.peer.host]
+        self.room.leave(connection.peer)
         if self._emptied is not None and not self._connections and not self._emptied.done():
             self._emptied.set_result(None)
         return True
@@ -165,17 +159,25 @@ class Server(Generic[SessionT]):
             if reason is not None:
                 logger.info("the connection of %s is closed: %s", connection.peer, reason)
                 connection.abort()
-        if self._refused:
-            logger.warning("%d connections were refused: too many are open", self._refused)
-            self._refused = 0
+        self.room.fill()  # the limit may have been raised
+        if self.room.refused:
+            logger.warning("%d connections were refused: too many are open", self.room.refused)
+            self.room.refused = 0
         del self._spare[: self._least_spare]
         self._least_spare = len(self._spare)
 
 
 async def serve(
-    loop: asyncio.AbstractEventLoop, host: str | None, port: int, door: Door[SessionT], limits: Limits | None = None
+    loop: asyncio.AbstractEventLoop,
+    host: str | None,
+    port: int,
+    door: Door[SessionT],
+    limits: Limits | None = None,
+    room: Room | None = None,
 ) -> Server[SessionT]:
-    """A server that is listening; `port` 0 takes a free one. Raises OSError if it can't listen there."""
-    server = Server(loop, door, limits or Limits())
+    """A server that is listening; `port` 0 takes a free one. Raises OSError if it can't listen there. Servers of one
+    broker share a `room`.
+    """
+    server = Server(loop, door, limits or Limits(), room or Room())
     await server.start(host, port)
     return server

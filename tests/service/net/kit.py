@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from service.net import outbox
-from service.net.server import Limits, PeerInfo, Reply, Server, serve
+from service.net.server import Limits, PeerInfo, Reply, Room, Server, serve
 from service.wire.codec import RequestHeader, write_request_header
 
 T = TypeVar("T")
@@ -148,8 +148,8 @@ async def connect(server: Server[Any], *, receive_bytes: int | None = None) -> P
 
 
 @contextlib.asynccontextmanager
-async def serving(door: Any, limits: Limits | None = None) -> AsyncIterator[Server[Any]]:
-    server = await serve(asyncio.get_running_loop(), "127.0.0.1", 0, door, limits)
+async def serving(door: Any, limits: Limits | None = None, room: Room | None = None) -> AsyncIterator[Server[Any]]:
+    server = await serve(asyncio.get_running_loop(), "127.0.0.1", 0, door, limits, room)
     try:
         yield server
     finally:

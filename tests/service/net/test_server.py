@@ -13,10 +13,11 @@ import pytest
 
 from log.disk import FileSlice, RealDisk
 from service.net import connection as connection_module
+from service.net import room as room_module
 from service.net import server as server_module
 from service.net.connection import LARGE_BYTES, MAX_PRODUCES, READ_BYTES
 from service.net.outbox import plain_descriptor
-from service.net.server import CLOSE, NO_REPLY, Limits, Reply, Server
+from service.net.server import CLOSE, NO_REPLY, Limits, Reply, Room, Server
 from service.wire.codec import MalformedRequest
 from tests.service.net.kit import LOOPS, METADATA, PRODUCE, EchoDoor, Later, connect, frame, run, serving, until
 
@@ -439,22 +440,77 @@ def test_who_reads_nothing_of_its_answer_for_too_long_is_dropped(loop: str) -> N
 
 
 @every_loop
-def test_there_are_no_more_connections_than_granted(loop: str) -> None:
+def test_an_address_gets_no_more_connections_than_granted_over_all_listeners(loop: str) -> None:
     async def main() -> None:
-        for limits in (Limits(max_connections=2), Limits(max_connections_per_ip=2)):
-            door = EchoDoor()
-            async with serving(door, limits) as server:
-                first, second = await connect(server), await connect(server)
-                await until(lambda server=server: server.connections == 2)  # type: ignore[misc]
+        door, room = EchoDoor(), Room(most_per_ip=lambda: 2)
+        async with serving(door, room=room) as one, serving(door, room=room) as other:
+            first, second = await connect(one), await connect(other)
+            await until(lambda: one.connections == other.connections == 1)
+            for server in (one, other):
                 third = await connect(server)
                 assert await third.closed()
-                first.close()
-                await until(lambda server=server: server.connections == 1)  # type: ignore[misc]
-                fourth = await connect(server)
-                await fourth.send(frame(4, b"room"))
-                assert await fourth.answer() == (4, b"room")
-                assert len(door.sessions) == 3
-                second.close()
+            first.close()
+            await until(lambda: one.connections == 0)
+            fourth = await connect(other)
+            await fourth.send(frame(4, b"room"))
+            assert await fourth.answer() == (4, b"room")
+            assert len(door.sessions) == 3
+            second.close()
+
+    run(loop, main)
+
+
+@every_loop
+def test_who_finds_the_broker_full_is_heard_when_another_leaves(loop: str) -> None:
+    """As in Kafka: `max.connections` is over all listeners, and who comes late waits instead of being sent away."""
+
+    async def main() -> None:
+        door, limit = EchoDoor(), [2]
+        room = Room(lambda: limit[0])
+        async with serving(door, room=room) as one, serving(door, room=room) as other:
+            first, second = await connect(one), await connect(other)
+            await until(lambda: one.connections == other.connections == 1)
+            third = await connect(one)
+            await third.send(frame(3, b"third"))
+            gone = await connect(other)
+            fourth = await connect(other)
+            await fourth.send(frame(4, b"fourth"))
+            await until(lambda: len(room.waiting) == 3)
+            await first.send(frame(1, b"served as ever"))
+            assert await first.answer() == (1, b"served as ever")
+            assert len(door.sessions) == 2
+            first.close()
+            assert await third.answer() == (3, b"third")
+            assert len(door.sessions) == 3
+            gone.close()
+            await until(lambda: len(room.waiting) == 1)  # nobody waits for who has left the queue
+            second.close()
+            assert await fourth.answer() == (4, b"fourth")
+            fifth = await connect(one)
+            await fifth.send(frame(5, b"fifth"))
+            await until(lambda: len(room.waiting) == 1)
+            limit[0] = 3
+            assert await fifth.answer() == (5, b"fifth")
+            sixth = await connect(one)
+            await until(lambda: len(room.waiting) == 1)
+        assert await sixth.closed()  # the servers have closed
+
+    run(loop, main)
+
+
+@every_loop
+def test_the_queue_before_a_full_broker_has_an_end(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room_module, "WAITING_MAX", 1)
+
+    async def main() -> None:
+        room = Room(lambda: 0)
+        async with serving(EchoDoor(), room=room) as server:
+            waiting = await connect(server)
+            await until(lambda: len(room.waiting) == 1)
+            refused = await connect(server)
+            assert await refused.closed()
+            assert len(room.waiting) == 1
+            waiting.close()
 
     run(loop, main)
 
@@ -547,7 +603,7 @@ def test_closing_does_not_wait_for_ever(loop: str) -> None:
 def test_a_port_in_use_is_an_error_of_the_system() -> None:
     async def main() -> None:
         async with serving(EchoDoor()) as server:
-            other: Server[object] = Server(asyncio.get_running_loop(), EchoDoor(), Limits())  # type: ignore[arg-type]
+            other: Server[object] = Server(asyncio.get_running_loop(), EchoDoor(), Limits(), Room())  # type: ignore[arg-type]
             with pytest.raises(OSError):
                 await other.start("127.0.0.1", server.port)
 

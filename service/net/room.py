@@ -1,0 +1,80 @@
+"""How many connections a broker takes: over all its listeners together, and from one address.
+
+As in Kafka: an address that has its share is refused; when the broker has as many as it takes, who comes waits,
+connected but unheard, until somebody leaves. Shared by the servers of all listeners.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from service.net.door import PeerInfo
+
+WAITING_MAX: Final = 1024
+"""As many as a kernel keeps for a listener that does not accept (net.core.somaxconn). Who comes then is refused."""
+
+
+class Newcomer(Protocol):
+    @property
+    def server(self) -> object: ...
+    @property
+    def peer(self) -> PeerInfo: ...
+    def wait(self) -> None: ...
+    def let_in(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+def unlimited() -> int:
+    return 2**31 - 1
+
+
+class Room:
+    """The limits are asked for each time: they can be changed while the broker runs."""
+
+    def __init__(self, most: Callable[[], int] = unlimited, most_per_ip: Callable[[], int] = unlimited) -> None:
+        self._most = most
+        self._most_per_ip = most_per_ip
+        self._inside = 0
+        self._by_host: Counter[str] = Counter()
+        self.waiting: dict[Newcomer, None] = {}
+        self.refused = 0
+
+    def receive(self, newcomer: Newcomer) -> None:
+        """Let it in, let it wait, or refuse it."""
+        if self._inside < self._most():
+            self._admit(newcomer)
+        elif len(self.waiting) < WAITING_MAX:
+            self.waiting[newcomer] = None
+            newcomer.wait()
+        else:
+            self._refuse(newcomer)
+
+    def leave(self, peer: PeerInfo) -> None:
+        """One that had been let in is gone."""
+        self._inside -= 1
+        self._by_host[peer.host] -= 1
+        if not self._by_host[peer.host]:
+            del self._by_host[peer.host]
+        self.fill()
+
+    def fill(self) -> None:
+        """Let in who waits, as far as there is room."""
+        while self.waiting and self._inside < self._most():
+            newcomer = next(iter(self.waiting))
+            del self.waiting[newcomer]
+            self._admit(newcomer)
+
+    def _admit(self, newcomer: Newcomer) -> None:
+        host = newcomer.peer.host
+        if self._by_host[host] >= self._most_per_ip():
+            self._refuse(newcomer)
+            return
+        self._inside += 1
+        self._by_host[host] += 1
+        newcomer.let_in()
+
+    def _refuse(self, newcomer: Newcomer) -> None:
+        self.refused += 1
+        newcomer.abort()
