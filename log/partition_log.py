@@ -317,15 +317,22 @@ class PartitionLog:
         cuts, end_offset, active = self._cuts, self.end_offset, self._active
         sealed, self._unsynced = self._unsynced, []
         names_changed, self._names_changed = self._names_changed, False
-        self._truncated = False
-        if names_changed:
-            await self._sync_names()
-        for segment in sealed:
-            await segment.fsync()
-        if active is not None:
-            await active.fsync()
-        if sealed or self._pending_snapshots or self._plan_left:
-            await self._store_hints()
+        truncated, self._truncated = self._truncated, False
+        try:
+            if names_changed:
+                await self._sync_names()
+            for segment in sealed:
+                await segment.fsync()
+            if active is not None:
+                await active.fsync()
+            if sealed or self._pending_snapshots or self._plan_left:
+                await self._store_hints()
+        except BaseException:
+            # Cancelled, for the broker stops: its last flush must not take for done what was only begun.
+            self._unsynced = [*sealed, *self._unsynced]
+            self._names_changed |= names_changed
+            self._truncated |= truncated
+            raise
         if cuts == self._cuts:  # otherwise what was synced may be cut, and its offsets written anew
             self.flushed_offset = max(self.flushed_offset, end_offset)
 

@@ -1,12 +1,17 @@
-"""A stop that syncs the whole disk once instead of every log: what it lets a log believe."""
+"""The end of a log's use: a stop that syncs the whole disk once instead of every log, and one that cuts a flush short."""
 
 import asyncio
+import random
 from pathlib import Path
+
+import pytest
 
 from log.batch import build_batch, read_header
 from log.config import LogConfig
 from log.disk import RealDisk
 from log.partition_log import PartitionLog
+from tests.log.building import FOLDER, fill
+from tests.log.memory_disk import MemoryDisk
 
 
 def filled(disk: RealDisk, config: LogConfig, batches: int) -> PartitionLog:
@@ -47,3 +52,27 @@ def test_a_log_with_a_rolled_segment_still_flushes_itself(tmp_path: Path) -> Non
         disk.close()
 
     asyncio.run(stop())
+
+
+@pytest.mark.parametrize("steps", range(25))
+def test_what_a_cancelled_flush_had_only_begun_is_made_durable_by_the_close(steps: int) -> None:
+    """A broker that stops cancels its flusher. The next life trusts what the close said, after a power cut too."""
+    disk = MemoryDisk()
+    config = LogConfig(segment_bytes=300)
+
+    async def stop() -> int:
+        log = PartitionLog.open(disk, FOLDER, config, (), known=None, now_ms=0)
+        fill(log, 8)
+        flush = asyncio.create_task(log.flush())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        flush.cancel()
+        await asyncio.wait([flush])
+        await log.close()
+        return log.end_offset
+
+    end_offset = asyncio.run(stop())
+    disk.cut_power(random.Random(steps))
+    again = PartitionLog.open(disk, FOLDER, config, (), known=None, now_ms=0, recovery_point=end_offset)
+    assert again.damage == []
+    assert [header.base_offset for header, _ in again.scan(0)] == list(range(8))
