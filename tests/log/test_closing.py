@@ -1,4 +1,4 @@
-"""The end of a log's use: a stop that syncs the whole disk once instead of every log, and one that cuts a flush short."""
+"""The end of a log: a stop that syncs the whole disk once instead of every log, and one that cuts a flush short."""
 
 import asyncio
 import random
