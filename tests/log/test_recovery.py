@@ -1,6 +1,7 @@
 """From any folder after any crash: torn tails, bit rot, lost files. Method: damage bytes by hand, open, compare."""
 
 import asyncio
+import random
 
 import pytest
 
