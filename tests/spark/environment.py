@@ -86,6 +86,16 @@ def spark_home(python: Path) -> Path:
     return found
 
 
+def product(python: Path) -> Path:
+    """A folder for the module path in which there is our data source and nothing else of this clone."""
+    folder = PLACE / "product"
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / "spark_sink"
+    if not link.exists():
+        link.symlink_to(ROOT / "spark_sink")
+    return folder
+
+
 def environment_of(python: Path, *paths: Path) -> dict[str, str]:
     """For a job's process: this Python in the driver and in the workers, and nothing of this clone but `paths`."""
     return {
