@@ -37,6 +37,7 @@ from log.disk import Disk, DiskFault
 from log.partition_log import PartitionLog
 from log.segment import SEGMENT_BYTES_MAX, SUFFIXES, Segment
 from log.swap import CLEANED, PLAN, SwapPlan, change_names
+from log.unbroken import unbroken
 
 KEYS_MAX: Final = 500_000
 """Keys that one pass remembers, about 160 bytes each. A log with more is cleaned in several passes."""
@@ -151,7 +152,7 @@ async def compact(
     try:
         await cleaning.note_keys(keys_max)
         await cleaning.rewrite()
-        await cleaning.swap()
+        await unbroken(cleaning.swap())
     except _Overtaken:
         pass
     except BaseException:

@@ -33,6 +33,7 @@ from log.retention import SegmentAge, expired
 from log.segment import Segment, SegmentFacts
 from log.snapshots import Snapshot, encode_snapshot, restore, restore_newest, snapshot_name, superfluous, take_snapshot
 from log.swap import PLAN, SwapPlan
+from log.unbroken import unbroken
 from log.views import View
 
 DELETED: Final = ".deleted"
@@ -557,8 +558,10 @@ class PartitionLog:
     async def raise_start_offset(self, offset: int) -> None:
         """Nothing below `offset` is read again, not even after a crash. Whole segments below it may go by retention."""
         assert offset <= self.end_offset, "a log can't start above its end"
-        if offset <= self.start_offset:
-            return
+        if offset > self.start_offset:
+            await unbroken(self._raise_start_offset(offset))
+
+    async def _raise_start_offset(self, offset: int) -> None:
         async with self.alone():
             if self.flushed_offset < offset:  # a recovery takes everything below the start for durable
                 await self._settle(offset)
@@ -614,6 +617,7 @@ class PartitionLog:
         for segment in leaving:  # oldest first, so that a crash leaves no hole
             segment.remove()
         self._drop_old_snapshots()
+        self._names_changed = True  # should the wait be cut short
         await self._disk.sync_dir(self.folder)
         return sum(segment.size_bytes for segment in leaving)
 

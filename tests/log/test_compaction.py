@@ -399,3 +399,37 @@ class RefusingDisk(MemoryDisk):
         if self.refuses:
             raise DiskFault(path, OSError("full"))
         super().unlink(path)
+
+
+@pytest.mark.parametrize("steps", range(60))
+def test_a_swap_that_is_cancelled_is_made_or_not_made(steps: int) -> None:
+    """A broker that stops cancels its cleaner, and the disk's writer goes on. A plan that is left behind without its
+    segments would take the old ones away after the next crash.
+    """
+    disk = WritingOnDisk()
+    bench = Bench(disk)
+    for value in (b"1", b"2", b"3"):
+        bench.put(*((b"%d" % key, value) for key in range(10)))
+        bench.log.roll(NOW_MS)  # several segments become one
+    before = table(records(bench))
+
+    async def stopped() -> None:
+        cleaning = asyncio.create_task(bench.clean())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        cleaning.cancel()
+        await asyncio.wait([cleaning])
+        await bench.log.close()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:  # what the disk's writer still has to do
+            await asyncio.wait([task])
+
+    asyncio.run(stopped())
+    again = Bench(disk)
+    assert table(committed_records(again.log, again.stable)) == before
+
+
+class WritingOnDisk(MemoryDisk):
+    """As the real one: a wait that is cancelled does not stop what its writer has begun."""
+
+    async def write_atomic(self, path: str, data: bytes) -> None:
+        await asyncio.shield(asyncio.ensure_future(super().write_atomic(path, data)))

@@ -1,0 +1,23 @@
+"""Changes of several steps on disk that a cancellation must not cut in half.
+
+A broker that stops cancels its tasks, and the disk's writer goes on with what it has begun. Whoever undid the first
+steps of such a change meanwhile would leave the disk with the last one alone. Called by `log.compaction` and
+`log.partition_log`.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def unbroken(work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns. Whoever is cancelled while it runs is so when it is done."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        task.cancelled() or task.exception()  # a fault of the disk is remembered by the disk
+        raise
