@@ -366,6 +366,33 @@ class BrokerSettings:
     group_consumer_heartbeat_interval_ms = integer(
         "group.consumer.heartbeat.interval.ms", 5000, "How often members are told to report.", at_least=1
     )
+    group_consumer_assignment_interval_ms = integer(
+        "group.consumer.assignment.interval.ms",
+        1000,
+        "How long an assignment stands before members that come and go cause another.",
+        at_least=0,
+    )
+    group_consumer_min_session_timeout_ms = integer(
+        "group.consumer.min.session.timeout.ms", 45000, "The least that may be set for all groups or one.", at_least=1
+    )
+    group_consumer_max_session_timeout_ms = integer(
+        "group.consumer.max.session.timeout.ms", 60000, "The most that may be set for all groups or one.", at_least=1
+    )
+    group_consumer_min_heartbeat_interval_ms = integer(
+        "group.consumer.min.heartbeat.interval.ms", 5000, "The least that may be set for all groups or one.", at_least=1
+    )
+    group_consumer_max_heartbeat_interval_ms = integer(
+        "group.consumer.max.heartbeat.interval.ms", 15000, "The most that may be set for all groups or one.", at_least=1
+    )
+    group_consumer_min_assignment_interval_ms = integer(
+        "group.consumer.min.assignment.interval.ms", 0, "The least that may be set for all groups or one.", at_least=0
+    )
+    group_consumer_max_assignment_interval_ms = integer(
+        "group.consumer.max.assignment.interval.ms",
+        15000,
+        "The most that may be set for all groups or one.",
+        at_least=0,
+    )
     group_consumer_max_size = integer(
         "group.consumer.max.size", MAX_INT, "Members of one consumer-protocol group.", at_least=1
     )

@@ -35,6 +35,14 @@ class Given(NamedTuple):
     origin: Origin
 
 
+class Bounded(NamedTuple):
+    """A default, and what anything set in its place must lie between."""
+
+    least: int
+    default: int
+    most: int
+
+
 class Endpoint(NamedTuple):
     """A listener: its name, where it is, and how it is protected. An empty host is every address of the machine."""
 
@@ -92,11 +100,22 @@ class BrokerConfig(BrokerSettings):
             self.__dict__["node_id"] = self.broker_id
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
             yield "group.min.session.timeout.ms must be less than or equal to group.max.session.timeout.ms"
+        yield from self._out_of_bounds()
         if self.group_consumer_heartbeat_interval_ms >= self.group_consumer_session_timeout_ms:
             yield "group.consumer.heartbeat.interval.ms must be less than group.consumer.session.timeout.ms"
         if self.group_consumer_migration_policy.lower() not in ("disabled", "downgrade", "upgrade", "bidirectional"):
             yield "group.consumer.migration.policy must be one of: disabled, downgrade, upgrade, bidirectional"
         yield from self._listener_problems()
+
+    def _out_of_bounds(self) -> Iterator[str]:
+        for kind, (least, value, most) in self.consumer_group_times.items():
+            key, least_key, most_key = (f"group.consumer.{which}{kind}" for which in ("", "min.", "max."))
+            if most < least:
+                yield f"{most_key} must be greater than or equal to {least_key}"
+            if value < least:
+                yield f"{key} must be greater than or equal to {least_key}"
+            if value > most:
+                yield f"{key} must be less than or equal to {most_key}"
 
     def _listener_problems(self) -> Iterator[str]:
         try:
@@ -129,6 +148,27 @@ class BrokerConfig(BrokerSettings):
     @property
     def durability(self) -> Durability:
         return Durability(self.log_durability)
+
+    @property
+    def consumer_group_times(self) -> dict[str, Bounded]:
+        """What holds for consumer groups that have no settings of their own, by the end of the keys' names."""
+        return {
+            "session.timeout.ms": Bounded(
+                self.group_consumer_min_session_timeout_ms,
+                self.group_consumer_session_timeout_ms,
+                self.group_consumer_max_session_timeout_ms,
+            ),
+            "heartbeat.interval.ms": Bounded(
+                self.group_consumer_min_heartbeat_interval_ms,
+                self.group_consumer_heartbeat_interval_ms,
+                self.group_consumer_max_heartbeat_interval_ms,
+            ),
+            "assignment.interval.ms": Bounded(
+                self.group_consumer_min_assignment_interval_ms,
+                self.group_consumer_assignment_interval_ms,
+                self.group_consumer_max_assignment_interval_ms,
+            ),
+        }
 
     @property
     def protocols(self) -> dict[str, str]:

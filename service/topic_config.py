@@ -276,13 +276,14 @@ _STAND_INS: dict[str, tuple[str, ...]] = {
 
 
 class Source(IntEnum):
-    """Where a value comes from, by the numbers of DescribeConfigs."""
+    """Where a value of a topic, broker or group comes from, by the numbers of DescribeConfigs."""
 
     TOPIC = 1
     DYNAMIC_BROKER = 2
     DYNAMIC_DEFAULT_BROKER = 3
     STATIC_BROKER = 4
     DEFAULT = 5
+    GROUP = 8
 
 
 class Layer(NamedTuple):

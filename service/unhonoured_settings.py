@@ -33,7 +33,6 @@ _SPACE = "The file system finds room as it is needed."
 _LEASE = "Leadership follows the metadata store; nothing is moved in rounds."
 _EMBEDDED = "A broker with a store of its own has nobody to tell that it lives."
 _KERNEL = "The operating system sizes its buffers and queues by itself."
-_GROUPS = "Groups have no settings of their own yet that this could bound."
 _PROMETHEUS = "There are no JVM metric reporters."
 
 NO_EFFECT_SETTINGS: dict[str, Setting[Any]] = {
@@ -104,10 +103,6 @@ NO_EFFECT_SETTINGS: dict[str, Setting[Any]] = {
             "Both group protocols, classic and consumer, are always offered.",
             one_of=("consumer", "classic", "share", "streams"),
         ),
-        integer("group.consumer.min.session.timeout.ms", 45000, _GROUPS, at_least=1),
-        integer("group.consumer.max.session.timeout.ms", 60000, _GROUPS, at_least=1),
-        integer("group.consumer.min.heartbeat.interval.ms", 5000, _GROUPS, at_least=1),
-        integer("group.consumer.max.heartbeat.interval.ms", 15000, _GROUPS, at_least=1),
         integer("offsets.commit.timeout.ms", 5000, _ALONE, at_least=1),
         integer("metrics.num.samples", 2, _PROMETHEUS, at_least=1),
         long("metrics.sample.window.ms", 30000, _PROMETHEUS, at_least=1),
@@ -137,7 +132,7 @@ NO_EFFECT: dict[str, str] = {
     "share.": _SHARE,
     "group.streams.": _STREAMS,
     "group.coordinator.": "the group coordinator has nothing to tune here",
-    "group.consumer.": "groups are assigned as soon as they change",
+    "group.consumer.": "there is nothing more to tune about consumer groups",
     "add.partitions.to.txn.": "the coordinator retries by itself",
     "kafka.metrics.": _PROMETHEUS,
     "metric.reporters": _PROMETHEUS,

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.broker.node import Broker
-from service.cluster.image import ALL_BROKERS
+from service.cluster.image import ALL_BROKERS, NO_CONFIG
 from service.config import KNOWN_SETTINGS
+from service.group_config import GROUP_SETTINGS, group_values
 from service.settings import Mode, Setting, Status, text_of
 from service.topic_config import TOPIC_SETTINGS, Layer, Source, broker_layers, topic_layers, topic_value
 
@@ -51,6 +52,18 @@ def describe_broker(broker: Broker) -> Iterator[ConfigEntry]:
             value = layers[0].value if layers else None
         read_only = setting.mode is Mode.READ_ONLY
         yield ConfigEntry(name, None if setting.sensitive else value, _source(layers), read_only, setting, layers)
+
+
+def describe_group(broker: Broker, group_id: str) -> Iterator[ConfigEntry]:
+    """Every key of a group, by name."""
+    everywhere, here = _dynamic(broker)
+    own = broker.metadata.image.group_configs.get(group_id, NO_CONFIG).values
+    values = group_values(own, broker.config)
+    for name, setting in sorted(GROUP_SETTINGS.items()):
+        layers = broker_layers(broker.config, setting.synonyms[0].name, everywhere, here)
+        if name in own:
+            layers.insert(0, Layer(name, own[name], Source.GROUP))
+        yield ConfigEntry(name, text_of(values[name]), _source(layers), False, setting, layers)
 
 
 def describe_all_brokers(broker: Broker) -> Iterator[ConfigEntry]:

@@ -1,14 +1,20 @@
-"""DescribeConfigs, versions 1 to 4 (3: types and documentation): topics, this broker, and what is set for all
-brokers.
+"""DescribeConfigs, versions 1 to 4 (3: types and documentation): topics, groups, this broker, and what is set for
+all brokers.
 
-Keys come in the order of their names. Groups show the two settings that they have here, as the broker sets them for
-all; loggers and client metrics have none.
+Keys come in the order of their names. Any group has settings, whether it exists or not; loggers and client metrics
+have none here.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from service.api.admin_answers import MALFORMED
-from service.api.config_answers import ConfigEntry, describe_all_brokers, describe_broker, describe_topic
+from service.api.config_answers import (
+    ConfigEntry,
+    describe_all_brokers,
+    describe_broker,
+    describe_group,
+    describe_topic,
+)
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.config_commands import ResourceType
@@ -23,11 +29,6 @@ from service.wire.messages import (
     DescribeConfigsResult,
     DescribeConfigsSynonym,
 )
-
-GROUP_KEYS = {
-    "consumer.heartbeat.interval.ms": "group.consumer.heartbeat.interval.ms",
-    "consumer.session.timeout.ms": "group.consumer.session.timeout.ms",
-}
 
 
 class _Refused(Exception):
@@ -61,8 +62,10 @@ def _entries(broker: Broker, resource: DescribeConfigsResource) -> Iterable[Conf
         case ResourceType.BROKER:
             return _of_broker(broker, name)
         case ResourceType.GROUP:
-            return _of_group(broker)
-        case ResourceType.BROKER_LOGGER | ResourceType.CLIENT_METRICS:
+            return _of_group(broker, name)
+        case ResourceType.BROKER_LOGGER:
+            return _of_loggers(broker, name)
+        case ResourceType.CLIENT_METRICS:
             return ()
         case _:
             raise _Refused(ErrorCode.INVALID_REQUEST, MALFORMED)
@@ -80,22 +83,34 @@ def _of_topic(broker: Broker, name: str) -> Iterable[ConfigEntry]:
 def _of_broker(broker: Broker, name: str) -> Iterable[ConfigEntry]:
     if not name:
         return describe_all_brokers(broker)
-    try:
-        number = int(name)
-    except ValueError:
-        message = f"Broker id must be an integer, but it is: {name}"
-        raise _Refused(ErrorCode.INVALID_REQUEST, message) from None
-    if number != broker.node_id:
-        message = f"Unexpected broker id, expected {broker.node_id} or empty string, but received {name}"
+    if (number := _broker_number(name)) != broker.node_id:
+        message = f"Unexpected broker id, expected {broker.node_id} or empty string, but received {number}"
         raise _Refused(ErrorCode.INVALID_REQUEST, message)
     return describe_broker(broker)
 
 
-def _of_group(broker: Broker) -> Iterator[ConfigEntry]:
-    of_broker = {entry.name: entry for entry in describe_broker(broker)}
-    for name, key in GROUP_KEYS.items():
-        entry = of_broker[key]
-        yield ConfigEntry(name, entry.value, entry.source, False, entry.setting, entry.layers)
+def _of_loggers(broker: Broker, name: str) -> Iterable[ConfigEntry]:
+    if not name:
+        raise _Refused(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")
+    if (number := _broker_number(name)) != broker.node_id:
+        raise _Refused(
+            ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {broker.node_id} but received {number}"
+        )
+    return ()
+
+
+def _broker_number(name: str) -> int:
+    try:
+        return int(name)
+    except ValueError:
+        message = f"Broker id must be an integer, but it is: {name}"
+        raise _Refused(ErrorCode.INVALID_REQUEST, message) from None
+
+
+def _of_group(broker: Broker, name: str) -> Iterable[ConfigEntry]:
+    if not name:
+        raise _Refused(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
+    return describe_group(broker, name)
 
 
 def _selected(entries: Iterable[ConfigEntry], keys: list[str] | None) -> Iterable[ConfigEntry]:

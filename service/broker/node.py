@@ -44,14 +44,15 @@ from service.broker.shard import Shard
 from service.broker.topic_view import ImageTopics
 from service.broker.transaction_gate import TransactionGate
 from service.cluster.controller import FINALIZED_FEATURES
-from service.cluster.image import Delta, Image, PartitionState, Topic
+from service.cluster.image import NO_CONFIG, Delta, Image, PartitionState, Topic
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.cluster.store import MetadataStore
 from service.config import BrokerConfig, Endpoint
+from service.group_config import group_values
 from service.groups.commands import ForgetTopics
 from service.groups.coordinator import GroupCoordinator
 from service.groups.partitioning import partition_for
-from service.groups.settings import GroupSettings
+from service.groups.settings import ConsumerTimes, GroupSettings
 from service.topic_config import log_config
 from txn.branches import home_of
 from txn.coordinator import TxnCoordinator
@@ -417,14 +418,21 @@ class Broker:
             group_max_session_timeout_ms=config.group_max_session_timeout_ms,
             group_initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
             group_max_size=config.group_max_size,
-            group_consumer_session_timeout_ms=config.group_consumer_session_timeout_ms,
-            group_consumer_heartbeat_interval_ms=config.group_consumer_heartbeat_interval_ms,
+            consumer_times=self._consumer_times,
             group_consumer_max_size=config.group_consumer_max_size,
             group_consumer_assignors=tuple(config.group_consumer_assignors),
             group_consumer_migration_policy=config.group_consumer_migration_policy.lower(),
             offset_metadata_max_bytes=config.offset_metadata_max_bytes,
             offsets_retention_ms=config.offsets_retention_minutes * 60_000,
             offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
+        )
+
+    def _consumer_times(self, group_id: str) -> ConsumerTimes:
+        values = group_values(self.metadata.image.group_configs.get(group_id, NO_CONFIG).values, self.config)
+        return ConsumerTimes(
+            values["consumer.session.timeout.ms"],
+            values["consumer.heartbeat.interval.ms"],
+            values["consumer.assignment.interval.ms"],
         )
 
     def _txn_settings(self) -> TxnSettings:

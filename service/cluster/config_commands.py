@@ -1,4 +1,4 @@
-"""Deciding about dynamic configuration of topics and brokers, in both forms: all of a resource's values anew
+"""Deciding about dynamic configuration of topics, brokers and groups, in both forms: all of a resource's values anew
 (AlterConfigs), or single changes (IncrementalAlterConfigs).
 
 Every resource of a command stands for itself. Checks, their order and their messages are Kafka's (4.3). Called by the
@@ -14,14 +14,17 @@ from service.cluster.image import (
     ALL_BROKERS,
     NO_CONFIG,
     Image,
+    StoredConfig,
     broker_config_key,
     encode_config,
     encode_topic,
+    group_config_key,
     topic_key,
 )
 from service.cluster.store import Create, Delete, Op, Put
 from service.cluster.topic_commands import check_topic_name
 from service.config import KNOWN_SETTINGS, BrokerConfig
+from service.group_config import check_group_config
 from service.settings import ConfigError, ConfigType, Mode, Status, split_list
 from service.topic_config import TOPIC_SETTINGS, check_topic_config
 from service.wire.error_codes import ErrorCode
@@ -117,7 +120,9 @@ class AlterConfigs:
                 return self._alter_topic(resource, image)
             case ResourceType.BROKER:
                 return self._alter_broker(resource, image)
-            case ResourceType.GROUP | ResourceType.CLIENT_METRICS | ResourceType.BROKER_LOGGER:
+            case ResourceType.GROUP:
+                return self._alter_group(resource, image)
+            case ResourceType.CLIENT_METRICS | ResourceType.BROKER_LOGGER:
                 kind = ResourceType(resource.kind).name
                 raise _Refused(ErrorCode.INVALID_REQUEST, f"Resources of type {kind} can't be configured here.")
             case _:
@@ -155,10 +160,18 @@ class AlterConfigs:
             raise _Refused(ErrorCode.INVALID_REQUEST, str(error)) from error
         if values == stored.values:
             return None
-        key = broker_config_key(whose)
-        if stored == NO_CONFIG:
-            return Create(key, encode_config(values))
-        return Put(key, encode_config(values), stored.version) if values else Delete(key, stored.version)
+        return _store(broker_config_key(whose), values, stored)
+
+    def _alter_group(self, resource: ResourceChange, image: Image) -> Op | None:
+        if not resource.name:
+            raise _Refused(ErrorCode.INVALID_REQUEST, "Default group resources are not allowed.")
+        stored = image.group_configs.get(resource.name, NO_CONFIG)
+        values = _changed(resource, stored.values, lambda key: None)
+        try:
+            check_group_config(values, self.config)
+        except ConfigError as error:
+            raise _Refused(ErrorCode.INVALID_CONFIG, str(error)) from error
+        return None if values == stored.values else _store(group_config_key(resource.name), values, stored)
 
     def _whose(self, name: str) -> str:
         if not name:
@@ -186,6 +199,12 @@ class AlterConfigs:
         if setting is None or setting.kind is not ConfigType.LIST or setting.status is not Status.IMPLEMENTED:
             return None
         return tuple(getattr(self.config, setting.attribute) or ())
+
+
+def _store(key: str, values: Mapping[str, str], stored: StoredConfig) -> Op:
+    if stored == NO_CONFIG:
+        return Create(key, encode_config(values))
+    return Put(key, encode_config(values), stored.version) if values else Delete(key, stored.version)
 
 
 def _check_changes(resource: ResourceChange) -> None:

@@ -16,6 +16,7 @@ change: one path to state.
 | `partitions/<topic id>/<index>` | `[replicas, isr, leader, leader epoch]` and, while it moves, adding and removing;
 the key's version is the partition epoch |
 | `broker_configs/<id, or default>` | dynamic configuration of a broker, or of all |
+| `group_configs/<group id, percent-encoded>` | what was set for one group |
 | `producer_ids` | counter: the first producer id not handed out yet |
 | `features` | finalized feature levels |
 
@@ -28,6 +29,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
 from log.ids import TopicId, TopicPartition, format_topic_id, parse_topic_id
 from service.cluster.store import Change, Entry, Snapshot
@@ -46,6 +48,7 @@ BROKERS = "brokers/"
 TOPICS = "topics/"
 PARTITIONS = "partitions/"
 BROKER_CONFIGS = "broker_configs/"
+GROUP_CONFIGS = "group_configs/"
 PRODUCER_IDS = "producer_ids"
 FEATURES = "features"
 ALL_BROKERS = "default"
@@ -133,6 +136,7 @@ class Image:
     topics: Mapping[str, Topic] = field(default_factory=dict)
     topic_names: Mapping[TopicId, str] = field(default_factory=dict)
     broker_configs: Mapping[str, StoredConfig] = field(default_factory=dict)
+    group_configs: Mapping[str, StoredConfig] = field(default_factory=dict)
 
     def topic_by_id(self, topic_id: TopicId) -> Topic | None:
         name = self.topic_names.get(topic_id)
@@ -251,6 +255,10 @@ def broker_config_key(whose: str) -> str:
     return f"{BROKER_CONFIGS}{whose}"
 
 
+def group_config_key(group_id: str) -> str:
+    return f"{GROUP_CONFIGS}{quote(group_id, safe='')}"  # unlike other names it may hold anything, slashes too
+
+
 def _decode_partition(entry: Entry) -> PartitionState:
     replicas, isr, leader, leader_epoch, *moving = json.loads(entry.value)
     adding, removing = moving or ((), ())
@@ -272,6 +280,7 @@ class _Draft:
         self._topics: dict[str, Topic] = {}
         self._names: dict[TopicId, str] = {}
         self._configs: dict[str, StoredConfig] | None = None
+        self._group_configs: dict[str, StoredConfig] | None = None
         self._topics_copied = False
         self._partitions_of: dict[str, dict[int, PartitionState]] = {}
         self._ids: dict[str, TopicId] = {}
@@ -292,6 +301,8 @@ class _Draft:
                 self._broker(int(key[len(BROKERS) :]), entry)
             elif key.startswith(BROKER_CONFIGS):
                 self._config(key[len(BROKER_CONFIGS) :], entry)
+            elif key.startswith(GROUP_CONFIGS):
+                self._group_config(unquote(key[len(GROUP_CONFIGS) :]), entry)
             else:
                 self._single(key, entry)
 
@@ -306,6 +317,8 @@ class _Draft:
             self._fields["brokers"] = dict(sorted(self._brokers.items()))
         if self._configs is not None:
             self._fields["broker_configs"] = self._configs
+        if self._group_configs is not None:
+            self._fields["group_configs"] = self._group_configs
         return Delta(
             self._old,
             replace(self._old, number=number, **self._fields),
@@ -384,10 +397,13 @@ class _Draft:
         if self._configs is None:
             self._configs = dict(self._old.broker_configs)
         self._touched_configs[whose] = None
-        if entry is None:
-            self._configs.pop(whose, None)
-        else:
-            self._configs[whose] = StoredConfig(json.loads(entry.value), entry.version)
+        _store(self._configs, whose, entry)
+
+    def _group_config(self, group_id: str, entry: Entry | None) -> None:
+        """Nobody listens for these: a group's settings are looked up when they are needed."""
+        if self._group_configs is None:
+            self._group_configs = dict(self._old.group_configs)
+        _store(self._group_configs, group_id, entry)
 
     def _single(self, key: str, entry: Entry | None) -> None:
         if key == CLUSTER:
@@ -400,3 +416,10 @@ class _Draft:
             self._fields["features"] = Features(json.loads(entry.value), entry.version) if entry else NO_FEATURES
         elif key in (CONTROLLER_EPOCH, BROKER_EPOCH, BROKER_IDS, PRODUCER_IDS):
             self._fields[key] = Counter(int(entry.value), entry.version) if entry else ABSENT
+
+
+def _store(configs: dict[str, StoredConfig], whose: str, entry: Entry | None) -> None:
+    if entry is None:
+        configs.pop(whose, None)
+    else:
+        configs[whose] = StoredConfig(json.loads(entry.value), entry.version)

@@ -140,7 +140,7 @@ class ConsumerDecisions:
         return ConsumerHeartbeatReply(
             member_id=member_id,
             member_epoch=walked.member_epoch,
-            heartbeat_interval_ms=self._settings.group_consumer_heartbeat_interval_ms,
+            heartbeat_interval_ms=self._settings.consumer_times(group.group_id).heartbeat_interval_ms,
             assignment=_partitions(walked.assigned) if tells else None,
         )
 
@@ -293,7 +293,7 @@ class ConsumerDecisions:
 
     def _may_assign(self, group: ConsumerGroup, now_ms: int) -> bool:
         """Members that come one upon the other share a new target instead of causing one each."""
-        interval_ms = self._settings.group_consumer_assignment_interval_ms
+        interval_ms = self._settings.consumer_times(group.group_id).assignment_interval_ms
         last_ms = group.assignment_timestamp_ms
         return last_ms == 0 or interval_ms == 0 or now_ms >= last_ms + interval_ms
 
@@ -344,7 +344,7 @@ class ConsumerDecisions:
             self._deadlines.cancel(name)
 
     def _keep_session(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:
-        timeout_ms = self._settings.group_consumer_session_timeout_ms
+        timeout_ms = self._settings.consumer_times(group.group_id).session_timeout_ms
         if member.classic is not None:
             timeout_ms = member.classic.session_timeout_ms
         self._deadlines.set(("session", group.group_id, member.member_id), draft.now_ms + timeout_ms)

@@ -3,9 +3,23 @@
 The broker builds one of these from its configuration and hands it to every GroupCoordinator. Plain values.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 UNLIMITED = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerTimes:
+    """What may be set for one group of the consumer protocol, else for all of them; defaults are Kafka's."""
+
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 5_000
+    assignment_interval_ms: int = 1_000
+
+
+def default_times(group_id: str) -> ConsumerTimes:
+    return ConsumerTimes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +30,9 @@ class GroupSettings:
     group_max_session_timeout_ms: int = 1_800_000
     group_initial_rebalance_delay_ms: int = 3_000
     group_max_size: int = UNLIMITED
-    group_consumer_session_timeout_ms: int = 45_000
-    group_consumer_heartbeat_interval_ms: int = 5_000
+    consumer_times: Callable[[str], ConsumerTimes] = default_times  # of a group, as they are set now
     group_consumer_max_size: int = UNLIMITED
     group_consumer_assignors: tuple[str, ...] = ("uniform", "range")  # the first is the default
-    group_consumer_assignment_interval_ms: int = 1_000
     group_consumer_migration_policy: str = "bidirectional"
     offset_metadata_max_bytes: int = 4_096
     offsets_retention_ms: int = 7 * 24 * 60 * 60_000

@@ -1,6 +1,5 @@
 """A broker's configuration: what is understood, what is refused, who wins, and that Kafka's own file starts us."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from service.broker_settings import BROKER_SETTINGS, Durability
 from service.config import BrokerConfig, Origin, document_settings
 from service.config_sources import load_config, parse_properties, read_environment
 from service.settings import ConfigError, Mode
-from service.topic_config import TOPIC_SETTINGS
 from service.unhonoured_settings import NO_EFFECT, NO_EFFECT_SETTINGS, REFUSED
 
 # The settings of the server.properties that Kafka 4.3 ships, comments left out.
@@ -218,7 +216,10 @@ def test_an_ipv6_listener_keeps_its_address() -> None:
         {"listeners": "PLAINTEXT://localhost:1", "advertised.listeners": "SSL://localhost:1"},
         {"listeners": "PLAINTEXT://a:1,PLAINTEXT://b:2"},
         {"group.min.session.timeout.ms": "10", "group.max.session.timeout.ms": "9"},
-        {"group.consumer.heartbeat.interval.ms": "45000"},
+        {"group.consumer.heartbeat.interval.ms": "45000", "group.consumer.max.heartbeat.interval.ms": "50000"},
+        {"group.consumer.session.timeout.ms": "44999"},
+        {"group.consumer.heartbeat.interval.ms": "15001"},
+        {"group.consumer.max.session.timeout.ms": "44000"},
     ],
 )
 def test_contradictions_refuse_the_start(given: dict[str, str]) -> None:
@@ -258,29 +259,6 @@ def test_every_default_is_valid_and_every_key_has_its_words() -> None:
         assert setting.doc.endswith("."), setting.name
         if setting.default_text is not None:
             assert setting.parse(setting.default_text) == setting.default, setting.name
-
-
-# Keys of rooms that are still being built. A key that nothing will read belongs into `service.unhonoured_settings`.
-AWAITED = {
-    "log.cleaner.backoff.ms",
-    "log.cleaner.enable",
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms",
-    "transaction.partition.verification.enable",
-    "transaction.remove.expired.transaction.cleanup.interval.ms",
-}
-
-
-def test_a_key_that_is_said_to_do_something_is_read_somewhere() -> None:
-    root = Path(__file__).parents[2]
-    rooms = (path for room in ("service", "log", "txn") for path in (root / room).rglob("*.py"))
-    code = "".join(path.read_text() for path in rooms if path.name != "broker_settings.py")
-    of_topics = {synonym.name for setting in TOPIC_SETTINGS.values() for synonym in setting.synonyms}
-    unread = [
-        name
-        for name, setting in BROKER_SETTINGS.items()
-        if name not in of_topics and not re.search(rf"\.{setting.attribute}\b", code)
-    ]
-    assert sorted(set(unread) - AWAITED) == []
 
 
 def test_the_documentation_names_every_key() -> None:

@@ -251,6 +251,91 @@ def changing_all_at_once(talk: Talk) -> None:
     talk.ask(replace({"retention.ms": "1"}, kind=0), why="of kind 0")
 
 
+GROUP_SETTINGS = ("consumer.session.timeout.ms", "consumer.heartbeat.interval.ms", "consumer.assignment.interval.ms")
+
+
+def a_groups_settings(talk: Talk) -> None:
+    group = talk.group()
+
+    def change(
+        *changes: tuple[str, int, str | None], name: str = group, only_check: bool = False
+    ) -> IncrementalAlterConfigsRequest:
+        configs = [
+            IncrementalAlterConfigsRequestAlterableConfig(name=key, config_operation=operation, value=value)
+            for key, operation, value in changes
+        ]
+        resource = IncrementalAlterConfigsRequestAlterConfigsResource(
+            resource_type=GROUP, resource_name=name, configs=configs
+        )
+        return IncrementalAlterConfigsRequest(resources=[resource], validate_only=only_check)
+
+    def now(why: str) -> None:
+        talk.settled()
+        talk.ask(describe(GROUP, group, GROUP_SETTINGS, synonyms=True), why=why, keep=in_order)
+
+    now("before")
+    talk.ask(describe(GROUP, group), why="which there are", keep=names_of_settings)
+    for version in stable_versions(ApiKey.INCREMENTAL_ALTER_CONFIGS):
+        talk.ask(change(("consumer.session.timeout.ms", SET, f"5000{version}")), version, why="set")
+    now("set")
+    talk.ask(
+        change(
+            ("consumer.session.timeout.ms", SET, "46000"),
+            ("consumer.heartbeat.interval.ms", SET, "6000"),
+            ("consumer.assignment.interval.ms", SET, "0"),
+        ),
+        why="all three",
+    )
+    now("all three")
+    cases: dict[str, tuple[tuple[str, int, str | None], ...]] = {
+        "a session too short": (("consumer.session.timeout.ms", SET, "44999"),),
+        "a session too long": (("consumer.session.timeout.ms", SET, "60001"),),
+        "a heartbeat too often": (("consumer.heartbeat.interval.ms", SET, "4999"),),
+        "a heartbeat too seldom": (("consumer.heartbeat.interval.ms", SET, "15001"),),
+        "assigned too seldom": (("consumer.assignment.interval.ms", SET, "15001"),),
+        "assigned less than never": (("consumer.assignment.interval.ms", SET, "-1"),),
+        "no number": (("consumer.session.timeout.ms", SET, "soon"),),
+        "zero": (("consumer.session.timeout.ms", SET, "0"),),
+        "nothing": (("consumer.session.timeout.ms", SET, ""),),
+        "null": (("consumer.session.timeout.ms", SET, None),),
+        "an unknown key": (("no.such.key", SET, "1"),),
+        "an unknown key taken back": (("no.such.key", DELETE, None),),
+        "append": (("consumer.session.timeout.ms", APPEND, "47000"),),
+        "an unknown operation": (("consumer.session.timeout.ms", 9, "47000"),),
+        "a key twice": (
+            ("consumer.session.timeout.ms", SET, "47000"),
+            ("consumer.session.timeout.ms", SET, "48000"),
+        ),
+        "one right, one wrong": (
+            ("consumer.session.timeout.ms", SET, "47000"),
+            ("consumer.heartbeat.interval.ms", SET, "1"),
+        ),
+        "no change": (),
+    }
+    for why, changes in cases.items():
+        talk.ask(change(*changes), why=why)
+    talk.ask(change(("consumer.session.timeout.ms", SET, "47000"), only_check=True), why="only to check")
+    talk.ask(change(("consumer.session.timeout.ms", SET, "47000"), name=""), why="of a group without a name")
+    now("after all that")
+    talk.ask(change(("consumer.heartbeat.interval.ms", DELETE, None)), why="one taken back")
+    now("one taken back")
+    configs = [AlterConfigsRequestAlterableConfig(name="consumer.session.timeout.ms", value="48000")]
+    row = AlterConfigsRequestAlterConfigsResource(resource_type=GROUP, resource_name=group, configs=configs)
+    talk.ask(AlterConfigsRequest(resources=[row]), why="all anew")
+    now("all anew")
+
+    def of_this_group(answer: dict[str, Plain]) -> Plain:
+        rows = answer.get("config_resources", [])
+        assert isinstance(rows, list)
+        return {"there": [row for row in rows if isinstance(row, dict) and row.get("resource_name") == group]}
+
+    talk.ask(ListConfigResourcesRequest(resource_types=[GROUP]), 1, why="which have settings", keep=of_this_group)
+    row = AlterConfigsRequestAlterConfigsResource(resource_type=GROUP, resource_name=group, configs=[])
+    talk.ask(AlterConfigsRequest(resources=[row]), why="nothing is left")
+    now("nothing is left")
+    talk.ask(ListConfigResourcesRequest(resource_types=[GROUP]), 1, why="which have settings then", keep=of_this_group)
+
+
 def resources_with_settings(talk: Talk) -> None:
     def only_kinds(answer: dict[str, Plain]) -> Plain:
         rows = answer.get("config_resources", [])
@@ -302,6 +387,7 @@ CONVERSATIONS = (
     changing_one_by_one,
     the_brokers_moving_settings,
     changing_all_at_once,
+    a_groups_settings,
     resources_with_settings,
     log_folders,
 )

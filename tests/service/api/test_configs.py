@@ -196,9 +196,35 @@ def test_groups_show_the_settings_that_hold_for_them(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         entries = await describe(stage, ResourceType.GROUP, "any")
         assert {name: entry.value for name, entry in entries.items()} == {
+            "consumer.assignment.interval.ms": "1000",
             "consumer.heartbeat.interval.ms": "5000",
             "consumer.session.timeout.ms": "45000",
         }
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_groups_own_setting_holds_for_it_alone_until_it_is_taken_back(tmp_path: Path) -> None:
+    group, session = ResourceType.GROUP, "consumer.session.timeout.ms"
+
+    async def scene(stage: Stage) -> None:
+        for name in ("team/a b", "ü"):
+            assert await alter(stage, group, name, session, "50000") is ErrorCode.NONE
+        entry = (await describe(stage, group, "team/a b"))[session]
+        assert (entry.value, entry.config_source) == ("50000", 8)
+        assert layers(entry) == [(session, "50000", 8), (f"group.{session}", "45000", 5)]
+        assert stage.broker._consumer_times("team/a b").session_timeout_ms == 50_000
+        assert stage.broker._consumer_times("another").session_timeout_ms == 45_000
+        listed = await stage.ask(ListConfigResourcesRequest([group]))
+        assert [one.resource_name for one in listed.config_resources] == ["team/a b", "ü"]
+        for wrong in ("44999", "60001", "soon"):
+            assert await alter(stage, group, "ü", session, wrong) is ErrorCode.INVALID_CONFIG
+        assert await alter(stage, group, "ü", "no.such", "1") is ErrorCode.INVALID_CONFIG
+        assert await alter(stage, group, "", session, "50000") is ErrorCode.INVALID_REQUEST
+        assert await alter(stage, group, "ü", session, None, Operation.DELETE) is ErrorCode.NONE
+        assert stage.broker._consumer_times("ü").session_timeout_ms == 45_000
+        listed = await stage.ask(ListConfigResourcesRequest([group]))
+        assert [one.resource_name for one in listed.config_resources] == ["team/a b"]
 
     on_stage(tmp_path, scene)
 

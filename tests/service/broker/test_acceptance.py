@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ def records() -> list[NewRecord]:
     return [(b"key", b"".join(chance.choices(WORDS, k=20)), (), 1_000 + number) for number in range(200)]
 
 
-def packed(codec: str, **settings: int) -> bytearray | Refused:
+def packed(codec: str, **settings: Any) -> bytearray | Refused:
     plain = build_batch(records(), producer_id=7, producer_epoch=1, base_sequence=3, transactional=True)
     config = dataclasses.replace(LogConfig(), compression_type=codec, **settings)
     return recompressed(memoryview(plain), read_header(plain), CODECS[codec], config)

@@ -35,7 +35,7 @@ from service.groups.commands import (
 )
 from service.groups.consumer_protocol import write_assignment
 from service.groups.coordinator import GroupCoordinator
-from service.groups.settings import GroupSettings
+from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.topics import TopicFacts
 from service.groups.verdicts import Decision, Fault, RecordPair
 from service.wire.codec import encode_data
@@ -339,6 +339,11 @@ class Driver:
             facts = self.topics.by_id(topic_id)
             named[facts.name if facts is not None else "gone"] = list(partitions)
         return named
+
+
+def assigned_at_once(group_id: str) -> ConsumerTimes:
+    """Groups in which every change makes a new assignment."""
+    return ConsumerTimes(assignment_interval_ms=0)
 
 
 def subscription(topics: tuple[str, ...], owned: tuple[tuple[str, list[int]], ...] = (), version: int = 1) -> bytes:

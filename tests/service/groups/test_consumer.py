@@ -7,10 +7,10 @@ import pytest
 
 from service.groups.commands import LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerHeartbeatReply, ForgetTopics
 from service.groups.consumer_group import ConsumerGroup
-from service.groups.settings import GroupSettings
+from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.states import MemberState
 from service.groups.verdicts import Fault
-from tests.service.groups.driver import Driver, Topics
+from tests.service.groups.driver import Driver, Topics, assigned_at_once
 
 ALL = [0, 1, 2, 3]
 
@@ -18,7 +18,7 @@ ALL = [0, 1, 2, 3]
 @pytest.fixture
 def driver() -> Driver:
     """Targets are computed whenever they are due, without the pause between them."""
-    return Driver(GroupSettings(group_consumer_assignment_interval_ms=0))
+    return Driver(GroupSettings(consumer_times=assigned_at_once))
 
 
 def owned(driver: Driver, **topics: list[int]) -> dict[bytes, tuple[int, ...]]:
@@ -405,3 +405,18 @@ def test_partitions_of_topics_that_are_gone_are_not_shown() -> None:
     driver.beat("a", 0)
     driver.topics.remove("orders")
     assert driver.consumer().members[0].assigned == ()
+
+
+def test_a_groups_own_times_hold_for_it_from_its_next_heartbeat_on() -> None:
+    times = {"g": ConsumerTimes(10_000, 1_000, 0)}
+    driver = Driver(GroupSettings(consumer_times=lambda group_id: times.get(group_id, ConsumerTimes())))
+    assert driver.beat("a", 0).heartbeat_interval_ms == 1_000
+    assert driver.beat("b", 0, group="other").heartbeat_interval_ms == 5_000
+    driver.wait(10_001)
+    assert driver.consumer().state == "Empty"
+    assert driver.consumer("other").state == "Stable"
+    assert driver.beat("a", 0).heartbeat_interval_ms == 1_000
+    times["g"] = ConsumerTimes(20_000, 2_000, 0)
+    assert driver.beat("a", driver.consumer().epoch).heartbeat_interval_ms == 2_000
+    driver.wait(10_001)
+    assert driver.consumer().state == "Stable"

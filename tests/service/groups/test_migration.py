@@ -10,14 +10,14 @@ from service.groups.settings import GroupSettings
 from service.groups.verdicts import Fault
 from service.wire.codec import encode_data
 from service.wire.messages import ConsumerProtocolAssignment
-from tests.service.groups.driver import Driver, assignment
+from tests.service.groups.driver import Driver, assigned_at_once, assignment
 
 ALL = [0, 1, 2, 3]
 
 
 @pytest.fixture
 def driver() -> Driver:
-    return Driver(GroupSettings(group_consumer_assignment_interval_ms=0))
+    return Driver(GroupSettings(consumer_times=assigned_at_once))
 
 
 def classic_group(driver: Driver, **changes: Any) -> JoinReply:
@@ -281,7 +281,7 @@ def test_taking_the_last_new_members_place_with_other_topics_starts_a_rebalance(
 
 @pytest.mark.parametrize("policy", ["disabled", "upgrade"])
 def test_the_policy_can_forbid_downgrades(policy: str) -> None:
-    driver = Driver(GroupSettings(group_consumer_migration_policy=policy, group_consumer_assignment_interval_ms=0))
+    driver = Driver(GroupSettings(group_consumer_migration_policy=policy, consumer_times=assigned_at_once))
     driver.beat("c", 0)
     driver.join(member=driver.join().member_id)
     driver.beat("c", LEAVE_EPOCH)

@@ -1,0 +1,74 @@
+"""The table of a group's keys, and what holds for one group of the consumer protocol.
+
+Names, types, checks and their messages are Apache Kafka's (4.3). A group's own value lies over the broker's value of
+the key that is its synonym, and both lie within the bounds that the broker's configuration sets. Called by the
+controller (checks), by DescribeConfigs and by the broker, which hands the result to group coordinators.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from service.config import Bounded, BrokerConfig
+from service.settings import ConfigError, Setting, Synonym, integer
+
+GROUP_SETTINGS: dict[str, Setting[Any]] = {
+    setting.name: setting
+    for setting in (
+        integer(
+            "consumer.session.timeout.ms",
+            45000,
+            "A member not heard of for so long is out.",
+            at_least=1,
+            synonyms=(Synonym("group.consumer.session.timeout.ms"),),
+        ),
+        integer(
+            "consumer.heartbeat.interval.ms",
+            5000,
+            "How often members are told to report.",
+            at_least=1,
+            synonyms=(Synonym("group.consumer.heartbeat.interval.ms"),),
+        ),
+        integer(
+            "consumer.assignment.interval.ms",
+            1000,
+            "How long an assignment stands before members that come and go cause another.",
+            at_least=0,
+            synonyms=(Synonym("group.consumer.assignment.interval.ms"),),
+        ),
+    )
+}
+
+
+def check_group_config(own: Mapping[str, str], config: BrokerConfig) -> None:
+    """Raise `ConfigError` for the first thing wrong with a group's own values, in Kafka's words."""
+    for name in own:
+        if name not in GROUP_SETTINGS:
+            raise ConfigError(f"Unknown group config name: {name}")
+    parsed = {name: GROUP_SETTINGS[name].parse(value) for name, value in own.items()}
+    bounded = _bounded(config)
+    for name, value in parsed.items():
+        kind = name.removeprefix("consumer.")
+        if value < bounded[name].least:
+            raise ConfigError(f"{name} must be greater than or equal to group.consumer.min.{kind}")
+        if value > bounded[name].most:
+            raise ConfigError(f"{name} must be less than or equal to group.consumer.max.{kind}")
+    values = {name: default for name, (_, default, _) in bounded.items()} | parsed
+    if values["consumer.session.timeout.ms"] <= values["consumer.heartbeat.interval.ms"]:
+        raise ConfigError("consumer.session.timeout.ms must be greater than consumer.heartbeat.interval.ms")
+
+
+def group_values(own: Mapping[str, str], config: BrokerConfig) -> dict[str, int]:
+    """What holds for a group. The broker's bounds may have changed since its own values were checked."""
+    bounded = _bounded(config)
+    defaults = {name: default for name, (_, default, _) in bounded.items()}
+    values = defaults | {
+        name: min(max(int(value), bounded[name].least), bounded[name].most)
+        for name, value in own.items()
+        if name in bounded  # else it was stored by another version
+    }
+    sane = values["consumer.session.timeout.ms"] > values["consumer.heartbeat.interval.ms"]
+    return values if sane else defaults
+
+
+def _bounded(config: BrokerConfig) -> dict[str, Bounded]:
+    return {f"consumer.{kind}": bounded for kind, bounded in config.consumer_group_times.items()}
