@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 OPEN_FILES_MAX: Final = 1024
 """Descriptors that stay open. Beyond it the one not used for longest is closed and opened again on demand."""
+SYNCS_AT_ONCE: Final = 4
 TEMPORARY: Final = ".tmp"
 
 
@@ -177,7 +178,7 @@ class RealFile:
     async def fsync(self) -> None:
         self.pin()
         try:
-            await self._disk.in_writer(self.path, os.fdatasync, self.fileno())
+            await self._disk.in_syncers(self.path, os.fdatasync, self.fileno())
         finally:
             self.unpin()
 
@@ -232,6 +233,7 @@ class RealDisk:
         self._open_files: dict[RealFile, None] = {}
         self._owner = threading.get_ident()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-writer")
+        self._syncers = ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="disk-sync")
 
     # -- files
 
@@ -326,9 +328,16 @@ class RealDisk:
         await self.in_writer(path, _write_atomic, self._real(path), data)
 
     async def in_writer(self, path: str, job: Callable[..., None], *args: object) -> None:
-        """Run a change in the writer thread. A failure is noted there, so that not even a cancelled wait loses it."""
+        """Run a change after those before it. A failure is noted in its thread, so that not even a cancelled wait loses
+        it.
+        """
         self.check()
         await asyncio.get_running_loop().run_in_executor(self._writer, self._do, path, job, args)
+
+    async def in_syncers(self, path: str, job: Callable[..., None], *args: object) -> None:
+        """The same for what need not wait for others: file systems make one journal commit of several fsyncs."""
+        self.check()
+        await asyncio.get_running_loop().run_in_executor(self._syncers, self._do, path, job, args)
 
     def _do(self, path: str, job: Callable[..., None], args: tuple[object, ...]) -> None:
         try:
@@ -360,8 +369,9 @@ class RealDisk:
         return fault
 
     def close(self) -> None:
-        """Close every descriptor and end the writer thread. The disk is not used again."""
+        """Close every descriptor and end the threads. The disk is not used again."""
         self._writer.shutdown()
+        self._syncers.shutdown()
         with self.lock:
             for file in list(self._open_files):
                 file.close()

@@ -4,6 +4,8 @@ Every client and every Kafka broker computes the same number, so it may never ch
 a group's command (the broker) and by FindCoordinator.
 """
 
+from functools import lru_cache
+
 
 def java_string_hash(text: str) -> int:
     """What `String.hashCode()` answers in Java: over UTF-16 units, as a signed 32-bit number."""
@@ -14,8 +16,9 @@ def java_string_hash(text: str) -> int:
     return value - (1 << 32) if value & 0x80000000 else value
 
 
+@lru_cache(maxsize=16_384)
 def partition_for(key: str, partition_count: int) -> int:
-    """The partition of `__consumer_offsets` (or `__transaction_state`) that coordinates `key`."""
+    """The partition of `__consumer_offsets` (or `__transaction_state`) that coordinates `key`. Remembered, for each request asks."""
     value = java_string_hash(key)
     # The one number without a positive counterpart in 32 bits: Kafka takes 0 for it.
     return 0 if value == -(1 << 31) else abs(value) % partition_count

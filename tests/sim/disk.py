@@ -478,15 +478,17 @@ class Mount:
         await self.in_writer(self._write_atomic(path, data))
 
     async def in_writer(self, job: Coroutine[Any, Any, None]) -> None:
-        """One job after the other, as in the real disk's one writer thread; a wait that is cancelled doesn't stop its
-        job.
-        """
+        """One job after the other, as in the real disk's one writer thread."""
 
         async def turn() -> None:
             async with self._writer:
                 await job
 
-        task = asyncio.get_running_loop().create_task(turn(), name=f"disk writer {self.device.number()}")
+        await self.beside(turn())
+
+    async def beside(self, job: Coroutine[Any, Any, None]) -> None:
+        """As in a thread of the real disk: a wait that is cancelled doesn't stop its job."""
+        task = asyncio.get_running_loop().create_task(job, name=f"disk writer {self.device.number()}")
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(task)
 
@@ -613,7 +615,7 @@ class SimFile:
         self._mount.check()
         self.pin()
         try:
-            await self._mount.in_writer(self.sync_now())
+            await self._mount.beside(self.sync_now())
         finally:
             self.unpin()
 
