@@ -19,7 +19,7 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
@@ -98,7 +98,15 @@ class Disk(Protocol):
     async def write_atomic(self, path: str, data: bytes) -> None:
         """After any crash the file holds its old bytes or the new ones; durable when it returns."""
 
-    def free_bytes(self) -> int: ...
+    def space(self) -> "Space":
+        """`DiskFault` when the file system does not answer; nothing else becomes of it."""
+
+
+class Space(NamedTuple):
+    """How large the file system below a data folder is, and how much of it can still be written."""
+
+    total_bytes: int
+    free_bytes: int
 
 
 class FileSlice:
@@ -347,9 +355,12 @@ class RealDisk:
 
     # -- state
 
-    def free_bytes(self) -> int:
-        state = os.statvfs(self._root)
-        return state.f_bavail * state.f_frsize
+    def space(self) -> "Space":
+        try:
+            state = os.statvfs(self._root)
+        except OSError as error:
+            raise DiskFault(error.errno, error.strerror, self._root) from error
+        return Space(state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize)
 
     def check(self) -> None:
         """Raises the fault that made this disk unusable."""

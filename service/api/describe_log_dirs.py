@@ -1,4 +1,4 @@
-"""DescribeLogDirs, versions 1 to 5 (4: room on the disk, 5: cordoned folders, of which there are none).
+"""DescribeLogDirs, versions 1 to 5 (4: size of the disk and room on it, 5: cordoned folders, of which there are none).
 
 The size of every partition asked for, or of all, by data folder. A folder that is out of service says so and lists
 nothing.
@@ -6,6 +6,7 @@ nothing.
 
 from collections.abc import Iterator
 
+from log.disk import DiskFault
 from service.broker.log_folder import LogFolder
 from service.broker.node import Broker
 from service.broker.partition import Partition
@@ -43,10 +44,14 @@ def _asked(broker: Broker, request: DescribeLogDirsRequest) -> Iterator[Partitio
 def _folder(folder: LogFolder, asked: list[Partition]) -> DescribeLogDirsResult:
     if folder.failed is not None:
         return DescribeLogDirsResult(ErrorCode.KAFKA_STORAGE_ERROR, folder.name)
+    try:
+        total_bytes, free_bytes = folder.disk.space()
+    except DiskFault:
+        return DescribeLogDirsResult(ErrorCode.KAFKA_STORAGE_ERROR, folder.name)
     topics: dict[str, DescribeLogDirsTopic] = {}
     for partition in asked:
         if partition.folder is folder:
             name, index = partition.topic_partition
             topic = topics.setdefault(name, DescribeLogDirsTopic(name))
             topic.partitions.append(DescribeLogDirsPartition(index, partition.log.size_bytes))
-    return DescribeLogDirsResult(0, folder.name, list(topics.values()), usable_bytes=folder.disk.free_bytes())
+    return DescribeLogDirsResult(0, folder.name, list(topics.values()), total_bytes, free_bytes)

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from log.disk import Buffer, DiskFault
+from log.disk import Buffer, DiskFault, Space
 
 SECTOR_BYTES = 512
 
@@ -213,8 +213,8 @@ class MemoryDisk:
         self.rename(path + ".tmp", path)
         await self.sync_dir(posixpath.dirname(path))
 
-    def free_bytes(self) -> int:
-        return 1 << 40
+    def space(self) -> Space:
+        return Space(1 << 41, 1 << 40)
 
     # -- names
 

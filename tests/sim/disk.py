@@ -29,7 +29,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from log.disk import TEMPORARY, Buffer, DiskFault
+from log.disk import TEMPORARY, Buffer, DiskFault, Space
 
 if TYPE_CHECKING:
     from tests.sim.world import Host
@@ -513,9 +513,9 @@ class Mount:
 
     # -- state
 
-    def free_bytes(self) -> int:
+    def space(self) -> Space:
         self.device.alive(self.life)
-        return max(0, self.device.capacity_bytes - self.device.used_bytes)
+        return Space(self.device.capacity_bytes, max(0, self.device.capacity_bytes - self.device.used_bytes))
 
     def check(self) -> None:
         """Raises the fault that made this disk unusable for changes."""
