@@ -18,7 +18,7 @@ def java_string_hash(text: str) -> int:
 
 @lru_cache(maxsize=16_384)
 def partition_for(key: str, partition_count: int) -> int:
-    """The partition of `__consumer_offsets` (or `__transaction_state`) that coordinates `key`. Remembered, for each request asks."""
+    """The partition of `__consumer_offsets` (or `__transaction_state`) that coordinates `key`. Every request asks."""
     value = java_string_hash(key)
     # The one number without a positive counterpart in 32 bits: Kafka takes 0 for it.
     return 0 if value == -(1 << 31) else abs(value) % partition_count
