@@ -53,16 +53,18 @@ EQUAL_SETTINGS = {
 
 # Conversations mostly wait: for long polls, for rebalances, for a connection to stay silent.
 AT_ONCE = 4
+# What these change, the whole broker shows.
+ONE_BY_ONE = ("settings",)
 
 
 def hold_family(family: str, port: int, *, only: str = "") -> Transcripts:
-    """All conversations of a family (those whose name contains `only`), several at a time."""
+    """All conversations of a family (those whose name contains `only`), several at a time where they may."""
     chosen = [one for one in FAMILIES[family] if only in f"{family}.{one.__name__}"]
 
     def talk(conversation: Conversation) -> Sequence[Step]:
         return hold(conversation, family=family, port=port)
 
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+    with concurrent.futures.ThreadPoolExecutor(1 if family in ONE_BY_ONE else AT_ONCE) as pool:
         held = list(pool.map(talk, chosen))
     return {f"{family}.{one.__name__}": steps for one, steps in zip(chosen, held, strict=True)}
 

@@ -340,9 +340,8 @@ def resources_with_settings(talk: Talk) -> None:
     def only_kinds(answer: dict[str, Plain]) -> Plain:
         rows = answer.get("config_resources", [])
         assert isinstance(rows, list)
-        kinds = {str(row.get("resource_type", 0)) for row in rows if isinstance(row, dict)}
-        kinds.discard(str(GROUP))  # `a_groups_settings` is held at the same time
-        return {"error_code": answer.get("error_code", 0), "kinds": [*sorted(kinds)]}
+        kinds: list[Plain] = [*sorted({str(row.get("resource_type", 0)) for row in rows if isinstance(row, dict)})]
+        return {"error_code": answer.get("error_code", 0), "kinds": kinds}
 
     talk.topic(settings={"retention.ms": "5"})
     for version in stable_versions(ApiKey.LIST_CONFIG_RESOURCES):
