@@ -313,14 +313,21 @@ def build_batch(
     `level`: how hard the codec tries; None is its default.
     """
     assert records, "a batch holds at least one record"
-    placed = [_place(record, base_offset + index) for index, record in enumerate(records)]
-    base_timestamp = placed[0].timestamp
+    placed = [
+        record if isinstance(record, Record) else (base_offset + index, record[3], *record[:3])
+        for index, record in enumerate(records)
+    ]
+    timestamps = [timestamp for _, timestamp, _, _, _ in placed]
+    base_timestamp, last_offset = timestamps[0], placed[-1][0]
     attributes = codec | LOG_APPEND_TIME * log_append_time | TRANSACTIONAL * transactional | CONTROL * control
-    payload = b"".join(_write_record(_open_record(record, base_offset), base_timestamp) for record in placed)
+    payload = b"".join(
+        _write_record(timestamp - base_timestamp, _tail(offset - base_offset, key, value, headers))
+        for offset, timestamp, key, value, headers in placed
+    )
     # Who builds the batch knows neither its place nor its size: both are taken from what was built.
     header = BatchHeader(
-        *(base_offset, 0, leader_epoch, MAGIC, 0, attributes, placed[-1].offset - base_offset, base_timestamp),
-        *(max(record.timestamp for record in placed), producer_id, producer_epoch, base_sequence, len(placed)),
+        *(base_offset, 0, leader_epoch, MAGIC, 0, attributes, last_offset - base_offset, base_timestamp),
+        *(max(timestamps), producer_id, producer_epoch, base_sequence, len(placed)),
     )
     return assemble(header, compress(codec, payload, level))
 
@@ -343,7 +350,7 @@ def build_from_stored(
         max_timestamp = max((record.timestamp for record in records), default=max_timestamp)
     if not records:
         attributes &= ~CODEC_BITS
-    payload = b"".join(_write_record(record, base_timestamp) for record in records)
+    payload = b"".join(_write_record(record.timestamp - base_timestamp, record.tail) for record in records)
     kept = header._replace(
         attributes=attributes, base_timestamp=base_timestamp, max_timestamp=max_timestamp, record_count=len(records)
     )
@@ -359,26 +366,21 @@ def assemble(header: BatchHeader, payload: bytes) -> bytes:
     return bytes(batch)
 
 
-def _place(record: Record | NewRecord, offset: int) -> Record:
-    if isinstance(record, Record):
-        return record
-    key, value, headers, timestamp = record
-    return Record(offset, timestamp, key, value, headers)
-
-
-def _open_record(record: Record, base_offset: int) -> StoredRecord:
-    parts = [_varint(record.offset - base_offset), _nullable(record.key), _nullable(record.value)]
-    parts.append(_varint(len(record.headers)))
-    for name, content in record.headers:
+def _tail(
+    offset_delta: int, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
+) -> bytes:
+    """What follows the timestamp delta of a record."""
+    if not headers:
+        return b"%b%b%b\x00" % (_varint(offset_delta), _nullable(key), _nullable(value))
+    parts = [_varint(offset_delta), _nullable(key), _nullable(value), _varint(len(headers))]
+    for name, content in headers:
         parts += (_nullable(name.encode("utf-8", "surrogateescape")), _nullable(content))
-    return StoredRecord(record.offset, record.timestamp, record.key, record.value is not None, b"".join(parts))
+    return b"".join(parts)
 
 
-def _write_record(record: StoredRecord, base_timestamp: int) -> bytes:
-    timestamp_delta = _varint(record.timestamp - base_timestamp)
-    return b"".join(
-        (_varint(1 + len(timestamp_delta) + len(record.tail)), b"\x00", timestamp_delta, record.tail),
-    )
+def _write_record(timestamp_delta: int, tail: bytes) -> bytes:
+    after_size = b"\x00%b%b" % (_varint(timestamp_delta), tail)
+    return _varint(len(after_size)) + after_size
 
 
 def _nullable(content: bytes | None) -> bytes:
@@ -389,10 +391,13 @@ def _varint(number: int) -> bytes:
     """Zigzag, least significant seven bits first."""
     number = (number << 1) ^ (number >> 63)
     if number < 0x80:
-        return number.to_bytes(1, "big")
+        return ONE_BYTE[number]
     out = bytearray()
     while number >= 0x80:
         out.append(number & 0x7F | 0x80)
         number >>= 7
     out.append(number)
     return bytes(out)
+
+
+ONE_BYTE: Final = tuple(bytes((number,)) for number in range(0x80))

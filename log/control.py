@@ -9,12 +9,19 @@ import struct
 from enum import Enum
 from typing import Final, NamedTuple
 
-from log.batch import Buffer, CorruptBatch, build_batch, read_header, read_records
+from log.batch import HEADER_BYTES, Buffer, CorruptBatch, build_batch, read_header, read_records
 from log.ids import NO_EPOCH
 
 MARKER_VERSION: Final = 0
 _KEY: Final = struct.Struct(">hh")
 _VALUE: Final = struct.Struct(">hi")
+# A marker as we and Kafka write it, one record of the numbers that it must have: read in one step, for each transaction
+# ends in one for every partition it wrote to.
+_USUAL: Final = struct.Struct(">IBhhBhiB")
+_USUAL_BYTES: Final = HEADER_BYTES + _USUAL.size
+_USUAL_BEGINNING: Final = (0x20_00_00_00, 0x08)
+"""The record's size, attributes, two deltas; the size of its key."""
+_USUAL_VALUE_SIZE: Final = 0x0C
 
 
 class ControlType(Enum):
@@ -22,6 +29,9 @@ class ControlType(Enum):
 
     ABORT = 0
     COMMIT = 1
+
+
+_KINDS: Final = {kind.value: kind for kind in ControlType}
 
 
 class Marker(NamedTuple):
@@ -60,6 +70,10 @@ def read_marker(batch: Buffer) -> Marker:
     header = read_header(batch)
     if not header.is_control:
         raise CorruptBatch("not a control batch")
+    if len(batch) == _USUAL_BYTES and (usual := _USUAL.unpack_from(batch, HEADER_BYTES))[:2] == _USUAL_BEGINNING:
+        _, _, version, kind, value_size, _, coordinator_epoch, _ = usual
+        if version == MARKER_VERSION and kind in _KINDS and value_size == _USUAL_VALUE_SIZE:
+            return Marker(_KINDS[kind], coordinator_epoch)
     record = next(read_records(batch, header), None)
     if record is None:
         return Marker(None, NO_EPOCH)  # a cleaner took the record and kept the batch for its producer

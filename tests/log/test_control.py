@@ -31,6 +31,18 @@ def test_control_records_of_other_kinds_mean_nothing() -> None:
 def test_a_marker_of_a_version_to_come_is_read_as_far_as_we_know_it() -> None:
     batch = control(struct.pack(">hh", 1, 1) + b"more", struct.pack(">hi", 1, 5) + b"more")
     assert read_marker(batch) == Marker(ControlType.COMMIT, 5)
+    assert read_marker(control(struct.pack(">hh", 1, 0), struct.pack(">hi", 1, 5))) == Marker(ControlType.ABORT, 5)
+
+
+def test_what_is_as_long_as_a_marker_need_not_be_one() -> None:
+    usual = build_marker(ControlType.ABORT, producer_id=1, producer_epoch=0, coordinator_epoch=0, timestamp_ms=0)
+    longer_key = control(struct.pack(">hh", 0, 1) + b"\x00\x00", b"\x00" * 4)
+    assert len(longer_key) == len(usual)
+    with pytest.raises(CorruptBatch):
+        read_marker(longer_key)
+    other_kind = control(struct.pack(">hh", 0, 2), b"\x00" * 6)
+    assert len(other_kind) == len(usual)
+    assert read_marker(other_kind).type is None
 
 
 def test_a_cleaned_out_control_batch_means_nothing() -> None:
