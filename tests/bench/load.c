@@ -4,13 +4,12 @@
 //   load consume   BOOTSTRAP TOPIC MESSAGES PARTITIONS        from the beginning, every partition
 //   load pace      BOOTSTRAP TOPIC SECONDS SIZE               -r messages a second; how long each waits for its acknowledgement
 //   load transact  BOOTSTRAP TOPIC MESSAGES SIZE              one transaction every -e ms; every -a th is aborted
-//   load small     BOOTSTRAP TOPIC SECONDS SIZE               one-message transactions one after another, by -n producers
+//   load small     BOOTSTRAP TOPIC SECONDS SIZE               one-message transactions one after another
 //
 //   -s name=value  a setting of librdkafka, as often as needed
 //
 // Prints one line of JSON. Ends with 1 if a message was lost or refused.
 #include <librdkafka/rdkafka.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,11 +17,10 @@
 #include <unistd.h>
 
 #define MAX_SETTINGS 64
-#define MAX_PRODUCERS 256
 #define CHUNK 10000
 
 static const char *bootstrap, *topic, *settings[MAX_SETTINGS];
-static int setting_count, rate = 10000, every_ms = 100, abort_every, producers = 1;
+static int setting_count, rate = 10000, every_ms = 100, abort_every;
 
 static double seconds_now(void) {
     struct timespec t;
@@ -143,6 +141,7 @@ static void wait_for_everything(rd_kafka_t *rk) {
 }
 
 static int finish(const char *extra_after_rate, double took, long messages, double size) {
+    if (took <= 0) took = 1e-9;  // all of it came in one chunk
     printf("{\"messages\": %ld, \"seconds\": %.4f, \"per_second\": %.1f, \"mb_per_second\": %.2f, \"refused\": %ld", messages, took,
            (double)messages / took, (double)messages * size / took / 1e6, refused);
     if (waits.count) print_percentiles("wait", &waits);
@@ -217,56 +216,31 @@ static int transact(long messages, size_t size) {
     return finish(extra, seconds_now() - began, acknowledged, (double)size);
 }
 
-typedef struct { int number; double until; size_t size; long done; double warm_at, ended_at; Samples whole, end; } Small;
-
-static void *small_transactions(void *given) {
-    Small *my = given;
-    char name[64];
-    snprintf(name, sizeof name, "load-small-%d", my->number);
-    rd_kafka_t *rk = new_producer(name);
+static int small(double seconds, size_t size) {
+    rd_kafka_t *rk = new_producer("load-small");
     rd_kafka_topic_t *where = rd_kafka_topic_new(rk, topic, NULL);
-    char *text = payload(my->size);
+    char *text = payload(size);
     must(rd_kafka_init_transactions(rk, 60000), "init");
-    for (int n = 0; n < 20 || seconds_now() < my->until; n++) {
+    Samples whole = {0}, end = {0};
+    double opened = 0;
+    long done = 0;
+    for (int n = 0;; n++) {
         double began = seconds_now();
+        if (n == 20) opened = began;  // the first ones warm both sides up
+        if (n >= 20 && began - opened >= seconds) break;
         must(rd_kafka_begin_transaction(rk), "begin");
-        hand_over(rk, where, text, my->size, NULL);
+        hand_over(rk, where, text, size, NULL);
         rd_kafka_flush(rk, 60000);
         double ending = seconds_now();
-        if (abort_every && (n + 1) % abort_every == 0) must(rd_kafka_abort_transaction(rk, 60000), "abort");
-        else must(rd_kafka_commit_transaction(rk, 60000), "commit");
+        must(rd_kafka_commit_transaction(rk, 60000), "commit");
         double ended = seconds_now();
-        my->ended_at = ended;
-        if (n < 20) my->warm_at = ended;  // the first ones warm both sides up
         if (n < 20) continue;
-        my->done++;
-        add_sample(&my->whole, ended - began);
-        add_sample(&my->end, ended - ending);
+        done++;
+        add_sample(&whole, ended - began);
+        add_sample(&end, ended - ending);
     }
-    return NULL;
-}
-
-static int small(double seconds, size_t size) {
-    static Small all[MAX_PRODUCERS];
-    pthread_t threads[MAX_PRODUCERS];
-    if (producers > MAX_PRODUCERS) stop_because("-n", "too many");
-    double began = seconds_now();
-    for (int i = 0; i < producers; i++) {
-        all[i] = (Small){.number = i, .until = began + seconds, .size = size};
-        pthread_create(&threads[i], NULL, small_transactions, &all[i]);
-    }
-    Samples whole = {0}, end = {0};
-    long done = 0;
-    double per_second = 0;
-    for (int i = 0; i < producers; i++) {
-        pthread_join(threads[i], NULL);
-        done += all[i].done;
-        if (all[i].done) per_second += (double)all[i].done / (all[i].ended_at - all[i].warm_at);
-        for (size_t n = 0; n < all[i].whole.count; n++) add_sample(&whole, all[i].whole.values[n]);
-        for (size_t n = 0; n < all[i].end.count; n++) add_sample(&end, all[i].end.values[n]);
-    }
-    double took = seconds_now() - began;
-    printf("{\"messages\": %ld, \"seconds\": %.4f, \"per_second\": %.1f, \"refused\": %ld", done, took, per_second, refused);
+    double took = seconds_now() - opened;
+    printf("{\"messages\": %ld, \"seconds\": %.4f, \"per_second\": %.1f, \"refused\": %ld", done, took, done / took, refused);
     print_percentiles("whole", &whole);
     print_percentiles("end", &end);
     printf("}\n");
@@ -302,12 +276,11 @@ static int consume(long messages, int partitions) {
 
 int main(int count, char **words) {
     int option;
-    while ((option = getopt(count, words, "s:r:e:a:n:")) != -1) switch (option) {
+    while ((option = getopt(count, words, "s:r:e:a:")) != -1) switch (option) {
         case 's': if (setting_count < MAX_SETTINGS) settings[setting_count++] = optarg; break;
         case 'r': rate = atoi(optarg); break;
         case 'e': every_ms = atoi(optarg); break;
         case 'a': abort_every = atoi(optarg); break;
-        case 'n': producers = atoi(optarg); break;
         default: return 2;
     }
     if (count - optind != 5) stop_because("usage", "load [options] produce|consume|pace|transact|small BOOTSTRAP TOPIC AMOUNT SIZE");

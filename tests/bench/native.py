@@ -33,7 +33,7 @@ def missing() -> str | None:
 def build() -> Path:
     if not BUILT.exists() or BUILT.stat().st_mtime < SOURCE.stat().st_mtime:
         BUILT.parent.mkdir(parents=True, exist_ok=True)
-        command = ["cc", "-O2", "-Wall", "-o", str(BUILT), str(SOURCE), "-lrdkafka", "-lpthread"]
+        command = ["cc", "-O2", "-Wall", "-o", str(BUILT), str(SOURCE), "-lrdkafka"]
         subprocess.run(command, check=True)
     return BUILT
 
