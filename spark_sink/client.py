@@ -15,6 +15,7 @@ Each request is sent in the version of its kio class. A broker that doesn't offe
 from __future__ import annotations
 
 import io
+import os
 import socket
 import struct
 import time
@@ -22,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, Generic, TypeVar, cast
 
 from kio.schema.api_versions.v3 import ApiVersionsRequest, ApiVersionsResponse
@@ -188,6 +190,17 @@ class Connection:
     def close(self) -> None:
         self.closed = True
         self._socket.close()
+
+
+def client_of(settings: ClientSettings) -> Client:
+    """The client of this process: Spark runs many short tasks in one worker, and connecting takes longer than asking.
+    The process is named because workers are forked."""
+    return _client_of(os.getpid(), settings)
+
+
+@lru_cache(maxsize=8)
+def _client_of(process_id: int, settings: ClientSettings) -> Client:
+    return Client(settings)
 
 
 class Client:

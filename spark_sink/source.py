@@ -1,0 +1,263 @@
+"""Reads topics into Spark, as a batch and as a stream.
+
+Both plan on the driver which offsets are read (`partitions`) and read them on the executors (`read`). What always
+holds: planning once decides what a batch holds; reading it again, after any failure, gives the same rows. Positions
+live in Spark's checkpoint alone; see `offsets.py` for how the first one is pinned.
+
+Spark makes several readers for one query, in several processes, and pickles them: a reader holds no connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from spark_sink.client import Client, client_of
+from spark_sink.errors import OncelogError, OptionError
+from spark_sink.fetch import read_range, report_loss
+from spark_sink.log_offsets import assigned, check_exist, edges, ends, publish, starts
+from spark_sink.offsets import (
+    INITIAL,
+    Offsets,
+    Range,
+    begins_of,
+    end_of_batch,
+    from_json,
+    is_initial,
+    limited,
+    tasks,
+    to_json,
+)
+from spark_sink.options import AtOffsets, Edge, Place, SourceOptions, TopicPartition, source_options
+
+try:  # since PySpark 4.2
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        ReadMinRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # 4.0 and 4.1 ask without saying from where or how much, and read all that is there at once
+
+    class SupportsTriggerAvailableNow: ...  # type: ignore[no-redef]
+
+
+logger = logging.getLogger(__name__)
+
+# New partitions and topics are noticed this long after they are made. An idle query asks fifty times a second.
+LOOK_AROUND_SECONDS = 1.0
+# Publishing a position is a courtesy: no batch waits longer for it.
+PUBLISH_SECONDS = 5.0
+
+HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+SCHEMA = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+    ]
+)
+
+
+def schema(options: Mapping[str, str]) -> StructType:
+    """The columns of Spark's own Kafka source. Spark asks without saying whether for a batch or for a stream: what is
+    wrong for both is refused now, the rest when the reader is made."""
+    try:
+        headers = source_options(options, streaming=False).headers
+    except OptionError as error:
+        try:
+            headers = source_options(options, streaming=True).headers
+        except OptionError:
+            raise error from None
+    return StructType([*SCHEMA.fields, StructField("headers", HEADERS)]) if headers else SCHEMA
+
+
+class OncelogReader(DataSourceReader):
+    """A batch: from where the options say to where they say, as it is when the query is planned."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = source_options(options, streaming=False)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        client = client_of(options.client)
+
+        def plan() -> list[Range]:
+            parts = assigned(client, options.subscription)
+            check_exist(options.subscription, parts)
+            start = starts(client, parts, options)
+            end = ends(client, parts, options)
+            _check_within_log(client, start, options.starting, options)
+            _check_within_log(client, end, options.ending, options)
+            return [Range(*part, start[part], end[part]) for part in sorted(parts)]
+
+        return _tasks(client.retrying(plan), options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(partition, self._options)
+
+
+class OncelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream. Spark asks it, in one long-lived process, how far the next batch goes, and then to plan it."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = source_options(options, streaming=True)
+        self._planned: dict[str, Any] | None = None  # where the last batch ended, for those Sparks that don't tell
+        self._known: set[TopicPartition] = set()
+        self._looked_at = float("-inf")
+        self._latest: Offsets = {}
+        self._taken: Offsets = {}
+        self._target: Offsets | None = None  # of availableNow: no batch goes further
+        self._last_batch_at = time.monotonic()
+
+    def initialOffset(self) -> dict[str, Any]:
+        self._planned = INITIAL
+        return INITIAL
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        """Where the next batch ends; `start` itself if there is nothing to read."""
+        client = client_of(self._options.client)
+        return client.retrying(lambda: self._next_end(self._planned if start is None else start, limit))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        options = self._options
+        if options.max_offsets_per_trigger:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.min_offsets_per_trigger:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        client = client_of(self._options.client)
+        self._target = client.retrying(lambda: self._look(look_around=True))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Shown in the progress of the query, beside the end of the batch: how far behind it is."""
+        behind = sum(latest - self._taken.get(part, latest) for part, latest in self._latest.items())
+        return {"@offsetsBehindLatest": behind, **to_json(self._latest)}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._planned = end
+        begins = {**begins_of(end), **({} if is_initial(start) else from_json(start))}
+        ranges = [Range(*part, begins[part], offset) for part, offset in from_json(end).items() if part in begins]
+        return _tasks(ranges, self._options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(partition, self._options)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Tell the consumer group, if one is named. Nothing is ever read from it, so failing is no failure."""
+        group = self._options.group
+        if group is None:
+            return
+        client = client_of(self._options.client)
+        try:
+            client.retrying(lambda: publish(client, group, from_json(end)), patience_seconds=PUBLISH_SECONDS)
+        except OncelogError as error:
+            logger.warning("the position was not published: %s", error)
+
+    def _look(self, *, look_around: bool) -> Offsets:
+        """Where each partition ends now."""
+        client = client_of(self._options.client)
+        if look_around or time.monotonic() - self._looked_at > LOOK_AROUND_SECONDS:
+            self._known = assigned(client, self._options.subscription)
+            self._looked_at = time.monotonic()
+        self._latest = edges(client, self._known, Edge.LATEST, committed=self._options.committed)
+        return self._latest
+
+    def _next_end(self, start: dict[str, Any] | None, limit: ReadLimit | None) -> dict[str, Any]:
+        options, client = self._options, client_of(self._options.client)
+        latest = self._look(look_around=start is None or is_initial(start))
+        if start is None:
+            return to_json(latest)
+        if is_initial(start):
+            check_exist(options.subscription, self._known)
+            begins = new = starts(client, self._known, options)
+            _check_within_log(client, begins, options.starting, options)
+        else:
+            before = from_json(start)
+            new = self._begins_of_new(before, latest)
+            begins = before | new
+            _check_nothing_is_gone(begins, latest, options)
+        end = self._limited(begins, {part: latest[part] for part in begins if part in latest}, limit)
+        self._taken = end
+        return start if end == begins and not is_initial(start) and not new else end_of_batch(end, new)
+
+    def _begins_of_new(self, before: Offsets, latest: Offsets) -> Offsets:
+        """Partitions that appeared since the query began are read from their first record on."""
+        new = latest.keys() - before.keys()
+        if self._target is not None:
+            new &= self._target.keys()
+        begins = edges(client_of(self._options.client), new, Edge.EARLIEST, committed=self._options.committed)
+        for (topic, partition), offset in sorted(begins.items()):
+            if offset > 0:
+                report_loss(self._options, f"{topic}-{partition} is new, and begins at offset {offset} already")
+        return begins
+
+    def _limited(self, begins: Offsets, latest: Offsets, limit: ReadLimit | None) -> Offsets:
+        """How far the next batch goes, by the options and by what Spark asks for."""
+        options = self._options
+        if self._target is not None:
+            latest = {part: min(offset, self._target.get(part, begins[part])) for part, offset in latest.items()}
+        if limit is not None and isinstance(limit, ReadAllAvailable):
+            return latest
+        fewest = options.min_offsets_per_trigger
+        if fewest and self._target is None:
+            waited_ms = (time.monotonic() - self._last_batch_at) * 1000
+            size = sum(max(offset - begins[part], 0) for part, offset in latest.items())
+            if size < fewest and waited_ms < options.max_trigger_delay_ms:
+                return {part: begins[part] for part in latest}
+            self._last_batch_at = time.monotonic()
+        most = options.max_offsets_per_trigger
+        return limited(begins, latest, most) if most else latest
+
+
+def _check_nothing_is_gone(begins: Offsets, latest: Offsets, options: SourceOptions) -> None:
+    for (topic, partition), begin in sorted(begins.items()):
+        end = latest.get((topic, partition))
+        if end is None:
+            report_loss(options, f"{topic}-{partition} was read up to offset {begin} and is gone")
+        elif end < begin:
+            report_loss(options, f"{topic}-{partition} was read up to offset {begin} and ends at {end} now: made anew?")
+
+
+def _check_within_log(client: Client, offsets: Offsets, place: Place, options: SourceOptions) -> None:
+    """Offsets that an option names must be there. What is not is moved to the nearest that is, if loss is allowed."""
+    if not isinstance(place, AtOffsets):
+        return
+    first = edges(client, offsets, Edge.EARLIEST, committed=options.committed)
+    last = edges(client, offsets, Edge.LATEST, committed=options.committed)
+    for part, offset in sorted(offsets.items()):
+        if not first[part] <= offset <= last[part]:
+            where = f"{part[0]}-{part[1]}, which holds {first[part]} to {last[part]}"
+            report_loss(options, f"option {place.option!r} names offset {offset} of {where}")
+            offsets[part] = min(max(offset, first[part]), last[part])
+
+
+def _tasks(ranges: list[Range], options: SourceOptions) -> list[Range]:
+    return tasks(ranges, at_least=options.min_partitions, most_records=options.max_records_per_partition)
+
+
+def _read(partition: InputPartition, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    if isinstance(partition, Range):  # Spark makes up another one where there is nothing to read
+        yield from read_range(client_of(options.client), partition, options)
