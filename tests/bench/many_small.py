@@ -1,7 +1,7 @@
 """Many producers that commit one small transaction after another, a thread each, in a process of their own.
 
-On confluent-kafka and not in load.c: the librdkafka of Debian 12 spends 1.7 ms of CPU on each transaction, so that sixteen
-of them would measure the load maker.
+On confluent-kafka and not in load.c: the librdkafka of Debian 12 spends 1.7 ms of CPU on each transaction, so that
+sixteen of them would measure the load maker.
 """
 
 from __future__ import annotations
