@@ -1,0 +1,65 @@
+"""Spark reads and writes oncelog: `format("oncelog")`, exactly once. docs/spark.md tells how to use it.
+
+Spark finds the format by itself where `oncelog-spark` is installed beside it (through the package `pyspark_oncelog`);
+`register(spark)` says it aloud, for the places where it can't.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.types import StructType
+
+    from spark_sink.sink import BatchSink, StreamSink
+
+__all__ = ["OncelogDataSource", "register"]
+
+
+class OncelogDataSource(DataSource):
+    """What Spark asks for readers and writers. Each is imported where it is needed: a process of Spark's does one."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "oncelog"
+
+    def schema(self) -> StructType:
+        from spark_sink.source import schema
+
+        return schema(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from spark_sink.source import OncelogReader
+
+        return OncelogReader(self.options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from spark_sink.source import OncelogStreamReader
+
+        return OncelogStreamReader(self.options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
+        from spark_sink.errors import OptionError
+        from spark_sink.sink import BatchSink
+        from spark_sink.sink_options import read_sink_options
+
+        if overwrite:
+            raise OptionError("mode", "must be append: what a topic holds can't be replaced")
+        return BatchSink(read_sink_options(self.options, streaming=False), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
+        """`overwrite` is what Spark says for the output mode `complete`: as with its own Kafka sink, each batch then
+        appends the whole result."""
+        from spark_sink.sink import StreamSink
+        from spark_sink.sink_options import read_sink_options
+
+        return StreamSink(read_sink_options(self.options, streaming=True), schema)
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("oncelog")` known to a session."""
+    spark.dataSource.register(OncelogDataSource)

@@ -1,0 +1,284 @@
+"""One writer's share of a transaction that many write: open a branch, append batches to it, seal it; and the decision.
+
+A branch is an ordinary transactional producer whose transactional id begins with `<root>::<token>/`. Its commit seals
+it: nothing is visible until the decision over the root names it.
+
+What always holds:
+
+- Batches of a partition are sent in order, at most five of them unanswered: as many as a broker remembers, so that a
+  batch that is sent again is known there.
+- What failed and may work later is sent again as it is, with the sequence numbers it had, so it is stored once; after
+  a failure one batch of a partition at a time, until all are through.
+- `seal` returns only if every batch was acknowledged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from kio.schema.end_txn.v5 import EndTxnRequest, EndTxnResponse
+from kio.schema.errors import ErrorCode
+from kio.schema.init_producer_id.v5 import InitProducerIdRequest, InitProducerIdResponse
+from kio.schema.produce.v12 import ProduceRequest, ProduceResponse
+from kio.schema.produce.v12.request import PartitionProduceData, TopicProduceData
+from kio.schema.produce.v12.response import PartitionProduceResponse
+from kio.schema.types import ProducerId, TopicName, TransactionalId
+from kio.static.primitive import Records, i16, i32, i64
+
+from spark_sink.client import TRANSACTION, Client, Pending, milliseconds
+from spark_sink.encode import RecordBatch
+from spark_sink.errors import BrokerError, OncelogError, OptionError, check
+from spark_sink.messages import (
+    DescribeBranchesRequest,
+    DescribeBranchesResponse,
+    EndBranchesRequest,
+    EndBranchesResponse,
+    NamedBranch,
+)
+
+logger = logging.getLogger(__name__)
+
+ALL_REPLICAS = i16(-1)
+UNANSWERED_PER_PARTITION = 5
+# Bytes that were sent and not yet acknowledged: enough to keep a broker busy while the next rows are encoded.
+UNANSWERED_BYTES = 16 << 20
+GIVE_UP_SECONDS = 5.0
+FENCED = (ErrorCode.invalid_producer_epoch, ErrorCode.producer_fenced, ErrorCode.invalid_producer_id_mapping)
+
+Place = tuple[str, int]
+
+
+class Fenced(OncelogError):
+    """The transaction this writer belongs to is decided, or was aborted, or has another owner."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A Produce request that was sent."""
+
+    batches: list[RecordBatch]
+    pending: Pending[ProduceResponse]
+    size_bytes: int
+
+
+class Branch:
+    """What one attempt of one task writes. Used once, by one thread."""
+
+    def __init__(self, client: Client, root: str, token: int, name: str) -> None:
+        self.transactional_id = TransactionalId(f"{root}::{token}/{name}")
+        self.producer_id = ProducerId(-1)
+        self.producer_epoch = i16(-1)
+        self._client = client
+        self._root = root
+        self._unacknowledged: dict[Place, deque[RecordBatch]] = {}
+        self._flights: deque[_Flight] = deque()
+
+    def open(self, timeout_ms: int) -> None:
+        """Begin. Fenced: there is nothing to begin, its token was decided before."""
+        request = InitProducerIdRequest(
+            transactional_id=self.transactional_id, transaction_timeout=milliseconds(timeout_ms)
+        )
+
+        def attempt() -> InitProducerIdResponse:
+            node = self._client.coordinator(TRANSACTION, self._root)
+            answer = self._client.ask(node, request, InitProducerIdResponse)
+            if answer.error_code == ErrorCode.invalid_transaction_timeout:
+                problem = f"the broker takes no transactions of {timeout_ms} ms (its transaction.max.timeout.ms)"
+                raise OptionError("kafka.transaction.timeout.ms", problem)
+            self._check(answer.error_code, "beginning to write")
+            return answer
+
+        answer = self._client.retrying(attempt)
+        self.producer_id, self.producer_epoch = answer.producer_id, answer.producer_epoch
+
+    def send(self, batches: Iterable[RecordBatch]) -> None:
+        """Append. Returns before the batches are acknowledged, and waits for earlier ones when too many aren't."""
+        for wave in _waves(batches):
+            for batch in wave:
+                self._make_room(batch)
+                self._unacknowledged.setdefault(batch.target.place, deque()).append(batch)
+            try:
+                for node, share in self._by_leader(wave).items():
+                    self._flights.append(self._launch(node, share))
+            except OncelogError as error:
+                self._recover(error)
+
+    def flush(self) -> None:
+        """Return when everything is acknowledged."""
+        while self._flights:
+            self._settle()
+        assert not any(self._unacknowledged.values()), "what was sent is acknowledged or in flight"
+
+    def seal(self) -> NamedBranch:
+        """Say that all is written. What is returned names the branch to whoever decides."""
+        self.flush()
+        answer = self._client.retrying(lambda: self._end(committed=True))
+        return NamedBranch(
+            transactional_id=self.transactional_id,
+            producer_id=answer.producer_id,
+            producer_epoch=answer.producer_epoch,
+        )
+
+    def give_up(self) -> None:
+        """Abort, if that is quickly done. Nothing hangs on it: whatever is open at the next decision is aborted then,
+        and what never sees one when its time is over."""
+        try:
+            self._client.retrying(lambda: self._end(committed=False), patience_seconds=GIVE_UP_SECONDS)
+        except OncelogError as error:
+            logger.info(
+                "%s stays until it is aborted by the next decision or by time: %s", self.transactional_id, error
+            )
+
+    def _end(self, *, committed: bool) -> EndTxnResponse:
+        request = EndTxnRequest(
+            transactional_id=self.transactional_id,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            committed=committed,
+        )
+        node = self._client.coordinator(TRANSACTION, self._root)
+        answer = self._client.ask(node, request, EndTxnResponse)
+        self._check(answer.error_code, "sealing what was written" if committed else "aborting")
+        return answer
+
+    def _check(self, code: ErrorCode, doing: str, detail: str | None = None) -> None:
+        if code in FENCED:
+            raise Fenced(f"{doing}: {self.transactional_id} is no longer open ({code.name.upper()})")
+        check(code, doing, detail)
+
+    def _make_room(self, batch: RecordBatch) -> None:
+        while self._flights and (
+            len(self._unacknowledged.get(batch.target.place, ())) >= UNANSWERED_PER_PARTITION
+            or sum(flight.size_bytes for flight in self._flights) > UNANSWERED_BYTES
+        ):
+            self._settle()
+
+    def _by_leader(self, wave: Iterable[RecordBatch]) -> dict[int, list[RecordBatch]]:
+        shares: dict[int, list[RecordBatch]] = {}
+        for batch in wave:
+            shares.setdefault(self._client.leader(*batch.target.place), []).append(batch)
+        return shares
+
+    def _launch(self, node: int, batches: list[RecordBatch]) -> _Flight:
+        by_topic: dict[str, list[PartitionProduceData]] = {}
+        for batch in batches:
+            data = PartitionProduceData(index=i32(batch.target.partition), records=Records(batch.data))
+            by_topic.setdefault(batch.target.topic, []).append(data)
+        request = ProduceRequest(
+            transactional_id=self.transactional_id,
+            acks=ALL_REPLICAS,
+            timeout=milliseconds(int(self._client.settings.request_timeout_seconds * 1000)),
+            topic_data=tuple(
+                TopicProduceData(name=TopicName(topic), partition_data=tuple(data)) for topic, data in by_topic.items()
+            ),
+        )
+        pending = self._client.send(node, request, ProduceResponse)
+        return _Flight(batches, pending, sum(len(batch.data) for batch in batches))
+
+    def _settle(self) -> None:
+        """Collect the oldest answer."""
+        flight = self._flights.popleft()
+        try:
+            self._collect(flight)
+        except OncelogError as error:
+            self._recover(error)
+
+    def _collect(self, flight: _Flight) -> None:
+        """Take note of what is acknowledged; raise the first error of what isn't."""
+        answer = flight.pending.result()
+        results: dict[Place, PartitionProduceResponse] = {
+            (topic.name, partition.index): partition
+            for topic in answer.responses
+            for partition in topic.partition_responses
+        }
+        problem: OncelogError | None = None
+        for batch in flight.batches:
+            result = results[batch.target.place]
+            if result.error_code in (ErrorCode.none, ErrorCode.duplicate_sequence_number):
+                self._unacknowledged[batch.target.place].remove(batch)
+                continue
+            try:
+                doing = f"writing to partition {batch.target.partition} of topic {batch.target.topic!r}"
+                self._check(result.error_code, doing, result.error_message)
+            except OncelogError as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
+
+    def _recover(self, error: OncelogError) -> None:
+        """After a failure that may pass: see which batches came through, and send the others again."""
+        while True:
+            if not (error.retriable or self._follows_a_lost_one(error)):
+                raise error
+            if not self._flights:
+                break
+            flight = self._flights.popleft()
+            try:
+                self._collect(flight)
+            except OncelogError as another:
+                error = another
+        self._client.forget()
+        self._client.retrying(self._send_again)
+
+    def _follows_a_lost_one(self, error: OncelogError) -> bool:
+        """A batch is out of order when the one before it failed."""
+        return isinstance(error, BrokerError) and error.code == ErrorCode.out_of_order_sequence_number
+
+    def _send_again(self) -> None:
+        while wave := [waiting[0] for waiting in self._unacknowledged.values() if waiting]:
+            flights = [self._launch(node, share) for node, share in self._by_leader(wave).items()]
+            for flight in flights:
+                self._collect(flight)
+
+
+def _waves(batches: Iterable[RecordBatch]) -> list[list[RecordBatch]]:
+    """In order, with at most one batch of a partition in a wave: a request holds no more."""
+    waves: list[list[RecordBatch]] = []
+    seen: dict[Place, int] = {}
+    for batch in batches:
+        number = seen.get(batch.target.place, 0)
+        seen[batch.target.place] = number + 1
+        if number == len(waves):
+            waves.append([])
+        waves[number].append(batch)
+    return waves
+
+
+def last_decided(client: Client, root: str) -> int:
+    """The token of the last decision over a root, -1 if there was none."""
+    request = DescribeBranchesRequest(roots=(TransactionalId(root),))
+
+    def attempt() -> int:
+        answer = client.ask(client.coordinator(TRANSACTION, root), request, DescribeBranchesResponse)
+        (told,) = answer.roots
+        check(told.error_code, f"asking what was decided for {root!r}")
+        return told.last_token
+
+    return client.retrying(attempt)
+
+
+def decide(client: Client, root: str, token: int, branches: Collection[NamedBranch]) -> EndBranchesResponse:
+    """Commit these branches together and abort whatever else is open, unless the token was decided before."""
+    return client.retrying(lambda: _end(client, root, token, branches, committed=True))
+
+
+def abandon(client: Client, root: str, token: int) -> None:
+    """Abort whatever is open, if that is quickly done. What was decided stays decided."""
+    try:
+        client.retrying(lambda: _end(client, root, token, (), committed=False), patience_seconds=GIVE_UP_SECONDS)
+    except OncelogError as error:
+        logger.info("branches of %s stay until they are aborted by the next decision or by time: %s", root, error)
+
+
+def _end(
+    client: Client, root: str, token: int, branches: Collection[NamedBranch], *, committed: bool
+) -> EndBranchesResponse:
+    request = EndBranchesRequest(
+        root=TransactionalId(root), token=i64(token), committed=committed, branches=tuple(branches)
+    )
+    answer = client.ask(client.coordinator(TRANSACTION, root), request, EndBranchesResponse)
+    check(answer.error_code, f"deciding over {token} of {root!r}", answer.error_message)
+    return answer

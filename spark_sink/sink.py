@@ -1,0 +1,290 @@
+"""Writing, exactly once: what Spark calls for a batch write and for each micro-batch of a stream.
+
+Spark calls `write` in a process on an executor, once for each attempt of each task, and `commit` or `abort` in a
+process beside the driver. Nothing is kept between the calls but what is in the messages. All that one batch writes is
+one transaction with many writers: `write` opens a branch of (root, token), and seals it; `commit` decides over the root
+with the branches of the messages. The token of a stream is its batch id, so a batch that Spark runs again, after
+whatever crash, is a transaction that is decided already, and writes nothing.
+
+What always holds: nothing of a (root, token) is visible before its decision; what a decision doesn't name never is;
+a task that comes too late can't write, because its branch can't be opened or sealed any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import randrange
+from time import monotonic, time
+from typing import Final
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+from kio.schema.describe_configs.v4 import DescribeConfigsRequest, DescribeConfigsResponse
+from kio.schema.describe_configs.v4.request import DescribeConfigsResource
+from kio.static.primitive import i8
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from spark_sink.branch import Branch, Fenced, abandon, decide, last_decided
+from spark_sink.client import Client, ClientSettings
+from spark_sink.columns import Columns, check_schema, read
+from spark_sink.compress import CODES, NONE, compressor
+from spark_sink.encode import Encoder, Rows, Target
+from spark_sink.errors import OncelogError
+from spark_sink.messages import NamedBranch
+from spark_sink.partitioner import Partitioner
+from spark_sink.sink_options import SinkOptions
+
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except ImportError:  # PySpark 4.0, which gives Arrow batches to whatever also is an Arrow writer of batches
+    from pyspark.sql.datasource import DataSourceStreamWriter
+
+    class DataSourceStreamArrowWriter(DataSourceStreamWriter, DataSourceArrowWriter):  # type: ignore[no-redef, misc]
+        pass
+
+
+logger = logging.getLogger(__name__)
+
+QUERY_ID: Final = "sql.streaming.queryId"
+BATCH_ID: Final = "streaming.sql.batchId"
+
+# Rows are encoded when there are so many bytes of them: enough for large batches to each partition, few enough to stay
+# in the CPU's cache.
+CHUNK_BYTES: Final = 1 << 20
+CHUNK_BYTES_PER_PARTITION: Final = 64 << 10
+LARGEST_CHUNK_BYTES: Final = 16 << 20
+# What a topic is like is asked again after so long: partitions may have been added.
+TOPIC_FACTS_SECONDS: Final = 60.0
+TOPIC_RESOURCE: Final = i8(2)
+LARGEST_BATCH: Final = "max.message.bytes"
+KAFKA_LARGEST_BATCH_BYTES: Final = 1_048_588  # Kafka's default, where we may not ask
+
+
+class NoSuchTopic(OncelogError, ValueError):
+    """A topic that rows are for does not exist. It is not made: how many partitions it should have is not known."""
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task says to `commit`."""
+
+    root: str
+    token: int
+    branch: NamedBranch | None  # None: nothing was written
+    skipped: bool = False  # because the token is decided
+    rows: int = 0
+
+
+class StreamSink(DataSourceStreamArrowWriter):
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        self._options = options
+        check_target(options, schema)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        task = TaskContext.get()
+        assert task is not None, "Spark calls this inside a task"
+        root = self._options.root or task.getLocalProperty(QUERY_ID)
+        token = task.getLocalProperty(BATCH_ID)
+        assert root and token, "Spark names the query and the batch to every task of a stream"
+        return write(self._options, root, int(token), task, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        commit(self._options, self._root(messages), batchId, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        root = self._root(messages)
+        if root is not None:
+            abandon(connected(self._options.client).client, root, batchId)
+
+    def _root(self, messages: Sequence[WriterCommitMessage | None]) -> str | None:
+        """Spark doesn't name the query here; the tasks that wrote do."""
+        return self._options.root or next((one.root for one in messages if isinstance(one, Written)), None)
+
+
+class BatchSink(DataSourceArrowWriter):
+    """All or nothing; and once for all, if `txnAppId` and `txnVersion` say which write it is."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        self._options = options
+        self._root = options.root or str(uuid4())
+        self._token = options.token or 0
+        check_target(options, schema)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        task = TaskContext.get()
+        assert task is not None, "Spark calls this inside a task"
+        if self._options.root is None and task.getLocalProperty(BATCH_ID):
+            logger.warning(
+                "a batch write inside foreachBatch is written again whenever Spark runs the batch again, unless the"
+                " options txnAppId and txnVersion (the batch id) say which write it is"
+            )
+        return write(self._options, self._root, self._token, task, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        commit(self._options, self._root, self._token, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        abandon(connected(self._options.client).client, self._root, self._token)
+
+
+def check_target(options: SinkOptions, schema: StructType) -> None:
+    """What can be known before any row is written."""
+    check_schema(schema, options.topic)
+    if options.topic is not None:
+        connected(options.client).targets(options.topic, options.largest_request_bytes)
+
+
+def write(
+    options: SinkOptions, root: str, token: int, task: TaskContext, iterator: Iterator[pa.RecordBatch]
+) -> Written:
+    """One attempt of one task. The branch is opened when there is something to write."""
+    client = connected(options.client).client
+    # What an operator should see, and what makes the name unique: attempts are counted from 0 by every driver.
+    name = f"part-{task.partitionId()}.attempt-{task.attemptNumber()}.{uuid4().hex}"
+    branch = Branch(client, root, token, name)
+    share = _Share(options, branch)
+    try:
+        rows = share.write(iterator)
+        if not rows:
+            return Written(root, token, None)
+        return Written(root, token, branch.seal(), rows=rows)
+    except Fenced:
+        if last_decided(client, root) < token:
+            raise
+        return Written(root, token, None, skipped=True)
+    except BaseException:
+        if share.opened:
+            branch.give_up()
+        raise
+
+
+def commit(options: SinkOptions, root: str | None, token: int, messages: Sequence[WriterCommitMessage | None]) -> None:
+    written = [one for one in messages if isinstance(one, Written)]
+    if root is None:
+        return  # no task ran, so nothing was written
+    client = connected(options.client).client
+    if any(one.skipped for one in written) and last_decided(client, root) < token:
+        raise OncelogError(f"the brokers forgot that {token} of {root!r} was decided; nothing was decided now")
+    answer = decide(client, root, token, [one.branch for one in written if one.branch is not None])
+    if not answer.decided_now and answer.last_token > token:
+        logger.warning(
+            "batch %s of %r was dropped: a later one, %s, is decided. The checkpoint was rewound, or another query has"
+            " the same root.", token, root, answer.last_token,
+        )  # fmt: skip
+
+
+class _Share:
+    """The rows of one task on their way into its branch."""
+
+    def __init__(self, options: SinkOptions, branch: Branch) -> None:
+        self.opened = False
+        self._options = options
+        self._branch = branch
+        self._connected = connected(options.client)
+        self._partitioner = Partitioner(randrange(1 << 16))
+        self._encoder: Encoder | None = None
+        self._enough_bytes = CHUNK_BYTES
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> int:
+        """The number of rows, once all are sent; not all of them are acknowledged then."""
+        rows = 0
+        waiting: list[pa.RecordBatch] = []
+        waiting_bytes = 0
+        for batch in _of_bounded_size(iterator):
+            rows += batch.num_rows
+            waiting.append(batch)
+            waiting_bytes += batch.nbytes
+            if waiting_bytes >= self._enough_bytes:
+                self._send(waiting)
+                waiting, waiting_bytes = [], 0
+        if waiting:
+            self._send(waiting)
+        return rows
+
+    def _send(self, waiting: list[pa.RecordBatch]) -> None:
+        now_ms = int(time() * 1000)
+        columns = read(pa.Table.from_batches(waiting), self._options.topic, now_ms)
+        rows, targets = self._placed(columns)
+        per_partition = CHUNK_BYTES_PER_PARTITION * len(targets)
+        self._enough_bytes = min(max(CHUNK_BYTES, per_partition), LARGEST_CHUNK_BYTES)
+        self._branch.send(self._opened_encoder().encode(rows, targets, now_ms))
+
+    def _placed(self, columns: Columns) -> tuple[Rows, list[Target]]:
+        limit = self._options.largest_request_bytes
+        of_topics = [self._connected.targets(topic, limit) for topic in columns.topics]
+        counts = np.array([len(targets) for targets in of_topics])
+        codes = np.zeros(len(columns.value), np.int64) if columns.topic_codes is None else columns.topic_codes
+        chosen = self._partitioner.choose(columns.key, columns.partition, counts[codes], columns.size_bytes)
+        targets = [target for of_topic in of_topics for target in of_topic]
+        chosen += (np.cumsum(counts) - counts)[codes]
+        numbers = chosen.astype(np.min_scalar_type(len(targets)))
+        return Rows(columns.key, columns.value, columns.headers, columns.timestamps, numbers), targets
+
+    def _opened_encoder(self) -> Encoder:
+        if self._encoder is None:
+            self.opened = True
+            self._branch.open(self._options.transaction_timeout_ms)
+            name = self._options.codec
+            compress = None if CODES[name] == NONE else compressor(name, self._options.level)
+            pair = (self._branch.producer_id, self._branch.producer_epoch)
+            self._encoder = Encoder(*pair, CODES[name], compress)
+        return self._encoder
+
+
+def _of_bounded_size(iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Spark bounds its batches by rows, and only from 4.1 on by bytes too."""
+    for batch in iterator:
+        if batch.num_rows:
+            pieces = min(1 + batch.nbytes // LARGEST_CHUNK_BYTES, batch.num_rows)
+            rows = -(-batch.num_rows // pieces)
+            for at in range(0, batch.num_rows, rows):
+                yield batch.slice(at, rows)
+
+
+class Connected:
+    """A client, and what was learned with it about topics. Outlives tasks: Spark keeps its Python processes."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.client = Client(settings)
+        self._facts: dict[str, tuple[float, int, int]] = {}
+
+    def targets(self, topic: str, limit_bytes: int | None) -> list[Target]:
+        """The partitions of a topic, and how large a batch may be: the topic's own limit, or the option's."""
+        known = self._facts.get(topic)
+        if known is None or monotonic() - known[0] > TOPIC_FACTS_SECONDS:
+            known = self._facts[topic] = (monotonic(), *self.client.retrying(lambda: self._ask(topic)))
+        _, partitions, largest_bytes = known
+        largest_bytes = min(largest_bytes, limit_bytes or largest_bytes)
+        return [Target(topic, partition, largest_bytes) for partition in range(partitions)]
+
+    def _ask(self, topic: str) -> tuple[int, int]:
+        found = self.client.topics([topic]).get(topic)
+        if found is None:
+            raise NoSuchTopic(f"there is no topic {topic!r}; create it with as many partitions as it should have")
+        question = DescribeConfigsRequest(
+            resources=(
+                DescribeConfigsResource(
+                    resource_type=TOPIC_RESOURCE, resource_name=topic, configuration_keys=(LARGEST_BATCH,)
+                ),
+            )
+        )
+        (told,) = self.client.ask(None, question, DescribeConfigsResponse).results
+        values = [one.value for one in told.configs if one.name == LARGEST_BATCH]
+        return len(found.leaders), int(values[0] or 0) if values else KAFKA_LARGEST_BATCH_BYTES
+
+
+_connected: dict[tuple[int, ClientSettings], Connected] = {}
+
+
+def connected(settings: ClientSettings) -> Connected:
+    """The connections of this process; a fork has its own."""
+    key = (os.getpid(), settings)
+    if key not in _connected:
+        _connected[key] = Connected(settings)
+    return _connected[key]
