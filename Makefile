@@ -13,7 +13,7 @@ ARGS   ?=
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
 .PHONY: help serve install install-dev check quick-tests test lint types format sim mutants chaos clients clients-java clients-more \
-        conformance bench fuzz transcripts docs clean spark-connector bench-spark
+        conformance bench fuzz transcripts docs clean spark-connector bench-spark spark-chaos
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ clients-more: install-dev ## further clients, in the languages this machine has
 
 spark-connector: install-dev ## Spark's own Kafka connector, batch and stream (needs Java 17, Maven, PyPI)
 	$(PYTHON_RUN) -m tests.spark.connector $(ARGS)
+
+spark-chaos: install-dev ## driver, executors, tasks and broker die while Spark copies a topic: ARGS="--minutes 10 --seed 7"
+	$(PYTHON_RUN) -m tests.spark.chaos $(ARGS)
 
 bench-spark: install-dev ## Spark reading and writing, beside Spark's own Kafka connector (PEER=kafka: also on Apache Kafka)
 	$(PYTHON_RUN) -m tests.spark.bench $(if $(PEER),--peer $(PEER)) $(ARGS)

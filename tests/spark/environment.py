@@ -30,8 +30,8 @@ HERE = Path(__file__).parent
 PLACE = CACHE / "spark"
 JARS = PLACE / "connector"
 COPY_JARS = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
-# What a job beside Spark needs: the data source's own requirements, and a client that arranges topics.
-BESIDE_PYSPARK = ("confluent-kafka", "kio", "numpy", "pyarrow")
+# The data source's own requirements, a client that arranges topics, and what Spark wants for `mapInArrow`.
+BESIDE_PYSPARK = ("confluent-kafka", "kio", "numpy", "pandas<3", "pyarrow")
 
 
 class CannotInstall(RuntimeError):

@@ -1,0 +1,69 @@
+"""`make spark-chaos`: everything that can die dies, while Spark copies a topic; then every row must be there once.
+
+    python -m tests.spark.chaos --minutes 10 --seed 7
+
+The seed chooses what is struck in which order, and which tasks stumble; the machine does the rest. Afterwards the same
+happens to Spark's own Kafka source and sink, at-least-once, and its duplicates are counted (not with `--only oncelog`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.spark.chaos.run import Contender, Report, run
+from tests.spark.environment import CONNECTOR_PYSPARK, CannotInstall, connector_jars, interpreter, missing, product
+
+OURS, OWN = "oncelog", "Spark's own"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.spark.chaos", description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long there is striking, for each sink")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--only", choices=["oncelog", "own"], help="one of the two sinks")
+    parser.add_argument("--pyspark", default=CONNECTOR_PYSPARK, help="for ours; Spark's own is there for 4.2.0 alone")
+    parser.add_argument("--keep", type=Path, help="keep data and logs in this folder, which must not exist")
+    chosen = parser.parse_args()
+    why = missing(connector=True)
+    contenders: list[Contender] = []
+    if why is None:
+        try:
+            if chosen.only != "own":
+                python = interpreter(chosen.pyspark)
+                contenders.append(Contender(OURS, "oncelog", True, python, (product(python),)))
+            if chosen.only != "oncelog":
+                jars = {"spark.jars": connector_jars()}
+                contenders.append(Contender(OWN, "kafka", False, interpreter(CONNECTOR_PYSPARK), conf=jars))
+        except CannotInstall as failure:
+            why = str(failure)
+    if why is not None:
+        print(f"skipped: {why}")
+        return 0
+    seed = random.randrange(1 << 32) if chosen.seed is None else chosen.seed
+    reports: dict[str, Report] = {}
+    with tempfile.TemporaryDirectory(prefix="oncelog-spark-chaos-") as temporary:
+        for who in contenders:
+            print(f"{who.name}: seed {seed}, {chosen.minutes:g} minutes", flush=True)
+            began = time.monotonic()
+
+            def say(told: str, began: float = began) -> None:
+                print(f"{time.monotonic() - began:7.1f} s  {told}", flush=True)
+
+            folder = (chosen.keep or Path(temporary)) / who.format
+            reports[who.name] = run(folder, who, seconds=chosen.minutes * 60, seed=seed, say=say)
+            print(reports[who.name], flush=True)
+    for name, report in reports.items():
+        outcome = "every row exactly once" if report.exact else "not exact"
+        counts = f"rows {report.inputs:>8,}  missing {len(report.missing):>4}  doubled {report.doubled:>6}"
+        print(f"{name:12}  {counts}  {outcome}")
+    # Spark's own promises no more than that nothing is missing.
+    return int(OURS in reports and not reports[OURS].exact)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

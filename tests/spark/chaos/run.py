@@ -1,0 +1,252 @@
+"""One run of the chaos with one sink: strike for some minutes, then leave everything in peace, then count.
+
+`python -m tests.spark.chaos` calls `run`. What the feeder wrote must be in the output, each row once, and nothing
+else; and no transaction may hold up readers when all is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from tests.chaos.run import PARTITIONS, Feeder
+from tests.clients.topics import Topics
+from tests.faults.proxy import Proxy
+from tests.peers.ours import Oncelog
+from tests.peers.process import QUICK_SETTINGS
+from tests.spark.chaos.faults import FOR_DECISIONS, FOR_EVERY_SINK, Strike
+from tests.spark.chaos.world import Driver, Junk, World, feed
+from tests.spark.cluster import Cluster
+
+PEACE_SECONDS = 300.0
+"""How long everything may take to come right when nobody strikes any more."""
+HOPELESS_STARTS = 4
+SPARK = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.memory": "1g",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.task.maxFailures": "8",
+    "spark.speculation": "true",
+    "spark.speculation.interval": "200ms",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.minTaskRuntime": "1s",
+    "spark.sql.shuffle.partitions": "3",
+    # Several Arrow batches a task, so that it can fail half way.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
+}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Whose source and sink, and what Spark needs to find them."""
+
+    name: str
+    format: str
+    decides: bool
+    python: Path
+    paths: tuple[Path, ...] = ()
+    conf: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Report:
+    inputs: int = 0
+    strikes: collections.Counter[str] = field(default_factory=collections.Counter)
+    driver_starts: int = 0
+    batches: int = 0
+    missing: list[int] = field(default_factory=list)
+    doubled: int = 0
+    strangers: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def exact(self) -> bool:
+        return not (self.missing or self.doubled or self.strangers or self.faults)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.inputs:,} rows in, {self.batches} batches, {sum(self.strikes.values())} strikes, "
+            f"{self.driver_starts} drivers",
+            f"missing {len(self.missing)}{f' ({self.missing[:10]} …)' if self.missing else ''}, doubled {self.doubled}",
+            *(f"rows nobody committed: {self.strangers[:5]}" for _ in self.strangers[:1]),
+            *self.faults,
+        ]
+        return "\n".join(lines)
+
+
+def run(folder: Path, who: Contender, *, seconds: float, seed: int, say: Callable[[str], None]) -> Report:
+    folder.mkdir(parents=True)
+    broker = Oncelog(folder / "broker", settings={**QUICK_SETTINGS, "log.durability": "auto"})
+    cluster = Cluster(folder / "cluster", who.python, paths=who.paths)
+    report = Report()
+    broker.start()
+    try:
+        topics = Topics(broker.bootstrap, "chaos")
+        source, target = topics.create(PARTITIONS), topics.create(PARTITIONS)
+        feeder, junk = Feeder(broker.bootstrap, source), Junk(broker.bootstrap, source, PARTITIONS)
+
+        async def everything() -> None:
+            async with Proxy("127.0.0.1", broker.port) as proxy:
+                plan = _plan(who, cluster.master, proxy.bootstrap, source, target, folder, seed)
+                driver = Driver(who.python, plan, folder, who.paths)
+                world = World(broker, proxy, cluster, driver, random.Random(seed))
+                try:
+                    await _strike(world, who, feeder, junk, seconds, report, say)
+                    say("nobody strikes any more")
+                    await _let_finish(world, feeder, target, report)
+                finally:
+                    driver.bury()
+                report.driver_starts, report.batches = driver.starts, driver.batches()
+
+        with cluster.running():
+            asyncio.run(everything())
+        _judge(broker.bootstrap, target, feeder.count, report)
+    finally:
+        if broker.running():
+            broker.stop()
+    return report
+
+
+def _plan(
+    who: Contender, master: str, bootstrap: str, source: str, target: str, folder: Path, seed: int
+) -> dict[str, Any]:
+    there = {"kafka.bootstrap.servers": bootstrap}
+    start = {"subscribe": source, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "3000"}
+    committed = {"kafka.isolation.level": "read_committed"}
+    return {
+        "master": master,
+        "format": who.format,
+        "conf": {**SPARK, **who.conf},
+        "source": {**there, **start, **committed},
+        "sink": {**there, "topic": target},
+        "checkpoint": str(folder / "checkpoint"),
+        "stop": str(folder / "stop"),
+        "seed": seed,
+    }
+
+
+async def _strike(
+    world: World,
+    who: Contender,
+    feeder: Feeder,
+    junk: Junk,
+    seconds: float,
+    report: Report,
+    say: Callable[[str], None],
+) -> None:
+    over = asyncio.Event()
+    feeding = asyncio.create_task(feed(feeder, junk, over))
+    until = time.monotonic() + seconds
+    waiting: list[Strike] = []
+    try:
+        while time.monotonic() < until:
+            if not await world.working():
+                if not world.driver.running():
+                    say(f"the driver ended by itself: {world.driver.why_it_ended()}")
+                if world.driver.starts >= HOPELESS_STARTS and not world.driver.batches():
+                    report.faults.append(f"no batch in {HOPELESS_STARTS} starts")
+                    return
+                continue
+            await asyncio.sleep(world.chance.uniform(0, 2))
+            if not waiting:  # every kind once before any comes again, in an order that the seed chooses
+                waiting = [*FOR_EVERY_SINK, *(FOR_DECISIONS if who.decides else ())]
+                world.chance.shuffle(waiting)
+            strike = waiting.pop()
+            told = await strike(world)
+            say(told or f"{strike.__name__}: its moment did not come")
+            if told:
+                report.strikes[strike.__name__] += 1
+    finally:
+        over.set()
+        await feeding
+    await asyncio.to_thread(feeder.finish)
+    report.inputs = feeder.count
+    report.faults += feeder.failures
+
+
+async def _let_finish(world: World, feeder: Feeder, target: str, report: Report) -> None:
+    """Until every row is there at least once; then the query is stopped as a user would."""
+    until = time.monotonic() + PEACE_SECONDS
+    while time.monotonic() < until:
+        await world.working()
+        found = await asyncio.to_thread(_read, world.broker.bootstrap, target)
+        if len(found) >= feeder.count:
+            break
+    else:
+        report.faults.append(f"not all rows had arrived after {PEACE_SECONDS:.0f} s of peace")
+    stop = world.driver.checkpoint.with_name("stop")
+    stop.touch()
+    if world.driver.running() and await asyncio.to_thread(world.driver.wait, 60) is None:
+        report.faults.append("the query could not be stopped")
+
+
+def _judge(bootstrap: str, target: str, inputs: int, report: Report) -> None:
+    found = _read(bootstrap, target)
+    wanted = {str(number) for number in range(inputs)}
+    report.missing = sorted(int(value) for value in wanted - found.keys())
+    report.doubled = sum(count - 1 for value, count in found.items() if value in wanted)
+    report.strangers = sorted(found.keys() - wanted)
+    held_up = _held_up(bootstrap, target)
+    if held_up:
+        report.faults.append(f"readers are held up in {held_up} partitions")
+
+
+def _read(bootstrap: str, topic: str) -> collections.Counter[str]:
+    """How often each value is in a topic, as a read_committed reader finds it now."""
+    consumer = _reader(bootstrap)
+    consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
+    found: collections.Counter[str] = collections.Counter()
+    ended, until = 0, time.monotonic() + PEACE_SECONDS
+    while ended < PARTITIONS:
+        if time.monotonic() > until:
+            raise TimeoutError(f"{topic} can't be read to its end")
+        for message in consumer.consume(10_000, 0.2):
+            error = message.error()
+            if error is None:
+                found[(message.value() or b"(null)").decode()] += 1
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended += 1
+    consumer.close()
+    return found
+
+
+def _held_up(bootstrap: str, topic: str) -> int:
+    """In how many partitions committed readers can't get to the end, once there was time to decide everything."""
+    every = [TopicPartition(topic, index) for index in range(PARTITIONS)]
+    until = time.monotonic() + PEACE_SECONDS
+    committed, all_of_it = _reader(bootstrap), _reader(bootstrap, "read_uncommitted")
+    try:
+        while True:
+            try:
+                stable = [committed.get_watermark_offsets(one, 10)[1] for one in every]
+                ends = [all_of_it.get_watermark_offsets(one, 10)[1] for one in every]
+            except KafkaException:
+                stable, ends = [0], [1]
+            if stable == ends or time.monotonic() > until:
+                return sum(a != b for a, b in zip(stable, ends, strict=True))
+            time.sleep(0.5)
+    finally:
+        committed.close()
+        all_of_it.close()
+
+
+def _reader(bootstrap: str, isolation: str = "read_committed") -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "chaos-unused",
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
