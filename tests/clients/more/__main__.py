@@ -1,4 +1,5 @@
-"""Clients of further languages against our broker: kafkajs on Node.js; franz-go, sarama and segmentio/kafka-go in Go.
+"""Further clients against our broker: kafkajs and @platformatic/kafka on Node.js; franz-go, sarama and kafka-go in Go;
+rskafka in Rust; older versions of the Java client; Kafka Streams.
 
     python -m tests.clients.more [PART OF A CHECK'S NAME]
 
@@ -14,24 +15,32 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.clients.more import java
 from tests.clients.programs import Check, expect, main, run
 from tests.peers.process import CACHE
 
 CLIENTS = Path(__file__).parents[1]
 BUILT = CACHE / "clients"
 EVERYTHING = ("produced", "consumed", "administered", "transacted", "done")
+JAVA = ("java", "javac", "mvn")
+JAVA_CLIENTS = ("2.1.1", "2.8.2", "3.3.2", "3.9.1")
 WITHOUT_TRANSACTIONS = ("produced", "consumed", "administered", "done")
 
 
-def kafkajs(bootstrap: str) -> None:
-    folder = BUILT / "node"
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in (CLIENTS / "node").iterdir():
-        shutil.copy(file, folder)
-    if not (folder / "node_modules" / "kafkajs").is_dir():
+def node(program: str, *, modern: bool = False) -> Check:
+    """A program of tests/clients/node. `modern`: on the Node.js that npm brings."""
+
+    def check(bootstrap: str) -> None:
+        folder = BUILT / "node"
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in (CLIENTS / "node").iterdir():
+            shutil.copy(file, folder)
         run(["npm", "install", "--no-audit", "--no-fund", "--silent"], folder=folder, patience_seconds=300)
-    quiet = {"KAFKAJS_NO_PARTITIONER_WARNING": "1"}
-    expect(run(["node", "kafkajs.js", bootstrap, _word()], folder=folder, environment=quiet), *EVERYTHING)
+        runtime = str(folder / "node_modules" / "node" / "bin" / "node") if modern else "node"
+        quiet = {"KAFKAJS_NO_PARTITIONER_WARNING": "1"}
+        expect(run([runtime, program, bootstrap, _word()], folder=folder, environment=quiet), *EVERYTHING)
+
+    return check
 
 
 def go(name: str, wanted: tuple[str, ...]) -> Check:
@@ -45,6 +54,13 @@ def go(name: str, wanted: tuple[str, ...]) -> Check:
     return check
 
 
+def rust(bootstrap: str) -> None:
+    """The program of tests/clients/rust."""
+    built = {"CARGO_TARGET_DIR": str(BUILT / "rust")}
+    run(["cargo", "build", "--quiet"], folder=CLIENTS / "rust", environment=built, patience_seconds=600)
+    expect(run([str(BUILT / "rust" / "debug" / "oncelog-clients-rust"), bootstrap, _word()]), *WITHOUT_TRANSACTIONS)
+
+
 def _word() -> str:
     """What makes the names of one run its own."""
     return str(time.time_ns())
@@ -52,10 +68,14 @@ def _word() -> str:
 
 def _available() -> dict[str, Check]:
     needed: dict[str, tuple[tuple[str, ...], Check]] = {
-        "kafkajs (Node.js)": (("node", "npm"), kafkajs),
+        "kafkajs (Node.js)": (("node", "npm"), node("kafkajs.js")),
+        "@platformatic/kafka (Node.js)": (("node", "npm"), node("platformatic.mjs", modern=True)),
         "franz-go (Go)": (("go",), go("franz", EVERYTHING)),
         "sarama (Go)": (("go",), go("sarama", EVERYTHING)),
         "segmentio/kafka-go (Go)": (("go",), go("segmentio", WITHOUT_TRANSACTIONS)),
+        "rskafka (Rust)": (("cargo",), rust),
+        **{f"kafka-clients {version} (Java)": (JAVA, java.older_client(version)) for version in JAVA_CLIENTS},
+        "Kafka Streams 4.3.0 (Java)": (JAVA, java.streams("4.3.0")),
     }
     found = {}
     for name, (programs, check) in needed.items():
@@ -68,7 +88,7 @@ def _available() -> dict[str, Check]:
 
 
 def missing(checks: dict[str, Check]) -> Callable[[], str | None]:
-    return lambda: None if checks else "neither Node.js nor Go is here"
+    return lambda: None if checks else "none of the languages is here"
 
 
 if __name__ == "__main__":

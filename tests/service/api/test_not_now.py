@@ -1,0 +1,192 @@
+"""What clients are told when the answer is elsewhere or not known yet: every code that means "ask again", caused on
+purpose, and the one that means "never".
+"""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from log.batch import CHECKED_FROM, CONTROL, CRC_AT, build_batch, crc32c, restamp
+from log.ids import TopicPartition
+from service.broker.partition import Partition
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    AddOffsetsToTxnRequest,
+    DescribeTransactionsRequest,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+    ListTransactionsRequest,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
+from tests.rules import rule
+from tests.service.api.txn_stage import UNCOMMITTED, TxnStage, Writer, on_txn_stage, values
+
+NONE = ErrorCode.NONE
+LOADING, ELSEWHERE = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR
+Ask = Callable[[TxnStage, Writer], Awaitable[int]]
+
+
+async def _init(stage: TxnStage, writer: Writer) -> int:
+    return await writer.init()
+
+
+async def _add(stage: TxnStage, writer: Writer) -> int:
+    return (await writer.add("orders", 0))[0]
+
+
+async def _add_offsets(stage: TxnStage, writer: Writer) -> int:
+    request = AddOffsetsToTxnRequest("pay", writer.producer_id, writer.epoch, "group")
+    return (await stage.ask(request, 3)).error_code
+
+
+async def _end(stage: TxnStage, writer: Writer) -> int:
+    return (await writer.end(commit=True)).error_code
+
+
+async def _describe(stage: TxnStage, writer: Writer) -> int:
+    return (await stage.ask(DescribeTransactionsRequest(["pay"]))).transaction_states[0].error_code
+
+
+async def _commit_offsets(stage: TxnStage, writer: Writer) -> int:
+    topic = TxnOffsetCommitRequestTopic("orders", [TxnOffsetCommitRequestPartition(0, 1)])
+    request = TxnOffsetCommitRequest("pay", "group", writer.producer_id, writer.epoch, topics=[topic])
+    return (await stage.ask(request, 5)).topics[0].partitions[0].error_code
+
+
+TRANSACTIONS: tuple[Ask, ...] = (_init, _add, _add_offsets, _end, _describe)
+
+
+def _coordinator(stage: TxnStage, topic: str) -> list[Partition]:
+    partitions = stage.broker.partitions.topic(topic)
+    assert partitions is not None
+    return list(partitions.values())
+
+
+def _load_again(stage: TxnStage, topic: str) -> None:
+    """As after a change of leaders: the log is replayed, which takes until the loop has turned at least once."""
+    for partition in _coordinator(stage, topic):
+        stage.broker.coordinators[topic].led(partition)
+
+
+def _lose(stage: TxnStage, topic: str) -> None:
+    for partition in _coordinator(stage, topic):
+        stage.broker.coordinators[topic].lost(partition.topic_partition.partition)
+
+
+@pytest.mark.parametrize("ask", TRANSACTIONS, ids=lambda ask: ask.__name__.strip("_"))
+@rule("B.5", "14 while the transaction coordinator replays its log, 16 where it is not: in every transactional API")
+def test_a_transaction_coordinator_that_loads_or_is_elsewhere(tmp_path: Path, ask: Ask) -> None:
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        assert await writer.init() == NONE
+        _load_again(stage, "__transaction_state")
+        assert await ask(stage, writer) == LOADING
+        _lose(stage, "__transaction_state")
+        assert await ask(stage, writer) == ELSEWHERE
+
+    on_txn_stage(tmp_path, scene)
+
+
+@rule("B.2", "a verification that finds no coordinator: NOT_ENOUGH_REPLICAS for who writes, 14 for who commits offsets")
+def test_a_write_whose_coordinator_is_elsewhere_may_be_sent_again(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        assert await writer.init() == NONE
+        _load_again(stage, "__transaction_state")
+        assert await _commit_offsets(stage, writer) == LOADING
+        _lose(stage, "__transaction_state")
+        assert await _commit_offsets(stage, writer) == LOADING  # 16 would send the client to look for the group's
+        for version in (9, 12):
+            assert await writer.write("orders", "value", version=version) == ErrorCode.NOT_ENOUGH_REPLICAS
+        assert await values(stage, "orders", UNCOMMITTED) == []
+
+    on_txn_stage(tmp_path, scene)
+
+
+@rule("B.10", "14 while the group's coordinator replays its log, 16 where it is not")
+def test_a_group_coordinator_that_loads_or_is_elsewhere(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        assert await writer.init() == NONE
+        _load_again(stage, "__consumer_offsets")
+        assert await _commit_offsets(stage, writer) == LOADING
+        _lose(stage, "__consumer_offsets")
+        assert await _commit_offsets(stage, writer) == ELSEWHERE
+
+    on_txn_stage(tmp_path, scene)
+
+
+@rule("B.7", "ListTransactions says 14 while any of the coordinators replays its log: the list would lack its ids")
+def test_a_list_of_transactions_while_coordinators_load(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        _load_again(stage, "__transaction_state")
+        assert (await stage.ask(ListTransactionsRequest([], []))).error_code == LOADING
+
+    on_txn_stage(tmp_path, scene)
+
+
+@rule("B.9", "a leader that has just begun says 78 until its high watermark has passed what was there; before v5, 5")
+def test_a_leader_that_has_just_begun_does_not_know_its_end(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        partition = stage.broker.partitions.get(TopicPartition("orders", 0))
+        assert partition is not None
+
+        async def latest(version: int) -> tuple[int, int]:
+            wanted = ListOffsetsTopic("orders", [ListOffsetsPartition(0, timestamp=-1)])
+            (found,) = (await stage.ask(ListOffsetsRequest(topics=[wanted]), version)).topics[0].partitions
+            return found.error_code, found.offset
+
+        batch = bytearray(build_batch([(None, b"not on the platter yet", (), 0)]))
+        partition.append_own(batch, now_ms=0)
+        partition.lead(partition.leader_epoch + 1, 1, (1,), (1,), fsync=True)
+        assert await latest(7) == (ErrorCode.OFFSET_NOT_AVAILABLE, -1)
+        assert await latest(4) == (ErrorCode.LEADER_NOT_AVAILABLE, -1)
+        committed = partition.committed(1)
+        assert committed is not None
+        await committed
+        assert await latest(7) == (NONE, 1)
+
+    on_txn_stage(tmp_path, scene, log_durability="fsync")
+
+
+def _control() -> bytes:
+    batch = bytearray(build_batch([(None, b"v", (), 0)]))
+    batch[CHECKED_FROM + 1] |= CONTROL
+    batch[CRC_AT:CHECKED_FROM] = crc32c(batch[CHECKED_FROM:]).to_bytes(4, "big")
+    return bytes(batch)
+
+
+def _later() -> bytes:
+    batch = bytearray(build_batch([(None, b"v", (), 0)]))
+    restamp(batch, base_offset=7, leader_epoch=-1)
+    return bytes(batch)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pytest.param(_control(), id="a control batch"),
+        pytest.param(build_batch([(None, b"v", (), 0)], producer_id=1, producer_epoch=0), id="no sequence"),
+        pytest.param(2 * build_batch([(None, b"v", (), 0)]), id="two batches"),
+        pytest.param(build_batch([(None, b"v", (), 0)])[:40], id="half a batch"),
+        pytest.param(_later(), id="offsets that do not begin at 0"),
+    ],
+)
+@rule("B.1", "87: control batches, a producer id without a sequence, more or less than one batch, a lying count")
+def test_a_batch_that_no_client_may_send(tmp_path: Path, batch: bytes) -> None:
+    async def scene(stage: TxnStage) -> None:
+        data = TopicProduceData("orders", partition_data=[PartitionProduceData(0, batch)])
+        answer = await stage.ask(ProduceRequest(None, -1, 5_000, [data]), 12)
+        assert answer.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_RECORD
+        partition = stage.broker.partitions.get(TopicPartition("orders", 0))
+        assert partition is not None
+        assert partition.log.end_offset == 0
+
+    on_txn_stage(tmp_path, scene)
