@@ -159,8 +159,12 @@ class OncelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         self._planned = end
         begins = {**begins_of(end), **({} if is_initial(start) else from_json(start))}
-        ranges = [Range(*part, begins[part], offset) for part, offset in from_json(end).items() if part in begins]
-        return _tasks(ranges, self._options)
+        ends = from_json(end)
+        unnamed = ends.keys() - begins.keys()
+        if unnamed:
+            client = client_of(self._options.client)
+            begins |= client.retrying(lambda: self._begins_of_unnamed(start, unnamed))
+        return _tasks([Range(*part, begins[part], offset) for part, offset in ends.items()], self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._options)
@@ -213,6 +217,13 @@ class OncelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if offset > 0:
                 report_loss(self._options, f"{topic}-{partition} is new, and begins at offset {offset} already")
         return begins
+
+    def _begins_of_unnamed(self, start: dict[str, Any], parts: set[TopicPartition]) -> Offsets:
+        """PySpark 4.0 and 4.1 ask for the end of a first batch, or of the first after a restart, before they say where
+        it starts. So that end couldn't name these; the batch ends where it was asked all the same."""
+        if is_initial(start):
+            return starts(client_of(self._options.client), parts, self._options)
+        return edges(client_of(self._options.client), parts, Edge.EARLIEST, committed=self._options.committed)
 
     def _limited(self, begins: Offsets, latest: Offsets, limit: ReadLimit | None) -> Offsets:
         """How far the next batch goes, by the options and by what Spark asks for."""
