@@ -24,13 +24,13 @@ PATIENCE_SECONDS = 90.0
 
 
 class Cluster:
-    def __init__(self, folder: Path, python: Path, *, workers: int = 2, cores: int = 2, paths: tuple[Path, ...] = ()):
+    def __init__(self, folder: Path, python: Path, *, workers: int = 2, cores: int = 2) -> None:
         self._folder = folder
         self._python = python
         self._hosts = [f"127.0.0.{number + 2}" for number in range(workers)]
         self._cores = cores
         self._port = free_port()
-        self._environment = environment_of(python, *paths)
+        self._environment = environment_of(python)
         del self._environment["SPARK_LOCAL_IP"]  # each daemon is told its own
         self._daemons: list[subprocess.Popen[bytes]] = []
 

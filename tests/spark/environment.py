@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -30,8 +31,9 @@ HERE = Path(__file__).parent
 PLACE = CACHE / "spark"
 JARS = PLACE / "connector"
 COPY_JARS = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
-# The data source's own requirements, a client that arranges topics, and what Spark wants for `mapInArrow`.
-BESIDE_PYSPARK = ("confluent-kafka", "kio", "numpy", "pandas<3", "pyarrow")
+# A client that arranges topics, what Spark wants for `mapInArrow`, and what the data source is built with.
+BESIDE_PYSPARK = ("confluent-kafka", "pandas<3", "setuptools")
+PRODUCT = ROOT / "spark_sink"
 
 
 class CannotInstall(RuntimeError):
@@ -51,19 +53,37 @@ def missing(*, connector: bool = False) -> str | None:
 
 
 def interpreter(version: str) -> Path:
-    """The Python that has this PySpark."""
+    """The Python that has this PySpark and, as a user would install it, our data source as it stands now."""
     environment = PLACE / f"pyspark-{version}"
-    done = environment / "installed"
     python = environment / "bin" / "python"
-    wanted = " ".join((f"pyspark=={version}", *BESIDE_PYSPARK))
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    wanted = [f"pyspark=={version}", *BESIDE_PYSPARK]
     with _alone(environment.name):
-        if not done.exists() or done.read_text() != wanted:
+        if _changed(environment / "installed", " ".join(wanted)):
             print(f"installing PySpark {version} into {environment.relative_to(ROOT)}", file=sys.stderr, flush=True)
             # Without a pip of its own, which Debian's Python cannot give it: ours fills it.
             _install([sys.executable, "-m", "venv", "--without-pip", str(environment)])
-            _install([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *wanted.split()])
-            done.write_text(wanted)
+            _install([*pip, *wanted])
+            (environment / "installed").write_text(" ".join(wanted))
+        sources = _sources(PRODUCT)
+        if _changed(environment / "product", sources):
+            with tempfile.TemporaryDirectory() as folder:  # a build leaves things behind
+                copy = shutil.copytree(PRODUCT, Path(folder, "product"))
+                # What it depends on, then itself once more: its version says nothing about what changed here.
+                _install([*pip, "--no-build-isolation", str(copy)])
+                _install([*pip, "--no-build-isolation", "--force-reinstall", "--no-deps", str(copy)])
+            (environment / "product").write_text(sources)
     return python
+
+
+def _changed(note: Path, wanted: str) -> bool:
+    return not note.exists() or note.read_text() != wanted
+
+
+def _sources(package: Path) -> str:
+    """Stands for the contents of a package."""
+    files = sorted([*package.rglob("*.py"), *package.rglob("*.toml")])
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def connector_jars() -> str:
@@ -86,18 +106,8 @@ def spark_home(python: Path) -> Path:
     return found
 
 
-def product(python: Path) -> Path:
-    """A folder for the module path in which there is our data source and nothing else of this clone."""
-    folder = PLACE / "product"
-    folder.mkdir(parents=True, exist_ok=True)
-    link = folder / "spark_sink"
-    if not link.exists():
-        link.symlink_to(ROOT / "spark_sink")
-    return folder
-
-
 def environment_of(python: Path, *paths: Path) -> dict[str, str]:
-    """For a job's process: this Python in the driver and in the workers, and nothing of this clone but `paths`."""
+    """For a job: this Python in driver and workers, and nothing of this clone in its module path but `paths`."""
     return {
         **os.environ,
         "SPARK_HOME": str(spark_home(python)),

@@ -33,7 +33,6 @@ from tests.spark.environment import (
     environment_of,
     interpreter,
     missing,
-    product,
 )
 
 JOB = Path(__file__).with_name("job.py")
@@ -67,7 +66,7 @@ def run_job(python: Path, plan: dict[str, Any], folder: Path) -> dict[str, dict[
     found: dict[str, dict[str, list[float]]] = {}
     # From an empty folder, with nothing of this clone but the data source in its path.
     command = [str(python), "-P", str(JOB), json.dumps(plan)]
-    environment = environment_of(python, product(python))
+    environment = environment_of(python)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder) as job:
         assert job.stdout is not None
         for line in job.stdout:

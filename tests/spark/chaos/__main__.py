@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from tests.spark.chaos.run import Contender, Report, run
-from tests.spark.environment import CONNECTOR_PYSPARK, CannotInstall, connector_jars, interpreter, missing, product
+from tests.spark.environment import CONNECTOR_PYSPARK, CannotInstall, connector_jars, interpreter, missing
 
 OURS, OWN = "oncelog", "Spark's own"
 
@@ -34,8 +34,7 @@ def main() -> int:
     if why is None:
         try:
             if chosen.only != "own":
-                python = interpreter(chosen.pyspark)
-                contenders.append(Contender(OURS, "oncelog", True, python, (product(python),)))
+                contenders.append(Contender(OURS, "oncelog", True, interpreter(chosen.pyspark)))
             if chosen.only != "oncelog":
                 jars = {"spark.jars": connector_jars()}
                 contenders.append(Contender(OWN, "kafka", False, interpreter(CONNECTOR_PYSPARK), conf=jars))

@@ -54,7 +54,6 @@ class Contender:
     format: str
     decides: bool
     python: Path
-    paths: tuple[Path, ...] = ()
     conf: dict[str, str] = field(default_factory=dict)
 
 
@@ -87,7 +86,7 @@ class Report:
 def run(folder: Path, who: Contender, *, seconds: float, seed: int, say: Callable[[str], None]) -> Report:
     folder.mkdir(parents=True)
     broker = Oncelog(folder / "broker", settings={**QUICK_SETTINGS, "log.durability": "auto"})
-    cluster = Cluster(folder / "cluster", who.python, paths=who.paths)
+    cluster = Cluster(folder / "cluster", who.python)
     report = Report()
     broker.start()
     try:
@@ -98,7 +97,7 @@ def run(folder: Path, who: Contender, *, seconds: float, seed: int, say: Callabl
         async def everything() -> None:
             async with Proxy("127.0.0.1", broker.port) as proxy:
                 plan = _plan(who, cluster.master, proxy.bootstrap, source, target, folder, seed)
-                driver = Driver(who.python, plan, folder, who.paths)
+                driver = Driver(who.python, plan, folder)
                 world = World(broker, proxy, cluster, driver, random.Random(seed))
                 try:
                     await _strike(world, who, feeder, junk, seconds, report, say)

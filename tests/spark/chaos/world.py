@@ -36,11 +36,11 @@ CATCH_SECONDS = 20.0
 class Driver:
     """The pipeline's driver: a Python process and its JVM, started again with the same checkpoint."""
 
-    def __init__(self, python: Path, plan: dict[str, Any], folder: Path, paths: tuple[Path, ...]) -> None:
+    def __init__(self, python: Path, plan: dict[str, Any], folder: Path) -> None:
         self.starts = 0
         self.checkpoint = Path(plan["checkpoint"])
         self._command = [str(python), "-P", str(JOB), json.dumps(plan)]
-        self._environment = environment_of(python, *paths)
+        self._environment = environment_of(python)
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._left: list[psutil.Process] = []
