@@ -66,8 +66,7 @@ def run_confluent(bootstrap: str, source: str, target: str, group: str, until: f
             if not failure.args[0].txn_requires_abort():
                 raise
         producer.abort_transaction(WAIT_SECONDS)
-        # An abort does not take the reader back (KAFKA-17582): a new one begins where the group stands.
-        raise Restart
+        break
     consumer.close()
 
 
@@ -86,10 +85,6 @@ def _alive() -> None:
     log, and the process ends.
     """
     faulthandler.dump_traceback_later(HUNG_SECONDS, exit=True)
-
-
-class Restart(Exception):
-    """Begin again with new clients."""
 
 
 def run_aiokafka(bootstrap: str, source: str, target: str, group: str, until: float) -> None:
@@ -131,7 +126,7 @@ async def _aiokafka(bootstrap: str, source: str, target: str, group: str, until:
                 await producer.commit_transaction()
                 continue
             await producer.abort_transaction()
-        raise Restart
+        break
     await consumer.stop()
     await producer.stop()
 
@@ -174,7 +169,7 @@ def run_kafka_python(bootstrap: str, source: str, target: str, group: str, until
             producer.commit_transaction()
             continue
         producer.abort_transaction()
-        raise Restart
+        break
     consumer.close()
     producer.close()
 
@@ -188,11 +183,12 @@ CLIENTS: dict[str, Callable[[str, str, str, str, float], None]] = {
 
 def main() -> int:
     client, bootstrap, source, target, group, seconds = sys.argv[1:]
-    _alive()
+    until = time.monotonic() + float(seconds)
     try:
-        CLIENTS[client](bootstrap, source, target, group, time.monotonic() + float(seconds))
-    except Restart:
-        return GAVE_UP
+        while time.monotonic() < until:
+            _alive()
+            # An abort does not take the reader back (KAFKA-17582): then new clients begin where the group stands.
+            CLIENTS[client](bootstrap, source, target, group, until)
     except (KafkaException, AiokafkaError, kafka.errors.KafkaError, TimeoutError, OSError) as failure:
         print(f"{client}: {type(failure).__name__}: {failure}", file=sys.stderr, flush=True)
         return GAVE_UP
