@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any, Generic, TypeVar, cast
 
 from kio.schema.api_versions.v3 import ApiVersionsRequest, ApiVersionsResponse
@@ -42,6 +41,7 @@ GROUP = 0
 TRANSACTION = 1
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
+MOST_CLIENTS = 8  # kept for the next task
 LARGEST_ANSWER_BYTES = 1 << 30  # a length beyond this is not an answer but another protocol
 
 R = TypeVar("R", bound=ResponsePayload)
@@ -192,15 +192,18 @@ class Connection:
         self._socket.close()
 
 
+_clients: dict[tuple[int, ClientSettings], Client] = {}
+
+
 def client_of(settings: ClientSettings) -> Client:
     """The client of this process: Spark runs many short tasks in one worker, and connecting takes longer than asking.
-    The process is named because workers are forked."""
-    return _client_of(os.getpid(), settings)
-
-
-@lru_cache(maxsize=8)
-def _client_of(process_id: int, settings: ClientSettings) -> Client:
-    return Client(settings)
+    The process is part of the key because workers are forked."""
+    key = os.getpid(), settings
+    if key not in _clients:
+        if len(_clients) == MOST_CLIENTS:
+            _clients.pop(next(iter(_clients))).close()
+        _clients[key] = Client(settings)
+    return _clients[key]
 
 
 class Client:

@@ -196,7 +196,8 @@ class OncelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return to_json(latest)
         if is_initial(start):
             check_exist(options.subscription, self._known)
-            begins = new = starts(client, self._known, options)
+            parts = self._known if self._target is None else self._known & self._target.keys()
+            begins = new = starts(client, parts, options)
             _check_within_log(client, begins, options.starting, options)
         else:
             before = from_json(start)

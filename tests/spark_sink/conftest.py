@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_sink import client as wire
 from spark_sink import register
 from spark_sink.client import Client, ClientSettings
 from tests.clients.topics import Topics
@@ -22,6 +23,13 @@ from tests.faults.conftest import new_broker
 from tests.peers.process import BrokerProcess
 
 _numbers = itertools.count()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_client_left_open() -> Iterator[None]:
+    yield
+    for client in wire._clients.values():
+        client.close()
 
 
 @pytest.fixture(scope="session")
