@@ -8,12 +8,11 @@ it is acknowledged any more.
 
 import asyncio
 from collections.abc import Callable
-from itertools import islice
 from typing import Protocol
 
 from log.disk import DiskFault
 
-PARTITIONS_AT_ONCE = 4
+WORKERS = 4
 
 
 class Flushable(Protocol):
@@ -34,23 +33,18 @@ class Flusher:
         self._wake.set()
 
     async def run(self) -> None:
-        """Side by side for several partitions, and one after the other for each."""
-        async with asyncio.TaskGroup() as flushes:
-            while True:
-                await self._wake.wait()
+        """One worker; several run side by side, and a partition is only ever in the hands of one."""
+        while True:
+            partition = next((wanted for wanted in self._wanted if wanted not in self._flushing), None)
+            if partition is None:
                 self._wake.clear()
-                startable = (partition for partition in self._wanted if partition not in self._flushing)
-                for partition in list(islice(startable, PARTITIONS_AT_ONCE - len(self._flushing))):
-                    del self._wanted[partition]
-                    self._flushing.add(partition)
-                    flushes.create_task(self._flush(partition))
-
-    async def _flush(self, partition: Flushable) -> None:
-        try:
-            await partition.flush()
-        except DiskFault as fault:
-            self._on_fault(fault)
-            return  # and it counts as being flushed for ever: never again
-        self._flushing.discard(partition)
-        if self._wanted:
-            self._wake.set()
+                await self._wake.wait()
+                continue
+            del self._wanted[partition]
+            self._flushing.add(partition)
+            try:
+                await partition.flush()
+            except DiskFault as fault:
+                self._on_fault(fault)
+                return
+            self._flushing.discard(partition)

@@ -32,6 +32,7 @@ from service.broker.compactor import Compactor
 from service.broker.coordinators import Coordinators
 from service.broker.data_folder import StartError, claim, read_facts
 from service.broker.fetch_sessions import FetchSessions
+from service.broker.flusher import WORKERS
 from service.broker.housekeeper import Housekeeper
 from service.broker.internal_topics import GROUP_TOPIC, TRANSACTION_TOPIC, InternalTopics
 from service.broker.log_folder import LogFolder
@@ -160,7 +161,8 @@ class Broker:
         for partition in self.partitions:
             self._lead_or_not(partition)
         for folder in self.folders:
-            self.env.tasks.spawn(f"flusher of {folder.name}", folder.flusher.run())
+            for worker in range(WORKERS):
+                self.env.tasks.spawn(f"flusher {worker} of {folder.name}", folder.flusher.run())
         self.env.tasks.spawn("housekeeper", self.housekeeper.run())
         self.env.tasks.spawn("compactor", self.compactor.run())
         self.ready.set()
