@@ -18,7 +18,9 @@ import logging
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from time import monotonic, sleep
 
+from kio.schema.describe_transactions.v0 import DescribeTransactionsRequest, DescribeTransactionsResponse
 from kio.schema.end_txn.v5 import EndTxnRequest, EndTxnResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.init_producer_id.v5 import InitProducerIdRequest, InitProducerIdResponse
@@ -46,6 +48,9 @@ UNANSWERED_PER_PARTITION = 5
 # Bytes that were sent and not yet acknowledged: enough to keep a broker busy while the next rows are encoded.
 UNANSWERED_BYTES = 16 << 20
 GIVE_UP_SECONDS = 5.0
+VISIBLE_SECONDS = 10.0
+VISIBLE_POLL_SECONDS = 0.002
+DECIDED_BUT_NOT_MARKED = "PrepareCommit"
 FENCED = (ErrorCode.invalid_producer_epoch, ErrorCode.producer_fenced, ErrorCode.invalid_producer_id_mapping)
 
 Place = tuple[str, int]
@@ -263,6 +268,22 @@ def last_decided(client: Client, root: str) -> int:
 def decide(client: Client, root: str, token: int, branches: Collection[NamedBranch]) -> EndBranchesResponse:
     """Commit these branches together and abort whatever else is open, unless the token was decided before."""
     return client.retrying(lambda: _end(client, root, token, branches, committed=True))
+
+
+def await_visible(client: Client, root: str, branches: Collection[NamedBranch]) -> None:
+    """Return when readers see what was decided: the coordinator answers first, and then marks the partitions. Who
+    writes and then counts expects no less. The decision stands, whether this is quick or not."""
+    request = DescribeTransactionsRequest(transactional_ids=tuple(branch.transactional_id for branch in branches))
+    deadline = monotonic() + VISIBLE_SECONDS
+    try:
+        while monotonic() < deadline:
+            node = client.coordinator(TRANSACTION, root)
+            told = client.ask(node, request, DescribeTransactionsResponse).transaction_states
+            if all(one.transaction_state != DECIDED_BUT_NOT_MARKED for one in told):
+                return
+            sleep(VISIBLE_POLL_SECONDS)
+    except OncelogError as error:
+        logger.info("what %s decided may not be visible yet: %s", root, error)
 
 
 def abandon(client: Client, root: str, token: int) -> None:

@@ -30,7 +30,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_sink.branch import Branch, Fenced, abandon, decide, last_decided
+from spark_sink.branch import Branch, Fenced, abandon, await_visible, decide, last_decided
 from spark_sink.client import Client, ClientSettings
 from spark_sink.columns import Columns, check_schema, read
 from spark_sink.compress import CODES, NONE, compressor
@@ -171,7 +171,10 @@ def commit(options: SinkOptions, root: str | None, token: int, messages: Sequenc
     client = connected(options.client).client
     if any(one.skipped for one in written) and last_decided(client, root) < token:
         raise OncelogError(f"the brokers forgot that {token} of {root!r} was decided; nothing was decided now")
-    answer = decide(client, root, token, [one.branch for one in written if one.branch is not None])
+    branches = [one.branch for one in written if one.branch is not None]
+    answer = decide(client, root, token, branches)
+    if branches:
+        await_visible(client, root, branches)
     if not answer.decided_now and answer.last_token > token:
         logger.warning(
             "batch %s of %r was dropped: a later one, %s, is decided. The checkpoint was rewound, or another query has"

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from crc32c import crc32c
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spark_sink.branch import Branch, decide
+from spark_sink.branch import Branch, await_visible, decide
 from spark_sink.client import Client
 from spark_sink.columns import BadRow, read
 from spark_sink.compress import CODES, compressor
 from spark_sink.encode import HEADER, Encoder, RecordBatch, Rows, RowTooLarge, Target
 from tests.spark_sink.plain import decompress, sized, varint
+from tests.spark_sink.reading import committed
 
 NOW_MS = 1_700_000_000_000
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -195,15 +195,8 @@ def test_other_clients_read_what_was_encoded(
     compress = None if codec == "none" else compressor(codec)
     encoder = Encoder(branch.producer_id, branch.producer_epoch, CODES[codec], compress)
     branch.send(encoder.encode(columns_of(rows), [Target(topic, 0, 50_000)], NOW_MS))
-    decide(client, name, 1, [branch.seal()])
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "x", "isolation.level": "read_committed", "check.crcs": True}
-    )
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    messages: list[Any] = []
-    while len(messages) < len(rows):
-        got = consumer.consume(len(rows) - len(messages), timeout=20)
-        assert got, f"only {len(messages)} of {len(rows)} came"
-        messages += got
-    consumer.close()
+    sealed = [branch.seal()]
+    decide(client, name, 1, sealed)
+    await_visible(client, name, sealed)
+    messages = committed(bootstrap, topic)
     assert [(m.key(), m.value(), m.headers(), m.timestamp()[1]) for m in messages] == rows

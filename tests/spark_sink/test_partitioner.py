@@ -42,11 +42,11 @@ def test_the_hash_is_that_of_kafka_python(keys: list[bytes], skipped: int) -> No
 def test_keys_go_where_librdkafka_sends_them(bootstrap: str, new_topic: Callable[..., str]) -> None:
     topic = new_topic(7)
     keys = [b"%d" % (number * number) for number in range(300)]
-    placed: dict[bytes, int] = {}
+    placed: dict[bytes | None, int | None] = {}
 
     def note(error: object, message: Message) -> None:
         assert error is None, error
-        placed[message.key()] = message.partition()  # type: ignore[assignment]
+        placed[message.key()] = message.partition()
 
     producer = Producer({"bootstrap.servers": bootstrap, "partitioner": "murmur2_random"})
     for key in keys:

@@ -1,0 +1,208 @@
+"""A branch is written once, whatever is lost on the way and whoever dies; late writers write nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from service.wire.messages import EndBranchesRequest, EndTxnRequest, InitProducerIdRequest, ProduceRequest
+from spark_sink.branch import Branch, Fenced, abandon, await_visible, decide, last_decided
+from spark_sink.client import Client
+from spark_sink.encode import Encoder, RecordBatch, Rows, Target
+from spark_sink.errors import BrokerError, OptionError
+from spark_sink.messages import NamedBranch
+from tests.clients.topics import Topics
+from tests.faults.proxy import Fault, Proxy
+from tests.peers.process import BrokerProcess
+from tests.spark_sink.conftest import settings_for
+from tests.spark_sink.reading import committed, values
+
+PARTITIONS = 3
+FAULTS = [
+    (request, fault)
+    for request in (InitProducerIdRequest, ProduceRequest, EndTxnRequest, EndBranchesRequest)
+    for fault in (Fault.LOSE_REQUEST, Fault.LOSE_ANSWER, Fault.TWICE)
+    # Whoever initializes a second time takes over from the first: that is no fault of the network's to repair.
+    if (request, fault) != (InitProducerIdRequest, Fault.TWICE)
+]
+
+
+class Writing:
+    """A branch with its encoder, writing numbered rows round the partitions."""
+
+    def __init__(self, client: Client, topic: str, root: str, token: int, name: str = "one") -> None:
+        self.branch = Branch(client, root, token, name)
+        self.branch.open(60_000)
+        self._targets = [Target(topic, partition, 1 << 20) for partition in range(PARTITIONS)]
+        self._encoder = Encoder(self.branch.producer_id, self.branch.producer_epoch)
+
+    def batches(self, *numbers: int) -> list[RecordBatch]:
+        value = pa.array([b"%04d" % number for number in numbers], pa.binary())
+        places = np.array([number % PARTITIONS for number in numbers], np.uint8)
+        return self._encoder.encode(Rows(None, value, None, None, places), self._targets, 1)
+
+    def send(self, *numbers: int) -> None:
+        self.branch.send(self.batches(*numbers))
+
+
+def decide_over(client: Client, root: str, token: int, *sealed: NamedBranch) -> bool:
+    """Says whether it was decided now, when readers see it."""
+    answer = decide(client, root, token, sealed)
+    await_visible(client, root, sealed)
+    return answer.decided_now
+
+
+def texts(numbers: range) -> list[str]:
+    return [f"{number:04}" for number in numbers]
+
+
+def write_and_decide(bootstrap: str, topic: str, root: str) -> bool:
+    """Many small requests under way at once. Says whether the decision was made now."""
+    with Client(settings_for(bootstrap)) as client:
+        writing = Writing(client, topic, root, 1)
+        for first in range(0, 300, 10):
+            writing.send(*range(first, first + 10))
+        return decide_over(client, root, 1, writing.branch.seal())
+
+
+@pytest.mark.parametrize(
+    ("request_type", "fault"), FAULTS, ids=lambda given: given.name if isinstance(given, Fault) else given.__name__
+)
+def test_a_branch_is_written_once_whatever_is_lost(
+    bootstrap: str, topics: Topics, name: str, request_type: type, fault: Fault
+) -> None:
+    topic = topics.create(PARTITIONS)
+
+    async def through_proxy() -> None:
+        async with Proxy("127.0.0.1", int(bootstrap.rpartition(":")[2])) as proxy:
+            rule = proxy.rule(request_type, fault, times=3 if request_type is ProduceRequest else 1)
+            await asyncio.to_thread(write_and_decide, proxy.bootstrap, topic, name)
+            assert rule.left == 0, "the fault befell nobody"
+
+    asyncio.run(through_proxy())
+    found = committed(bootstrap, topic)
+    for partition in range(PARTITIONS):
+        mine = [message.value() for message in found if message.partition() == partition]
+        assert mine == [text.encode() for text in texts(range(partition, 300, PARTITIONS))]
+
+
+def test_a_broker_that_is_killed_while_it_is_written_to_has_everything_once(
+    own_broker: BrokerProcess, name: str
+) -> None:
+    topic = Topics(own_broker.bootstrap, name).create(PARTITIONS)
+    with Client(settings_for(own_broker.bootstrap)) as client:
+        writing = Writing(client, topic, name, 1)
+        for first in range(0, 100, 10):
+            writing.send(*range(first, first + 10))
+        own_broker.kill()  # some are acknowledged, some stored, some neither
+        back = threading.Thread(target=own_broker.start)
+        back.start()
+        for first in range(100, 200, 10):
+            writing.send(*range(first, first + 10))
+        sealed = writing.branch.seal()
+        back.join()
+        assert decide_over(client, name, 1, sealed)
+    assert values(own_broker.bootstrap, topic) == texts(range(200))
+
+
+def test_a_broker_killed_between_decision_and_answer_is_asked_again(own_broker: BrokerProcess, name: str) -> None:
+    topic = Topics(own_broker.bootstrap, name).create(PARTITIONS)
+
+    async def through_proxy() -> bool:
+        async with Proxy("127.0.0.1", own_broker.port) as proxy:
+            rule = proxy.rule(EndBranchesRequest, Fault.SWALLOW_ANSWER)
+            writer = asyncio.create_task(asyncio.to_thread(write_and_decide, proxy.bootstrap, topic, name))
+            await rule.caught()
+            await asyncio.to_thread(wait_until_decided, own_broker.bootstrap, name)
+            own_broker.kill()
+            proxy.break_connections()
+            await asyncio.to_thread(own_broker.start)
+            return await writer
+
+    assert asyncio.run(through_proxy()) is False, "it was decided before"
+    assert values(own_broker.bootstrap, topic) == texts(range(300))
+
+
+def wait_until_decided(bootstrap: str, root: str) -> None:
+    deadline = time.monotonic() + 20
+    with Client(settings_for(bootstrap)) as client:
+        while last_decided(client, root) < 1:
+            assert time.monotonic() < deadline, "never decided"
+            time.sleep(0.01)
+
+
+def test_who_comes_after_the_decision_writes_nothing(client: Client, bootstrap: str, topics: Topics, name: str) -> None:
+    """A speculative loser: its branch was open when the other attempt's was named."""
+    topic = topics.create(PARTITIONS)
+    winner, loser = (Writing(client, topic, name, 4, attempt) for attempt in ("attempt-0", "attempt-1"))
+    for writing in (winner, loser):
+        writing.send(*range(30))
+    loser.branch.flush()
+    assert decide_over(client, name, 4, winner.branch.seal())
+    loser.send(*range(30, 60))
+    with pytest.raises(Fenced):
+        loser.branch.seal()
+    with pytest.raises(Fenced):
+        Branch(client, name, 4, "attempt-2").open(60_000)
+    assert last_decided(client, name) == 4
+    assert values(bootstrap, topic) == texts(range(30))
+
+
+def test_a_decision_over_a_branch_that_is_not_sealed_changes_nothing(
+    client: Client, bootstrap: str, topics: Topics, name: str
+) -> None:
+    topic = topics.create(PARTITIONS)
+    one, other = (Writing(client, topic, name, 1, part) for part in ("part-0", "part-1"))
+    one.send(*range(10))
+    other.send(*range(10, 20))
+    other.branch.flush()
+    sealed, unsealed = one.branch.seal(), other.branch
+    from_other = type(sealed)(
+        transactional_id=unsealed.transactional_id,
+        producer_id=unsealed.producer_id,
+        producer_epoch=unsealed.producer_epoch,
+    )
+    with pytest.raises(BrokerError, match=r"INVALID_TXN_STATE.*part-1"):
+        decide(client, name, 1, [sealed, from_other])
+    assert last_decided(client, name) == -1
+    assert decide_over(client, name, 1, sealed, unsealed.seal())
+    assert values(bootstrap, topic) == texts(range(20))
+
+
+def test_what_is_given_up_or_abandoned_is_never_seen_and_the_token_can_be_used_again(
+    client: Client, bootstrap: str, topics: Topics, name: str
+) -> None:
+    topic = topics.create(PARTITIONS)
+    given_up, abandoned = (Writing(client, topic, name, 1, attempt) for attempt in ("attempt-0", "attempt-1"))
+    given_up.send(*range(10))
+    given_up.branch.give_up()
+    abandoned.send(*range(10))
+    abandoned.branch.seal()
+    abandon(client, name, 1)
+    again = Writing(client, topic, name, 1, "attempt-2")
+    again.send(*range(10))
+    assert decide_over(client, name, 1, again.branch.seal())
+    abandon(client, name, 1)  # can't undo what is decided
+    assert values(bootstrap, topic) == texts(range(10))
+
+
+def test_a_timeout_the_broker_does_not_take_names_the_option(client: Client, name: str) -> None:
+    with pytest.raises(OptionError, match=r"kafka\.transaction\.timeout\.ms.*transaction\.max\.timeout\.ms"):
+        Branch(client, name, 1, "one").open(10 * 86_400_000)
+
+
+def test_many_partitions_and_many_batches_of_each_go_in_order(
+    client: Client, bootstrap: str, new_topic: Callable[..., str], name: str
+) -> None:
+    """More batches of a partition in one call than may be unanswered at a time."""
+    topic = new_topic(PARTITIONS)
+    writing = Writing(client, topic, name, 1)
+    writing.branch.send([batch for number in range(60) for batch in writing.batches(number)])
+    assert decide_over(client, name, 1, writing.branch.seal())
+    assert values(bootstrap, topic) == texts(range(60))
