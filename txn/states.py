@@ -146,9 +146,11 @@ class Txn(NamedTuple):
 
     @property
     def holder(self) -> tuple[int, int]:
-        """The pair whose commands are obeyed."""
+        """The pair whose commands are obeyed; while markers travel, that of the one who waits for them."""
         if self.handed_on:
             return self.next_producer_id, self.next_producer_epoch
+        if self.state in PREPARED:
+            return self.successor
         return self.producer_id, self.producer_epoch
 
     @property

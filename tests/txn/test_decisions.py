@@ -452,6 +452,33 @@ def test_the_last_epoch_ends_with_a_fresh_producer_id(commit: bool) -> None:
     assert end(txn_in(State.ONGOING, epoch=32766), 32766, commit=commit, take_id=no_id) == Outcome(NO_PRODUCER_IDS)
 
 
+def _decided_at_the_last_epoch() -> Outcome:
+    return end(txn_in(State.ONGOING, epoch=32766), 32766, commit=True)
+
+
+def _decided_by_who_resumed() -> Outcome:
+    prepared = txn_in(State.ONGOING)._replace(timeout_ms=TWO_PHASE_TIMEOUT_MS)
+    resumed = init(prepared, InitProducer("pay", 0, two_phase_commit=True, keep_prepared=True)).moved
+    assert resumed is not None
+    return end(resumed, resumed.holder[1], commit=True)
+
+
+@rule("B.5", "whoever goes on with the pair that an end told waits for the markers, when that pair is another one too")
+@pytest.mark.parametrize("decide", [_decided_at_the_last_epoch, _decided_by_who_resumed])
+def test_the_pair_that_was_told_waits_for_the_markers(decide: Callable[[], Outcome]) -> None:
+    outcome = decide()
+    decided, told = outcome.moved, outcome.verdict
+    assert decided is not None
+    assert isinstance(told, Ended)
+    producer_id, epoch = told.producer_id, told.producer_epoch
+    assert (decided.producer_id, decided.producer_epoch) != (producer_id, epoch)
+    assert add(decided, epoch, producer_id).verdict is BUSY
+    assert verify(decided, epoch, producer_id) is BUSY
+    assert init(decided, InitProducer("pay", 1_000, producer_id, epoch)).verdict is BUSY
+    for commit in (True, False):
+        assert end(decided, epoch, producer_id=producer_id, commit=commit).verdict is BUSY
+
+
 @rule("B.5", "CompleteX: no partition is left, and the epoch stays that of the markers")
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_completed_transaction_has_no_partitions(commit: bool) -> None:
