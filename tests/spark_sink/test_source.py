@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -28,26 +28,11 @@ from spark_sink.source import OncelogReader, OncelogStreamReader
 from tests.clients.topics import Topics
 from tests.peers.process import BrokerProcess
 from tests.spark_sink import plain
+from tests.spark_sink.producing import numbers, produce, producer
 from tests.spark_sink.test_client import fetch
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 Row = dict[str, Any]
-
-
-def producer(bootstrap: str, **settings: Any) -> Producer:
-    config = {name.replace("_", "."): value for name, value in settings.items()}
-    return Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, **config})
-
-
-def produce(bootstrap: str, topic: str, values: Iterable[bytes | None], *, partition: int = 0, **settings: Any) -> None:
-    client = producer(bootstrap, **settings)
-    for value in values:
-        client.produce(topic, value, partition=partition)
-    assert client.flush(20) == 0
-
-
-def numbers(first: int, end: int) -> list[bytes]:
-    return [b"%d" % number for number in range(first, end)]
 
 
 class Source:
