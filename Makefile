@@ -13,7 +13,7 @@ ARGS   ?=
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
 .PHONY: help serve install install-dev check quick-tests test lint types format sim mutants chaos clients clients-java clients-more \
-        conformance bench fuzz transcripts docs clean spark-connector bench-spark spark-chaos
+        conformance bench fuzz transcripts docs clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,8 +76,17 @@ clients-java: install-dev ## Kafka's own command line tools and Java client (nee
 clients-more: install-dev ## further clients, in the languages this machine has
 	$(PYTHON_RUN) -m tests.clients.more $(ARGS)
 
+spark-demo: install-dev ## two pipelines to copy, killed half way and checked: transfers with a sum, sessions by window
+	$(PYTHON_RUN) -m tests.spark.demo $(ARGS)
+
+spark-cluster: install-dev ## spark-submit to a standalone master with two workers, its driver killed once
+	$(PYTHON_RUN) -m tests.spark.submit $(ARGS)
+
 spark-connector: install-dev ## Spark's own Kafka connector, batch and stream (needs Java 17, Maven, PyPI)
 	$(PYTHON_RUN) -m tests.spark.connector $(ARGS)
+
+spark-versions: install-dev ## our data source on PySpark 4.0, 4.1, 4.2 and 4.3 (needs Java 17, PyPI)
+	$(PYTHON_RUN) -m tests.spark.connector --ours $(ARGS)
 
 spark-chaos: install-dev ## driver, executors, tasks and broker die while Spark copies a topic: ARGS="--minutes 10 --seed 7"
 	$(PYTHON_RUN) -m tests.spark.chaos $(ARGS)

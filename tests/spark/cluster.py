@@ -60,6 +60,9 @@ class Cluster:
                 found += [child for child in children if _runs(child, EXECUTOR)]
         return found
 
+    def hosts_with_executors(self) -> set[str]:
+        return {line[line.index("--hostname") + 1] for line in (executor.cmdline() for executor in self.executors())}
+
     def _start(self, daemon: str, *arguments: str) -> None:
         command = [str(spark_home(self._python) / "bin" / "spark-class"), f"org.apache.spark.deploy.{daemon}"]
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -178,7 +178,7 @@ async def _let_finish(world: World, feeder: Feeder, target: str, report: Report)
     until = time.monotonic() + PEACE_SECONDS
     while time.monotonic() < until:
         await world.working()
-        found = await asyncio.to_thread(_read, world.broker.bootstrap, target)
+        found = await asyncio.to_thread(committed_values, world.broker.bootstrap, target)
         if len(found) >= feeder.count:
             break
     else:
@@ -190,7 +190,7 @@ async def _let_finish(world: World, feeder: Feeder, target: str, report: Report)
 
 
 def _judge(bootstrap: str, target: str, inputs: int, report: Report) -> None:
-    found = _read(bootstrap, target)
+    found = committed_values(bootstrap, target)
     wanted = {str(number) for number in range(inputs)}
     report.missing = sorted(int(value) for value in wanted - found.keys())
     report.doubled = sum(count - 1 for value, count in found.items() if value in wanted)
@@ -200,7 +200,7 @@ def _judge(bootstrap: str, target: str, inputs: int, report: Report) -> None:
         report.faults.append(f"readers are held up in {held_up} partitions")
 
 
-def _read(bootstrap: str, topic: str) -> collections.Counter[str]:
+def committed_values(bootstrap: str, topic: str) -> collections.Counter[str]:
     """How often each value is in a topic, as a read_committed reader finds it now."""
     consumer = _reader(bootstrap)
     consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
