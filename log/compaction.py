@@ -166,7 +166,7 @@ async def compact(
 
 
 class _Overtaken(Exception):
-    """The log was cut, or lost segments, while the cleaner read it."""
+    """The log was cut, lost segments or was discarded while the cleaner read it."""
 
 
 class _Cleaning:
@@ -260,14 +260,21 @@ class _Cleaning:
         """Let the new segments stand for the old ones, durably and at once."""
         if not self._still_there():
             return
-        for segment in self.new:
-            await segment.fsync()
+        try:
+            for segment in self.new:
+                await segment.fsync()
+        except FileNotFoundError:
+            if self._still_there():
+                raise
+            raise _Overtaken from None  # the whole log was discarded
         if self.keeper.dropped_abort_markers:
             # Whoever is told of an aborted transaction waits for its marker; so the telling ends before the marker
             # goes, in the view and in every snapshot that could bring it back.
             self.facts.forget_aborted(self.keeper.dropped_abort_markers)
             await self.log.renew_snapshots(self.now_ms)
         async with self.log.alone():
+            if not self._still_there():
+                return
             await self.disk.sync_dir(self.log.folder)
             plan = self._plan()
             if not self._still_there():
@@ -275,6 +282,8 @@ class _Cleaning:
             await self.disk.write_atomic(f"{self.log.folder}/{PLAN}", plan.encode())
             if self._still_there():
                 self.report.swapped = True
+                for segment in self.old:
+                    segment.close_file()  # while it is open, removing it waits for whoever closes it
                 change_names(self.disk, self.log.folder, plan)
                 for segment in self.new:
                     segment.take_its_name()
@@ -297,7 +306,7 @@ class _Cleaning:
             for suffix in SUFFIXES:
                 path = segment.path(suffix)
                 if self.disk.exists(path):
-                    self.disk.unlink(path)
+                    self.disk.discard(path)
 
 
 # ---------------------------------------------------------------- what stays

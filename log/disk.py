@@ -28,6 +28,8 @@ OPEN_FILES_MAX: Final = 1024
 """Descriptors that stay open. Beyond it the one not used for longest is closed and opened again on demand."""
 SYNCS_AT_ONCE: Final = 4
 TEMPORARY: Final = ".tmp"
+DISCARDED: Final = ".discarded"
+"""Where a real disk keeps what is being removed. What a crash left there, `sweep` removes."""
 
 
 class DiskFault(OSError):
@@ -84,8 +86,13 @@ class Disk(Protocol):
     def unlink(self, path: str) -> None:
         """Fine when it is gone."""
 
-    def remove_tree(self, path: str) -> None:
-        """A folder and all in it; fine when it is gone."""
+    def discard(self, path: str) -> None:
+        """A file, or a folder and all in it. Its name is free at once; its bytes are given back beside the loop. Fine
+        when it is gone.
+        """
+
+    def sweep(self) -> None:
+        """Have removed what was discarded before a crash, and was not gone by then."""
 
     async def sync_dir(self, path: str) -> None:
         """The names of this folder are durable when it returns. The data folder itself is the empty path."""
@@ -204,8 +211,11 @@ class RealFile:
         with self._disk.lock:
             assert self._pins > 0, "unpinned more often than pinned"
             self._pins -= 1
-            if self._closed:
-                self.release()
+            if self._closed and not self._pins and self._descriptor >= 0:
+                # Its name may be gone, and then this is what takes the time of removing it.
+                self._disk.close_beside(self._descriptor)
+                self._descriptor = -1
+                self._disk.forget(self)
 
     def close(self) -> None:
         with self._disk.lock:
@@ -240,6 +250,7 @@ class RealDisk:
         # another thread between that one's look at the number and its system call. Others close what they open.
         self._open_files: dict[RealFile, None] = {}
         self._owner = threading.get_ident()
+        self._discards = 0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-writer")
         self._syncers = ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="disk-sync")
 
@@ -280,6 +291,10 @@ class RealDisk:
             del self._open_files[oldest]
             self._open_files[oldest] = None
 
+    def close_beside(self, descriptor: int) -> None:
+        """Close a descriptor that nobody uses any more, in the writer's thread."""
+        self._writer.submit(os.close, descriptor)
+
     def forget(self, file: RealFile) -> None:
         self._open_files.pop(file, None)
 
@@ -314,8 +329,28 @@ class RealDisk:
     def unlink(self, path: str) -> None:
         self._change(path, _unlink_if_there)
 
-    def remove_tree(self, path: str) -> None:
-        self._change(path, _remove_tree_if_there)
+    def discard(self, path: str) -> None:
+        self._change(path, self._hide)
+
+    def _hide(self, real_path: str) -> None:
+        """Move it to where nobody looks, and have it removed there: that takes half a second a gigabyte."""
+        with self.lock:
+            if not self._discards:
+                os.makedirs(self._real(DISCARDED), exist_ok=True)
+                left = os.listdir(self._real(DISCARDED))
+                self._discards = max((int(name) for name in left if name.isdigit()), default=0)
+            self._discards += 1
+            hidden = self._real(f"{DISCARDED}/{self._discards}")
+        try:
+            os.rename(real_path, hidden)
+        except FileNotFoundError:
+            return
+        self._writer.submit(self._do, real_path, _remove, (hidden,))
+
+    def sweep(self) -> None:
+        if self.exists(DISCARDED):
+            for name in self.listdir(DISCARDED):
+                self.discard(f"{DISCARDED}/{name}")
 
     def _change(self, path: str, change: Callable[[str], None]) -> None:
         self.check()
@@ -380,8 +415,10 @@ class RealDisk:
         return fault
 
     def close(self) -> None:
-        """Close every descriptor and end the threads. The disk is not used again."""
-        self._writer.shutdown()
+        """Close every descriptor and end the threads. The disk is not used again. What is not removed yet, the next
+        start removes.
+        """
+        self._writer.shutdown(cancel_futures=True)
         self._syncers.shutdown()
         with self.lock:
             for file in list(self._open_files):
@@ -398,11 +435,11 @@ def _unlink_if_there(real_path: str) -> None:
         return
 
 
-def _remove_tree_if_there(real_path: str) -> None:
-    try:
+def _remove(real_path: str) -> None:
+    if os.path.isdir(real_path):
         shutil.rmtree(real_path)
-    except FileNotFoundError:
-        return
+    else:
+        os.unlink(real_path)
 
 
 def _sync_dir(real_path: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from log.batch import crc32c
 from log.disk import Disk
 from log.ids import TopicPartition
-from log.partition_log import DELETED, CleanState
+from log.partition_log import CleanState
 from log.segment import IndexFacts, SegmentFacts
 
 MANIFEST: Final = "clean-shutdown.manifest"
@@ -79,13 +79,6 @@ def read_recovery_points(disk: Disk) -> dict[TopicPartition, int]:
         return points if version == "0" and int(count) == len(points) else {}
     except (FileNotFoundError, ValueError):
         return {}
-
-
-def sweep_deleted(disk: Disk) -> None:
-    """Finish deletions that a crash has interrupted."""
-    for name in sorted(disk.listdir("")):
-        if name.endswith(DELETED):
-            disk.remove_tree(name)
 
 
 # ---------------------------------------------------------------- lines

@@ -27,7 +27,8 @@ from log.checkpoints import CLEANED_OFFSET, START_OFFSET, write_offset
 from log.config import LogConfig
 from log.disk import Disk, FileSlice
 from log.epochs import CHECKPOINT, LeaderEpochs
-from log.ids import NO_TIMESTAMP
+from log.identity import write_topic_id
+from log.ids import NO_TIMESTAMP, TopicId
 from log.recovery import Damage, Recovered, RecoveryReport, recover
 from log.retention import SegmentAge, expired
 from log.segment import Segment, SegmentFacts
@@ -36,8 +37,6 @@ from log.swap import PLAN, SwapPlan
 from log.unbroken import unbroken
 from log.views import View
 
-DELETED: Final = ".deleted"
-"""A folder of this name is being deleted; a restart goes on with it (`log.manifest.sweep_deleted`)."""
 SNAPSHOT_WORTH_BYTES: Final = 1 << 20
 """A recovery that read less leaves no snapshot: reading it again costs less than a file for each of many partitions."""
 
@@ -83,6 +82,7 @@ class PartitionLog:
         "_roll_ms",
         "_segments",
         "_snapshots",
+        "_topic_id",
         "_truncated",
         "_unsynced",
         "_views",
@@ -91,6 +91,7 @@ class PartitionLog:
         "epochs",
         "flushed_offset",
         "folder",
+        "gone",
         "recovery",
         "start_offset",
     )
@@ -111,7 +112,9 @@ class PartitionLog:
         self._plan_left: SwapPlan | None = None
         self._cuts = 0
         self._lock: asyncio.Lock | None = None
+        self._topic_id: TopicId | None = None
         self.folder = folder
+        self.gone = False  # discarded
         self.epochs = LeaderEpochs()
         self.start_offset = self.end_offset = self.flushed_offset = 0
         self.recovery: RecoveryReport | None = None
@@ -128,13 +131,16 @@ class PartitionLog:
         known: CleanState | None,
         now_ms: int,
         recovery_point: int = 0,
+        topic_id: TopicId | None = None,
     ) -> "PartitionLog":
         """The log in `folder`, new when there is none. `known`: what a clean stop said. Otherwise the folder is read.
+        `topic_id` is written into a folder that is made.
 
         Everything below `recovery_point` was durable at some time before. After a recovery, `recovery` says what was
         found, and nothing above the trusted offset counts as flushed before the first `flush`.
         """
         log = cls(disk, folder, config, views)
+        log._topic_id = topic_id
         if known is not None:
             log._adopt(known)
         elif disk.exists(folder):
@@ -273,6 +279,8 @@ class PartitionLog:
         if not self._disk.exists(self.folder):
             self._disk.mkdir(self.folder)
             self._folder_is_new = self._names_changed = True
+            if self._topic_id is not None:
+                write_topic_id(self._disk, self.folder, self._topic_id)
 
     def _take_snapshot(self) -> None:
         """What the views know now, to be stored by the next flush.
@@ -563,6 +571,8 @@ class PartitionLog:
 
     async def _raise_start_offset(self, offset: int) -> None:
         async with self.alone():
+            if self.gone:
+                return
             if self.flushed_offset < offset:  # a recovery takes everything below the start for durable
                 await self._settle(offset)
             offset = min(offset, self.end_offset)  # the log may have been cut meanwhile
@@ -638,6 +648,8 @@ class PartitionLog:
         Afterwards there is a durable snapshot of the views as they are, at the beginning of a segment, and none older.
         """
         async with self.alone():
+            if self.gone:
+                return
             self.roll(now_ms)
             self._take_snapshot()
             renewed = self.end_offset
@@ -681,22 +693,17 @@ class PartitionLog:
             segment.close()
         return None if self.damage else state
 
-    def condemn(self, tag: str) -> None:
-        """Give up the folder's name at once, so that a new log may have it; `delete` removes what is left. `tag` tells
-        this log from others of the same name that are being deleted.
+    async def discard(self) -> None:
+        """Remove the folder and all in it, and be empty. What was begun before is finished first; what comes later
+        finds nothing to do.
         """
-        for segment in self._segments:
-            segment.gone = True
-            segment.close()
-        self._set_segments([])
-        if self._disk.exists(self.folder):
-            condemned = f"{self.folder}.{tag}{DELETED}"
-            self._disk.rename(self.folder, condemned)
-            self.folder = condemned
-
-    async def delete(self) -> None:
-        """Remove the folder of a condemned log. A crash in between leaves a folder that the next start removes."""
-        assert self.folder.endswith(DELETED) or not self._disk.exists(self.folder)
-        if self._disk.exists(self.folder):
-            await self._disk.sync_dir("")
-            self._disk.remove_tree(self.folder)
+        async with self.alone():
+            for segment in self._segments:
+                segment.gone = True
+                segment.close()
+            self._set_segments([])
+            self._unsynced, self._pending_snapshots, self._plan_left = [], {}, None
+            self._names_changed = self._truncated = False
+            self.start_offset = self.flushed_offset = self.end_offset
+            self.gone = True
+            self._disk.discard(self.folder)

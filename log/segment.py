@@ -563,8 +563,8 @@ class Segment:
         self._offsets = self._times = None
 
     def remove(self) -> None:
-        """Close and unlink. The batches go first: an index without them is swept away, the reverse is not."""
+        """Close and discard. The batches go first: an index without them is swept away, the reverse is not."""
         self.gone = True
         self.close()
         for suffix in SUFFIXES:
-            self._disk.unlink(self.path(suffix))
+            self._disk.discard(self.path(suffix))

@@ -37,16 +37,17 @@ class SwapPlan(NamedTuple):
 
 
 def change_names(disk: Disk, folder: str, plan: SwapPlan) -> None:
-    """Let the new segments stand where the old ones stood. Can be done twice."""
+    """Let the new segments stand where the old ones stood. Can be done twice: the plan says what is missing."""
     for base_offset in plan.add:
         for suffix in (OFFSET_SUFFIX, TIME_SUFFIX, LOG_SUFFIX):
             path = f"{folder}/{segment_name(base_offset, suffix)}"
             if disk.exists(path + CLEANED):
+                disk.discard(path)  # to rename over it would be to remove it here and now
                 disk.rename(path + CLEANED, path)
     for base_offset in plan.remove:
         if base_offset not in plan.add:
             for suffix in SUFFIXES:
-                disk.unlink(f"{folder}/{segment_name(base_offset, suffix)}")
+                disk.discard(f"{folder}/{segment_name(base_offset, suffix)}")
 
 
 def finish_swap(disk: Disk, folder: str) -> SwapPlan | None:

@@ -36,7 +36,8 @@ class Housekeeper:
         self._partitions = partitions
         self._folders = folders
         self._unflushed_since_ms: dict[Partition, int] = {}
-        self._written_points: dict[LogFolder, dict[TopicPartition, int]] = {}
+        self.written_points: dict[LogFolder, dict[TopicPartition, int]] = {}
+        self._writing_points = asyncio.Lock()
 
     async def run(self) -> None:
         clock = self._env.clock
@@ -51,7 +52,7 @@ class Housekeeper:
             if now_s - points_s >= self._config.log_flush_offset_checkpoint_interval_ms / 1000:
                 points_s = now_s
                 for folder in self._folders:
-                    await self._write_points(folder)
+                    await self.write_points(folder)
             if now_s - producers_s >= self._config.producer_id_expiration_check_interval_ms / 1000:
                 producers_s = now_s
                 await self._each(self._forget_idle_producers)
@@ -91,17 +92,27 @@ class Housekeeper:
     async def _forget_idle_producers(self, partition: Partition) -> None:
         partition.producers.expire(self._env.clock.wall_ms(), self._config.producer_id_expiration_ms)
 
+    async def forget_point(self, partition: Partition) -> None:
+        """The partition is gone; one that takes its name must not be measured by how far this one had come."""
+        async with self._writing_points:
+            if partition.topic_partition in self.written_points.get(partition.folder, {}):
+                await self._write_points(partition.folder)
+
+    async def write_points(self, folder: LogFolder) -> None:
+        async with self._writing_points:
+            await self._write_points(folder)
+
     async def _write_points(self, folder: LogFolder) -> None:
         points = {
             partition.topic_partition: partition.log.flushed_offset
             for partition in self._partitions
             if partition.folder is folder and partition.log.flushed_offset
         }
-        if folder.failed is not None or points == self._written_points.get(folder, {}):
+        if folder.failed is not None or points == self.written_points.get(folder, {}):
             return
         try:
             await write_recovery_points(folder.disk, points)
         except DiskFault as fault:
             folder.fail(fault)
             return
-        self._written_points[folder] = points
+        self.written_points[folder] = points

@@ -19,12 +19,12 @@ from idempotence.producers import ProducerStates
 from isolation.stable import StableOffsets
 from log.config import LogConfig
 from log.disk import Disk, DiskFault
+from log.identity import read_topic_id
 from log.ids import TopicPartition, folder_of, format_topic_id
 from log.manifest import (
     Manifest,
     read_and_remove_manifest,
     read_recovery_points,
-    sweep_deleted,
     write_manifest,
 )
 from log.partition_log import CleanState, PartitionLog
@@ -116,6 +116,7 @@ class Broker:
         self.marker_writer = MarkerWriter(self.partitions, self.groups, env)
         self.marker_courier = MarkerCourier(self.transactions, self.marker_writer, self.metadata, env)
         self.transaction_gate = TransactionGate(self.transactions, env)
+        self._leaving: dict[TopicPartition, Partition] = {}
         self.node_id = -1
         self.cluster_id = ""
         self.bootstrap = ""
@@ -173,6 +174,8 @@ class Broker:
             for shard in coordinators.shards():
                 shard.drop()
         await self.env.tasks.cancel_all()
+        for partition in list(self._leaving.values()):
+            await self._remove(partition)
         for partition in self.partitions:
             partition.resign()
         for folder in self.folders:
@@ -216,9 +219,9 @@ class Broker:
         points: dict[str, dict[TopicPartition, int]] = {}
         self._was_clean = True
         for folder in self.folders:
-            sweep_deleted(folder.disk)
+            folder.disk.sweep()
             manifests[folder.name] = await read_and_remove_manifest(folder.disk)
-            points[folder.name] = read_recovery_points(folder.disk)
+            points[folder.name] = self.housekeeper.written_points[folder] = read_recovery_points(folder.disk)
         opened = 0
         for topic in list(self.metadata.image.topics.values()):
             config = self._log_config(topic)
@@ -229,6 +232,10 @@ class Broker:
                 opened += 1
                 if opened % OPENED_AT_ONCE == 0:
                     await asyncio.sleep(0)
+        for folder in self.folders:
+            # Those of topics that were deleted before a crash must not meet new topics of the same names.
+            if any(self.partitions.get(topic_partition) is None for topic_partition in points[folder.name]):
+                await self.housekeeper.write_points(folder)
 
     async def _open_partition(
         self,
@@ -246,11 +253,15 @@ class Broker:
                 self._add(topic, index, folder, config, known, 0)
                 return
         for folder in self.folders:
-            if folder.disk.exists(name):
-                point = points[folder.name].get(topic_partition, 0)
-                await self.env.blocking(self._add, topic, index, folder, config, None, point)
-                self._report_recovery(topic_partition)
-                return
+            if not folder.disk.exists(name):
+                continue
+            if read_topic_id(folder.disk, name) not in (None, topic.id):
+                folder.disk.discard(name)  # its topic was deleted, and a crash came first
+                continue
+            point = points[folder.name].get(topic_partition, 0)
+            await self.env.blocking(self._add, topic, index, folder, config, None, point)
+            self._report_recovery(topic_partition)
+            return
         self._add(topic, index, self._emptiest_folder(), config, None, 0)
 
     def _report_recovery(self, topic_partition: TopicPartition) -> None:
@@ -287,6 +298,7 @@ class Broker:
             known=known,
             now_ms=self.env.clock.wall_ms(),
             recovery_point=recovery_point,
+            topic_id=topic.id,
         )
         partition = Partition(topic_partition, topic.id, log, folder, producers, stable)
         self.partitions.add(partition)
@@ -332,28 +344,48 @@ class Broker:
             if partition is None and self.node_id not in state.replicas:
                 continue
             if partition is None:
-                partition = self._add(new, index, self._emptiest_folder(), config, None, 0)
+                if TopicPartition(new.name, index) in self._leaving:
+                    continue  # it is added when its name is free
+                partition = self._add_new(new, index, config)
             elif config_changed:
                 partition.set_config(config, fsync=self._must_fsync(config, state))
             if self.ready.is_set():
                 self._lead_or_not(partition)
 
+    def _add_new(self, topic: Topic, index: int, config: LogConfig) -> Partition:
+        """A partition that never was. What has its name on a disk was left by a deleted topic before a crash."""
+        name = folder_of(TopicPartition(topic.name, index))
+        for folder in self.folders:
+            try:
+                if folder.failed is None and folder.disk.exists(name):
+                    folder.disk.discard(name)
+            except DiskFault as fault:
+                folder.fail(fault)
+        return self._add(topic, index, self._emptiest_folder(), config, None, 0)
+
     def _drop(self, partition: Partition) -> None:
+        """Serve it no longer. Its folder goes when whoever is at work on it has finished; until then nobody else may
+        have the name.
+        """
         self.partitions.remove(partition)
         self._lose_shard(partition)
         partition.resign()
-        try:
-            partition.log.condemn(format_topic_id(partition.topic_id))
-        except DiskFault as fault:
-            partition.folder.fail(fault)
-            return
-        self.env.tasks.spawn(f"delete {partition.topic_partition}", self._delete_log(partition))
+        self._leaving[partition.topic_partition] = partition
+        self.env.tasks.spawn(f"delete {partition.topic_partition}", self._make_room(partition))
 
-    async def _delete_log(self, partition: Partition) -> None:
+    async def _make_room(self, partition: Partition) -> None:
+        await self._remove(partition)
+        del self._leaving[partition.topic_partition]
+        successor = self.metadata.image.topics.get(partition.topic_partition.topic)
+        if successor is not None:
+            self._follow_topic(None, successor, config_changed=False)
+
+    async def _remove(self, partition: Partition) -> None:
         try:
-            await partition.log.delete()
+            await partition.log.discard()
         except DiskFault as fault:
             partition.folder.fail(fault)
+        await self.housekeeper.forget_point(partition)
 
     def _lead_or_not(self, partition: Partition) -> None:
         state = self.metadata.image.partition(partition.topic_partition)

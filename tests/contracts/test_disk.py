@@ -142,7 +142,7 @@ def test_none_of_these_refusals_ends_the_disk(run: Runner) -> None:
             with pytest.raises(FileNotFoundError):
                 missing("nowhere")
         disk.unlink("nowhere")
-        disk.remove_tree("nowhere")
+        disk.discard("nowhere")
         disk.mkdir("here")
         disk.mkdir("here")
         disk.open("a", create=True).append([b"fine"])
@@ -183,8 +183,28 @@ def test_a_renamed_folder_takes_its_files_along(run: Runner) -> None:
         disk.rename("t-0", "t-0-delete")
         assert disk.read("t-0-delete/a") == b"x"
         assert not disk.exists("t-0")
-        disk.remove_tree("t-0-delete")
-        assert disk.listdir("") == []
+        disk.discard("t-0-delete")
+        assert not disk.exists("t-0-delete")
+
+    run(body)
+
+
+def test_a_discarded_name_is_free_at_once(run: Runner) -> None:
+    async def body(disk: Disk) -> None:
+        for content in (b"first", b"second", b"third"):
+            disk.mkdir("t-0")
+            disk.mkdir("t-0/below")
+            for path in ("t-0/a", "t-0/below/b", "single"):
+                assert not disk.exists(path)
+                disk.open(path, create=True).append([content])
+            open_part = FileSlice(disk.open("t-0/a"), 0, len(content))
+            open_part.pin()
+            disk.discard("t-0")
+            disk.discard("single")
+            assert open_part.read() == content
+            open_part.unpin()
+        disk.sweep()
+        await disk.sync_dir("")
 
     run(body)
 

@@ -184,10 +184,14 @@ class MemoryDisk:
             self._change_name(NameChange("unlink", path))
             del self.files[path]
 
-    def remove_tree(self, path: str) -> None:
+    def discard(self, path: str) -> None:
+        self.unlink(path)
         if path in self.folders:
             self._change_name(NameChange("remove_tree", path))
             remove_in(self.files, self.folders, path)
+
+    def sweep(self) -> None:
+        """Nothing is left over: what is discarded is gone."""
 
     async def sync_dir(self, path: str) -> None:
         ours = [index for index, op in enumerate(self.pending_names) if posixpath.dirname(op.path) == path]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from log.disk import DiskFault, FileSlice, RealDisk, RealFile
+from log.disk import DISCARDED, DiskFault, FileSlice, RealDisk, RealFile
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs pwritev")
 
@@ -160,8 +160,8 @@ def test_names_change_as_asked(tmp_path: Path) -> None:
     assert disk.read("folder/b") == b"a"
     assert disk.listdir("folder") == ["b"]
     disk.unlink("folder/a")
-    disk.remove_tree("folder")
-    disk.remove_tree("folder")
+    disk.discard("folder")
+    disk.discard("folder")
     assert not disk.exists("folder")
     assert disk.space().total_bytes > disk.space().free_bytes > 0
     disk.close()
@@ -175,3 +175,38 @@ def test_an_atomic_write_leaves_nothing_beside_the_file(tmp_path: Path) -> None:
     asyncio.run(disk.sync_dir(""))
     assert disk.listdir("") == ["a"]
     disk.close()
+
+
+def test_what_is_discarded_is_removed_beside_the_loop_and_at_the_next_start_if_a_crash_came_first(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        disk = RealDisk(str(tmp_path))
+        disk.mkdir("t-0")
+        disk.open("t-0/a", create=True).append([b"x"])
+        (tmp_path / DISCARDED).mkdir()
+        (tmp_path / DISCARDED / "7").write_bytes(b"left by a crash")
+        (tmp_path / DISCARDED / "12").mkdir()
+        (tmp_path / DISCARDED / "12" / "b").write_bytes(b"left by a crash")
+        disk.sweep()
+        disk.discard("t-0")
+        assert not disk.exists("t-0")
+        await disk.sync_dir("")  # the writer takes one thing after the other
+        assert os.listdir(tmp_path / DISCARDED) == []
+        disk.close()
+
+    asyncio.run(main())
+
+
+def test_a_removal_that_fails_is_noted(tmp_path: Path) -> None:
+    """Nobody waits for it, so it must not be lost."""
+
+    async def main() -> None:
+        disk = RealDisk(str(tmp_path))
+        disk._writer.submit(disk._do, "x", os.unlink, ("no such file",))
+        with pytest.raises(DiskFault):
+            await disk.in_writer("", lambda: None)
+            await disk.in_writer("", lambda: None)
+        disk.close()
+
+    asyncio.run(main())

@@ -11,7 +11,6 @@ from log.manifest import (
     Manifest,
     read_and_remove_manifest,
     read_recovery_points,
-    sweep_deleted,
     write_manifest,
     write_recovery_points,
 )
@@ -111,12 +110,3 @@ def test_recovery_points_that_cant_be_read_are_none(text: bytes) -> None:
     disk.open(RECOVERY_POINTS, create=True).append([text])
     assert read_recovery_points(disk) == {}
     assert read_recovery_points(MemoryDisk()) == {}
-
-
-def test_deletions_are_finished_at_the_next_start() -> None:
-    disk = MemoryDisk()
-    for folder in ("keep-0", "gone-0.1.deleted"):
-        disk.mkdir(folder)
-        disk.open(f"{folder}/x", create=True)
-    sweep_deleted(disk)
-    assert disk.listdir("") == ["keep-0"]

@@ -291,15 +291,27 @@ def test_all_of_a_log_can_expire_and_its_offsets_are_not_given_again() -> None:
     assert len(view.seen) == 10, "the views know what the removed segments held"
 
 
-def test_deleting_frees_the_name_at_once_and_the_disk_soon() -> None:
-    disk = MemoryDisk()
-    log, _ = open_log(disk)
-    fill(log, 3)
-    log.condemn("1")
-    fresh, _ = open_log(disk)
-    assert fresh.end_offset == 0
-    asyncio.run(log.delete())
-    assert disk.listdir("") == []
+def test_a_discarded_log_leaves_nothing_behind_whatever_was_under_way() -> None:
+    """A topic is deleted while its batches are on their way to the platter, its records are being deleted, and so on.
+    All that comes back finds neither a folder of its own nor that of a new log of the same name.
+    """
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        log, _ = open_log(disk)
+        fill(log, 3)
+        begun = asyncio.gather(log.flush(), log.raise_start_offset(1), log.renew_snapshots(5), log.remove_oldest(1))
+        await asyncio.sleep(0)
+        discarded = asyncio.ensure_future(log.discard())
+        late = asyncio.gather(log.flush(), log.raise_start_offset(2), log.renew_snapshots(5), log.remove_oldest(1))
+        await asyncio.gather(begun, discarded, late)
+        assert disk.listdir("") == []
+        await asyncio.gather(log.flush(), log.raise_start_offset(3), log.renew_snapshots(5), log.remove_oldest(1))
+        assert disk.listdir("") == []
+        fresh, _ = open_log(disk)
+        assert (fresh.start_offset, fresh.end_offset) == (0, 0)
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("interval_bytes", [0, 300, 100_000])

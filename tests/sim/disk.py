@@ -27,9 +27,10 @@ import os
 import random
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from log.disk import TEMPORARY, Buffer, DiskFault, Space
+from log.disk import DISCARDED, TEMPORARY, Buffer, DiskFault, Space
 
 if TYPE_CHECKING:
     from tests.sim.world import Host
@@ -430,11 +431,18 @@ class Mount:
                 self._forget_bytes(folder.entries[name])
                 self.device.change_names((folder, name, None))
 
-    def remove_tree(self, path: str) -> None:
-        with self._changing("remove_tree", path):
+    def discard(self, path: str) -> None:
+        with self._changing("discard", path):
             folder, name = self._place(path)
-            if name in folder.entries:
-                self._remove(folder, name, path)
+            if name not in folder.entries:
+                return
+            hidden = next(free for n in count() if (free := f"{DISCARDED}{n}") not in self.device.root.entries)
+            self.device.change_names((folder, name, None), (self.device.root, hidden, folder.entries[name]))
+            self._remove(self.device.root, hidden, hidden)
+
+    def sweep(self) -> None:
+        for name in [name for name in self.device.root.entries if name.startswith(DISCARDED)]:
+            self._remove(self.device.root, name, name)
 
     def _remove(self, folder: Folder, name: str, path: str) -> None:
         """Leaves first; the process may die between any two of them."""

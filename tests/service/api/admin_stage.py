@@ -59,14 +59,21 @@ class Stage:
         return bytes(answer.topics[0].topic_id)
 
 
-def on_stage(folder: Path, scene: Callable[[Stage], Awaitable[Any]], given: dict[str, str] | None = None) -> None:
-    """Play `scene` with a new broker of number 1."""
+def on_stage(
+    folder: Path,
+    scene: Callable[[Stage], Awaitable[Any]],
+    given: dict[str, str] | None = None,
+    *,
+    metadata: MemoryServer | None = None,
+) -> None:
+    """Play `scene` with a new broker of number 1; `metadata` is kept from one scene to the next."""
 
     async def main() -> None:
         disk = RealDisk(str(folder))
         env = RealEnv(disk)
         config = BrokerConfig({"node.id": "1", **(given or {})})
-        broker = Broker(env, config, MemoryStore(MemoryServer(env.clock), env), {str(folder): disk}, OFFERED)
+        store = MemoryStore(metadata or MemoryServer(env.clock), env)
+        broker = Broker(env, config, store, {str(folder): disk}, OFFERED)
         await broker.open()
         await broker.register([HERE])
         try:

@@ -1,0 +1,29 @@
+"""Which topic a partition's folder belongs to, in Kafka's `partition.metadata`.
+
+A topic may be deleted and another be made with its name; after a crash in between the folder of the first must not be
+taken for that of the second. Written when the folder is made, and never changed. A power cut may leave the file empty;
+then the folder is believed to be what its name says. Called by `log.partition_log` and by the broker's start.
+"""
+
+from typing import Final
+
+from log.disk import Disk
+from log.ids import TopicId, format_topic_id, parse_topic_id
+
+PARTITION_METADATA: Final = "partition.metadata"
+
+
+def write_topic_id(disk: Disk, folder: str, topic_id: TopicId) -> None:
+    file = disk.open(f"{folder}/{PARTITION_METADATA}", create=True)
+    file.truncate(0)
+    file.append((f"version: 0\ntopic_id: {format_topic_id(topic_id)}\n".encode(),))
+    file.close()
+
+
+def read_topic_id(disk: Disk, folder: str) -> TopicId | None:
+    try:
+        lines = disk.read(f"{folder}/{PARTITION_METADATA}").decode("utf-8", "replace").splitlines()
+        fields = dict(line.split(": ", 1) for line in lines)
+        return parse_topic_id(fields["topic_id"]) if fields["version"] == "0" else None
+    except (FileNotFoundError, KeyError, ValueError):
+        return None

@@ -1,0 +1,171 @@
+"""Topics that go, and come again under the same name, while their logs are at work: nothing old is left in the new.
+
+Found by deleting topics under load: a flush that came back after its folder was gone took the whole data folder out of
+service; after a crash a new topic was measured by how far its predecessor had come, and was not served.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from log.batch import build_batch
+from log.disk import RealDisk
+from log.identity import PARTITION_METADATA
+from log.ids import TopicPartition, format_topic_id
+from log.manifest import MANIFEST, RECOVERY_POINTS
+from service.broker.partition import Appended, Partition
+from service.broker.ports import RealClock
+from service.cluster.memory_store import MemoryServer
+from service.wire.messages import DeleteTopicsRequest, DeleteTopicState
+from tests.service.api.admin_stage import Stage, on_stage
+
+HERE = TopicPartition("orders", 0)
+FSYNC = {"log.durability": "fsync"}
+
+
+async def until_served(stage: Stage) -> Partition:
+    async with asyncio.timeout(10):
+        while True:
+            partition = stage.broker.partitions.get(HERE)
+            if partition is not None and partition.replicas is not None:
+                return partition
+            await asyncio.sleep(0.005)
+
+
+async def write(partition: Partition, *values: bytes, timestamp_ms: int = 0) -> None:
+    """With acks=all: returns when they are durable."""
+    batch = bytearray(build_batch([(b"k", value, (), timestamp_ms) for value in values]))
+    appended = partition.append_from_client(memoryview(batch), acks=-1, now_ms=RealClock.wall_ms())
+    assert isinstance(appended, Appended)
+    if (committed := partition.committed(appended.end_offset)) is not None:
+        await committed
+
+
+async def delete(stage: Stage) -> None:
+    answer = await stage.ask(DeleteTopicsRequest([DeleteTopicState("orders")]))
+    assert answer.responses[0].error_code == 0
+
+
+def values(partition: Partition) -> int:
+    return sum(header.record_count for header, _ in partition.log.scan(0))
+
+
+@pytest.mark.parametrize("slow", ["sync_dir", "write_atomic"])
+def test_a_flush_that_comes_back_after_its_topic_was_deleted_harms_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    held = asyncio.Event()
+    begun = asyncio.Event()
+    original = getattr(RealDisk, slow)
+
+    async def slowly(disk: RealDisk, path: str, *more: object) -> None:
+        if path.startswith("orders"):
+            begun.set()
+            await held.wait()
+        await original(disk, path, *more)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", segment_ms="1")
+        old = await until_served(stage)
+        monkeypatch.setattr(RealDisk, slow, slowly)
+        # Each begins a segment, so that the one before leaves a snapshot to be written.
+        writing = [asyncio.ensure_future(write(old, b"x", timestamp_ms=at)) for at in (0, 10, 20)]
+        await begun.wait()
+        await delete(stage)
+        new_id = await stage.create("orders")
+        assert stage.broker.partitions.get(HERE) is None, "the name is not free yet"
+        held.set()
+        new = await until_served(stage)
+        assert new.topic_id == new_id
+        await write(new, b"4")
+        await asyncio.gather(*writing, return_exceptions=True)
+        assert (new.log.start_offset, new.log.end_offset, values(new)) == (0, 1, 1)
+        assert old.log.gone
+        assert stage.broker.folders[0].failed is None
+
+    on_stage(tmp_path, scene, FSYNC)
+
+
+def test_a_topic_may_be_deleted_and_made_again_many_times_under_load(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        for _ in range(30):
+            await stage.create("orders")
+            partition = await until_served(stage)
+            assert values(partition) == 0
+            writing = [asyncio.ensure_future(write(partition, b"x" * 100)) for _ in range(20)]
+            await asyncio.sleep(0)
+            await delete(stage)
+            await asyncio.gather(*writing, return_exceptions=True)
+        assert stage.broker.folders[0].failed is None
+
+    on_stage(tmp_path, scene, FSYNC)
+    assert not (tmp_path / "orders-0").exists()
+
+
+def test_what_a_deleted_topic_left_before_a_crash_is_not_taken_for_the_new_ones(tmp_path: Path) -> None:
+    """The broker dies between the commit that deletes and the removal of the folder, or after the next creation."""
+    metadata = MemoryServer(RealClock())
+
+    async def first(stage: Stage) -> None:
+        await stage.create("orders")
+        await write(await until_served(stage), b"1", b"2")
+
+    async def second(stage: Stage) -> None:
+        assert values(await until_served(stage)) == 0
+        await write(await until_served(stage), b"3")
+
+    on_stage(tmp_path, first, FSYNC, metadata=metadata)
+    (tmp_path / MANIFEST).unlink()
+    identity = tmp_path / "orders-0" / PARTITION_METADATA
+    assert identity.read_text().splitlines()[0] == "version: 0"
+    identity.write_text(f"version: 0\ntopic_id: {format_topic_id(bytes(15) + b'1')}\n")
+    on_stage(tmp_path, second, FSYNC, metadata=metadata)
+
+
+def test_a_folder_found_where_a_new_topic_wants_to_be_is_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "orders-0").mkdir()
+    (tmp_path / "orders-0" / f"{0:020}.log").write_bytes(build_batch([(None, b"of another", (), 1)]))
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders")
+        assert values(await until_served(stage)) == 0
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_new_topic_is_not_measured_by_how_far_its_predecessor_had_come(tmp_path: Path) -> None:
+    metadata = MemoryServer(RealClock())
+
+    async def first(stage: Stage) -> None:
+        await stage.create("orders")
+        await write(await until_served(stage), *[b"old"] * 9)
+        (folder,) = stage.broker.folders
+        await stage.broker.housekeeper.write_points(folder)
+        assert "orders 0 9" in (tmp_path / RECOVERY_POINTS).read_text()
+        await delete(stage)
+        await stage.create("orders")
+        await write(await until_served(stage), b"new")
+        assert "orders 0 9" not in (tmp_path / RECOVERY_POINTS).read_text()
+
+    async def second(stage: Stage) -> None:
+        partition = await until_served(stage)
+        assert (partition.offline, values(partition)) == (False, 1)
+
+    on_stage(tmp_path, first, FSYNC, metadata=metadata)
+    (tmp_path / MANIFEST).unlink()  # as if it had been killed
+    on_stage(tmp_path, second, FSYNC, metadata=metadata)
+
+
+def test_points_of_topics_that_are_gone_do_not_outlive_a_start(tmp_path: Path) -> None:
+    metadata = MemoryServer(RealClock())
+
+    async def nothing(stage: Stage) -> None:
+        pass
+
+    async def look(stage: Stage) -> None:
+        assert (tmp_path / RECOVERY_POINTS).read_text() == "0\n0\n"
+
+    on_stage(tmp_path, nothing, metadata=metadata)
+    (tmp_path / RECOVERY_POINTS).write_text("0\n1\norders 0 9\n")
+    on_stage(tmp_path, look, metadata=metadata)
