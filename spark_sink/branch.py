@@ -52,6 +52,11 @@ VISIBLE_SECONDS = 10.0
 VISIBLE_POLL_SECONDS = 0.002
 DECIDED_BUT_NOT_MARKED = "PrepareCommit"
 FENCED = (ErrorCode.invalid_producer_epoch, ErrorCode.producer_fenced, ErrorCode.invalid_producer_id_mapping)
+REFUSALS = {
+    ErrorCode.invalid_timestamp: "a row's column 'timestamp' is further from now than the topic's"
+    " message.timestamp.after.max.ms and message.timestamp.before.max.ms allow",
+    ErrorCode.message_too_large: "the topic's max.message.bytes is less than it was a minute ago",
+}
 
 Place = tuple[str, int]
 
@@ -207,7 +212,7 @@ class Branch:
                 continue
             try:
                 doing = f"writing to partition {batch.target.partition} of topic {batch.target.topic!r}"
-                self._check(result.error_code, doing, result.error_message)
+                self._check(result.error_code, doing, REFUSALS.get(result.error_code) or result.error_message)
             except OncelogError as error:
                 problem = problem or error
         if problem is not None:

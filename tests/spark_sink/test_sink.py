@@ -1,0 +1,290 @@
+"""Spark writes, librdkafka reads: batch writes, streams, foreachBatch and SQL, in a real Spark on a real broker."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_sink.branch import last_decided
+from spark_sink.client import TRANSACTION, Client
+from spark_sink.messages import DescribeBranchesRequest, DescribeBranchesResponse
+from tests.clients.topics import Topics
+from tests.spark_sink.reading import committed, values
+
+PARTITIONS = 3
+SECONDS_PER_QUERY = 60
+pytestmark = pytest.mark.timeout(180)  # the first one also starts Spark
+
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def write(bootstrap: str) -> Write:
+    """A batch write with these options; underscores stand for dots."""
+
+    def append(frame: DataFrame, mode: str = "append", **options: str) -> None:
+        writer = frame.write.format("oncelog").option("kafka.bootstrap.servers", bootstrap).mode(mode)
+        for name, value in options.items():
+            writer = writer.option(name.replace("_", "."), value)
+        writer.save()
+
+    return append
+
+
+class Stream:
+    """A stream from a folder of text files to a topic, a file a batch, with a checkpoint that outlives it."""
+
+    def __init__(self, spark: SparkSession, bootstrap: str, folder: Path) -> None:
+        self._spark = spark
+        self._bootstrap = bootstrap
+        self._input = folder / "input"
+        self.checkpoint = folder / "checkpoint"
+        self._input.mkdir()
+
+    def add(self, *rows: str) -> None:
+        number = len(list(self._input.iterdir()))
+        file = self._input / f"{number:04}.txt"
+        file.write_text("\n".join(rows) + "\n")
+        os.utime(file, (number, number))  # Spark reads the oldest first
+
+    def lines(self) -> DataFrame:
+        return self._spark.readStream.format("text").option("maxFilesPerTrigger", "1").load(str(self._input))
+
+    def run(self, frame: DataFrame | None = None, **options: str) -> None:
+        """Until everything is read."""
+        writer = (self.lines() if frame is None else frame).writeStream.format("oncelog")
+        writer = writer.option("kafka.bootstrap.servers", self._bootstrap)
+        for name, value in options.items():
+            writer = writer.option(name.replace("_", "."), value)
+        self.finish(writer)
+
+    def finish(self, writer: Any) -> None:
+        query: StreamingQuery = (
+            writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
+        )
+        assert query.awaitTermination(SECONDS_PER_QUERY), "the query does not end"
+
+    def forget_the_last_commit(self) -> None:
+        """As after a crash between `commit` and Spark's own commit log: the last batch will run again."""
+        commits = self.checkpoint / "commits"
+        last = max(int(file.name) for file in commits.iterdir() if file.name.isdecimal())
+        (commits / str(last)).unlink()
+        (commits / f".{last}.crc").unlink()
+
+
+@pytest.fixture
+def stream(spark: SparkSession, bootstrap: str, tmp_path: Path) -> Stream:
+    return Stream(spark, bootstrap, tmp_path)
+
+
+def open_branches(client: Client, root: str) -> tuple[str, ...]:
+    node = client.coordinator(TRANSACTION, root)
+    return client.ask(node, DescribeBranchesRequest(roots=(root,)), DescribeBranchesResponse).roots[0].open_branches  # type: ignore[arg-type]
+
+
+def numbers(spark: SparkSession, first: int, end: int) -> DataFrame:
+    return spark.range(first, end, 1, 2).selectExpr("cast(id as string) value")
+
+
+def texts(*ranges: range) -> list[str]:
+    return sorted(str(number) for each in ranges for number in each)
+
+
+# -- batch writes
+
+
+def test_every_column_arrives(spark: SparkSession, write: Write, bootstrap: str, topics: Topics) -> None:
+    topic, other = topics.create(PARTITIONS), topics.create(PARTITIONS)
+    rows = [
+        (b"k0", "v0", [("h", b"x"), ("h", None)], topic, 2, 1_700_000_000.123),
+        (None, None, None, topic, 0, 0.0),
+        (b"", "", [], other, 1, 1_600_000_000.0),
+    ]
+    frame = spark.createDataFrame(
+        rows,
+        "key binary, value string, headers array<struct<key: string, value: binary>>, topic string, partition int,"
+        " seconds double",
+    ).selectExpr(
+        "key", "value", "headers", "topic", "partition", "timestamp_micros(cast(seconds * 1e6 as long)) timestamp"
+    )
+    write(frame)
+    found = [
+        (m.key(), m.value(), m.headers(), m.topic(), m.partition(), m.timestamp()[1])
+        for m in [*committed(bootstrap, topic), *committed(bootstrap, other)]
+    ]
+    assert sorted(found, key=str) == sorted(
+        [
+            (b"k0", b"v0", [("h", b"x"), ("h", None)], topic, 2, 1_700_000_000_123),
+            (None, None, None, topic, 0, 0),
+            (b"", b"", None, other, 1, 1_600_000_000_000),
+        ],
+        key=str,
+    )
+
+
+def test_the_option_topic_goes_before_the_column_and_other_columns_are_left_out(
+    spark: SparkSession, write: Write, bootstrap: str, topics: Topics
+) -> None:
+    topic = topics.create()
+    write(spark.sql("select 'v' value, 'nowhere' topic, 1.5 price"), topic=topic)
+    assert values(bootstrap, topic) == ["v"]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_compressed_writes_are_read_by_others(
+    spark: SparkSession, write: Write, bootstrap: str, topics: Topics, codec: str
+) -> None:
+    topic = topics.create(PARTITIONS)
+    write(numbers(spark, 0, 3000), topic=topic, kafka_compression_type=codec)
+    assert values(bootstrap, topic) == texts(range(3000))
+
+
+def test_a_batch_write_whose_task_fails_leaves_nothing(
+    spark: SparkSession, write: Write, bootstrap: str, topics: Topics
+) -> None:
+    topic = topics.create(PARTITIONS)
+    rows = spark.range(0, 100_000, 1, 2)
+    with pytest.raises(PySparkException, match="poison"):
+        write(rows.selectExpr("if(id = 99999, raise_error('poison'), cast(id as string)) value"), topic=topic)
+    assert values(bootstrap, topic) == []
+
+
+def test_a_write_of_the_same_version_is_made_once_for_each_topic(
+    spark: SparkSession, write: Write, bootstrap: str, topics: Topics, name: str
+) -> None:
+    topic, other = topics.create(PARTITIONS), topics.create()
+    for _ in range(2):
+        write(numbers(spark, 0, 50), topic=topic, txnAppId=name, txnVersion="7")
+        write(numbers(spark, 0, 5), topic=other, txnAppId=name, txnVersion="7")
+    write(numbers(spark, 50, 60), topic=topic, txnAppId=name, txnVersion="3")  # older: it was made, or never will be
+    write(numbers(spark, 60, 70), topic=topic, txnAppId=name, txnVersion="8")
+    assert values(bootstrap, topic) == texts(range(50), range(60, 70))
+    assert values(bootstrap, other) == texts(range(5))
+
+
+def test_a_large_row_goes_where_the_topic_takes_it(
+    spark: SparkSession, write: Write, bootstrap: str, topics: Topics
+) -> None:
+    topic = topics.create(max_message_bytes="5000000")
+    write(spark.sql("select repeat('x', 4900000) value"), topic=topic)
+    assert [len(value) for value in values(bootstrap, topic)] == [4_900_000]
+
+
+@pytest.mark.parametrize(
+    ("message", "query"),
+    [
+        (r"'value' is missing", "select 'v' valu"),
+        (r"2000000 bytes in its column 'value' .* limit is 1048588", "select repeat('x', 2000000) value"),
+    ],
+)
+def test_what_is_wrong_is_named_and_nothing_is_written(
+    spark: SparkSession, write: Write, bootstrap: str, topics: Topics, message: str, query: str
+) -> None:
+    """Through Spark, what a driver sees and what only a task sees; test_sink_options.py has the others."""
+    topic = topics.create(PARTITIONS)
+    with pytest.raises(PySparkException, match=message):
+        write(spark.sql(query), topic=topic)
+    assert values(bootstrap, topic) == []
+
+
+# -- streams
+
+
+def test_a_batch_that_spark_runs_again_writes_nothing(stream: Stream, bootstrap: str, topics: Topics) -> None:
+    topic = topics.create(PARTITIONS)
+    stream.add("a", "b")
+    stream.add("c")
+    stream.run(topic=topic)
+    stream.forget_the_last_commit()
+    stream.add("d")
+    stream.run(topic=topic)
+    assert values(bootstrap, topic) == ["a", "b", "c", "d"]
+
+
+def test_a_failed_batch_leaves_nothing_open_and_is_written_once_when_it_runs_again(
+    stream: Stream, client: Client, bootstrap: str, topics: Topics, name: str
+) -> None:
+    topic = topics.create(PARTITIONS)
+    stream.add(*map(str, range(1000)))
+    poisoned = stream.lines().repartition(2).selectExpr("if(value = '999', raise_error('poison'), value) value")
+    with pytest.raises(PySparkException, match="poison"):
+        stream.run(poisoned, topic=topic, root=name)
+    deadline = time.monotonic() + 20
+    while open_branches(client, name):  # of a task that was killed when the other one failed
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert last_decided(client, name) == -1
+    stream.run(stream.lines().repartition(2), topic=topic, root=name)
+    assert last_decided(client, name) == 0
+    assert values(bootstrap, topic) == texts(range(1000))
+
+
+def test_a_stream_in_complete_mode_writes_the_whole_result_of_each_batch(
+    stream: Stream, bootstrap: str, topics: Topics
+) -> None:
+    topic = topics.create()
+    stream.add("a", "b", "a")
+    stream.add("a")
+    counts = stream.lines().groupBy("value").count().selectExpr("concat(value, count) value")
+    writer = counts.writeStream.format("oncelog").outputMode("complete").option("topic", topic)
+    stream.finish(writer.option("kafka.bootstrap.servers", bootstrap))
+    assert values(bootstrap, topic) == ["a2", "a3", "b1", "b1"]
+
+
+def test_foreach_batch_writes_each_version_once(
+    stream: Stream, write: Write, bootstrap: str, topics: Topics, name: str
+) -> None:
+    topic, totals = topics.create(PARTITIONS), topics.create()
+
+    def write_both(frame: DataFrame, batch: int) -> None:
+        version = {"txnAppId": name, "txnVersion": str(batch)}
+        write(frame, topic=topic, **version)
+        write(frame.groupBy().count().selectExpr("cast(count as string) value"), topic=totals, **version)
+
+    stream.add("a", "b")
+    stream.add("c")
+    stream.finish(stream.lines().writeStream.foreachBatch(write_both))
+    stream.forget_the_last_commit()
+    stream.add("d", "e", "f")
+    stream.finish(stream.lines().writeStream.foreachBatch(write_both))
+    assert values(bootstrap, topic) == ["a", "b", "c", "d", "e", "f"]
+    assert values(bootstrap, totals) == ["1", "2", "3"]
+
+
+# -- SQL
+
+
+def test_sql_inserts_into_a_view(spark: SparkSession, bootstrap: str, topics: Topics) -> None:
+    topic = topics.create()
+    spark.sql(
+        "CREATE OR REPLACE TEMPORARY VIEW orders (key STRING, value STRING) USING oncelog"
+        f" OPTIONS ('kafka.bootstrap.servers' '{bootstrap}', topic '{topic}')"
+    )
+    spark.sql("INSERT INTO orders VALUES ('k', 'one'), (NULL, 'two')")
+    spark.sql("INSERT INTO orders SELECT NULL, CAST(id AS STRING) FROM range(2)")
+    assert values(bootstrap, topic) == ["0", "1", "one", "two"]
+
+
+def test_sql_inserts_into_a_table_with_its_options_said_again(
+    spark: SparkSession, bootstrap: str, topics: Topics
+) -> None:
+    """Spark does not hand a table's own options to a sink in Python."""
+    topic = topics.create()
+    spark.sql("CREATE TABLE events (value STRING) USING oncelog")
+    try:
+        spark.sql(
+            f"INSERT INTO events WITH (`kafka.bootstrap.servers` = '{bootstrap}', topic = '{topic}') VALUES ('a')"
+        )
+        with pytest.raises(PySparkException, match=r"'kafka\.bootstrap\.servers'"):
+            spark.sql("INSERT INTO events VALUES ('b')")
+    finally:
+        spark.sql("DROP TABLE events")
+    assert values(bootstrap, topic) == ["a"]
