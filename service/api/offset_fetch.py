@@ -1,8 +1,9 @@
 """OffsetFetch, versions 1 to 10 (2: all topics, 7: stable offsets only, 8: several groups, 9: KIP-848, 10: topic ids).
 
 A partition without a committed offset has offset -1 and no error. Asked for stable offsets, one that waits for a
-transaction is UNSTABLE_OFFSET_COMMIT. Version 1 has no place for an error of the whole group, which each partition
-then carries.
+transaction is UNSTABLE_OFFSET_COMMIT. Up to version 7 each partition carries an error of the whole group too: version
+1 has no other place for it, and aiokafka (0.14), which looks nowhere else, takes the absence of partitions for the
+absence of offsets and reads everything again from the start, while the coordinator is merely loading.
 """
 
 from log.ids import TopicId
@@ -24,7 +25,6 @@ from service.wire.messages import (
     OffsetFetchResponseTopics,
 )
 
-GROUP_ERROR_SINCE = 2
 BATCHES_SINCE = 8
 TOPIC_IDS_SINCE = 10
 NO_TOPIC_ID = bytes(16)
@@ -45,7 +45,7 @@ async def handle(
         ]
     wanted = OffsetFetchRequestGroup(request.group_id, topics=topics)
     group = await _fetch(broker, version, wanted, request.require_stable)
-    if group.error_code and version < GROUP_ERROR_SINCE:
+    if group.error_code:
         group.topics = _refused_topics(topics or [], group.error_code)
     return OffsetFetchResponse(topics=[_single(topic) for topic in group.topics], error_code=group.error_code)
 

@@ -282,17 +282,18 @@ def test_no_metadata_is_empty_metadata(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("version", range(1, 8))
-def test_a_group_that_can_not_be_fetched_from_is_refused_where_the_version_has_room_for_it(
-    stage: Stage, version: int
-) -> None:
-    request = OffsetFetchRequest("g", [OffsetFetchRequestTopic("orders", [0])])
-    with stage.trouble(NotCoordinator()):
-        reply = stage.ask(request, version)
-    if version == 1:
-        assert reply.topics[0].partitions[0].error_code == ErrorCode.NOT_COORDINATOR
-        assert reply.topics[0].partitions[0].committed_offset == -1
-    else:
-        assert (reply.error_code, reply.topics) == (ErrorCode.NOT_COORDINATOR, [])
+def test_a_group_that_can_not_be_fetched_from_is_refused_partition_by_partition_too(stage: Stage, version: int) -> None:
+    """A client that sees no partitions may think that nothing was ever committed, and read everything again."""
+    request = OffsetFetchRequest("g", [OffsetFetchRequestTopic("orders", [0, 1])])
+    for trouble, code in (
+        (NotCoordinator(), ErrorCode.NOT_COORDINATOR),
+        (CoordinatorLoading(), ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+    ):
+        with stage.trouble(trouble):
+            reply = stage.ask(request, version)
+        found = [(row.partition_index, row.committed_offset, row.error_code) for row in reply.topics[0].partitions]
+        assert found == [(0, -1, code), (1, -1, code)]
+        assert reply.error_code == (code if version >= 2 else ErrorCode.NONE)
 
 
 def test_topics_are_fetched_by_id_from_version_10_on(stage: Stage) -> None:
