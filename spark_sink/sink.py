@@ -241,7 +241,7 @@ class _Share:
 
 
 def _of_bounded_size(iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Spark bounds its batches by rows, and only from 4.1 on by bytes too."""
+    """Spark's bound on the bytes of a batch can be turned off, and its bound on the rows allows for gigabytes."""
     for batch in iterator:
         if batch.num_rows:
             pieces = min(1 + batch.nbytes // LARGEST_CHUNK_BYTES, batch.num_rows)

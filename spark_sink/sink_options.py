@@ -17,13 +17,19 @@ TRANSACTION_TIMEOUT_MS: Final = 900_000
 DELIVERY_TIMEOUT_MS: Final = 120_000
 
 # Spark hands these to every sink.
-OF_SPARK: Final = ("path", "checkpointLocation", "queryName", "outputMode", "provider", "__truncate")
+OF_SPARK: Final = ("path", "checkpointLocation", "queryName", "outputMode")
 
 # Options of Kafka's producer that have no counterpart: taken, so that a job can be moved.
 WITHOUT_EFFECT: Final = (
-    "kafka.batch.size", "kafka.buffer.memory", "kafka.compression.level", "kafka.delivery.report.only.error",
+    "kafka.batch.size", "kafka.buffer.memory",
     "kafka.linger.ms", "kafka.max.block.ms", "kafka.max.in.flight.requests.per.connection",
     "kafka.partitioner.adaptive.partitioning.enable", "kafka.partitioner.availability.timeout.ms", "kafka.retries",
+)  # fmt: skip
+
+# The source's own among Kafka's names: a view in SQL carries the options of both.
+OF_CONSUMERS: Final = (
+    "kafka.fetch.max.bytes", "kafka.fetch.max.wait.ms", "kafka.group.id", "kafka.isolation.level",
+    "kafka.max.partition.fetch.bytes",
 )  # fmt: skip
 
 REFUSED: Final = {
@@ -73,7 +79,7 @@ def read_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptio
         largest_request_bytes=options.number("kafka.max.request.size"),
         transaction_timeout_ms=options.number("kafka.transaction.timeout.ms") or TRANSACTION_TIMEOUT_MS,
     )
-    options.refuse_the_rest(also_known=(*SOURCE_NAMES, *OF_SPARK, *WITHOUT_EFFECT))
+    options.refuse_the_rest(also_known=(*SOURCE_NAMES, *OF_CONSUMERS, *OF_SPARK, *WITHOUT_EFFECT))
     return read
 
 
