@@ -23,7 +23,14 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from tests.peers.ours import Oncelog
 from tests.peers.process import ROOT
 from tests.spark.cluster import family, kill_all
-from tests.spark.environment import NEWEST_PYSPARK, CannotInstall, environment_of, interpreter, missing
+from tests.spark.environment import (
+    NEWEST_PYSPARK,
+    CannotInstall,
+    environment_of,
+    interpreter,
+    missing,
+    tidy_up_when_told_to_end,
+)
 
 DEMO = ROOT / "spark_sink" / "demo"
 PARTITIONS = 4
@@ -208,6 +215,7 @@ def read(bootstrap: str, topic: str) -> list[Record]:
 
 
 def main() -> int:
+    tidy_up_when_told_to_end()
     parser = argparse.ArgumentParser(prog="python -m tests.spark.demo", description=__doc__.partition("\n")[0])
     parser.add_argument("only", nargs="?", choices=list(DEMOS))
     chosen = parser.parse_args()

@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,11 @@ PRODUCT = ROOT / "spark_sink"
 
 class CannotInstall(RuntimeError):
     """A registry did not give what was asked for; the message says what and why."""
+
+
+def tidy_up_when_told_to_end() -> None:
+    """SIGTERM ends this process as Ctrl-C does: what it started is stopped."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def missing(*, connector: bool = False) -> str | None:

@@ -24,7 +24,15 @@ from tests.clients.topics import Topics
 from tests.peers.ours import Oncelog
 from tests.spark.chaos.run import committed_values
 from tests.spark.cluster import Cluster, family, kill_all
-from tests.spark.environment import NEWEST_PYSPARK, CannotInstall, environment_of, interpreter, missing, spark_home
+from tests.spark.environment import (
+    NEWEST_PYSPARK,
+    CannotInstall,
+    environment_of,
+    interpreter,
+    missing,
+    spark_home,
+    tidy_up_when_told_to_end,
+)
 
 JOB = Path(__file__).with_name("submit_job.py")
 ROWS = 200_000
@@ -93,6 +101,7 @@ def run(python: Path, folder: Path) -> None:
 
 
 def main() -> int:
+    tidy_up_when_told_to_end()
     parser = argparse.ArgumentParser(prog="python -m tests.spark.submit", description=__doc__.partition("\n")[0])
     parser.add_argument("--pyspark", default=NEWEST_PYSPARK)
     chosen = parser.parse_args()

@@ -33,11 +33,12 @@ from tests.spark.environment import (
     environment_of,
     interpreter,
     missing,
+    tidy_up_when_told_to_end,
 )
 
 JOB = Path(__file__).with_name("job.py")
 FIGURES = ("batch source, rows/s", "stream source, rows/s", "batch sink, rows/s", "stream sink, rows/s",
-           "micro-batch of 4,000 rows, ms")  # fmt: skip
+           "micro-batch of 4,000 rows, ms", "of it for exactly-once, ms")  # fmt: skip
 PARTITIONS = 4
 ROW_BYTES = 100
 RECOMMENDED = {"spark.sql.execution.arrow.maxBytesPerBatch": "2147483647"}
@@ -108,6 +109,7 @@ def _line(label: str, medians: dict[str, float], ours: str, *, peer: bool, bette
 
 
 def main() -> int:
+    tidy_up_when_told_to_end()
     parser = argparse.ArgumentParser(prog="python -m tests.spark.bench", description=__doc__.partition("\n")[0])
     parser.add_argument("--peer", choices=["kafka"], help="measure Spark's own on Apache Kafka too")
     parser.add_argument("--quick", action="store_true", help="half the rows, one run")
@@ -145,6 +147,7 @@ def main() -> int:
             "topic": topic,
             "rows": count,
             "sink_rows": rows // 4,
+            "calls": str(folder / "calls"),
             "runs": 1 if chosen.quick else chosen.runs,
         }
         print_table(run_job(python, plan, folder), peer=bool(chosen.peer))

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
@@ -39,12 +40,17 @@ class Contender(NamedTuple):
     conf: dict[str, str]
 
 
+class NotMeasured(Exception):
+    """This contender has no such figure."""
+
+
 class Bench:
     def __init__(self, spark: SparkSession, plan: dict[str, Any]) -> None:
         self.spark = spark
         self.topic: str = plan["topic"]
         self.rows: int = plan["rows"]
         self.sink_rows: int = plan["sink_rows"]
+        self.calls = Path(plan["calls"])
 
     # -- figures: rows a second, or milliseconds
 
@@ -75,6 +81,23 @@ class Bench:
         source = self._source(who).option("maxOffsetsPerTrigger", str(A_SMALL_TRIGGER)).load().select("value")
         progress = self._run(self._to(source.writeStream, who), triggers=SMALL_TRIGGERS)
         return float(statistics.median(one["durationMs"]["triggerExecution"] for one in progress[3:]))
+
+    def added(self, who: Contender) -> float:
+        """What a micro-batch spends in the calls that are there for exactly-once alone: milliseconds, median."""
+        if who.format != "oncelog":
+            raise NotMeasured("it decides nothing")
+        self.calls.write_text("")
+        self.micro_batch(who._replace(format=timed_sink(self.spark, self.calls)))
+        tasks: dict[int, dict[str, float]] = {}
+        decisions: dict[int, float] = {}
+        for line in self.calls.read_text().splitlines():
+            batch, branch, milliseconds = json.loads(line)
+            if branch:
+                spent = tasks.setdefault(batch, {})
+                spent[branch] = spent.get(branch, 0.0) + milliseconds
+            else:
+                decisions[batch] = decisions.get(batch, 0.0) + milliseconds
+        return statistics.median(max(tasks[batch].values()) + decisions[batch] for batch in sorted(tasks)[3:-1])
 
     # -- parts
 
@@ -123,6 +146,73 @@ class Bench:
             return [one for one in query.recentProgress if one["numInputRows"]]
 
 
+def timed_sink(spark: SparkSession, calls: Path) -> str:
+    """The name of a sink that is ours, and notes how long it takes to open and to seal a branch, to decide, and until
+    readers see the decision: all that a sink without transactions would not do.
+    """
+    from spark_sink import OncelogDataSource
+    from spark_sink.sink import StreamSink
+
+    class TimedSink(StreamSink):
+        def write(self, iterator: Any) -> Any:
+            _time_calls(str(calls))
+            return super().write(iterator)
+
+        def commit(self, messages: Any, batchId: int) -> None:
+            _time_calls(str(calls))
+            super().commit(messages, batchId)
+
+    class Timed(OncelogDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "oncelog-timed"
+
+        def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+            sink = super().streamWriter(schema, overwrite)
+            sink.__class__ = TimedSink
+            return sink
+
+    spark.dataSource.register(Timed)
+    return Timed.name()
+
+
+def _time_calls(calls: str) -> None:
+    """In one of Spark's Python processes, for good. Each line: batch, branch (none: the decision), milliseconds."""
+    import json
+    import time
+
+    from spark_sink import sink
+    from spark_sink.branch import Branch
+
+    def timed(function: Callable[..., Any], token_and_branch: Callable[..., tuple[int, str]]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            began = time.monotonic()
+            try:
+                return function(*given, **named)
+            finally:
+                spent = (time.monotonic() - began) * 1000
+                with open(calls, "a") as file:
+                    file.write(json.dumps([*token_and_branch(*given), spent]) + "\n")
+
+        call.is_timed = True  # type: ignore[attr-defined]
+        return call
+
+    def of_branch(branch: Branch, *_: Any) -> tuple[int, str]:
+        return int(branch.transactional_id.partition("::")[2].partition("/")[0]), branch.transactional_id
+
+    def of_decision(_client: Any, _root: str, token: int, _branches: Any) -> tuple[int, str]:
+        return token, ""
+
+    def of_waiting(_client: Any, _root: str, branches: Any) -> tuple[int, str]:
+        return int(branches[0].transactional_id.partition("::")[2].partition("/")[0]), ""
+
+    if not hasattr(Branch.open, "is_timed"):
+        Branch.open = timed(Branch.open, of_branch)  # type: ignore[method-assign]
+        Branch._end = timed(Branch._end, of_branch)  # type: ignore[method-assign]
+        for name, of in (("decide", of_decision), ("await_visible", of_waiting)):
+            setattr(sink, name, timed(getattr(sink, name), of))
+
+
 def _throughput(progress: list[dict[str, Any]]) -> float:
     """Without the first trigger, which also starts the query."""
     assert len(progress) > 2, f"only {len(progress)} triggers"
@@ -136,6 +226,7 @@ FIGURES: dict[str, Callable[[Bench, Contender], float]] = {
     "batch sink, rows/s": Bench.batch_sink,
     "stream sink, rows/s": Bench.stream_sink,
     f"micro-batch of {A_SMALL_TRIGGER:,} rows, ms": Bench.micro_batch,
+    "of it for exactly-once, ms": Bench.added,
 }
 
 
@@ -149,6 +240,8 @@ def measure(bench: Bench, plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 bench.spark.conf.set(name, wanted)
             try:
                 value = FIGURES[figure](bench, who)
+            except NotMeasured:
+                continue
             except Exception as failure:  # noqa: BLE001 - a figure that fails shall not cost the others
                 yield {"figure": figure, "contender": who.name, "failure": f"{type(failure).__name__}: {failure}"}
                 continue

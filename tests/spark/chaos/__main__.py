@@ -16,12 +16,20 @@ import time
 from pathlib import Path
 
 from tests.spark.chaos.run import Contender, Report, run
-from tests.spark.environment import CONNECTOR_PYSPARK, CannotInstall, connector_jars, interpreter, missing
+from tests.spark.environment import (
+    CONNECTOR_PYSPARK,
+    CannotInstall,
+    connector_jars,
+    interpreter,
+    missing,
+    tidy_up_when_told_to_end,
+)
 
 OURS, OWN = "oncelog", "Spark's own"
 
 
 def main() -> int:
+    tidy_up_when_told_to_end()
     parser = argparse.ArgumentParser(prog="python -m tests.spark.chaos", description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="how long there is striking, for each sink")
     parser.add_argument("--seed", type=int, default=None)

@@ -24,6 +24,7 @@ from tests.spark.environment import (
     environment_of,
     interpreter,
     missing,
+    tidy_up_when_told_to_end,
 )
 
 
@@ -35,6 +36,7 @@ def check(python: Path, only: str, **environment: str) -> int:
 
 
 def main() -> int:
+    tidy_up_when_told_to_end()
     parser = argparse.ArgumentParser(prog="python -m tests.spark.connector", description=__doc__.partition("\n")[0])
     parser.add_argument("only", nargs="?", default="", metavar="NAME", help="part of the names of checks")
     parser.add_argument("--ours", action="store_true", help="our data source instead of Spark's own connector")
