@@ -18,7 +18,7 @@ loop's thread, except `open`, which may run in another. Called by the broker's p
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -132,9 +132,10 @@ class PartitionLog:
         now_ms: int,
         recovery_point: int = 0,
         topic_id: TopicId | None = None,
+        on_read: Callable[[int], None] = lambda size_bytes: None,
     ) -> "PartitionLog":
         """The log in `folder`, new when there is none. `known`: what a clean stop said. Otherwise the folder is read.
-        `topic_id` is written into a folder that is made.
+        `topic_id` is written into a folder that is made; `on_read` hears how many bytes a recovery has read.
 
         Everything below `recovery_point` was durable at some time before. After a recovery, `recovery` says what was
         found, and nothing above the trusted offset counts as flushed before the first `flush`.
@@ -152,6 +153,7 @@ class PartitionLog:
                     recovery_point=recovery_point,
                     interval_bytes=config.index_interval_bytes,
                     now_ms=now_ms,
+                    on_read=on_read,
                 )
             )
         else:

@@ -13,7 +13,7 @@ chunks. Plain calls only, so that a large recovery can run in a thread beside th
 opened here is closed here. Nothing found counts as durable until the log's next `flush`. Called by `PartitionLog.open`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -70,15 +70,24 @@ class Recovered:
 
 
 def recover(
-    disk: Disk, folder: str, views: Sequence[View], *, recovery_point: int, interval_bytes: int, now_ms: int
+    disk: Disk,
+    folder: str,
+    views: Sequence[View],
+    *,
+    recovery_point: int,
+    interval_bytes: int,
+    now_ms: int,
+    on_read: Callable[[int], None] = lambda size_bytes: None,
 ) -> Recovered:
-    """Read what is in `folder`, make it consistent, and say what was wrong."""
+    """Read what is in `folder`, make it consistent, and say what was wrong. `on_read` hears of every segment that was
+    read, from whatever thread this runs in.
+    """
     plan_left = finish_swap(disk, folder)
     bases, snapshots = _take_stock(disk, folder)
     cleaned_offset = plan_left.cleaned_offset if plan_left is not None else 0
     trusted = max(recovery_point, cleaned_offset, read_offset(disk, folder, CLEANED_OFFSET) or 0)
     report = RecoveryReport(folder, trusted)
-    recovery = _Recovery(disk, folder, report, interval_bytes, now_ms)
+    recovery = _Recovery(disk, folder, report, interval_bytes, now_ms, on_read)
     first_scanned = _first_scanned(bases, trusted)
     start_offset = max(read_offset(disk, folder, START_OFFSET) or 0, bases[0] if bases else 0)
     scan_from = bases[first_scanned] if bases else start_offset
@@ -138,12 +147,21 @@ def _first_scanned(bases: list[int], trusted: int) -> int:
 class _Recovery:
     """The log as far as it has been made consistent."""
 
-    def __init__(self, disk: Disk, folder: str, report: RecoveryReport, interval_bytes: int, now_ms: int) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        report: RecoveryReport,
+        interval_bytes: int,
+        now_ms: int,
+        on_read: Callable[[int], None],
+    ) -> None:
         self.disk = disk
         self.folder = folder
         self.report = report
         self.interval_bytes = interval_bytes
         self.now_ms = now_ms
+        self.on_read = on_read
         self.segments: list[Segment] = []
         self.new_snapshots: dict[int, Snapshot] = {}
         self.epochs = LeaderEpochs()
@@ -231,6 +249,7 @@ class _Recovery:
         position = self._scan_batches(segment, segment.file, facts.size_bytes, views)
         if position < facts.size_bytes:
             segment.file.truncate(position)
+        self.on_read(facts.size_bytes)
         segment.end_offset = max(segment.end_offset, self.end_offset)
         segment.size_bytes = position
         segment.close_file()

@@ -12,7 +12,7 @@ from log.disk import RealDisk
 from service.api.door import BrokerDoor
 from service.api.routes import OFFERED
 from service.broker.data_folder import StartError, read_facts
-from service.broker.node import Broker
+from service.broker.node import Broker, Opening
 from service.broker.ports import RealEnv
 from service.broker.session import Session
 from service.cluster.sql_store import SqlStore
@@ -21,7 +21,13 @@ from service.config import BrokerConfig
 from service.net.server import Limits, Room, Server, serve
 
 
-async def run_broker(config: BrokerConfig, *, on_ready: Callable[[Broker], None], stop: asyncio.Event) -> None:
+async def run_broker(
+    config: BrokerConfig,
+    *,
+    on_opening: Callable[[Opening], None],
+    on_ready: Callable[[Broker], None],
+    stop: asyncio.Event,
+) -> None:
     for folder in config.data_folders:
         os.makedirs(folder, exist_ok=True)
     disks = {folder: RealDisk(folder) for folder in config.data_folders}
@@ -33,6 +39,7 @@ async def run_broker(config: BrokerConfig, *, on_ready: Callable[[Broker], None]
     except StoreError as error:
         raise StartError(str(error)) from None
     broker = Broker(env, config, store, disks, OFFERED)
+    on_opening(broker.opening)
     await broker.open()
     servers = await listen(broker)
     on_ready(broker)

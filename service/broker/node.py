@@ -70,6 +70,16 @@ OPENED_AT_ONCE = 256
 """Partitions opened before others get a turn."""
 
 
+class Opening:
+    """How far a start has come. Read at any time, from the loop; added to by whoever opens logs."""
+
+    def __init__(self) -> None:
+        self.partitions = self.opened = self.read_bytes = 0
+
+    def read(self, size_bytes: int) -> None:
+        self.read_bytes += size_bytes
+
+
 class Broker:
     def __init__(
         self,
@@ -121,6 +131,7 @@ class Broker:
         self.cluster_id = ""
         self.bootstrap = ""
         self.ready = asyncio.Event()
+        self.opening = Opening()
         self._was_clean = False
 
     # -- life
@@ -222,15 +233,18 @@ class Broker:
             folder.disk.sweep()
             manifests[folder.name] = await read_and_remove_manifest(folder.disk)
             points[folder.name] = self.housekeeper.written_points[folder] = read_recovery_points(folder.disk)
-        opened = 0
-        for topic in list(self.metadata.image.topics.values()):
+        opening, topics = self.opening, list(self.metadata.image.topics.values())
+        opening.partitions = sum(
+            self.node_id in state.replicas for each in topics for state in each.partitions.values()
+        )
+        for topic in topics:
             config = self._log_config(topic)
             for index, state in topic.partitions.items():
                 if self.node_id not in state.replicas:
                     continue
                 await self._open_partition(topic, index, config, manifests, points)
-                opened += 1
-                if opened % OPENED_AT_ONCE == 0:
+                opening.opened += 1
+                if opening.opened % OPENED_AT_ONCE == 0:
                     await asyncio.sleep(0)
         for folder in self.folders:
             # Those of topics that were deleted before a crash must not meet new topics of the same names.
@@ -299,6 +313,7 @@ class Broker:
             now_ms=self.env.clock.wall_ms(),
             recovery_point=recovery_point,
             topic_id=topic.id,
+            on_read=self.opening.read,
         )
         partition = Partition(topic_partition, topic.id, log, folder, producers, stable)
         self.partitions.add(partition)

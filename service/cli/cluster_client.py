@@ -132,13 +132,17 @@ class Cluster:
 
     # Asking
 
-    async def ask(self, request: Request[R], *, node: int | None = None, wait_s: float = 0.0) -> R:
-        """Ask one broker: `node`, or any that can be reached. `wait_s` is time the broker may take on purpose."""
+    async def ask(
+        self, request: Request[R], *, node: int | None = None, wait_s: float = 0.0, version: int | None = None
+    ) -> R:
+        """Ask one broker: `node`, or any that can be reached. `wait_s` is time the broker may take on purpose;
+        `version` is the newest that both sides know unless it is named.
+        """
         address = await self._connected() if node is None else self._brokers[node]
         client = await self._client(address)
         try:
             async with asyncio.timeout(self.timeout_s + wait_s):
-                response = await client.request(request)
+                response = await client.request(request, version)
         except TimeoutError:
             await self._forget(address)
             raise CliError(f"{address} did not answer within {self.timeout_s:g} s", Exit.UNREACHABLE) from None

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from service.cli.connect import complete_group, complete_topic, with_cluster
-from service.cli.output import Output, output_option, remark, show, show_one
+from service.cli.output import Output, output_option, remark, report_option, show, show_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from service.cli.cluster_client import Cluster
     from service.cli.config_client import Owner
-
-COLUMNS = ("name", "value", "origin")
 
 
 @click.group()
@@ -58,13 +56,13 @@ async def get(
     cluster: Cluster, keys: Sequence[str], topic: str | None, broker: str | None, group: str | None, output: Output
 ) -> None:
     """Show settings, all or the KEYS named, and where each value comes from."""
-    from service.cli.config_client import describe_configs
+    from service.cli.config_client import SETTING_COLUMNS, SETTING_WIDE, describe_configs
     from service.cli.failures import CliError, Exit
 
     owner = await _owner(cluster, topic, broker, group, reading=True)
     rows = await describe_configs(cluster, owner, keys)
     missing = [key for key in keys if key not in {row.name for row in rows}]
-    show(rows, output, columns=COLUMNS, wide=("default", "type", "read_only"))
+    show(rows, output, columns=SETTING_COLUMNS, wide=SETTING_WIDE)
     if missing:
         raise CliError(f"{owner} has no setting {', '.join(missing)}", Exit.NOT_FOUND)
 
@@ -89,6 +87,7 @@ async def diff(cluster: Cluster, topic: str | None, broker: str | None, group: s
 )
 @click.option("--dry-run", is_flag=True, help="Only ask the broker whether it would.")
 @_owner_options
+@report_option
 @with_cluster
 async def set_configs(
     cluster: Cluster,
@@ -98,15 +97,26 @@ async def set_configs(
     topic: str | None,
     broker: str | None,
     group: str | None,
+    output: Output | None,
 ) -> None:
     """Change settings of a topic, a group, one broker or, if none is named, of all brokers."""
-    from service.cli.config_client import KeyValue, alter_configs, parse_settings
+    from service.cli.config_client import (
+        SETTING_COLUMNS,
+        SETTING_WIDE,
+        KeyValue,
+        alter_configs,
+        describe_configs,
+        parse_settings,
+    )
 
     changes = [*parse_settings(settings), *(KeyValue(key, None) for key in removed)]
     if not changes:
         raise click.UsageError("Nothing to change: give KEY=VALUE or --delete KEY.")
     owner = await _owner(cluster, topic, broker, group, reading=False)
     await alter_configs(cluster, owner, changes, validate_only=dry_run)
+    if output:
+        rows = await describe_configs(cluster, owner, [change.key for change in changes])
+        show(rows, output, columns=SETTING_COLUMNS, wide=SETTING_WIDE)
     remark(f"{owner}: {'would change' if dry_run else 'changed'} {', '.join(change.key for change in changes)}")
 
 

@@ -66,6 +66,10 @@ class SettingRow:
     sensitive: bool
 
 
+SETTING_COLUMNS = ("name", "value", "origin")
+SETTING_WIDE = ("default", "type", "read_only")
+
+
 def settings_of_topic(topic: str) -> Owner:
     return Owner(TOPIC, topic)
 

@@ -17,7 +17,7 @@ from service.cli.connect import complete_group, complete_topic, with_cluster
 from service.cli.failures import CliError, Exit
 from service.cli.group_client import committed_offsets
 from service.cli.member import Member
-from service.cli.output import Output, remark
+from service.cli.output import Output, Progress, remark
 from service.cli.reader import Reader, Wanted
 from service.cli.records import ReadRecord, compile_format, to_json
 from service.cli.timestamps import parse_moment
@@ -116,7 +116,9 @@ async def command(
         aborted=show_aborted,
     )
     printer = _printer(layout, as_json=as_json or printer_name is not None, raw_timestamps=raw_ts)
-    sink = _Sink(printer, count)
+    # Who sees the records themselves needs no other sign of progress.
+    progress = Progress("reading", count, records=True, wanted=not sys.stdout.isatty())
+    sink = _Sink(printer, count, progress)
     task = asyncio.current_task()
     assert task is not None
     # `timeout 5 oncelog consume -g …` should leave its group as ctrl-C does.
@@ -129,11 +131,12 @@ async def command(
 
     loop.add_signal_handler(signal.SIGTERM, terminate)
     try:
-        if group is None:
-            partitions = await _partitions(cluster, topics, numbers)
-            await _consume_alone(cluster, partitions, start, wanted, sink, exit_at_end=exit_at_end)
-        else:
-            await _consume_in_group(cluster, group, topics, start, wanted, sink, exit_at_end=exit_at_end)
+        with progress:
+            if group is None:
+                partitions = await _partitions(cluster, topics, numbers)
+                await _consume_alone(cluster, partitions, start, wanted, sink, exit_at_end=exit_at_end)
+            else:
+                await _consume_in_group(cluster, group, topics, start, wanted, sink, exit_at_end=exit_at_end)
     except asyncio.CancelledError:
         if not terminated:
             raise
@@ -172,9 +175,10 @@ def _printer(layout: str | None, *, as_json: bool, raw_timestamps: bool) -> Prin
 class _Sink:
     """Prints records up to a count."""
 
-    def __init__(self, printer: Printer, count: int | None) -> None:
+    def __init__(self, printer: Printer, count: int | None, progress: Progress) -> None:
         self._printer = printer
         self._count = count
+        self.progress = progress
         self.printed = 0
 
     def full(self) -> bool:
@@ -187,6 +191,7 @@ class _Sink:
         sys.stdout.buffer.write(b"".join([self._printer(record) for record in records]))
         sys.stdout.buffer.flush()
         self.printed += len(records)
+        self.progress.advance(len(records))
         return len(records)
 
 
@@ -209,6 +214,8 @@ async def _consume_alone(
 ) -> None:
     reader = Reader(cluster, await _start_positions(cluster, partitions, start, wanted.isolation), wanted)
     ends = await _ends(cluster, partitions, wanted.isolation) if exit_at_end else {}
+    if sink.progress.total is None and exit_at_end:
+        sink.progress.total = sum(ends[each] - reader.positions[each] for each in partitions)
     try:
         while not sink.full() and not _at_end(reader, ends):
             for partition, records in await reader.next():

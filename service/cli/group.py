@@ -14,7 +14,7 @@ from service.cli.cluster_client import EARLIEST, LATEST, Cluster, by_topic
 from service.cli.connect import complete_group, complete_topic, with_cluster
 from service.cli.failures import CliError, Exit, refused
 from service.cli.group_client import Group, commit_offsets, committed_offsets, describe_group, list_groups
-from service.cli.output import Output, confirm, output_option, remark, show, show_one, yes_option
+from service.cli.output import Output, confirm, output_option, remark, report_option, show, show_one, yes_option
 from service.cli.timestamps import parse_moment
 from service.cli.topic import choose_partitions
 from service.wire.messages import DeleteGroupsRequest
@@ -82,6 +82,7 @@ class ResetRow:
     new_offset: int
 
 
+LIST_COLUMNS = ("group", "state", "type")
 LAG_COLUMNS = ("group", "topic", "partition", "committed_offset", "end_offset", "lag", "member_id")
 MEMBER_COLUMNS = ("member_id", "instance_id", "client_id", "host", "partitions")
 RESET_COLUMNS = ("group", "topic", "partition", "old_offset", "new_offset")
@@ -99,12 +100,15 @@ def command() -> None:
 async def list_all(cluster: Cluster, states: Sequence[str], output: Output) -> None:
     """List groups."""
     wanted = {state.lower() for state in states}
-    rows = [
+    rows = [row for row in await _groups(cluster) if not wanted or row.state.lower() in wanted]
+    show(rows, output, columns=LIST_COLUMNS, wide=("protocol_type",))
+
+
+async def _groups(cluster: Cluster) -> list[GroupRow]:
+    return [
         GroupRow(each.group_id, each.group_state, each.group_type, each.protocol_type)
         for each in await list_groups(cluster)
-        if not wanted or each.group_state.lower() in wanted
     ]
-    show(rows, output, columns=("group", "state", "type"), wide=("protocol_type",))
 
 
 @command.command("describe")
@@ -330,11 +334,14 @@ async def _at(
 @command.command("delete")
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True, shell_complete=complete_group)
 @yes_option
+@report_option
 @with_cluster
-async def delete(cluster: Cluster, names: Sequence[str], yes: bool) -> None:
+async def delete(cluster: Cluster, names: Sequence[str], yes: bool, output: Output | None) -> None:
     """Delete groups and their offsets. Their members must have left."""
     chosen = list(dict.fromkeys(names))
     confirm(f"Delete {', '.join(chosen)} and the offsets committed there?", yes=yes)
+    known = {row.group: row for row in (await _groups(cluster) if output else [])}
+    rows = []
     failure = None
     for name in chosen:
         node = await cluster.coordinator(name)
@@ -344,5 +351,8 @@ async def delete(cluster: Cluster, names: Sequence[str], yes: bool) -> None:
             failure = failure or refused(f"group {name}", result.error_code)
         else:
             remark(f"deleted {name}")
+            rows += [known[name]] if name in known else []
+    if output:
+        show(rows, output, columns=LIST_COLUMNS, wide=("protocol_type",))
     if failure:
         raise failure

@@ -283,7 +283,7 @@ def verify(paths: Sequence[Path], output: Output) -> None:
         for folder in folders:
             rows.append(_verify_folder(folder, progress))
     found = [damage for row in rows for damage in row.damage]
-    if output in (Output.JSON, Output.NDJSON):
+    if output in (Output.JSON, Output.NDJSON, Output.YAML):
         show(rows, output, columns=("partition",))
     else:
         show(found, output, columns=DAMAGE_COLUMNS, wide=("torn_tail",)) if found else None

@@ -11,7 +11,9 @@ import dataclasses
 import enum
 import itertools
 import json
+import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 
 # Rows of which a streamed table measures its columns anew.
 PIECE_ROWS = 500
-# Less than this is looked through before a bar could be read.
-QUICK_BYTES = 64 << 20
+# What takes no longer needs no bar.
+QUICK_S = 1.0
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,6 +40,7 @@ class Output(enum.Enum):
     TSV = "tsv"
     JSON = "json"
     NDJSON = "ndjson"
+    YAML = "yaml"
     NAME = "name"
 
 
@@ -58,6 +61,20 @@ output_option: Callable[[F], F] = click.option(
 )
 
 
+def _chosen_or_none(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Output | None:
+    return Output(value) if value else None
+
+
+report_option: Callable[[F], F] = click.option(
+    "-o",
+    "--output",
+    type=click.Choice([each.value for each in Output]),
+    callback=_chosen_or_none,
+    help="Print what was done, like this. Default: nothing.",
+)
+"""For commands that change something and have nothing to say unless they are asked."""
+
+
 def show(
     rows: Sequence[DataclassInstance], output: Output, *, columns: Sequence[str], wide: Sequence[str] = ()
 ) -> None:
@@ -68,6 +85,8 @@ def show(
         case Output.NDJSON:
             for row in rows:
                 click.echo(json.dumps(dataclasses.asdict(row), ensure_ascii=False))
+        case Output.YAML:
+            click.echo(to_yaml([dataclasses.asdict(row) for row in rows]))
         case Output.NAME:
             for row in rows:
                 click.echo(getattr(row, columns[0]))
@@ -88,6 +107,8 @@ def show_one(row: DataclassInstance, output: Output, *, name: str, nested: Seque
             click.echo(json.dumps(dataclasses.asdict(row), indent=2, ensure_ascii=False))
         case Output.NDJSON:
             click.echo(json.dumps(dataclasses.asdict(row), ensure_ascii=False))
+        case Output.YAML:
+            click.echo(to_yaml(dataclasses.asdict(row)))
         case Output.NAME:
             click.echo(getattr(row, name))
         case Output.TSV:
@@ -99,9 +120,25 @@ def show_one(row: DataclassInstance, output: Output, *, name: str, nested: Seque
                 click.echo(f"{_title(field) + ':':<{width}} {_table_cell(getattr(row, field))}")
 
 
-def show_document(document: object) -> None:
-    """Print something that has no rows, as JSON."""
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+def to_yaml(document: object, indent: str = "") -> str:
+    """A document in YAML's block style. Texts are quoted as in JSON, which YAML contains, so that none is taken for
+    something else.
+    """
+    if isinstance(document, list) and document:
+        inner = indent + "  "
+        return "\n".join(f"{indent}- {to_yaml(item, inner).removeprefix(inner)}" for item in document)
+    if isinstance(document, dict) and document:
+        lines = []
+        for key, value in document.items():
+            nested = isinstance(value, dict | list) and bool(value)
+            shown = "\n" + to_yaml(value, indent + "  ") if nested else " " + to_yaml(value)
+            lines.append(f"{indent}{_yaml_key(key)}:{shown}")
+        return "\n".join(lines)
+    return json.dumps(document, ensure_ascii=False)
+
+
+def _yaml_key(key: str) -> str:
+    return key if re.fullmatch(r"[a-z_]+", key) else json.dumps(key, ensure_ascii=False)
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -184,33 +221,46 @@ def show_stream(
 
 
 class Progress:
-    """How far a long piece of work has come, for a person at a terminal; nobody else sees it."""
+    """How far a long piece of work has come, for a person at a terminal; nobody else sees it, and no quick work shows
+    it. `total`: how much there is to do, None where nobody knows; in bytes, or in records.
+    """
 
-    def __init__(self, title: str, total_bytes: int) -> None:
+    def __init__(self, title: str, total: int | None, *, records: bool = False, wanted: bool = True) -> None:
         self._title = title
-        self._total_bytes = total_bytes
+        self.total = total  # may be learned later
+        self._records = records
+        self._wanted = wanted and sys.stderr.isatty()
+        self._began_s = time.monotonic()
+        self._done = 0
         self._bar: rich.progress.Progress | None = None
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty() and self._total_bytes > QUICK_BYTES:
-            import rich.progress
-            from rich.console import Console
-
-            columns = (
-                rich.progress.TextColumn("{task.description}"),
-                rich.progress.BarColumn(),
-                rich.progress.DownloadColumn(),
-                rich.progress.TimeRemainingColumn(),
-            )
-            self._bar = rich.progress.Progress(*columns, console=Console(stderr=True), transient=True)
-            self._bar.start()
-            self._bar.add_task(self._title, total=self._total_bytes)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
-    def advance(self, size_bytes: int) -> None:
+    def advance(self, done: int) -> None:
+        self._done += done
         if self._bar is not None:
-            self._bar.advance(self._bar.task_ids[0], size_bytes)
+            self._bar.update(self._bar.task_ids[0], completed=self._done)
+        elif self._wanted and time.monotonic() - self._began_s > QUICK_S:
+            self._bar = self._start()
+
+    def _start(self) -> rich.progress.Progress:
+        import rich.progress
+        from rich.console import Console
+
+        columns: list[rich.progress.ProgressColumn] = [rich.progress.TextColumn("{task.description}")]
+        if self.total is not None:
+            columns.append(rich.progress.BarColumn())
+        if self._records:
+            columns.append(rich.progress.TextColumn("{task.completed:,} records"))
+        else:
+            columns += [rich.progress.FileSizeColumn(), rich.progress.TransferSpeedColumn()]
+        columns.append(rich.progress.TimeElapsedColumn() if self.total is None else rich.progress.TimeRemainingColumn())
+        bar = rich.progress.Progress(*columns, console=Console(stderr=True), transient=True)
+        bar.start()
+        bar.add_task(self._title, total=self.total, completed=self._done)
+        return bar

@@ -2,31 +2,43 @@
 
 What always holds: a record is reported only when the broker acknowledged it with `acks=all`; records with one key
 keep their order; where the broker hands out producer ids, a batch that had to be sent again is not written twice;
-where it does not, a batch whose answer was lost ends the command with status 7.
+where it does not, a batch whose answer was lost ends the command with status 7; with a transactional id nothing of a
+transaction is visible that was not committed to the last record.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from threading import Thread
+from typing import TYPE_CHECKING
 
 import click
 
 from service.cli.connect import complete_topic, with_cluster
-from service.cli.output import Output, Progress, remark, show
+from service.cli.failures import CliError
+from service.cli.output import Output, Progress, remark, report_option, show
 from service.cli.records import BadRecord, Outgoing, from_json
 
 if TYPE_CHECKING:
     from service.cli.cluster_client import Cluster
+    from service.cli.transaction import Transaction
+    from service.cli.writer import Writer
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 READ_BYTES = 1 << 18
+
+Report = Callable[[int, int, Sequence[int]], None]
+"""Called with a partition, the offset of the first record there, and the records' timestamps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +80,11 @@ class Delivery:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Read this instead of standard input.",
 )
+@click.option("--txn-id", metavar="ID", help="Write in a transaction of this transactional id: all or nothing.")
 @click.option(
-    "-o",
-    "--output",
-    "output",
-    type=click.Choice([each.value for each in Output]),
-    help="Print where every record was written.",
+    "--txn-size", type=click.IntRange(min=1), metavar="N", help="Commit after every N records; else once, at the end."
 )
+@report_option
 @with_cluster
 async def command(
     cluster: Cluster,
@@ -86,34 +96,85 @@ async def command(
     key_sep: str | None,
     kind: str,
     path: Path | None,
-    output: str | None,
+    txn_id: str | None,
+    txn_size: int | None,
+    output: Output | None,
 ) -> None:
     """Write records to a topic, a line each.
 
     \b
     echo hello | oncelog produce greetings
     oncelog produce orders --key-sep : --file orders.txt
+    oncelog produce orders --txn-id import --file orders.txt
     oncelog consume old -J -e | oncelog produce new --input ndjson
+
+    Records of a transaction are reported when it is committed. What fails, and ctrl-C, abort it.
     """
+    from service.cli.transaction import Transaction
     from service.cli.writer import Writer
 
+    if txn_size is not None and txn_id is None:
+        raise click.UsageError("--txn-size goes with --txn-id.")
+
     parser = _parser(kind, key=key, headers=_headers(headers), partition=partition, key_sep=key_sep)
-    writer = Writer(cluster, topic, codec=CODECS[codec])
+    transaction = Transaction(cluster, txn_id) if txn_id is not None else None
+    writer = Writer(cluster, topic, codec=CODECS[codec], transaction=transaction)
     await writer.open()
-    written = 0
-    report = _report(topic, Output(output) if output else None)
-    with path.open("rb") if path else sys.stdin.buffer as source, Progress("writing", _size_bytes(path)) as progress:
-        async for chunk in _chunks(source, whole=kind in ("raw", "json")):
-            for number, base_offset, batch in await writer.write(parser(chunk)):
-                written += len(batch)
-                report(number, base_offset, [timestamp for _, _, _, timestamp in batch])
-            progress.advance(len(chunk) + 1)
-    remark(f"{written} record{'' if written == 1 else 's'} written to {topic}")
+    sent = _Sent(writer, transaction, txn_size, _report(topic, output) if output else None)
+    keyboard = path is None and sys.stdin.isatty()
+    try:
+        with (
+            _source(path) as source,
+            Progress("writing", _size_bytes(path), wanted=not keyboard) as progress,
+        ):
+            async for chunk in _chunks(source, whole=kind in ("raw", "json")):
+                await sent.write(parser(chunk))
+                progress.advance(len(chunk) + 1)
+        await sent.commit()
+    except BaseException:
+        if transaction is not None:
+            with suppress(CliError):  # else its timeout ends it; what failed first is what matters
+                await transaction.abort()
+        raise
+    remark(f"{sent.count} record{'' if sent.count == 1 else 's'} written to {topic}")
 
 
-def _size_bytes(path: Path | None) -> int:
+class _Sent:
+    """What was written, reported as soon as it is certain: at once, or when its transaction is committed."""
+
+    def __init__(
+        self, writer: Writer, transaction: Transaction | None, size: int | None, report: Report | None
+    ) -> None:
+        self._writer = writer
+        self._transaction = transaction
+        self._size = self._room = size
+        self._report = report
+        self._uncommitted: list[tuple[int, int, list[int]]] = []
+        self.count = 0
+
+    async def write(self, records: Iterator[Outgoing]) -> None:
+        while piece := list(islice(records, self._room)):
+            for number, base_offset, batch in await self._writer.write(piece):
+                self.count += len(batch)
+                if self._report is not None:
+                    self._uncommitted.append((number, base_offset, [timestamp for _, _, _, timestamp in batch]))
+            if self._room is not None:
+                self._room -= len(piece)
+            if self._transaction is None or self._room == 0:
+                await self.commit()
+
+    async def commit(self) -> None:
+        if self._transaction is not None:
+            await self._transaction.commit()
+        if self._report is not None:
+            for number, base_offset, timestamps in self._uncommitted:
+                self._report(number, base_offset, timestamps)
+        self._uncommitted, self._room = [], self._size
+
+
+def _size_bytes(path: Path | None) -> int | None:
     """How much there is to come; of a pipe nobody knows."""
-    return path.stat().st_size if path else 0
+    return path.stat().st_size if path else None
 
 
 def _headers(texts: Sequence[str]) -> tuple[tuple[str, bytes | None], ...]:
@@ -126,35 +187,71 @@ def _headers(texts: Sequence[str]) -> tuple[tuple[str, bytes | None], ...]:
     return tuple(found)
 
 
-def _report(topic: str, output: Output | None) -> Callable[[int, int, Sequence[int]], None]:
+def _report(topic: str, output: Output) -> Report:
     from service.cli.timestamps import rfc3339
 
+    # Reports come batch by batch, so a list would never be closed: JSON is an object a line here.
+    shape = Output.NDJSON if output is Output.JSON else output
+
     def report(partition: int, base_offset: int, timestamps: Sequence[int]) -> None:
-        if output is None:
-            return
         rows = [
             Delivery(topic, partition, base_offset + position, rfc3339(timestamp))
             for position, timestamp in enumerate(timestamps)
         ]
-        # Reports come batch by batch, so a list would never be closed: JSON is an object a line here.
-        shape = Output.NDJSON if output is Output.JSON else output
         show(rows, shape, columns=("topic", "partition", "offset", "timestamp"))
 
     return report
 
 
-async def _chunks(source: BinaryIO, *, whole: bool) -> AsyncIterator[bytes]:
-    """The input as it comes, cut at line ends, or all of it. Reading waits beside the loop: a keyboard has time."""
-    if whole:
-        yield await asyncio.to_thread(source.read)
+@contextmanager
+def _source(path: Path | None) -> Iterator[Callable[[], bytes]]:
+    """What reads the next bytes of the file or of standard input, nothing at the end."""
+    if path is not None:
+        with path.open("rb", buffering=0) as file:
+            yield partial(file.read, READ_BYTES)
         return
+    try:
+        # Not through `sys.stdin`: closing that waits for whoever reads it, and at a keyboard that is for ever.
+        descriptor = sys.stdin.fileno()
+    except OSError:  # none behind it: a test
+        yield partial(sys.stdin.buffer.read, READ_BYTES)
+    else:
+        yield partial(os.read, descriptor, READ_BYTES)
+
+
+async def _chunks(source: Callable[[], bytes], *, whole: bool) -> AsyncIterator[bytes]:
+    """The input as it comes, cut at line ends, or all of it."""
     rest = b""
-    while data := await asyncio.to_thread(source.read1, READ_BYTES):  # type: ignore[attr-defined]
+    while data := await _beside(source):
+        if whole:
+            rest += data
+            continue
         lines, newline, rest = (rest + data).rpartition(b"\n")
         if newline:
             yield lines
-    if rest:
+    if rest or whole:
         yield rest
+
+
+async def _beside(read: Callable[[], bytes]) -> bytes:
+    """Wait for input beside the loop: a keyboard has time. Unlike with `asyncio.to_thread`, nobody waits for it when
+    ctrl-C has ended the command.
+    """
+    loop = asyncio.get_running_loop()
+    came: asyncio.Future[bytes] = loop.create_future()
+
+    def work() -> None:
+        try:
+            data = read()
+        except OSError as error:
+            tell = partial(came.set_exception, error)
+        else:
+            tell = partial(came.set_result, data)
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(lambda: came.done() or tell())
+
+    Thread(target=work, daemon=True).start()
+    return await came
 
 
 def _parser(

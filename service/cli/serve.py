@@ -27,11 +27,13 @@ import click
 from service.cli.data_lock import FolderUnusable, locked
 
 if TYPE_CHECKING:
-    from service.broker.node import Broker
+    from service.broker.node import Broker, Opening
     from service.config import BrokerConfig, Endpoint
 
 # Who waits longer than this for the addresses wants to know what is going on.
 SILENCE_S = 1.5
+# Between two lines about that in a log.
+LINE_EVERY_S = 10.0
 
 
 @click.command()
@@ -181,23 +183,50 @@ async def _serve(config: BrokerConfig, print_banner: Callable[[Broker], None]) -
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
-    patience = loop.call_later(SILENCE_S, _say_still_starting)
+    waiting = _Waiting(loop)
 
     def ready(broker: Broker) -> None:
         gc.freeze()
         gc.enable()
-        patience.cancel()
+        waiting.end()
         print_banner(broker)
 
     try:
-        await run_broker(config, on_ready=ready, stop=stop)
+        await run_broker(config, on_opening=waiting.watch, on_ready=ready, stop=stop)
     finally:
-        patience.cancel()
+        waiting.end()
     return 0
 
 
-def _say_still_starting() -> None:
-    click.echo("still starting: the logs are being read after a stop that was not clean", err=True)
+class _Waiting:
+    """Says how far a start has come that takes its time: a terminal sees it move, a log gets a line now and then."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._opening: Opening | None = None
+        self._terminal = sys.stderr.isatty()
+        self._said = False
+        self._timer = loop.call_later(SILENCE_S, self._say)
+
+    def watch(self, opening: Opening) -> None:
+        self._opening = opening
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._said and self._terminal:
+            click.echo("\r\x1b[K", err=True, nl=False)
+        self._said = False
+
+    def _say(self) -> None:
+        text = "still starting"
+        if self._opening is not None and self._opening.partitions:
+            done = self._opening
+            text += f": {done.opened} of {done.partitions} logs are open"
+            if done.read_bytes:
+                text += f"; {done.read_bytes / 1e9:.1f} GB read again, as the last stop was not a clean one"
+        click.echo(f"\r\x1b[K{text}" if self._terminal else text, err=True, nl=not self._terminal)
+        self._said = True
+        self._timer = self._loop.call_later(0.2 if self._terminal else LINE_EVERY_S, self._say)
 
 
 def _banner(broker: Broker) -> None:

@@ -11,10 +11,18 @@ import click
 
 from log.ids import TopicPartition, format_topic_id
 from service.cli.cluster_client import EARLIEST, LATEST, RETRY_PAUSE_S, Cluster, Deadline, by_topic
-from service.cli.config_client import KeyValue, alter_configs, describe_configs, parse_settings, settings_of_topic
+from service.cli.config_client import (
+    SETTING_COLUMNS,
+    SETTING_WIDE,
+    KeyValue,
+    alter_configs,
+    describe_configs,
+    parse_settings,
+    settings_of_topic,
+)
 from service.cli.connect import complete_topic, with_cluster
 from service.cli.failures import CliError, Exit, refused
-from service.cli.output import Output, confirm, output_option, remark, show, show_one, yes_option
+from service.cli.output import Output, confirm, output_option, remark, report_option, show, show_one, yes_option
 from service.cli.timestamps import parse_moment
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -232,24 +240,32 @@ async def _wait_until_known(cluster: Cluster, names: Sequence[str]) -> None:
 @click.argument("topic", shell_complete=complete_topic)
 @click.option("-c", "--config", "settings", multiple=True, metavar="KEY=VALUE", help="Set this.")
 @click.option("-d", "--delete-config", "removed", multiple=True, metavar="KEY", help="Back to the cluster's value.")
+@report_option
 @with_cluster
-async def alter_topic(cluster: Cluster, topic: str, settings: Sequence[str], removed: Sequence[str]) -> None:
+async def alter_topic(
+    cluster: Cluster, topic: str, settings: Sequence[str], removed: Sequence[str], output: Output | None
+) -> None:
     """Change a topic's settings."""
     changes = [*parse_settings(settings), *(KeyValue(key, None) for key in removed)]
     if not changes:
         raise click.UsageError("Nothing to change: give --config KEY=VALUE or --delete-config KEY.")
     await alter_configs(cluster, settings_of_topic(topic), changes)
+    if output:
+        rows = await describe_configs(cluster, settings_of_topic(topic), [each.key for each in changes])
+        show(rows, output, columns=SETTING_COLUMNS, wide=SETTING_WIDE)
     remark(f"{topic}: changed {len(changes)} setting{'s' if len(changes) > 1 else ''}")
 
 
 @command.command("delete")
 @click.argument("topics", nargs=-1, required=True, shell_complete=complete_topic)
 @yes_option
+@report_option
 @with_cluster
-async def delete_topics(cluster: Cluster, topics: Sequence[str], yes: bool) -> None:
+async def delete_topics(cluster: Cluster, topics: Sequence[str], yes: bool, output: Output | None) -> None:
     """Delete topics and every record in them."""
     names = list(dict.fromkeys(topics))
     confirm(f"Delete {', '.join(names)} and every record in there?", yes=yes)
+    rows = {topic.name: _row(topic) for topic in (await cluster.metadata(names) if output else [])}
     request = DeleteTopicsRequest(
         topics=[DeleteTopicState(name=name) for name in names],
         topic_names=names,
@@ -261,9 +277,11 @@ async def delete_topics(cluster: Cluster, topics: Sequence[str], yes: bool) -> N
         for each in response.responses
         if each.error_code
     ]
-    for each in response.responses:
-        if not each.error_code:
-            remark(f"deleted {each.name}")
+    deleted = [each.name for each in response.responses if not each.error_code]
+    for name in deleted:
+        remark(f"deleted {name}")
+    if output:
+        show([rows[name] for name in deleted], output, columns=LIST_COLUMNS, wide=("id",))
     if failures:
         raise failures[0]
 
@@ -272,8 +290,9 @@ async def delete_topics(cluster: Cluster, topics: Sequence[str], yes: bool) -> N
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("count", type=click.IntRange(min=1))
 @click.option("--dry-run", is_flag=True, help="Only ask the broker whether it would.")
+@report_option
 @with_cluster
-async def add_partitions(cluster: Cluster, topic: str, count: int, dry_run: bool) -> None:
+async def add_partitions(cluster: Cluster, topic: str, count: int, dry_run: bool, output: Output | None) -> None:
     """Raise the number of partitions of TOPIC to COUNT.
 
     Keys that were in one partition may continue in another, as in Kafka.
@@ -287,6 +306,9 @@ async def add_partitions(cluster: Cluster, topic: str, count: int, dry_run: bool
     for each in response.results:
         if each.error_code:
             raise refused(f"topic {each.name}", each.error_code, each.error_message)
+    if output and not dry_run:
+        await _wait_until_known(cluster, [topic])
+        show([_row(await cluster.topic(topic))], output, columns=LIST_COLUMNS, wide=("id",))
     remark(f"{topic}: {count} partitions" + (" would be fine" if dry_run else ""))
 
 

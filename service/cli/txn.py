@@ -13,7 +13,7 @@ from log.ids import TopicPartition
 from service.cli.cluster_client import Cluster
 from service.cli.connect import complete_topic, with_cluster
 from service.cli.failures import CliError, Exit, refused
-from service.cli.output import Output, confirm, output_option, remark, show, show_one, yes_option
+from service.cli.output import Output, confirm, output_option, remark, report_option, show, show_one, yes_option
 from service.cli.timestamps import rfc3339
 from service.cli.topic import choose_partitions
 from service.cli.txn_client import (
@@ -132,6 +132,7 @@ DETAIL_COLUMNS = (
     "until",
     "partitions",
 )
+DETAIL_WIDE = ("root", "token", "coordinator", "timeout_ms")
 PRODUCER_COLUMNS = ("topic", "partition", "producer_id", "producer_epoch", "last_sequence", "last_write")
 PRODUCER_COLUMNS_MORE = ("coordinator_epoch", "first_open_offset")
 PIN_COLUMNS = ("topic", "partition", "producer_id", "transactional_id", "since", "until", "pinned_records", "hangs")
@@ -216,7 +217,7 @@ async def describe(cluster: Cluster, names: Sequence[str], output: Output) -> No
         if transaction is None:
             raise _unknown(name)
         rows.append(_detail(transaction, _now_ms()))
-    show(rows, output, columns=DETAIL_COLUMNS, wide=("root", "token", "coordinator", "timeout_ms"))
+    show(rows, output, columns=DETAIL_COLUMNS, wide=DETAIL_WIDE)
 
 
 def _unknown(name: str) -> CliError:
@@ -261,21 +262,21 @@ async def producers(cluster: Cluster, topic: str, numbers: Sequence[int], output
     partitions = await cluster.partitions_of(topic)
     chosen = choose_partitions(topic, partitions, numbers) if numbers else partitions
     found = await producers_of(cluster, chosen)
-    rows = [
-        ProducerRow(
-            topic=partition.topic,
-            partition=partition.partition,
-            producer_id=each.producer_id,
-            producer_epoch=each.producer_epoch,
-            last_sequence=each.last_sequence,
-            last_write=rfc3339(each.last_timestamp),
-            coordinator_epoch=each.coordinator_epoch,
-            first_open_offset=_first_open(each),
-        )
-        for partition in chosen
-        for each in found[partition]
-    ]
+    rows = [_producer_row(partition, each) for partition in chosen for each in found[partition]]
     show(rows, output, columns=(*PRODUCER_COLUMNS, *PRODUCER_COLUMNS_MORE))
+
+
+def _producer_row(partition: TopicPartition, producer: ProducerState) -> ProducerRow:
+    return ProducerRow(
+        topic=partition.topic,
+        partition=partition.partition,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        last_sequence=producer.last_sequence,
+        last_write=rfc3339(producer.last_timestamp),
+        coordinator_epoch=producer.coordinator_epoch,
+        first_open_offset=_first_open(producer),
+    )
 
 
 def _first_open(producer: ProducerState) -> int | None:
@@ -401,22 +402,25 @@ def _overdue(transaction: Transaction, now_ms: int) -> bool:
 @click.argument("target", metavar="ID | TOPIC PARTITION", nargs=-1, required=True)
 @click.option("--start-offset", type=click.IntRange(min=0), metavar="N", help="Where it begins in the partition.")
 @yes_option
+@report_option
 @with_cluster
-async def abort(cluster: Cluster, target: Sequence[str], start_offset: int | None, yes: bool) -> None:
+async def abort(
+    cluster: Cluster, target: Sequence[str], start_offset: int | None, yes: bool, output: Output | None
+) -> None:
     """Abort the open transaction of a transactional id, or one that hangs in a partition.
 
     By its id it is aborted everywhere, and its producer is shut out. With TOPIC PARTITION --start-offset N (see `txn
     hanging`) an abort marker is written to that partition, and only if no coordinator has the transaction open.
     """
     if len(target) == 1 and start_offset is None:
-        await _abort_id(cluster, target[0], yes=yes)
+        await _abort_id(cluster, target[0], yes=yes, output=output)
     elif len(target) == 2 and start_offset is not None and target[1].isdecimal():
-        await _abort_in(cluster, TopicPartition(target[0], int(target[1])), start_offset, yes=yes)
+        await _abort_in(cluster, TopicPartition(target[0], int(target[1])), start_offset, yes=yes, output=output)
     else:
         raise click.UsageError("Say either ID or TOPIC PARTITION --start-offset N.")
 
 
-async def _abort_id(cluster: Cluster, name: str, *, yes: bool) -> None:
+async def _abort_id(cluster: Cluster, name: str, *, yes: bool, output: Output | None) -> None:
     confirm(f"Abort what {name} has open, in all its partitions, and shut its producer out?", yes=yes)
     transaction = await find_transaction(cluster, name)
     if transaction is None:
@@ -426,10 +430,14 @@ async def _abort_id(cluster: Cluster, name: str, *, yes: bool) -> None:
     code = await fence(cluster, name)
     if code:
         raise refused(f"transactional id {name}", code)
+    if output and (transaction := await find_transaction(cluster, name)) is not None:
+        show([_detail(transaction, _now_ms())], output, columns=DETAIL_COLUMNS, wide=DETAIL_WIDE)
     remark(f"aborted {name}")
 
 
-async def _abort_in(cluster: Cluster, partition: TopicPartition, start_offset: int, *, yes: bool) -> None:
+async def _abort_in(
+    cluster: Cluster, partition: TopicPartition, start_offset: int, *, yes: bool, output: Output | None
+) -> None:
     where = f"{partition.topic} partition {partition.partition}"
     confirm(f"Abort what is open at offset {start_offset} of {where}?", yes=yes)
     opened = await _open_in(cluster, [partition])
@@ -448,6 +456,10 @@ async def _abort_in(cluster: Cluster, partition: TopicPartition, start_offset: i
     code = await write_abort_marker(cluster, partition, producer)
     if code:
         raise refused(f"marker in {where}", code)
+    if output:
+        left = (await producers_of(cluster, [partition]))[partition]
+        rows = [_producer_row(partition, each) for each in left if each.producer_id == producer.producer_id]
+        show(rows, output, columns=(*PRODUCER_COLUMNS, *PRODUCER_COLUMNS_MORE))
     remark(f"aborted the transaction at offset {start_offset} of {where}")
 
 

@@ -2,7 +2,7 @@
 
 What always holds: `write` returns when every record it was given is acknowledged by all in-sync replicas; with a
 producer id nothing is written twice, however often it had to be sent; without one, what may or may not have been
-written is reported as that.
+written is reported as that. In a transaction what `write` wrote is visible after its commit only.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from service.cli.cluster_client import MOVED, RETRY_PAUSE_S, Cluster, Deadline
 from service.cli.failures import CliError, Exit, refused
 from service.cli.murmur import partition_for_key
 from service.cli.records import Outgoing
+from service.cli.transaction import LOST, PRODUCE_VERSION, Transaction
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     InitProducerIdRequest,
@@ -38,8 +39,9 @@ Written = tuple[int, int, list[NewRecord]]
 class Writer:
     """A producer for one topic."""
 
-    def __init__(self, cluster: Cluster, topic: str, *, codec: int) -> None:
+    def __init__(self, cluster: Cluster, topic: str, *, codec: int, transaction: Transaction | None = None) -> None:
         self._cluster = cluster
+        self._transaction = transaction
         self._topic = topic
         self._codec = codec
         self._partition_count = 0
@@ -51,6 +53,10 @@ class Writer:
         """Find the topic, which brokers may be set up to create, and become a producer who can repeat himself."""
         topic = await self._cluster.topic(self._topic, create=True)
         self._partition_count = len(topic.partitions)
+        if self._transaction is not None:
+            await self._transaction.own()
+            self._producer_id, self._producer_epoch = self._transaction.producer_id, self._transaction.producer_epoch
+            return
         deadline = Deadline(self._cluster.timeout_s)
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
         while await self._cluster.offers(request):
@@ -87,6 +93,8 @@ class Writer:
 
     async def _write_partition(self, number: int, records: Sequence[NewRecord]) -> list[Written]:
         written = []
+        if self._transaction is not None:
+            await self._transaction.take_in(TopicPartition(self._topic, number))
         for batch in _cut(records):
             sequence = self._sequences.get(number, 0)
             data = build_batch(
@@ -95,6 +103,7 @@ class Writer:
                 producer_id=self._producer_id,
                 producer_epoch=self._producer_epoch,
                 base_sequence=NO_SEQUENCE if self._producer_id == NO_PRODUCER_ID else sequence,
+                transactional=self._transaction is not None,
             )
             answer = await self._send(TopicPartition(self._topic, number), data)
             self._sequences[number] = (sequence + len(batch)) % _SEQUENCE_RANGE
@@ -117,6 +126,8 @@ class Writer:
                 # "I have that already" is an acknowledgement whose offset the broker no longer knows.
                 if not answer.error_code or answer.error_code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
                     return answer
+                if self._transaction is not None and answer.error_code in LOST:
+                    raise self._transaction.lost()
                 failure = refused(
                     f"{partition.topic} partition {partition.partition}", answer.error_code, answer.error_message
                 )
@@ -134,7 +145,9 @@ class Writer:
 
     async def _try_to_send(self, partition: TopicPartition, data: bytes) -> PartitionProduceResponse:
         (node,) = await self._cluster.by_leader([partition])
+        transaction = self._transaction
         request = ProduceRequest(
+            transactional_id=None if transaction is None else transaction.transactional_id,
             acks=ACKS_ALL,
             timeout_ms=int(self._cluster.timeout_s * 1000),
             topic_data=[
@@ -145,7 +158,8 @@ class Writer:
                 )
             ],
         )
-        response = await self._cluster.ask(request, node=node)
+        version = None if transaction is None else PRODUCE_VERSION
+        response = await self._cluster.ask(request, node=node, version=version)
         return response.responses[0].partition_responses[0]
 
 

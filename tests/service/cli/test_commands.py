@@ -148,6 +148,100 @@ def _but_producers(lines: str) -> list[dict[str, Any]]:
     return sorted(records, key=lambda record: (record["partition"], record["offset"]))
 
 
+def test_a_transaction_is_visible_and_told_of_when_it_is_committed(broker: str, run: Run, topic: str) -> None:
+    with Running("produce", topic, "--txn-id", "import", "-o", "json", "-b", broker, stdin=subprocess.PIPE) as writing:
+        assert writing.stdin is not None
+        writing.stdin.write(b"a\nb\n")
+        deadline = time.monotonic() + PATIENCE_S
+        while not run("consume", topic, "-e", "--isolation", "uncommitted").out:
+            assert time.monotonic() < deadline
+        assert run("consume", topic, "-e").out == ""
+        ended = writing.ended()
+    assert (ended.status, ended.err) == (0, "")
+    assert [json.loads(line)["offset"] for line in ended.out.splitlines()] == [0, 1]
+    assert sorted(run("consume", topic, "-e").out.split()) == ["a", "b"]
+    (transaction,) = run("txn", "describe", "import", "-o", "json").json()
+    assert transaction["state"] == "CompleteCommit"
+
+
+def test_a_long_input_is_committed_in_pieces(run: Run, topic: str) -> None:
+    told = run("produce", topic, "--txn-id", "pieces", "--txn-size", "2", "-o", "json", stdin=b"1\n2\n3\n4\n5\n").out
+    assert len(told.splitlines()) == 5
+    assert sorted(run("consume", topic, "-e").out.split()) == ["1", "2", "3", "4", "5"]
+    marked = run("consume", topic, "-e", "--isolation", "uncommitted", "--show-control", "-J").out.splitlines()
+    assert sum("control" in json.loads(line) for line in marked) >= 3
+
+
+def test_input_that_is_no_record_aborts_the_transaction(run: Run, topic: str) -> None:
+    stdin = b'{"value": "1"}\n{"value": "2"}\nnot JSON\n{"value": "3"}\n'
+    arguments = ("produce", topic, "--txn-id", "bad", "--txn-size", "1", "--input", "ndjson")
+    assert "not JSON" in run(*arguments, stdin=stdin, status=2).err
+    assert sorted(run("consume", topic, "-e").out.split()) == ["1", "2"]
+    run("produce", topic, "--txn-size", "2", stdin=b"a", status=2)
+
+
+def test_whoever_loses_its_transactional_id_is_told_so(broker: str, run: Run, topic: str) -> None:
+    with Running("produce", topic, "--txn-id", "stolen", "-b", broker, stdin=subprocess.PIPE) as writing:
+        assert writing.stdin is not None
+        writing.stdin.write(b"first\n")
+        deadline = time.monotonic() + PATIENCE_S
+        while not run("consume", topic, "-e", "--isolation", "uncommitted").out:
+            assert time.monotonic() < deadline
+        run("produce", topic, "--txn-id", "stolen", stdin=b"second\n")
+        writing.stdin.write(b"third\n")
+        ended = writing.ended()
+    assert ended.status == 1
+    assert "another producer has taken it over" in ended.err
+    assert run("consume", topic, "-e").out == "second\n"
+
+
+@pytest.mark.parametrize("flags", [(), ("--txn-id", "typed")])
+def test_ctrl_c_ends_what_is_typed(broker: str, run: Run, topic: str, flags: tuple[str, ...]) -> None:
+    """A thread that waits for the keyboard must not keep the command: nobody types any more."""
+    ours, theirs = pty.openpty()
+    try:
+        command = [*COMMAND, "produce", topic, *flags, "-b", broker]
+        with subprocess.Popen(command, stdin=theirs, stderr=subprocess.PIPE, cwd=ROOT) as writing:
+            os.write(ours, b"a\n")
+            deadline = time.monotonic() + PATIENCE_S
+            while not run("consume", topic, "-e", "--isolation", "uncommitted").out:
+                assert time.monotonic() < deadline
+            writing.send_signal(signal.SIGINT)
+            try:
+                writing.wait(timeout=PATIENCE_S)
+            finally:
+                writing.kill()
+            assert writing.returncode == 130
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert run("consume", topic, "-e").out == ("" if flags else "a\n")
+
+
+def test_what_a_command_changed_is_told_when_asked(run: Run, topic: str) -> None:
+    (altered,) = run("topic", "alter", topic, "-c", "retention.ms=5000", "-o", "json").json()
+    assert (altered["value"], altered["origin"]) == ("5000", "topic")
+    (grown,) = run("topic", "partitions", topic, "5", "-o", "json").json()
+    assert (grown["name"], grown["partitions"]) == (topic, 5)
+    (taken_back,) = run("config", "set", "-t", topic, "-d", "retention.ms", "-o", "json").json()
+    assert taken_back["origin"] == "default"
+    run("produce", topic, "--txn-id", "told", stdin=b"a\n")
+    run("consume", topic, "-g", f"group-of-{topic}", "-e")
+    (group,) = run("group", "delete", f"group-of-{topic}", "--yes", "-o", "json").json()
+    assert (group["group"], group["state"]) == (f"group-of-{topic}", "Empty")
+    assert run("topic", "delete", topic, "--yes", "-o", "name").out == f"{topic}\n"
+
+
+def test_yaml_holds_what_json_holds(run: Run, topic: str) -> None:
+    run("topic", "alter", topic, "-c", "retention.ms=5000")
+    assert run("topic", "describe", topic, "-o", "yaml").out.startswith(f'- name: "{topic}"\n  id: "')
+    described = run("topic", "describe", topic, "-o", "yaml").out
+    assert '  settings:\n    "retention.ms": "5000"\n  partitions:\n    - topic: "' in described
+    assert "      replicas:\n        - 1\n" in described
+    assert "      offline: []\n" in described
+    assert run("group", "ls", "-o", "yaml", "--state", "dead").out == "[]\n"
+
+
 def test_equal_keys_share_a_partition(run: Run, topic: str) -> None:
     run("produce", topic, "--key-sep", ":", stdin=b"a:1\nb:1\nc:1\na:2\nb:2\nc:2\n")
     printed = run("consume", topic, "-e", "-f", r"%k %p\n").out.split("\n")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 
+import click
 import pytest
 
-from service.cli.root import COMMANDS
+from service.cli.root import COMMANDS, cli
 from service.config_sources import load_config
 from tests.service.cli.kit import ROOT, oncelog, process
 
@@ -102,3 +104,22 @@ def test_a_misspelt_setting_is_not_found_and_a_better_one_offered() -> None:
     ended = oncelog("config", "explain", "retntion.ms")
     assert ended.status == 3
     assert "did you mean retention.ms" in ended.err
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        found = command.get_command(context, name)
+        assert found is not None
+        yield from leaves(found, (*path, name))
+
+
+def test_every_command_can_answer_in_json() -> None:
+    """`-o` of `serve` and of `consume` is a setting, or an offset, too: `-o json` means the same there."""
+    without = {("completion",), ("config", "docs")}  # a script, and a page
+    for path, command in leaves(cli):
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert ("-o" in options) != (path in without), path
