@@ -75,6 +75,7 @@ class PartitionLog:
         "_cuts",
         "_disk",
         "_folder_is_new",
+        "_kept_start",
         "_lock",
         "_names_changed",
         "_pending_snapshots",
@@ -111,6 +112,7 @@ class PartitionLog:
         self._truncated = False
         self._plan_left: SwapPlan | None = None
         self._cuts = 0
+        self._kept_start = 0  # what the checkpoint is known to say, durably
         self._lock: asyncio.Lock | None = None
         self._topic_id: TopicId | None = None
         self.folder = folder
@@ -525,6 +527,7 @@ class PartitionLog:
         for checkpoint in (START_OFFSET, CLEANED_OFFSET):
             self._disk.unlink(f"{self.folder}/{checkpoint}")
         self.start_offset = offset
+        self._kept_start = 0
         restore(self._views, {})
         self._tell_start()
 
@@ -568,7 +571,7 @@ class PartitionLog:
     async def raise_start_offset(self, offset: int) -> None:
         """Nothing below `offset` is read again, not even after a crash. Whole segments below it may go by retention."""
         assert offset <= self.end_offset, "a log can't start above its end"
-        if offset > self.start_offset:
+        if offset > self._kept_start:  # it may be raised and not yet be durable
             await unbroken(self._raise_start_offset(offset))
 
     async def _raise_start_offset(self, offset: int) -> None:
@@ -581,10 +584,10 @@ class PartitionLog:
             if offset > self.start_offset:
                 self._start_at(offset)
             self._make_folder()
-            written = -1
-            while written != self.start_offset:  # the log may be restarted meanwhile
+            while self._kept_start != self.start_offset:  # the log may be restarted meanwhile
                 written = self.start_offset
                 await write_offset(self._disk, self.folder, START_OFFSET, written)
+                self._kept_start = written
 
     def _start_at(self, offset: int) -> None:
         self.start_offset = offset

@@ -276,6 +276,40 @@ def test_a_raised_start_survives_a_crash() -> None:
     assert again.offset_for_timestamp(0, 20) == (5, 1005, 0)
 
 
+def test_a_start_that_is_not_durable_yet_promises_nothing_to_who_asks_for_a_lower_one() -> None:
+    """A deletion up to 8 waits for the disk; one up to 5, asked meanwhile, was answered at once, and power failed."""
+
+    may_write, asked = asyncio.Event(), asyncio.Event()
+    may_write.set()
+
+    class SlowDisk(MemoryDisk):
+        async def write_atomic(self, path: str, data: bytes) -> None:
+            asked.set()
+            await may_write.wait()
+            await super().write_atomic(path, data)
+
+    async def main() -> None:
+        disk = SlowDisk()
+        log, _ = open_log(disk, config=SMALL)
+        fill(log, 10, records=2)
+        await log.flush()
+        may_write.clear()
+        asked.clear()
+        higher = asyncio.ensure_future(log.raise_start_offset(8))
+        await asked.wait()
+        assert log.start_offset == 8
+        lower = asyncio.ensure_future(log.raise_start_offset(5))
+        done, _ = await asyncio.wait([lower], timeout=0.05)
+        assert not done
+        may_write.set()
+        await asyncio.gather(higher, lower)
+        disk.cut_power(random.Random(1))
+        again, _ = open_log(disk, config=SMALL)
+        assert again.start_offset == 8
+
+    asyncio.run(main())
+
+
 def test_all_of_a_log_can_expire_and_its_offsets_are_not_given_again() -> None:
     disk = MemoryDisk()
     config = LogConfig(segment_bytes=1000, retention_ms=1000)
