@@ -5,6 +5,7 @@ them give.
 from typing import TypeVar
 
 from service.broker.node import Broker
+from service.cluster.config_commands import AlterConfigs, ResourceChange
 from service.cluster.controller import Command, Refusal
 from service.cluster.image import NO_LEADER, Image, PartitionState
 from service.cluster.metadata import MetadataLost
@@ -32,6 +33,16 @@ async def executed(broker: Broker, command: Command[Reply]) -> Reply | Refusal:
         return await broker.metadata.execute(command)
     except MetadataLost as lost:
         return Refusal(lost.error, str(lost))
+
+
+async def altered(
+    broker: Broker, resources: tuple[ResourceChange, ...], *, validate_only: bool
+) -> list[tuple[ErrorCode, str | None, int, str]]:
+    """What became of changes of settings: error, message, kind and name of each resource."""
+    results = await executed(broker, AlterConfigs(resources, broker.config, broker.node_id, validate_only))
+    if isinstance(results, Refusal):
+        return [(results.error, results.message, one.kind, one.name) for one in resources]
+    return [(one.error, one.message, one.kind, one.name) for one in results]
 
 
 def leader_of(image: Image, state: PartitionState, listener: str) -> tuple[int, ErrorCode]:

@@ -94,6 +94,7 @@ class Broker:
         self.config = config
         self.offered = offered
         self.metadata = ClusterMetadata(store, env, session_timeout_s=SESSION_TIMEOUT_S)
+        self.metadata.on_session_lost = self._step_down
         self.partitions = PartitionTable()
         self.folders = [LogFolder(name, disk, self._folder_failed) for name, disk in disks.items()]
         self.fetch_sessions = FetchSessions(slots=config.max_incremental_fetch_session_cache_slots)
@@ -331,6 +332,16 @@ class Broker:
 
     def _log_config(self, topic: Topic) -> LogConfig:
         return log_config(topic.config, self.config)
+
+    def _step_down(self) -> None:
+        """The metadata may name others by now: lead nothing. The embedded store loses no session while it is open, so
+        nothing joins again here.
+        """
+        logger.critical("this broker leads nothing any more, until it is started again")
+        self.ready.clear()
+        for partition in self.partitions:
+            self._lose_shard(partition)
+            partition.resign()
 
     # -- following the metadata
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from idempotence.producer_ids import ProducerIdBlock, ProducerIds
+from idempotence.producer_ids import ProducerIds
 from service.broker.ports import Env
 from service.cluster.controller import AllocateProducerIds
 from service.cluster.metadata import ClusterMetadata
@@ -26,8 +26,7 @@ class ProducerIdSource:
         """Reserve a further block if the supply runs low."""
         async with self._reserving:
             if self._supply.running_low:
-                block = await self._metadata.execute(AllocateProducerIds())
-                self._supply.add(ProducerIdBlock(block.first_id, block.last_id - block.first_id + 1))
+                self._supply.add(await self._metadata.execute(AllocateProducerIds()))
 
     async def next(self) -> int:
         """An id that nobody ever had. Raises what the metadata store raises when it can't be reached."""

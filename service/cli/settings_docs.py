@@ -12,6 +12,7 @@ from typing import Any
 
 from service.broker_settings import BROKER_SETTINGS
 from service.config import document_settings
+from service.group_config import GROUP_SETTINGS
 from service.settings import Setting
 from service.topic_config import TOPIC_SETTINGS
 from service.unhonoured_settings import NO_EFFECT, NO_EFFECT_SETTINGS, REFUSED
@@ -46,6 +47,16 @@ value of its own, the broker's setting in the column *follows* holds.
 |---|---|---|---|---|---|
 """
 
+GROUP_INTRODUCTION = """
+## A consumer group's settings
+
+Set with `oncelog config set --group`, for groups of the consumer protocol. The broker's `group.consumer.min.…` and
+`group.consumer.max.…` bound them.
+
+| key | type | default | valid | follows | what it does |
+|---|---|---|---|---|---|
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -73,6 +84,8 @@ def explain(name: str) -> list[Explanation]:
         found.append(_without_setting(name, "accepted without effect", NO_EFFECT[name]))
     if name in TOPIC_SETTINGS:
         found.append(_of_topic(TOPIC_SETTINGS[name]))
+    if name in GROUP_SETTINGS:
+        found.append(_of_group(GROUP_SETTINGS[name]))
     for refused, why in REFUSED.items():
         # A key that ends in a dot stands for all that begin so.
         if name == refused or (refused.endswith(".") and name.startswith(refused)):
@@ -86,32 +99,32 @@ def similar(name: str) -> list[str]:
 
 
 def all_names() -> Iterator[str]:
-    yield from dict.fromkeys([*BROKER_SETTINGS, *TOPIC_SETTINGS, *NO_EFFECT_SETTINGS, *NO_EFFECT, *REFUSED])
-
-
-def _of_broker(setting: Setting[Any]) -> Explanation:
-    return Explanation(
-        name=setting.name,
-        belongs_to="broker",
-        status=setting.status.value,
-        type=setting.kind.name.lower(),
-        default=setting.default_text,
-        valid=setting.choices,
-        changed_while_running=setting.mode.value,
-        follows=[],
-        meaning=setting.doc,
+    yield from dict.fromkeys(
+        [*BROKER_SETTINGS, *TOPIC_SETTINGS, *GROUP_SETTINGS, *NO_EFFECT_SETTINGS, *NO_EFFECT, *REFUSED]
     )
 
 
+def _of_broker(setting: Setting[Any]) -> Explanation:
+    return _explained(setting, "broker", setting.mode.value)
+
+
 def _of_topic(setting: Setting[Any]) -> Explanation:
+    return _explained(setting, "topic", "yes")
+
+
+def _of_group(setting: Setting[Any]) -> Explanation:
+    return _explained(setting, "group", "yes")
+
+
+def _explained(setting: Setting[Any], belongs_to: str, changed_while_running: str) -> Explanation:
     return Explanation(
         name=setting.name,
-        belongs_to="topic",
+        belongs_to=belongs_to,
         status=setting.status.value,
         type=setting.kind.name.lower(),
         default=setting.default_text,
         valid=setting.choices,
-        changed_while_running="yes",
+        changed_while_running=changed_while_running,
         follows=[synonym.name for synonym in setting.synonyms],
         meaning=setting.doc,
     )
@@ -133,11 +146,12 @@ def _without_setting(name: str, status: str, why: str) -> Explanation:
 
 def document() -> str:
     """The page `docs/configuration.md`."""
-    rows = "".join(map(_topic_line, TOPIC_SETTINGS.values()))
-    return INTRODUCTION + document_settings() + TOPIC_INTRODUCTION + rows
+    topics = "".join(map(_line, TOPIC_SETTINGS.values()))
+    groups = "".join(map(_line, GROUP_SETTINGS.values()))
+    return INTRODUCTION + document_settings() + TOPIC_INTRODUCTION + topics + GROUP_INTRODUCTION + groups
 
 
-def _topic_line(setting: Setting[Any]) -> str:
+def _line(setting: Setting[Any]) -> str:
     default = "–" if setting.default_text is None else f"`{setting.default_text}`"
     follows = ", ".join(f"`{synonym.name}`" for synonym in setting.synonyms)
     cells = (f"`{setting.name}`", setting.kind.name.lower(), default, setting.choices, follows, setting.doc)

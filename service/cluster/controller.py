@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from idempotence.producer_ids import ProducerIdBlock, next_block
 from log.ids import TopicId
 from service.cluster.election import elect
 from service.cluster.image import (
@@ -43,8 +44,6 @@ FINALIZED_FEATURES = {"group.version": 1, "transaction.version": 2}
 """The levels a new cluster begins with: the consumer group protocol, and transactions whose epoch moves with each of
 them.
 """
-
-PRODUCER_IDS_PER_BLOCK = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,18 +233,9 @@ class AlterPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class ProducerIdBlock:
-    """Producer ids `first_id` to `last_id`, handed to one broker and to nobody else, ever."""
-
-    first_id: int
-    last_id: int
-
-
-@dataclass(frozen=True, slots=True)
 class AllocateProducerIds:
     """A block of producer ids. When the answer was lost the block may be, too: ids are plenty."""
 
     def decide(self, image: Image, *, retried: bool) -> Decision[ProducerIdBlock]:
-        first = image.producer_ids.value
-        after = first + PRODUCER_IDS_PER_BLOCK
-        return Decision(ProducerIdBlock(first, after - 1), (raised(PRODUCER_IDS, image.producer_ids, after),))
+        block = next_block(image.producer_ids.value)
+        return Decision(block, (raised(PRODUCER_IDS, image.producer_ids, block.end),))

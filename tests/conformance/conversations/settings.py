@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from service.wire.messages import (
     AlterConfigsRequest,
@@ -45,6 +46,19 @@ def describe(
         resource_type=kind, resource_name=name, configuration_keys=None if keys is None else list(keys)
     )
     return DescribeConfigsRequest(resources=[resource], include_synonyms=synonyms, include_documentation=documentation)
+
+
+def changing(
+    *changes: tuple[str, int, str | None], kind: int, name: str, only_check: bool = False
+) -> IncrementalAlterConfigsRequest:
+    configs = [
+        IncrementalAlterConfigsRequestAlterableConfig(name=key, config_operation=operation, value=value)
+        for key, operation, value in changes
+    ]
+    resource = IncrementalAlterConfigsRequestAlterConfigsResource(
+        resource_type=kind, resource_name=name, configs=configs
+    )
+    return IncrementalAlterConfigsRequest(resources=[resource], validate_only=only_check)
 
 
 def in_order(answer: dict[str, Plain]) -> Plain:
@@ -119,18 +133,7 @@ def resources_that_are_not_there(talk: Talk) -> None:
 
 def changing_one_by_one(talk: Talk) -> None:
     topic = talk.topic(settings={"cleanup.policy": "delete"})
-
-    def change(
-        *changes: tuple[str, int, str | None], kind: int = TOPIC, name: str | None = None, only_check: bool = False
-    ) -> IncrementalAlterConfigsRequest:
-        configs = [
-            IncrementalAlterConfigsRequestAlterableConfig(name=key, config_operation=operation, value=value)
-            for key, operation, value in changes
-        ]
-        resource = IncrementalAlterConfigsRequestAlterConfigsResource(
-            resource_type=kind, resource_name=topic if name is None else name, configs=configs
-        )
-        return IncrementalAlterConfigsRequest(resources=[resource], validate_only=only_check)
+    change = partial(changing, kind=TOPIC, name=topic)
 
     def now() -> None:
         talk.settled()
@@ -186,13 +189,7 @@ def the_brokers_moving_settings(talk: Talk) -> None:
     topic = talk.topic()
 
     def change(name: str, operation: int, value: str | None) -> IncrementalAlterConfigsRequest:
-        config = IncrementalAlterConfigsRequestAlterableConfig(
-            name="log.cleaner.delete.retention.ms", config_operation=operation, value=value
-        )
-        resource = IncrementalAlterConfigsRequestAlterConfigsResource(
-            resource_type=BROKER, resource_name=name, configs=[config]
-        )
-        return IncrementalAlterConfigsRequest(resources=[resource])
+        return changing(("log.cleaner.delete.retention.ms", operation, value), kind=BROKER, name=name)
 
     def look(why: str) -> None:
         talk.ask(
@@ -256,18 +253,7 @@ GROUP_SETTINGS = ("consumer.session.timeout.ms", "consumer.heartbeat.interval.ms
 
 def a_groups_settings(talk: Talk) -> None:
     group = talk.group()
-
-    def change(
-        *changes: tuple[str, int, str | None], name: str = group, only_check: bool = False
-    ) -> IncrementalAlterConfigsRequest:
-        configs = [
-            IncrementalAlterConfigsRequestAlterableConfig(name=key, config_operation=operation, value=value)
-            for key, operation, value in changes
-        ]
-        resource = IncrementalAlterConfigsRequestAlterConfigsResource(
-            resource_type=GROUP, resource_name=name, configs=configs
-        )
-        return IncrementalAlterConfigsRequest(resources=[resource], validate_only=only_check)
+    change = partial(changing, kind=GROUP, name=group)
 
     def now(why: str) -> None:
         talk.settled()

@@ -4,14 +4,13 @@ in-sync set.
 
 import pytest
 
+from idempotence.producer_ids import BLOCK_SIZE, ProducerIdBlock
 from log.ids import TopicPartition
 from service.cluster.controller import (
     FINALIZED_FEATURES,
-    PRODUCER_IDS_PER_BLOCK,
     AllocateProducerIds,
     AlterPartition,
     FoundCluster,
-    ProducerIdBlock,
     Refusal,
     RegisterBroker,
     RemoveFromLeadership,
@@ -217,8 +216,7 @@ def test_a_member_admitted_from_its_former_life_is_refused() -> None:
 def test_producer_ids_are_never_handed_out_twice() -> None:
     world = World()
     blocks = [world.run(AllocateProducerIds()) for _ in range(3)]
-    size = PRODUCER_IDS_PER_BLOCK
-    assert blocks == [ProducerIdBlock(at, at + size - 1) for at in (0, size, 2 * size)]
+    assert blocks == [ProducerIdBlock(at) for at in (0, BLOCK_SIZE, 2 * BLOCK_SIZE)]
 
 
 def test_a_claim_raises_the_epoch_and_fences_the_former_controller() -> None:
