@@ -9,6 +9,7 @@ from log.batch import build_batch
 from log.disk import DiskFault
 from log.ids import TopicPartition
 from service.broker.acceptance import Refused
+from service.broker.partition import Partition
 from service.broker.ports import RealClock
 from service.cluster.memory_store import MemoryServer
 from service.wire.error_codes import ErrorCode
@@ -145,6 +146,10 @@ def test_a_folder_out_of_service_says_so(tmp_path: Path) -> None:
     on_stage(tmp_path, scene)
 
 
+def leads(partition: Partition) -> bool:
+    return partition.replicas is not None
+
+
 def test_a_broker_that_lost_its_session_leads_nothing(tmp_path: Path) -> None:
     """What the metadata said when the session ended need not hold any more."""
     metadata = MemoryServer(RealClock())
@@ -152,10 +157,10 @@ def test_a_broker_that_lost_its_session_leads_nothing(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         await stage.create("orders")
         (partition,) = stage.broker.partitions
-        assert partition.replicas is not None
+        assert leads(partition)
         metadata.end_session(stage.broker.metadata.image.controller_session)
         async with asyncio.timeout(10):
-            while partition.replicas is not None:  # noqa: ASYNC110
+            while leads(partition):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         batch = bytearray(build_batch([(None, b"value", (), 1)]))
         refused = partition.append_from_client(memoryview(batch), acks=1, now_ms=1)
