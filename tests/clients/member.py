@@ -4,12 +4,14 @@
 
 PROTOCOL is a classic assignor (`range`, `roundrobin`, `sticky`, `cooperative-sticky`) or `consumer:uniform`,
 `consumer:range` for KIP-848. Prints one JSON line whenever its assignment changes and one for every message after its
-offset was committed. Leaves the group when its standard input ends.
+offset was committed. Begins when a line comes on its standard input, and leaves the group when that ends: a test that
+must not be slow between the end of one member and the begin of the next starts the next one before.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import sys
 import threading
@@ -20,6 +22,11 @@ from typing import Any
 SESSION_TIMEOUT_MS = 2000
 HEARTBEAT_INTERVAL_MS = 300
 POLL_SECONDS = 0.1
+LIBRARIES = {
+    "confluent-kafka": "confluent_kafka",
+    "aiokafka": "aiokafka",
+    "kafka-python": "tests.clients.libraries",
+}
 
 
 @dataclass(frozen=True)
@@ -165,6 +172,9 @@ async def run_aiokafka(membership: Membership, reporter: Reporter, leaving: thre
 def main(client: str, *where: str) -> None:
     bootstrap, topic, group, protocol, *instance = where
     membership = Membership(bootstrap, topic, group, protocol, instance[0] if instance else None)
+    importlib.import_module(LIBRARIES[client])  # which takes its time
+    print(json.dumps({"ready": True}), flush=True)
+    sys.stdin.readline()
     leaving = _leave_when_input_ends()
     match client:
         case "confluent-kafka":

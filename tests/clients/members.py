@@ -25,9 +25,9 @@ class GroupPlan:
 
 
 class Member:
-    """A group member that runs until it leaves or is killed."""
+    """A group member that runs until it leaves or is killed. One that `waits` joins when it is told to begin."""
 
-    def __init__(self, plan: GroupPlan, instance: str | None = None) -> None:
+    def __init__(self, plan: GroupPlan, instance: str | None = None, *, waits: bool = False) -> None:
         where = [plan.client, plan.bootstrap, plan.topic, plan.group, plan.protocol]
         command = [sys.executable, "-m", "tests.clients.member", *where, *([instance] if instance else [])]
         self._process = subprocess.Popen(
@@ -37,15 +37,28 @@ class Member:
         self.history: list[list[int]] = []
         self.reads: list[tuple[int, int, str]] = []
         self._errors = b""
+        self._ready = threading.Event()
         self._threads = [threading.Thread(target=self._listen), threading.Thread(target=self._collect_errors)]
         for thread in self._threads:
             thread.start()
+        if not waits:
+            self.begin()
+
+    def wait_until_ready(self) -> None:
+        assert self._ready.wait(30), "the process did not come up"
+
+    def begin(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             fact = json.loads(line)
-            if "assigned" in fact:
+            if "ready" in fact:
+                self._ready.set()
+            elif "assigned" in fact:
                 self.assigned = fact["assigned"]
                 self.history.append(fact["assigned"])
             else:

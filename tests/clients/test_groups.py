@@ -34,8 +34,8 @@ def start() -> Iterator[Callable[..., Member]]:
     """Starts members and ends what is left of them."""
     started: list[Member] = []
 
-    def start_one(plan: GroupPlan, instance: str | None = None) -> Member:
-        started.append(Member(plan, instance))
+    def start_one(plan: GroupPlan, instance: str | None = None, **how: bool) -> Member:
+        started.append(Member(plan, instance, **how))
         return started[-1]
 
     yield start_one
@@ -131,12 +131,14 @@ def test_a_static_member_that_comes_back_gets_its_partitions_without_disturbing_
     wait_until_shared([first, second], partitions=PARTITIONS)
     held = second.assigned
     seen_by_first = len(first.history)
+    again = start(plan, "second", waits=True)
+    again.wait_until_ready()  # it has two seconds, until the session ends, to come back
 
     if protocol.startswith("consumer:"):
         second.leave()  # only a KIP-848 member that says it will be back frees its instance id before its session ends
     else:
         second.crash()
-    again = start(plan, "second")
+    again.begin()
     wait_until_shared([first, again], partitions=PARTITIONS)
 
     assert again.assigned == held
