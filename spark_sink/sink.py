@@ -16,6 +16,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from random import randrange
 from time import monotonic, time
 from typing import Final
@@ -51,6 +52,9 @@ except ImportError:  # PySpark 4.0, which gives Arrow batches to whatever also i
 
 logger = logging.getLogger(__name__)
 
+SIZING: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+SIZING_OFF: Final = "2147483647"  # at exactly this value Spark does not measure at all
+
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 
@@ -77,8 +81,9 @@ class Written(WriterCommitMessage):
     root: str
     token: int
     branch: NamedBranch | None  # None: nothing was written
-    skipped: bool = False  # because the token is decided
     rows: int = 0
+    skipped: bool = False  # because the token is decided
+    slow: bool = False  # headers held NULLs, and Spark measured them after every row
 
 
 class StreamSink(DataSourceStreamArrowWriter):
@@ -153,7 +158,8 @@ def write(
         rows = share.write(iterator)
         if not rows:
             return Written(root, token, None)
-        return Written(root, token, branch.seal(), rows=rows)
+        slow = share.null_headers and not (task.getLocalProperty(SIZING) or "").startswith(SIZING_OFF)
+        return Written(root, token, branch.seal(), rows, slow=slow)
     except Fenced:
         if last_decided(client, root) < token:
             raise
@@ -175,6 +181,8 @@ def commit(options: SinkOptions, root: str | None, token: int, messages: Sequenc
     answer = decide(client, root, token, branches)
     if branches:
         await_visible(client, root, branches)
+    if any(one.slow for one in written):
+        warn_of_slow_headers()
     if not answer.decided_now and answer.last_token > token:
         logger.warning(
             "batch %s of %r was dropped: a later one, %s, is decided. The checkpoint was rewound, or another query has"
@@ -182,11 +190,21 @@ def commit(options: SinkOptions, root: str | None, token: int, messages: Sequenc
         )  # fmt: skip
 
 
+@cache
+def warn_of_slow_headers() -> None:
+    """Once in a process, whose standard error is the driver's."""
+    logger.warning(
+        "Spark measures every row that it hands over, which is slow when the column 'headers' holds NULLs. Turn it off"
+        ' before the query starts: spark.conf.set("%s", "%s")', SIZING, SIZING_OFF,
+    )  # fmt: skip
+
+
 class _Share:
     """The rows of one task on their way into its branch."""
 
     def __init__(self, options: SinkOptions, branch: Branch) -> None:
         self.opened = False
+        self.null_headers = False
         self._options = options
         self._branch = branch
         self._connected = connected(options.client)
@@ -212,7 +230,10 @@ class _Share:
 
     def _send(self, waiting: list[pa.RecordBatch]) -> None:
         now_ms = int(time() * 1000)
-        columns = read(pa.Table.from_batches(waiting), self._options.topic, now_ms)
+        chunk = pa.Table.from_batches(waiting)
+        if "headers" in chunk.column_names:
+            self.null_headers |= chunk.column("headers").null_count > 0
+        columns = read(chunk, self._options.topic, now_ms)
         rows, targets = self._placed(columns)
         per_partition = CHUNK_BYTES_PER_PARTITION * len(targets)
         self._enough_bytes = min(max(CHUNK_BYTES, per_partition), LARGEST_CHUNK_BYTES)

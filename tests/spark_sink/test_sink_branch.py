@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
 from service.wire.messages import EndBranchesRequest, EndTxnRequest, InitProducerIdRequest, ProduceRequest
+from spark_sink import sink
 from spark_sink.branch import Branch, Fenced, abandon, await_visible, decide, last_decided
 from spark_sink.client import Client
 from spark_sink.encode import Encoder, RecordBatch, Rows, Target
-from spark_sink.errors import BrokerError, OptionError
+from spark_sink.errors import BrokerError, OncelogError, OptionError
 from spark_sink.messages import NamedBranch
+from spark_sink.sink_options import read_sink_options
 from tests.clients.topics import Topics
 from tests.faults.proxy import Fault, Proxy
 from tests.peers.process import BrokerProcess
@@ -206,3 +211,83 @@ def test_many_partitions_and_many_batches_of_each_go_in_order(
     writing.branch.send([batch for number in range(60) for batch in writing.batches(number)])
     assert decide_over(client, name, 1, writing.branch.seal())
     assert values(bootstrap, topic) == texts(range(60))
+
+
+class Task:
+    """What the sink asks of Spark's TaskContext."""
+
+    def __init__(self, **properties: str) -> None:
+        self._properties = {name.replace("_", "."): value for name, value in properties.items()}
+
+    def partitionId(self) -> int:
+        return 0
+
+    def attemptNumber(self) -> int:
+        return 0
+
+    def getLocalProperty(self, name: str) -> str | None:
+        return self._properties.get(name)
+
+
+@pytest.fixture
+def write(bootstrap: str, topics: Topics) -> Iterator[Callable[..., sink.Written]]:
+    """One attempt of one task."""
+    options = read_sink_options({"kafka.bootstrap.servers": bootstrap, "topic": topics.create()}, streaming=True)
+
+    def write(root: str, token: int, batch: pa.RecordBatch, task: Task | None = None) -> sink.Written:
+        return sink.write(options, root, token, cast(TaskContext, task or Task()), iter([batch]))
+
+    yield write
+    sink.connected(options.client).client.close()
+
+
+def test_a_task_of_a_batch_that_is_decided_is_skipped(
+    client: Client, write: Callable[..., sink.Written], name: str
+) -> None:
+    rows = pa.record_batch({"value": ["a"]})
+    assert decide_over(client, name, 5, *filter(None, [write(name, 5, rows).branch]))
+    late = write(name, 5, rows)
+    assert late.skipped and late.branch is None
+    assert write(name, 6, rows).branch is not None
+
+
+def test_a_task_without_rows_opens_no_branch(write: Callable[..., sink.Written], name: str) -> None:
+    written = write(name, 1, pa.record_batch({"value": pa.array([], pa.string())}))
+    assert written == sink.Written(name, 1, None)
+
+
+def test_null_headers_are_reported_as_slow_unless_spark_does_not_measure_them(
+    write: Callable[..., sink.Written], name: str
+) -> None:
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    nulls = pa.record_batch({"value": ["a", "b"], "headers": pa.array([[], None], kind)})
+    none = pa.record_batch({"value": ["a", "b"], "headers": pa.array([[], []], kind)})
+    sizing_off = Task(spark_sql_execution_arrow_maxBytesPerBatch="2147483647")
+    assert write(name, 1, nulls).slow
+    assert not write(name, 1, none).slow
+    assert not write(name, 1, nulls, sizing_off).slow
+
+
+def test_the_warnings_name_the_line_to_set_and_the_batch_that_was_dropped(
+    client: Client, write: Callable[..., sink.Written], name: str, caplog: pytest.LogCaptureFixture, bootstrap: str
+) -> None:
+    rows = pa.record_batch({"value": ["a"]})
+    options = read_sink_options({"kafka.bootstrap.servers": bootstrap, "topic": "t"}, streaming=True)
+    sink.warn_of_slow_headers.cache_clear()
+    for token, slow in ((3, True), (4, True), (2, False)):
+        sink.commit(options, name, token, [replace(write(name, token, rows), slow=slow), None])
+    sink.connected(options.client).client.close()
+    slow_headers, dropped = [record.getMessage() for record in caplog.records]
+    assert 'spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", "2147483647")' in slow_headers
+    assert f"batch 2 of '{name}' was dropped: a later one, 4" in dropped
+
+
+def test_a_decision_that_was_forgotten_is_not_made_again_without_what_was_skipped(
+    client: Client, write: Callable[..., sink.Written], name: str, bootstrap: str
+) -> None:
+    options = read_sink_options({"kafka.bootstrap.servers": bootstrap, "topic": "t"}, streaming=True)
+    wrote = write(name, 1, pa.record_batch({"value": ["a"]}))
+    with pytest.raises(OncelogError, match="forgot"):
+        sink.commit(options, name, 1, [wrote, sink.Written(name, 1, None, skipped=True)])
+    sink.connected(options.client).client.close()
+    assert last_decided(client, name) == -1
