@@ -21,6 +21,7 @@ import log.recovery
 import service.api.produce
 import service.broker.acceptance
 import service.broker.node
+import txn.coordinator
 import txn.decisions
 from idempotence.producers import ProducerStates
 from idempotence.verdicts import ACCEPTED, Duplicate, Fenced, Verdict
@@ -301,6 +302,27 @@ def a_new_owner_keeps_the_epoch() -> contextlib.AbstractContextManager[None]:
     return replaced(txn.decisions, "bump", bump)
 
 
+def open_and_aborted_lost_on_restart() -> contextlib.AbstractContextManager[None]:
+    """What a snapshot or the manifest says of open and aborted transactions is thrown away."""
+    original = StableOffsets.restore
+
+    def restore(view: StableOffsets, data: bytes | None) -> None:
+        original(view, None)
+
+    return replaced(StableOffsets, "restore", restore)
+
+
+def no_fence_when_time_is_up() -> contextlib.AbstractContextManager[None]:
+    """A transaction that took too long is aborted, and its producer goes on in the same epoch."""
+    original = txn.decisions.fence
+
+    def fence(late: Txn, **circumstances: Any) -> Txn:
+        aborted = original(late, **circumstances)
+        return aborted._replace(producer_epoch=late.producer_epoch, client_version=1)
+
+    return replaced(txn.coordinator, "fence", fence)
+
+
 MUTANTS = (
     Mutant("ack before fsync", "acks=all is answered when the batch is in the page cache", acknowledge_before_fsync),
     Mutant("high watermark ahead of the disk", "readers see what is not durable yet", high_watermark_ahead_of_the_disk),
@@ -346,6 +368,13 @@ MUTANTS = (
         True,
     ),
     Mutant("new owner keeps the epoch", "InitProducerId fences nobody", a_new_owner_keeps_the_epoch, True),
+    Mutant(
+        "open transactions lost on restart",
+        "the stable offset and the aborted index begin anew",
+        open_and_aborted_lost_on_restart,
+        True,
+    ),
+    Mutant("no fence when time is up", "an abort by time leaves the epoch as it was", no_fence_when_time_is_up, True),
 )
 
 
