@@ -89,7 +89,7 @@ def print_table(found: dict[str, dict[str, list[float]]], *, peer: bool) -> None
     for figure in FIGURES:
         medians = {name: statistics.median(values) for name, values in found.get(figure, {}).items()}
         for label, ours in ((figure, OURS), ("    with the recommended settings", OURS_TUNED)):
-            if ours in medians or ours == OURS:
+            if ours in medians or (ours == OURS and medians):
                 lines.append(_line(label, medians, ours, peer=peer, better_is_more=figure.endswith("/s")))
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
@@ -115,7 +115,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="half the rows, one run")
     parser.add_argument("--only", action="append", metavar="NAME", help="figures whose name contains this")
     parser.add_argument("--without-ours", action="store_true", help="Spark's own alone")
-    parser.add_argument("--runs", type=int, default=3, help="how many runs the medians are of")
+    parser.add_argument("--runs", type=int, help="how many runs the medians are of")
     parser.add_argument("--scratch", type=Path, help="where data folders go; default: the folder for temporary files")
     chosen = parser.parse_args()
     why = missing(connector=True) or (kafka.missing() if chosen.peer else None)
@@ -148,7 +148,7 @@ def main() -> int:
             "rows": count,
             "sink_rows": rows // 4,
             "calls": str(folder / "calls"),
-            "runs": 1 if chosen.quick else chosen.runs,
+            "runs": chosen.runs or (1 if chosen.quick else 3),
         }
         print_table(run_job(python, plan, folder), peer=bool(chosen.peer))
     return 0
