@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, cast
 
+import numpy as np
 from kio.schema.api_versions.v3 import ApiVersionsRequest, ApiVersionsResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.find_coordinator.v4 import FindCoordinatorRequest, FindCoordinatorResponse
@@ -166,7 +167,7 @@ class Connection:
         pending.settled, _ = entity_reader(pending.answer)(frame, at)
 
     def _exactly(self, size: int, deadline: float) -> memoryview:
-        received = memoryview(bytearray(size))
+        received = np.empty(size, np.uint8).data  # not cleared first, as a bytearray would be
         at = 0
         while at < size:
             left = deadline - time.monotonic()

@@ -284,6 +284,7 @@ SIZES = _sizes_by_two_bytes()
 LANE_RECORDS = 64
 FEWEST_LANES = 32  # below, walking them one by one is as fast
 MOST_STEPS = 8 * LANE_RECORDS
+STEPS_BETWEEN_LOOKS = 8
 HOPS = 3
 TRIES = 3
 
@@ -363,11 +364,12 @@ def _starts_in_lanes(data: bytes, begins: Ints, ends: Ints, counts: Ints) -> Int
 
 def _walk_together(pairs: npt.NDArray[np.uint16], lanes: Ints, until: Ints) -> Ints:
     """A row of places for each lane. A lane goes on until the last one is through."""
-    at = lanes
+    at, last = lanes, len(pairs) - 1
     steps = [at]
-    while (at < until).any() and len(steps) < MOST_STEPS:
-        at = at + SIZES[pairs[np.minimum(at, len(pairs) - 1)]]
-        steps.append(at)
+    while len(steps) < MOST_STEPS and (at < until).any():
+        for _ in range(STEPS_BETWEEN_LOOKS):
+            at = at + SIZES.take(pairs[np.minimum(at, last)])
+            steps.append(at)
     return np.stack(steps, axis=1)
 
 
@@ -394,19 +396,23 @@ def _look_like_starts(data: bytes, buffer: Bytes, pairs: npt.NDArray[np.uint16],
 def _varints(buffer: Bytes, at: Ints) -> tuple[Ints, Ints]:
     """The signed varints that stand at these places, and where each ends."""
     byte = buffer.take(at)
-    value = (byte & 0x7F).astype(np.uint64)
+    value = (byte & 0x7F).astype(np.int64)
     at = at + 1
     longer = np.flatnonzero(byte & 0x80)
     shift = 7
     while len(longer):
         if shift > 63:
             raise CorruptBatch("a number takes more than ten bytes")
-        byte = buffer.take(at[longer])
-        value[longer] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
-        at[longer] += 1
-        longer = longer[byte >= 0x80]
+        # Mostly all numbers of a column are equally long, and need no picking.
+        chosen = slice(None) if len(longer) == len(at) else longer
+        byte = buffer.take(at[chosen])
+        value[chosen] |= (byte & 0x7F).astype(np.int64) << shift
+        at[chosen] += 1
+        more = np.flatnonzero(byte & 0x80)
+        longer = longer if len(more) == len(longer) else longer[more]
         shift += 7
-    return (value >> np.uint64(1)).astype(np.int64) ^ -(value & np.uint64(1)).astype(np.int64), at
+    # The topmost bit is the 64th: shifting to the right must not spread it.
+    return (value >> 1 & 0x7FFF_FFFF_FFFF_FFFF) ^ -(value & 1), at
 
 
 def _end(begin: Ints, length: Ints, limit: int) -> Ints:
