@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tests.clients.kits import PATIENCE_SECONDS
+from tests.clients.kits import PATIENCE_SECONDS, eventually
+
+COMING = (
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+)
+"""A broker that has just started reads its log first."""
 
 
 def produce_everywhere(bootstrap: str, topic: str, *, partitions: int, first: int = 0, count: int) -> list[str]:
@@ -22,7 +29,18 @@ def committed_offsets(bootstrap: str, group: str, topic: str, partitions: int) -
     """The committed offset of each partition, -1001 where there is none, as librdkafka puts it."""
     places = [TopicPartition(topic, partition) for partition in range(partitions)]
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    futures = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group, places)])
-    found = futures[group].result(PATIENCE_SECONDS).topic_partitions
+
+    def ask() -> list[TopicPartition] | None:
+        futures = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group, places)])
+        try:
+            found: list[TopicPartition] = futures[group].result(PATIENCE_SECONDS).topic_partitions
+        except KafkaException as failure:
+            if failure.args[0].code() not in COMING:
+                raise
+            return None  # librdkafka's administration leaves asking again to us
+        return found
+
+    found = eventually(ask, lambda told: told is not None)
+    assert found is not None
     offsets = {place.partition: place.offset for place in found}
     return [offsets[partition] for partition in range(partitions)]
