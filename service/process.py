@@ -11,10 +11,11 @@ from collections.abc import Callable
 from log.disk import RealDisk
 from service.api.door import BrokerDoor
 from service.api.routes import OFFERED
-from service.broker.data_folder import StartError, read_facts
+from service.broker.data_folder import StartError, read_all
 from service.broker.node import Broker, Opening
 from service.broker.ports import RealEnv
 from service.broker.session import Session
+from service.cluster.metadata import MetadataLost
 from service.cluster.sql_store import SqlStore
 from service.cluster.store import StoreError
 from service.config import BrokerConfig
@@ -30,9 +31,8 @@ async def run_broker(
 ) -> None:
     for folder in config.data_folders:
         os.makedirs(folder, exist_ok=True)
-    disks = {folder: RealDisk(folder) for folder in config.data_folders}
-    for name, disk in disks.items():
-        read_facts(disk, name)  # refuses a folder that is not ours before anything in it is touched
+    disks: dict[str, RealDisk] = {folder: RealDisk(folder) for folder in config.data_folders}
+    read_all(disks)  # refuses folders that are not ours before anything in them is touched
     env = RealEnv(disks[config.data_folders[0]])
     try:
         store = await SqlStore.open(store_url(config), env)
@@ -40,8 +40,11 @@ async def run_broker(
         raise StartError(str(error)) from None
     broker = Broker(env, config, store, disks, OFFERED)
     on_opening(broker.opening)
-    await broker.open()
-    servers = await listen(broker)
+    try:
+        await broker.open()
+        servers = await listen(broker)
+    except (MetadataLost, StoreError) as error:
+        raise StartError(str(error)) from None
     on_ready(broker)
     await stop.wait()
     for server in servers:
@@ -68,7 +71,10 @@ async def listen(broker: Broker) -> list[Server[Session]]:
     servers = []
     ports: dict[str, int] = {}
     for endpoint in broker.config.endpoints:
-        server = await serve(loop, endpoint.host or None, endpoint.port, door, limits, room)
+        try:
+            server = await serve(loop, endpoint.host or None, endpoint.port, door, limits, room)
+        except OSError as error:
+            raise StartError(f"can't listen on {endpoint.host or '*'}:{endpoint.port}: {error.strerror}") from None
         ports[endpoint.listener] = server.port
         servers.append(server)
     advertised = broker.config.advertised_endpoints()

@@ -30,7 +30,7 @@ from log.manifest import (
 from log.partition_log import CleanState, PartitionLog
 from service.broker.compactor import Compactor
 from service.broker.coordinators import Coordinators
-from service.broker.data_folder import StartError, claim, read_facts
+from service.broker.data_folder import StartError, claim, read_all
 from service.broker.fetch_sessions import FetchSessions
 from service.broker.flusher import WORKERS
 from service.broker.housekeeper import Housekeeper
@@ -139,13 +139,12 @@ class Broker:
 
     async def open(self) -> None:
         """Everything that needs no listener: identity, logs."""
-        for folder in self.folders:
-            facts = read_facts(folder.disk, folder.name)
+        disks = {folder.name: folder.disk for folder in self.folders}
+        for facts in read_all(disks).values():
             if facts is not None:
                 self.node_id, self.cluster_id = facts.node_id, facts.cluster_id
         await self._join()
-        for folder in self.folders:
-            await claim(folder.disk, folder.name, cluster_id=self.cluster_id, node_id=self.node_id)
+        await claim(disks, cluster_id=self.cluster_id, node_id=self.node_id, fresh_id=self._fresh_id)
         await self._open_partitions()
 
     async def _join(self) -> None:
@@ -155,13 +154,22 @@ class Broker:
         known_cluster_id = self.cluster_id
         await self.metadata.start(
             broker_id=self.node_id if self.node_id >= 0 else configured,
-            cluster_id=known_cluster_id or format_topic_id(self.env.unique()),
+            cluster_id=known_cluster_id or self._fresh_id(),
+            founding=not known_cluster_id,
         )
         self.node_id, self.cluster_id = self.metadata.broker_id, self.metadata.image.cluster_id
+        if known_cluster_id and not self.cluster_id:
+            raise StartError(
+                f"the data folder belongs to cluster {known_cluster_id}, but the metadata store is empty: bring back"
+                " what was there (meta.db, unless store.url names another), or name another folder"
+            )
         if known_cluster_id and self.cluster_id != known_cluster_id:
             raise StartError(
                 f"the metadata store is of cluster {self.cluster_id}, the data folder of {known_cluster_id}"
             )
+
+    def _fresh_id(self) -> str:
+        return format_topic_id(self.env.unique())
 
     async def register(self, endpoints: Sequence[Endpoint]) -> None:
         """Join the cluster and lead what the metadata gives us; afterwards requests are answered."""
@@ -206,7 +214,10 @@ class Broker:
                 await asyncio.sleep(0)
         for folder, closed in states.items():
             if folder.failed is None:
-                await write_manifest(folder.disk, closed)
+                try:
+                    await write_manifest(folder.disk, closed)
+                except DiskFault as fault:
+                    folder.fail(fault)  # and the next start reads the logs
         await self.metadata.close()
 
     async def _sync_together(self, folder: LogFolder) -> None:

@@ -24,7 +24,11 @@ class FolderUnusable(Exception):
 def locked(folders: Sequence[Path]) -> Iterator[None]:
     """Hold the locks of all folders, made if they are missing. Raises FolderUnusable."""
     with contextlib.ExitStack() as held:
+        known: list[Path] = []
         for folder in folders:
+            if folder.resolve() in known:
+                raise FolderUnusable(f"the data folder {folder} is named twice")
+            known.append(folder.resolve())
             held.enter_context(_lock(folder))
         yield
 
@@ -76,4 +80,6 @@ def _holder(descriptor: int) -> str:
 def _why(error: OSError) -> str:
     if error.errno == errno.ENOSPC:
         return "the disk is full"
+    if error.errno == errno.EEXIST:
+        return "there is a file of that name"
     return error.strerror or str(error)

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 # Who waits longer than this for the addresses wants to know what is going on.
 SILENCE_S = 1.5
-# Between two lines about that in a log.
+# `timeout` sends its signal twice, to the process and to its group: that is asking once.
+AGAIN_S = 1.0
+# Between two lines about a long start in a log.
 LINE_EVERY_S = 10.0
 
 
@@ -174,18 +176,28 @@ async def _serve(config: BrokerConfig, print_banner: Callable[[Broker], None]) -
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
+    asked_s = 0.0
+    up = False
+
     def end(number: int) -> None:
-        if stop.is_set():
-            # Asked twice: whoever presses ctrl-C again does not want to wait. What was acknowledged is as safe as
-            # after a crash.
-            os._exit(128 + number)
-        stop.set()
+        nonlocal asked_s
+        if not up:
+            # Nobody was promised anything yet, and the logs may take minutes to read.
+            _say_and_leave("stopped while starting", 0)
+        if not stop.is_set():
+            asked_s = loop.time()
+            stop.set()
+        elif loop.time() - asked_s > AGAIN_S:
+            # Whoever presses ctrl-C again does not want to wait. What was acknowledged is as safe as after a crash.
+            _say_and_leave("stopped without waiting; the next start reads the logs again", 128 + number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
     waiting = _Waiting(loop)
 
     def ready(broker: Broker) -> None:
+        nonlocal up
+        up = True
         gc.freeze()
         gc.enable()
         waiting.end()
@@ -196,6 +208,11 @@ async def _serve(config: BrokerConfig, print_banner: Callable[[Broker], None]) -
     finally:
         waiting.end()
     return 0
+
+
+def _say_and_leave(text: str, status: int) -> None:
+    click.echo(f"oncelog: {text}", err=True)
+    os._exit(status)
 
 
 class _Waiting:

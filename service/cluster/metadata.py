@@ -20,7 +20,7 @@ from service.broker.ports import Env
 from service.cluster.controller import Command, FoundCluster, Refusal, RegisterBroker, TakeBrokerId
 from service.cluster.election import claim
 from service.cluster.image import CONTROLLER_EPOCH, Delta, Image, difference, load
-from service.cluster.store import Change, Check, MetadataStore, Op, Result, Session, Snapshot
+from service.cluster.store import Change, Check, MetadataStore, Op, Result, Session, Snapshot, StoreFailed
 from service.config import Endpoint
 from service.wire.error_codes import ErrorCode
 
@@ -34,7 +34,9 @@ MAX_WAITING_COMMANDS = 1000
 MAX_ATTEMPTS = 100
 """A command that met so many conflicts in a row is given up: something is wrong that deciding again will not mend."""
 RETRY_DELAY_S = 0.05
-"""Before asking again a store that did not answer."""
+"""Before asking again a store that did not answer; twice as long each time, up to a second."""
+PATIENCE_S = 30.0
+"""A command whose outcome could not be learned for so long is answered with that."""
 
 
 class MetadataLost(Exception):
@@ -64,9 +66,9 @@ class ClusterMetadata:
 
     # --- life ---
 
-    async def start(self, *, broker_id: int, cluster_id: str) -> None:
+    async def start(self, *, broker_id: int, cluster_id: str, founding: bool = True) -> None:
         """Join the cluster: its image is complete then. -1 for `broker_id` takes a free number; `cluster_id` is given
-        to a cluster that has none yet.
+        to a cluster that has none yet, if it may be founded.
 
         Called again after the session was lost, it joins anew; listeners hear what changed meanwhile.
         """
@@ -75,14 +77,14 @@ class ClusterMetadata:
         self._tasks.clear()
         self._session = await self._store.session(self._session_timeout_s)
         self._tasks.append(self._env.tasks.spawn("metadata watch", self._follow(self._session)))
-        await self._reach(await self._barrier(self._session))
+        await self._commit()
         self.broker_id = broker_id
         if self.broker_id < 0:
             # Before the claim, because the claim names the broker; whoever else takes a number meets a conflict.
             self.broker_id = await self._carry_out(TakeBrokerId(), checked=False)
         await self._claim()
         self._tasks.append(self._env.tasks.spawn("metadata commands", self._serve()))
-        if not self.image.cluster_id:
+        if founding and not self.image.cluster_id:
             await self.execute(FoundCluster(cluster_id))
 
     async def register(self, endpoints: tuple[Endpoint, ...], *, rack: str | None, clean: bool) -> int:
@@ -179,7 +181,10 @@ class ClusterMetadata:
         session = self._session
         if session is None:
             raise MetadataLost(ErrorCode.NOT_CONTROLLER, "This broker is stopping.")
-        result, number = await session.commit(*ops)
+        try:
+            result, number = await session.commit(*ops)
+        except StoreFailed as failed:
+            raise MetadataLost(ErrorCode.KAFKA_STORAGE_ERROR, str(failed)) from None
         if result is Result.UNKNOWN:
             await asyncio.sleep(RETRY_DELAY_S)
             number = await self._barrier(session)
@@ -190,14 +195,24 @@ class ClusterMetadata:
 
     async def _barrier(self, session: Session) -> int:
         """The number of a commit of nothing: everything before it shows in an image that has reached it."""
+        deadline_s = self._env.clock.monotonic() + PATIENCE_S
+        delay_s = RETRY_DELAY_S
         while True:
-            result, number = await session.commit()
-            if result is Result.OK:
-                return number
-            if result is Result.EXPIRED:
-                self._lost("The session with the metadata store is over.")
-                return 0
-            await asyncio.sleep(RETRY_DELAY_S)
+            why = "The metadata store does not answer."
+            try:
+                result, number = await session.commit()
+            except StoreFailed as failed:
+                why = str(failed)
+            else:
+                if result is Result.OK:
+                    return number
+                if result is Result.EXPIRED:
+                    self._lost("The session with the metadata store is over.")
+                    return 0
+            if self._env.clock.monotonic() > deadline_s:
+                raise MetadataLost(ErrorCode.REQUEST_TIMED_OUT, why)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, 1.0)
 
     # --- following ---
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from functools import wraps
 from itertools import groupby
 from pathlib import Path
+from sqlite3 import SQLITE_FULL
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -52,6 +53,7 @@ from service.cluster.store import (
     SessionExpired,
     Snapshot,
     StoreError,
+    StoreFailed,
     StoreTooNew,
 )
 from service.cluster.watching import Watcher
@@ -110,10 +112,13 @@ class SqlDatabase:
 
     @_one_at_a_time
     def open_session(self) -> int:
-        with self.engine.begin() as connection:
-            (session,) = connection.execute(insert(SESSIONS)).inserted_primary_key or (None,)
-            assert isinstance(session, int)
-            return session
+        try:
+            with self.engine.begin() as connection:
+                (session,) = connection.execute(insert(SESSIONS)).inserted_primary_key or (None,)
+                assert isinstance(session, int)
+                return session
+        except exc.DBAPIError as error:
+            raise StoreFailed(f"the metadata store can't be written: {error.orig}") from error
 
     @_one_at_a_time
     def end_session(self, session: int) -> Change | None:
@@ -135,6 +140,8 @@ class SqlDatabase:
             with self.engine.connect() as connection:
                 return Result.CONFLICT, _number(connection)
         except exc.DBAPIError as error:
+            if getattr(error.orig, "sqlite_errorcode", None) == SQLITE_FULL:  # and SQLite has rolled it back
+                raise StoreFailed(f"the metadata store can't be written: {error.orig}") from error
             logger.error("the metadata store could not commit: %s", error.orig)
             return Result.UNKNOWN, 0
 

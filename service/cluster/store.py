@@ -98,6 +98,10 @@ class StoreError(Exception):
     """The store can't be used; the text is one clear line for whoever started the broker."""
 
 
+class StoreFailed(StoreError):
+    """A commit could not be written, and surely did not happen."""
+
+
 class StoreTooNew(StoreError):
     """The store was written by a newer version."""
 
@@ -114,7 +118,7 @@ class Session(Protocol):
 
     async def commit(self, *ops: Op) -> tuple[Result, int]:
         """Do all of `ops` or nothing. The number is the commit's where the result is OK, else that of the newest
-        commit known.
+        commit known. Raises `StoreFailed`.
         """
         ...
 

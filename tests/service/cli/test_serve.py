@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from log.manifest import MANIFEST
 from tests.service.cli.kit import COMMAND, PATIENCE_S, ROOT, Ended, Running, Serving, oncelog, process
 
 
@@ -132,7 +133,7 @@ def _can_mount(folder: Path) -> bool:
     return subprocess.run([*_small_disk(folder, 1024), "true"], capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("free_kib", [0, 4, 32])
+@pytest.mark.parametrize("free_kib", [0, 4, 32, 64, 96])
 def test_a_full_disk_is_told(tmp_path: Path, free_kib: int) -> None:
     """Full at once, after the lock file, and within the metadata."""
     if not _can_mount(tmp_path):
@@ -156,6 +157,41 @@ def test_a_folder_of_apache_kafka_is_refused_and_left_alone(tmp_path: Path) -> N
     (tmp_path / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=abc\n")
     _refused("--port", "0", "--data", str(tmp_path))
     assert list(_files(tmp_path)) == ["meta.properties"]
+
+
+def test_a_folder_of_somebody_elses_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear all")
+    assert "not empty (it holds letter.txt)" in _refused("--port", "0", "--data", str(tmp_path)).err
+    assert list(_files(tmp_path)) == ["letter.txt"]
+
+
+def test_metadata_that_are_gone_are_not_replaced_by_empty_ones(tmp_path: Path) -> None:
+    """The records would still be there, and nobody could see them."""
+    data = tmp_path / "data"
+    with Serving.on(data) as serving:
+        assert oncelog("produce", "orders", stdin=b"a\n", bootstrap=serving.bootstrap).status == 0
+        assert serving.stop().status == 0
+    (data / "meta.db").rename(tmp_path / "kept")
+    assert "the metadata store is empty" in _refused("--port", "0", "--data", str(data)).err
+    (tmp_path / "kept").rename(data / "meta.db")
+    with Serving.on(data) as serving:
+        assert oncelog("consume", "orders", "-e", bootstrap=serving.bootstrap).out == "a\n"
+
+
+def test_a_disk_that_is_not_mounted_is_missed(tmp_path: Path) -> None:
+    folders = f"log.dirs={tmp_path}/a,{tmp_path}/b"
+    with Serving("-o", folders, "--host", "127.0.0.1", "--port", "0") as serving:
+        assert serving.stop().status == 0
+    (tmp_path / "b").rename(tmp_path / "elsewhere")
+    assert f"{tmp_path}/b is empty" in _refused("--port", "0", "-o", folders).err
+    shutil.rmtree(tmp_path / "b")
+    (tmp_path / "elsewhere").rename(tmp_path / "b")
+    with Serving("-o", folders, "--host", "127.0.0.1", "--port", "0"):
+        pass
+
+
+def test_a_folder_named_twice_is_told(tmp_path: Path) -> None:
+    assert "named twice" in _refused("--port", "0", "-o", f"log.dirs={tmp_path}/a,{tmp_path}/b/../a").err
 
 
 def test_a_setting_that_is_wrong_is_told_with_2(tmp_path: Path) -> None:
@@ -213,6 +249,14 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, number: int) -> None:
     assert oncelog("log", "verify", str(data)).status == 0
     with Serving.on(data) as again:
         assert oncelog("consume", "orders", "-e", bootstrap=again.bootstrap).out == "one\ntwo\n"
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(tmp_path: Path) -> None:
+    """`timeout` sends its signal to the process and to its group."""
+    with Serving.on(tmp_path / "data") as serving:
+        serving.process.send_signal(signal.SIGTERM)
+        assert serving.stop(signal.SIGTERM).status == 0
+    assert (tmp_path / "data" / MANIFEST).exists()
 
 
 def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:

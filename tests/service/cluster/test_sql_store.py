@@ -18,7 +18,7 @@ from service.broker.ports import RealEnv
 from service.cluster import sql_store
 from service.cluster.sql_schema import METADATA, REVISIONS
 from service.cluster.sql_store import SqlDatabase, SqlStore, migrate
-from service.cluster.store import Create, Put, Result, StoreError, StoreTooNew
+from service.cluster.store import Create, Put, Result, StoreError, StoreFailed, StoreTooNew
 
 
 def url_of(folder: Path) -> str:
@@ -138,7 +138,7 @@ def test_an_ordinary_start_does_not_import_alembic(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", program, url_of(tmp_path)], check=True, timeout=60)
 
 
-def test_a_commit_that_the_disk_refuses_has_an_unknown_outcome_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_commit_for_which_there_is_no_room_fails_and_changes_nothing(tmp_path: Path) -> None:
     """The file may not grow: SQLite says that the database is full."""
     database = SqlDatabase(url_of(tmp_path))
     session = database.open_session()
@@ -146,8 +146,8 @@ def test_a_commit_that_the_disk_refuses_has_an_unknown_outcome_and_changes_nothi
     with database.engine.connect() as connection:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
-    result, _ = database.commit(session, (Put("a", b"2", 0), Create("b", bytes(1_000_000))))
-    assert result is Result.UNKNOWN
+    with pytest.raises(StoreFailed, match="full"):
+        database.commit(session, (Put("a", b"2", 0), Create("b", bytes(1_000_000))))
     assert database.snapshot().entries == {"a": (b"1", 0)}
     assert database.commit(session, (Put("a", b"2", 0),))[0] is Result.OK
     database.close()
