@@ -20,8 +20,9 @@ KILLED = -9
 
 @pytest.mark.timeout(900)
 def test_every_row_is_there_once_wherever_the_driver_dies(bootstrap: str, topics: Topics, tmp_path: Path) -> None:
-    """Killed while writing, when a task is sealed, before the decision, after it (Spark has not noted it), and one
-    decision whose answer is lost: each in a batch of its own, each time started again. In the last batch tasks fail."""
+    """Killed while writing, when all is sealed and nothing decided, and when it is decided and Spark has not noted it;
+    and one decision whose answer is lost: each in a batch of its own, each time started again. In the last batch no
+    driver dies, but the first attempts of its tasks fail."""
     topic = topics.create(3)
     for folder in ("input", "happened"):
         (tmp_path / folder).mkdir()
