@@ -31,7 +31,9 @@ class Cluster:
         self._cores = cores
         self._port = free_port()
         self._environment = environment_of(python)
-        del self._environment["SPARK_LOCAL_IP"]  # each daemon is told its own
+        # Each daemon is told its own address, and which Python runs is the driver's word alone.
+        for name in ("SPARK_LOCAL_IP", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+            del self._environment[name]
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     @property

@@ -82,7 +82,8 @@ def run(python: Path, folder: Path) -> None:
         arguments = (broker.bootstrap, source, target, str(checkpoint))
         with Cluster(folder / "cluster", python).running() as cluster:
             driver = submit(python, cluster.master, folder, *arguments)
-            wait_for("a second batch", lambda: (checkpoint / "offsets" / "1").exists(), driver, folder)
+            wait_for("a batch", lambda: any(checkpoint.glob("offsets/[0-9]*")), driver, folder)
+            wait_for("executors", lambda: len(cluster.hosts_with_executors()) > 1, driver, folder)
             print(f"executors on {sorted(cluster.hosts_with_executors())}; the driver is killed", flush=True)
             kill_all(family(driver.pid))
             driver.wait()
