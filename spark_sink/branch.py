@@ -291,10 +291,14 @@ def await_visible(client: Client, root: str, branches: Collection[NamedBranch]) 
         logger.info("what %s decided may not be visible yet: %s", root, error)
 
 
-def abandon(client: Client, root: str, token: int) -> None:
-    """Abort whatever is open, if that is quickly done. What was decided stays decided."""
+def abandon(client: Client, root: str, token: int, *, for_good: bool = False) -> None:
+    """Abort whatever is open, if that is quickly done. What was decided stays decided.
+
+    `for_good`: nobody will use the token again, so it is decided, for nothing: a task that is dying and has not opened
+    its branch yet can't do so any more.
+    """
     try:
-        client.retrying(lambda: _end(client, root, token, (), committed=False), patience_seconds=GIVE_UP_SECONDS)
+        client.retrying(lambda: _end(client, root, token, (), committed=for_good), patience_seconds=GIVE_UP_SECONDS)
     except OncelogError as error:
         logger.info("branches of %s stay until they are aborted by the next decision or by time: %s", root, error)
 

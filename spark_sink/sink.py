@@ -135,7 +135,8 @@ class BatchSink(DataSourceArrowWriter):
         commit(self._options, self._root, self._token, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        abandon(connected(self._options.client).client, self._root, self._token)
+        # Without txnAppId the root is this write's alone.
+        abandon(connected(self._options.client).client, self._root, self._token, for_good=self._options.root is None)
 
 
 def check_target(options: SinkOptions, schema: StructType) -> None:

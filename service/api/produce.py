@@ -193,15 +193,10 @@ async def _confirm_and_append(
     try:
         if before is not None:
             await before
-        unconfirmed = list(_unconfirmed(broker, header, request))
-        # All are asked about before any answer is waited for: what the coordinator writes down shares one fsync.
-        verdicts = await asyncio.gather(
-            *(
-                broker.transaction_gate.admit(partition, writer, timeout_ms=request.timeout_ms)
-                for partition, _, writer in unconfirmed
-            )
-        )
-        admitted = {id(data): verdict for (_, data, _), verdict in zip(unconfirmed, verdicts, strict=True)}
+        admitted = {
+            id(data): await broker.transaction_gate.admit(partition, writer, timeout_ms=request.timeout_ms)
+            for partition, data, writer in list(_unconfirmed(broker, header, request))
+        }
         answer = _append_all(broker, header, request, admitted)
     finally:
         if session.produce_turn is turn:
