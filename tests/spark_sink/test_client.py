@@ -84,6 +84,15 @@ def test_answers_can_be_collected_in_any_order(client: Client, bootstrap: str, n
     assert pending[3].result() is pending[3].result()
 
 
+def test_an_answer_that_waited_is_not_late(client: Client, new_topic: Callable[..., str]) -> None:
+    """A reader asks ahead. If what it does with its rows takes longer than a request may, nobody is at fault."""
+    topic = new_topic()
+    node = client.leader(topic, 0)
+    pending = client.send(node, fetch(topic, 0), FetchResponse, timeout_seconds=0.2)
+    time.sleep(0.4)  # longer than the request may take
+    assert pending.result().responses[0].partitions[0].high_watermark == 0
+
+
 def test_a_decision_and_the_question_what_was_decided(client: Client, name: str) -> None:
     root = TransactionalId(name)
 
@@ -185,7 +194,7 @@ def test_a_silent_broker_is_given_up_at_the_deadline() -> None:
     started = time.monotonic()
     with Client(settings) as client, pytest.raises(ConnectionLost, match="timed out") as error:
         client.retrying(lambda: client.topics(None), patience_seconds=1)
-    assert 0.9 < time.monotonic() - started < 10
+    assert time.monotonic() - started >= 1
     assert "tried again and again for 1 s" in error.value.__notes__
     silent.close()
 
