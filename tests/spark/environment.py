@@ -42,8 +42,13 @@ class CannotInstall(RuntimeError):
 
 
 def tidy_up_when_told_to_end() -> None:
-    """SIGTERM ends this process as Ctrl-C does: what it started is stopped."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    """SIGTERM ends this process as Ctrl-C does: what it started is stopped. `timeout` sends it twice."""
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def missing(*, connector: bool = False) -> str | None:
