@@ -208,6 +208,12 @@ class SourceOptions:
 def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Read and check the options of `spark.read` (or `readStream`)."""
     read = OptionReader(options)
+    if read.text("provider") is not None:  # so it is with CREATE TABLE
+        raise OptionError(
+            "provider",
+            "Spark tells no source written in Python the options of its tables, so a table could be made but not read; "
+            "CREATE TEMPORARY VIEW … USING oncelog OPTIONS (…) can",
+        )
     for name, reason in REFUSED_BY_SOURCE.items():
         if read.text(name) is not None:
             raise OptionError(name, f"is not supported: {reason}")

@@ -117,6 +117,10 @@ def test_a_view_in_sql(spark: SparkSession, bootstrap: str, new_topic: Callable[
     )
     rows = spark.sql("SELECT CAST(value AS STRING) AS text FROM events WHERE offset >= 3 ORDER BY offset").collect()
     assert [row.text for row in rows] == ["3", "4"]
+    with pytest.raises(Exception, match="CREATE TEMPORARY VIEW"):
+        spark.sql(
+            f"CREATE TABLE t USING oncelog OPTIONS (`kafka.bootstrap.servers` '{bootstrap}', subscribe '{topic}')"
+        )
 
 
 def test_a_wrong_option_and_a_missing_topic_are_named(
