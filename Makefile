@@ -88,6 +88,9 @@ spark-connector: install-dev ## Spark's own Kafka connector, batch and stream (n
 spark-versions: install-dev ## our data source on PySpark 4.0, 4.1, 4.2 and 4.3 (needs Java 17, PyPI)
 	$(PYTHON_RUN) -m tests.spark.connector --ours $(ARGS)
 
+spark-crashes: install-dev ## a Spark driver killed at each point where its death could lose or double rows
+	$(PYTHON_RUN) -m pytest -rs tests/spark_sink/crashes_of_the_sink.py $(ARGS)
+
 spark-chaos: install-dev ## driver, executors, tasks and broker die while Spark copies a topic: ARGS="--minutes 10 --seed 7"
 	$(PYTHON_RUN) -m tests.spark.chaos $(ARGS)
 
