@@ -274,13 +274,13 @@ def test_sql_inserts_into_a_table_with_its_options_said_again(
 ) -> None:
     """Spark does not hand a table's own options to a sink in Python."""
     topic = topics.create()
-    spark.sql("CREATE TABLE events (value STRING) USING oncelog")
+    spark.sql("CREATE TABLE paid (value STRING) USING oncelog")
     try:
         spark.sql(
-            f"INSERT INTO events WITH (`kafka.bootstrap.servers` = '{bootstrap}', topic = '{topic}') VALUES ('a')"
+            f"INSERT INTO paid WITH (`kafka.bootstrap.servers` = '{bootstrap}', topic = '{topic}') VALUES ('a')"
         )
         with pytest.raises(PySparkException, match=r"'kafka\.bootstrap\.servers'"):
-            spark.sql("INSERT INTO events VALUES ('b')")
+            spark.sql("INSERT INTO paid VALUES ('b')")
     finally:
-        spark.sql("DROP TABLE events")
+        spark.sql("DROP TABLE paid")
     assert values(bootstrap, topic) == ["a"]

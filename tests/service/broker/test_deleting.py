@@ -124,10 +124,9 @@ def test_what_a_deleted_topic_left_before_a_crash_is_not_taken_for_the_new_ones(
 
 
 def test_a_folder_found_where_a_new_topic_wants_to_be_is_set_aside(tmp_path: Path) -> None:
-    (tmp_path / "orders-0").mkdir()
-    (tmp_path / "orders-0" / f"{0:020}.log").write_bytes(build_batch([(None, b"of another", (), 1)]))
-
     async def scene(stage: Stage) -> None:
+        (tmp_path / "orders-0").mkdir()
+        (tmp_path / "orders-0" / f"{0:020}.log").write_bytes(build_batch([(None, b"of another", (), 1)]))
         await stage.create("orders")
         assert values(await until_served(stage)) == 0
 
