@@ -276,9 +276,7 @@ def test_sql_inserts_into_a_table_with_its_options_said_again(
     topic = topics.create()
     spark.sql("CREATE TABLE paid (value STRING) USING oncelog")
     try:
-        spark.sql(
-            f"INSERT INTO paid WITH (`kafka.bootstrap.servers` = '{bootstrap}', topic = '{topic}') VALUES ('a')"
-        )
+        spark.sql(f"INSERT INTO paid WITH (`kafka.bootstrap.servers` = '{bootstrap}', topic = '{topic}') VALUES ('a')")
         with pytest.raises(PySparkException, match=r"'kafka\.bootstrap\.servers'"):
             spark.sql("INSERT INTO paid VALUES ('b')")
     finally:
