@@ -350,7 +350,8 @@ class RealDisk:
     def sweep(self) -> None:
         if self.exists(DISCARDED):
             for name in self.listdir(DISCARDED):
-                self.discard(f"{DISCARDED}/{name}")
+                path = f"{DISCARDED}/{name}"
+                self._writer.submit(self._do, path, _remove, (self._real(path),))
 
     def _change(self, path: str, change: Callable[[str], None]) -> None:
         self.check()
@@ -439,7 +440,7 @@ def _remove(real_path: str) -> None:
     if os.path.isdir(real_path):
         shutil.rmtree(real_path)
     else:
-        os.unlink(real_path)
+        _unlink_if_there(real_path)
 
 
 def _sync_dir(real_path: str) -> None:
