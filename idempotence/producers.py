@@ -401,14 +401,17 @@ class ProducerStates:
         """Whether this batch is what its producer is known by: the cleaner must keep it, be it empty.
 
         Mostly the last numbered batch. After a marker of a newer epoch there is none, and the marker is all that tells
-        the epoch: without it the former epoch could write again after a rebuild.
+        the epoch: without it the former epoch could write again after a rebuild. So it is with committed offsets, which
+        have no numbers; in transaction versions 0 and 1 every marker among them is of the same epoch, and only the
+        last one stays (known by its time, which is the producer's last).
         """
         entry = self._producers.get(header.producer_id)
         if entry is None:
             return False
         if len(entry) > WINDOW_AT:
             return batches(entry)[0].last_offset == header.last_offset
-        return header.is_control and EPOCH.unpack_from(entry)[0] == header.producer_epoch
+        _, epoch, _, _, timestamp_ms, _ = HEAD.unpack_from(entry)
+        return header.is_control and (header.producer_epoch, header.max_timestamp) == (epoch, timestamp_ms)
 
     # -- snapshots
 

@@ -531,6 +531,19 @@ def test_the_cleaner_keeps_a_producers_last_batch_and_then_the_marker_that_alone
     assert not partition.producers.is_last(marker)
 
 
+@rule("B.9", "offsets of an older client leave one marker in a compacted log, not one for every transaction it made")
+def test_the_cleaner_keeps_the_last_of_all_markers_that_are_of_one_epoch() -> None:
+    """Committed offsets have no sequences, and the epoch stands still: nothing else tells the markers apart."""
+    partition = Partition()
+    markers = [batches.marker(commit=True, offset=2 * index + 1, timestamp_ms=index) for index in range(3)]
+    for index, marker in enumerate(markers):
+        partition.apply(batches.data(sequence=-1, offset=2 * index, transactional=True, timestamp_ms=index))
+        partition.apply(marker)
+    for _ in range(2):
+        assert [partition.producers.is_last(header) for header, _ in markers] == [False, False, True]
+        partition.restart()
+
+
 @pytest.mark.parametrize("harm", ["short", "long", "version", "window"])
 def test_a_damaged_snapshot_is_refused_and_changes_nothing(harm: str) -> None:
     partition = Partition()
