@@ -9,7 +9,7 @@ concerns several ids at once stands in `branches.py`.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from idempotence.epochs import bumped, is_exhausted
+from idempotence.epochs import FENCE_EPOCH, bumped, is_exhausted
 from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP
 from txn.branches import branch_of
 from txn.commands import AddPartitions, EndTransaction, InitProducer, VerifyPartitions
@@ -209,8 +209,6 @@ def decide_add_partitions(txn: Txn | None, ask: AddPartitions, *, now_ms: int) -
     if refused := _check_member(txn, ask):
         return Outcome(refused)
     assert txn is not None
-    if txn.handed_on:
-        return Outcome(WrongState(txn.state))
     if txn.state is State.ONGOING:
         known = dict.fromkeys(txn.partitions)
         partitions = txn.partitions + tuple(new for new in dict.fromkeys(ask.partitions) if new not in known)
@@ -244,9 +242,16 @@ def _check_member(txn: Txn | None, ask: AddPartitions | VerifyPartitions) -> Ver
     producer_id, producer_epoch = txn.holder
     if ask.producer_id != producer_id:
         return WrongProducer(ask.producer_id, producer_id)
-    if ask.producer_epoch != producer_epoch:
+    if ask.producer_epoch != producer_epoch or _is_nobodys(ask):
         return Fenced(ask.producer_epoch, producer_epoch)
+    if txn.handed_on:
+        return WrongState(txn.state)  # whole: its holder can only end it, and its partitions take nothing more
     return BUSY if txn.state in PREPARED else None
+
+
+def _is_nobodys(ask: AddPartitions | VerifyPartitions | EndTransaction) -> bool:
+    """The epoch of the last fence is handed to nobody, so who names it has guessed: above it no transaction ends."""
+    return ask.producer_epoch == FENCE_EPOCH
 
 
 # ---------------------------------------------------------------- EndTxn
@@ -258,6 +263,8 @@ def decide_end(txn: Txn | None, ask: EndTransaction, *, now_ms: int, take_id: Ta
         return Outcome(InvalidRequest("an empty transactional id"))
     if txn is None:
         return Outcome(UNKNOWN_ID)
+    if _is_nobodys(ask):
+        return Outcome(Fenced(ask.producer_epoch, txn.holder[1]))
     if ask.commit and branch_of(ask.transactional_id) is not None:
         return _seal(txn, ask, now_ms=now_ms, take_id=take_id)
     if ask.transaction_version < 2 and not txn.handed_on:
@@ -362,11 +369,11 @@ def prepare(txn: Txn, *, commit: bool, now_ms: int, take_id: TakeId, rotate: boo
         last_producer_epoch=holder_epoch,
         next_producer_id=next_id,
         next_producer_epoch=next_epoch,
-        started_ms=txn.started_ms if txn.partitions else now_ms,
+        started_ms=txn.started_ms if txn.state is State.ONGOING else now_ms,
         updated_ms=now_ms,
         client_version=2,
     )
-    return decided if decided.partitions else complete(decided, now_ms=now_ms)
+    return decided if txn.state is State.ONGOING else complete(decided, now_ms=now_ms)
 
 
 def fence(txn: Txn, *, same_client: bool, now_ms: int, take_id: TakeId) -> Txn:

@@ -46,7 +46,7 @@ class OwedMarkers:
     def __init__(self) -> None:
         self._owed: dict[str, tuple[Txn, dict[TopicPartition, None]]] = {}
         self.settled: dict[str, Txn] = {}
-        """Prepared and owing nothing, as a log written by Kafka can hold them: to be completed."""
+        """Prepared and owing nothing, for its client began and named no partition: to be completed."""
 
     def __len__(self) -> int:
         return len(self._owed)

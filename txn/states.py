@@ -34,7 +34,7 @@ What may be trusted:
    the same client: a request that carries it is a repeat of one already carried out. After a new client took over
    there is no such pair.
 
-An end that owes no marker (nothing was written) goes to Complete at once. Kafka's PrepareEpochFence and Dead exist in
+What never began goes to Complete at once when it is ended. Kafka's PrepareEpochFence and Dead exist in
 memory only and have no counterpart: a fence is one move, a forgotten id is gone.
 """
 

@@ -1,5 +1,5 @@
 """The transaction coordinator under clients whose answers get lost, whose requests come twice, late and out of order,
-and under restarts.
+under restarts, and under clients that send anything at all.
 
 Every end that a client sends is tagged with the transaction it was meant for: whatever happens, it ends that one or
 none.
@@ -7,18 +7,28 @@ none.
 
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from idempotence.epochs import FENCE_EPOCH, LAST_EPOCH
 from idempotence.producer_ids import next_block
 from log.ids import TopicPartition
 from tests.rules import rule
 from tests.txn.shard import PlainShard
 from txn.branches import BranchId, branch_of, is_open
-from txn.commands import AddPartitions, EndBranches, EndTransaction, InitProducer, NamedBranch
+from txn.commands import (
+    AddPartitions,
+    EndBranches,
+    EndTransaction,
+    InitProducer,
+    MarkersWritten,
+    NamedBranch,
+    VerifyPartitions,
+)
 from txn.markers import SendMarkers
 from txn.records import write_key, write_value
-from txn.states import COMPLETED, PREPARED, State, Txn
+from txn.settings import TxnSettings
+from txn.states import AT_REST, COMPLETED, PREPARED, State, Txn
 from txn.verdicts import Decided, Ended, Initialized, Sealed
 
 PARTITIONS = [TopicPartition("orders", index) for index in range(3)]
@@ -320,3 +330,105 @@ def test_branches_commit_by_one_decision_or_not_at_all(steps: list[tuple[str, in
     for act, which, how in steps:
         getattr(drivers, act)(which, how)
         drivers.check()
+
+
+# ---------------------------------------------------------------- anything, from anybody
+
+STRANGE_IDS = ("pay", "clicks", "clicks::1/a", "clicks::1/b", "clicks::2/a")
+
+
+@dataclass
+class Strangers:
+    """Who knows the ids and guesses at pairs, and minds neither protocol nor version."""
+
+    shard: PlainShard
+    blocks: int = 0
+
+    def pair(self, which: int, guess: int) -> tuple[int, int]:
+        """That of the holder, of the transaction, or one nearby."""
+        described = self.shard.machine.describe(STRANGE_IDS[which])
+        if described is None:
+            return 1, 0
+        txn = described.txn
+        producer_id, epoch = txn.holder if guess % 3 else (txn.producer_id, txn.producer_epoch)
+        return producer_id, max(0, min(epoch + (0, 0, 0, -1, 1)[guess % 5], FENCE_EPOCH))
+
+    def init(self, which: int, guess: int, how: int) -> None:
+        pair = self.pair(which, guess) if how & 1 else (-1, -1)
+        two_phase = how & 6 == 6
+        ask = InitProducer(STRANGE_IDS[which], 60_000, *pair, two_phase, two_phase and bool(how & 8))
+        self.shard.ask(ask)
+
+    def add(self, which: int, guess: int, how: int) -> None:
+        partitions = tuple(PARTITIONS[: how % 4])
+        pair = self.pair(which, guess)
+        self.shard.ask(AddPartitions(STRANGE_IDS[which], *pair, partitions, 2 * (how & 1), patience_ms=how))
+
+    def verify(self, which: int, guess: int, how: int) -> None:
+        self.shard.ask(VerifyPartitions(STRANGE_IDS[which], *self.pair(which, guess), tuple(PARTITIONS[: how % 4])))
+
+    def end(self, which: int, guess: int, how: int) -> None:
+        pair = self.pair(which, guess)
+        self.shard.ask(EndTransaction(STRANGE_IDS[which], *pair, bool(how & 2), 2 * (how & 1), patience_ms=how))
+
+    def decide(self, which: int, _: int, how: int) -> None:
+        named = tuple(NamedBranch(name) for bit, name in enumerate(STRANGE_IDS[2:]) if how >> bit & 1)
+        self.shard.ask(EndBranches("clicks", 1 + which % 2, bool(how & 8), named))
+
+    def write_markers(self, which: int, _: int, how: int) -> None:
+        """All that are owed, or a part of the first."""
+        if how & 1:
+            self.shard.write_all_markers()
+        for owed in list(self.shard.machine.owed_markers())[:1]:
+            pair = (owed.producer_id, owed.producer_epoch)
+            self.shard.ask(MarkersWritten(owed.transactional_id, *pair, owed.partitions[: 1 + which % 2]))
+
+    def wait(self, _: int, __: int, how: int) -> None:
+        self.shard.tick(10_000 * how)
+
+    def restart(self, _: int, __: int, how: int) -> None:
+        before = dict(everything(self.shard))
+        self.shard.restart(compacted=how % 2 == 0)
+        assert dict(everything(self.shard)) == before
+
+    def producer_ids(self, _: int, __: int, how: int) -> None:
+        """They run out, or there are more."""
+        while how & 1 and self.shard.ids.take() is not None:
+            pass
+        if not how & 1:
+            self.blocks += 1
+            self.shard.ids.add(next_block(10_000 * self.blocks))
+
+
+STRANGE_ACTS = (
+    *("init", "init", "add", "add", "verify", "end", "end", "decide"),
+    *("write_markers", "wait", "restart", "producer_ids"),
+)
+STRANGE_STEPS = st.lists(
+    st.tuples(st.sampled_from(STRANGE_ACTS), st.integers(0, 4), st.integers(0, 14), st.integers(0, 15)), max_size=40
+)
+OUT_OF_IDS_AT_THE_LAST_EPOCH = [
+    *[("producer_ids", 0, 0, 1), ("add", 0, 1, 1), ("wait", 0, 0, 7), ("write_markers", 0, 0, 1)],
+    *[("add", 0, 1, 1), ("end", 0, 1, 1)],
+]
+BEGUN_WITHOUT_PARTITIONS = [("add", 0, 1, 4), ("end", 0, 1, 3), ("add", 0, 1, 4), ("wait", 0, 0, 7)]
+
+
+@rule("B.7", "whatever anybody sends, every transaction that nobody ends is ended by time, and its markers complete it")
+@settings(deadline=None, max_examples=400)
+@given(STRANGE_STEPS, st.sampled_from((0, NEAR_THE_END, LAST_EPOCH)))
+@example(OUT_OF_IDS_AT_THE_LAST_EPOCH, LAST_EPOCH)
+@example(BEGUN_WITHOUT_PARTITIONS, 0)
+def test_whatever_is_sent_all_comes_to_rest(steps: list[tuple[str, int, int, int]], epoch: int) -> None:
+    strangers = Strangers(PlainShard(TxnSettings(two_phase_commit_enabled=True)))
+    shard = strangers.shard
+    for index, name in enumerate(STRANGE_IDS[:2]):
+        shard.log.append((write_key(name), write_value(Txn(name, 500 + index, epoch, State.EMPTY, 60_000, 1))))
+    shard.restart()
+    for act, which, guess, how in steps:
+        getattr(strangers, act)(which, guess, how)
+    for _ in range(3):
+        shard.tick(200_000)
+        shard.write_all_markers()
+    for txn in shard.machine.all():
+        assert txn.state in AT_REST or txn.is_two_phase

@@ -8,7 +8,7 @@ from log.ids import TopicPartition
 from tests.rules import rule
 from tests.txn.shard import PlainShard
 from txn.branches import MAX_BRANCHES, BranchId, branch_of, home_of
-from txn.commands import AddPartitions, EndBranches, EndTransaction, InitProducer, NamedBranch
+from txn.commands import AddPartitions, EndBranches, EndTransaction, InitProducer, NamedBranch, VerifyPartitions
 from txn.deadlines import DECISION_RETENTION_MS
 from txn.records import write_key, write_value
 from txn.states import State, Txn
@@ -196,6 +196,8 @@ def test_a_sealed_branch_is_whole() -> None:
     for epoch, said in ((0, Fenced(0, 1)), (1, WrongState(State.ONGOING))):
         add = AddPartitions(writer.transactional_id, writer.producer_id, epoch, (ORDERS[1],))
         assert writers.shard.ask(add) == said
+        verify = VerifyPartitions(writer.transactional_id, writer.producer_id, epoch, (ORDERS[0],))
+        assert writers.shard.ask(verify) == said, "an older client's write to a partition that is in it"
     holder = NamedBranch(writer.transactional_id, writer.producer_id, 1)
     assert writers.end(holder, commit=True) == WrongState(State.ONGOING)
     assert writers.end(writer, commit=False) == Fenced(0, 1)
