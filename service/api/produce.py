@@ -140,7 +140,7 @@ def _unconfirmed(
     broker: Broker, header: RequestHeader, request: ProduceRequest
 ) -> Iterator[tuple[Partition, PartitionProduceData, Writer]]:
     """The transactional batches whose transaction the partition does not know to be open yet."""
-    if request.transactional_id is None or request.acks != ACKS_ALL or not _needs_guard(broker, header):
+    if request.transactional_id is None or not _needs_guard(broker, header):
         return
     version = header.api_version
     for topic in request.topic_data:

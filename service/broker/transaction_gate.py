@@ -21,7 +21,7 @@ from service.broker.shard import CoordinatorLoading, NotCoordinator
 from service.wire.error_codes import ErrorCode
 from txn.commands import AddPartitions, VerifyPartitions
 from txn.coordinator import TxnCoordinator
-from txn.verdicts import Added, Busy, Fenced, TokenDecided, UnknownId, Verdict, Verified, WrongProducer
+from txn.verdicts import Added, Busy, Fenced, InvalidRequest, TokenDecided, UnknownId, Verdict, Verified, WrongProducer
 
 TRY_AGAIN = Refused(ErrorCode.NOT_ENOUGH_REPLICAS, "The transaction coordinator could not be asked; try again.")
 ATTEMPTS = 3
@@ -98,5 +98,7 @@ def _refusal(verdict: Verdict, writer: Writer) -> Refused | None:
             return Refused(ErrorCode.INVALID_PRODUCER_EPOCH)
         case UnknownId() | WrongProducer():
             return Refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        case InvalidRequest():
+            return Refused(ErrorCode.INVALID_REQUEST)
         case _:
             return Refused(ErrorCode.INVALID_TXN_STATE)

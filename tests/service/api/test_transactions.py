@@ -451,6 +451,36 @@ async def produce_together(
     return [partition.error_code for partition in answer.responses[0].partition_responses]
 
 
+@pytest.mark.parametrize("version", [11, 12])
+def test_a_write_that_waits_for_no_other_replica_is_in_the_transaction_as_well(tmp_path: Path, version: int) -> None:
+    """Nobody's library asks for less than `acks=all` here, but Kafka takes it."""
+
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        await writer.init()
+        if version == 11:
+            await writer.add("orders", 0)
+        data = [TopicProduceData("orders", partition_data=[PartitionProduceData(0, writer.batch("x"))])]
+        answer = await stage.ask(ProduceRequest("pay", 1, 5_000, data), version)
+        assert answer.responses[0].partition_responses[0].error_code == NONE
+        await writer.end(commit=True)
+        assert await values(stage, "orders") == ["x"]
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_write_under_an_empty_transactional_id_is_an_invalid_request(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        await writer.init()
+        for version in (11, 12):
+            data = [TopicProduceData("orders", partition_data=[PartitionProduceData(0, writer.batch("x"))])]
+            answer = await stage.ask(ProduceRequest("", -1, 5_000, data), version)
+            assert answer.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_REQUEST
+
+    on_txn_stage(tmp_path, scene)
+
+
 def test_ended_transactions_leave_nothing_behind_although_nobody_reads(tmp_path: Path) -> None:
     async def scene(stage: TxnStage) -> None:
         writer = Writer(stage, "pay")
