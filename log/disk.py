@@ -17,8 +17,10 @@ import errno
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 Buffer = bytes | bytearray | memoryview
@@ -27,6 +29,10 @@ T = TypeVar("T")
 OPEN_FILES_MAX: Final = 1024
 """Descriptors that stay open. Beyond it the one not used for longest is closed and opened again on demand."""
 SYNCS_AT_ONCE: Final = 4
+NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
+"""That the process, or the machine, has as many files and connections open as it may is no failure of the disk's."""
+DESCRIPTOR_PATIENCE_S: Final = 10.0
+"""So long a thread beside the loop waits for a descriptor."""
 TEMPORARY: Final = ".tmp"
 DISCARDED: Final = ".discarded"
 """Where a real disk keeps what is being removed. What a crash left there, `sweep` removes."""
@@ -66,6 +72,10 @@ class File(Protocol):
 
 class Disk(Protocol):
     """One data folder. Paths are relative to it, with slashes."""
+
+    @property
+    def fault(self) -> DiskFault | None:
+        """What made this disk unusable for changes. Of a file that can't be read it says nothing."""
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> File:
         """FileNotFoundError without `create`; FileExistsError with `exclusive`."""
@@ -234,7 +244,10 @@ class RealFile:
     def _reopen(self) -> int:
         if self._closed:
             raise DiskFault(errno.EBADF, "the file was closed", self.path)
-        self._descriptor = self._disk.open_descriptor(self, self.path, os.O_RDWR)
+        try:
+            self._descriptor = self._disk.open_descriptor(self, self.path, os.O_RDWR)
+        except FileNotFoundError as error:
+            raise DiskFault(error.errno, error.strerror, self.path) from error
         return self._descriptor
 
 
@@ -261,7 +274,12 @@ class RealDisk:
         if create:
             self.check()
         file = RealFile(self, path, -1, 0)
-        descriptor = self.open_descriptor(file, path, flags)
+        try:
+            descriptor = self.open_descriptor(file, path, flags)
+        except FileNotFoundError as error:
+            if create:  # somebody has removed the folder
+                raise self.fail(error, path) from error
+            raise
         file._descriptor = descriptor
         file.size = os.fstat(descriptor).st_size
         return file
@@ -269,7 +287,7 @@ class RealDisk:
     def open_descriptor(self, file: RealFile, path: str, flags: int) -> int:
         """A new descriptor; it takes part in the turns when it is the loop's."""
         try:
-            descriptor = os.open(self._real(path), flags | os.O_CLOEXEC, 0o644)
+            descriptor = self._spared(lambda: os.open(self._real(path), flags | os.O_CLOEXEC, 0o644))
         except (FileNotFoundError, FileExistsError):
             raise
         except OSError as error:
@@ -281,15 +299,35 @@ class RealDisk:
                     self._close_one(spare=file)
         return descriptor
 
-    def _close_one(self, spare: RealFile) -> None:
+    def _close_one(self, spare: RealFile | None = None) -> bool:
         """Second chance: whoever was used since its last turn goes to the back of the queue."""
         for _ in range(2 * len(self._open_files)):
             oldest = next(iter(self._open_files))
             if oldest is not spare and not oldest.used and oldest.release():
-                return
+                return True
             oldest.used = False
             del self._open_files[oldest]
             self._open_files[oldest] = None
+        return False
+
+    def _spared(self, call: Callable[[], T]) -> T:
+        """What `call` returns. Where the process has no descriptor left for it, the loop's thread gives up one of the
+        disk's own, and other threads wait until one is free.
+        """
+        patience_ends_s = time.monotonic() + DESCRIPTOR_PATIENCE_S
+        while True:
+            try:
+                return call()
+            except OSError as error:
+                if error.errno not in NO_DESCRIPTORS or not self._make_room(patience_ends_s):
+                    raise
+
+    def _make_room(self, patience_ends_s: float) -> bool:
+        if threading.get_ident() == self._owner:
+            with self.lock:
+                return self._close_one()
+        time.sleep(0.01)
+        return time.monotonic() < patience_ends_s
 
     def close_beside(self, descriptor: int) -> None:
         """Close a descriptor that nobody uses any more, in the writer's thread."""
@@ -300,8 +338,7 @@ class RealDisk:
 
     def read(self, path: str) -> bytes:
         try:
-            with open(self._real(path), "rb") as file:
-                return file.read()
+            return self._spared(Path(self._real(path)).read_bytes)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -311,7 +348,7 @@ class RealDisk:
 
     def listdir(self, path: str) -> list[str]:
         try:
-            return os.listdir(self._real(path))
+            return self._spared(lambda: os.listdir(self._real(path)))
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -356,7 +393,7 @@ class RealDisk:
     def _change(self, path: str, change: Callable[[str], None]) -> None:
         self.check()
         try:
-            change(self._real(path))
+            self._spared(lambda: change(self._real(path)))
         except OSError as error:
             raise self.fail(error, path) from error
 
@@ -385,7 +422,7 @@ class RealDisk:
 
     def _do(self, path: str, job: Callable[..., None], args: tuple[object, ...]) -> None:
         try:
-            job(*args)
+            self._spared(lambda: job(*args))
         except OSError as error:
             raise self.fail(error, path) from error
 

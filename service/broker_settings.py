@@ -332,7 +332,7 @@ class BrokerSettings:
         mode=ANYWHERE,
     )
     connections_max_idle_ms = long(
-        "connections.max.idle.ms", 600000, "A connection without a request for so long is closed."
+        "connections.max.idle.ms", 600000, "A connection without a request for so long is closed; below 0: none is."
     )
     fetch_max_bytes = integer(
         "fetch.max.bytes", 57671680, "The most that one fetch returns, beyond the first batch.", at_least=1024

@@ -85,6 +85,7 @@ class BrokerConfig(BrokerSettings):
             problems.extend(self._contradictions())
         if problems:
             raise ConfigError("\n".join(problems))
+        self.warnings += tuple(self._hopes())
         self._static = {setting.attribute: self.__dict__[setting.attribute] for setting in BROKER_SETTINGS.values()}
 
     def _place(self, setting: Setting[Any], value: str | None, problems: list[str]) -> None:
@@ -106,6 +107,19 @@ class BrokerConfig(BrokerSettings):
         if self.group_consumer_migration_policy.lower() not in ("disabled", "downgrade", "upgrade", "bidirectional"):
             yield "group.consumer.migration.policy must be one of: disabled, downgrade, upgrade, bidirectional"
         yield from self._listener_problems()
+
+    def _hopes(self) -> Iterator[str]:
+        """What holds, but hardly means what whoever set it for a cluster had in mind."""
+        if self.default_replication_factor > 1:
+            yield (
+                f"default.replication.factor is {self.default_replication_factor}, but there is one broker: topics"
+                " that are made without saying how many replicas they want are refused; set it to 1"
+            )
+        if self.min_insync_replicas > 1:
+            yield (
+                f"min.insync.replicas is {self.min_insync_replicas}, but there is one broker: writes with acks=all are "
+                "refused, but in topics that have a value of their own; set it to 1"
+            )
 
     def _out_of_bounds(self) -> Iterator[str]:
         for kind, (least, value, most) in self.consumer_group_times.items():

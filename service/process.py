@@ -5,10 +5,15 @@ apart again.
 """
 
 import asyncio
+import math
 import os
+import resource
 from collections.abc import Callable
+from typing import Final, NamedTuple
 
-from log.disk import RealDisk
+from sqlalchemy import URL
+
+from log.disk import OPEN_FILES_MAX, RealDisk
 from service.api.door import BrokerDoor
 from service.api.routes import OFFERED
 from service.broker.data_folder import StartError, read_all
@@ -20,6 +25,10 @@ from service.cluster.sql_store import SqlStore
 from service.cluster.store import StoreError
 from service.config import BrokerConfig
 from service.net.server import Limits, Room, Server, serve
+from service.settings import MAX_INT
+
+DESCRIPTORS_ELSEWHERE: Final = 256
+"""For the metadata store, listeners, files that are being synced or sent, and connections that come all at once."""
 
 
 async def run_broker(
@@ -31,7 +40,8 @@ async def run_broker(
 ) -> None:
     for folder in config.data_folders:
         os.makedirs(folder, exist_ok=True)
-    disks: dict[str, RealDisk] = {folder: RealDisk(folder) for folder in config.data_folders}
+    descriptors = share_descriptors(len(config.data_folders))
+    disks = {folder: RealDisk(folder, open_files_max=descriptors.files) for folder in config.data_folders}
     read_all(disks)  # refuses folders that are not ours before anything in them is touched
     env = RealEnv(disks[config.data_folders[0]])
     try:
@@ -42,7 +52,7 @@ async def run_broker(
     on_opening(broker.opening)
     try:
         await broker.open()
-        servers = await listen(broker)
+        servers = await listen(broker, descriptors.connections)
     except (MetadataLost, StoreError) as error:
         raise StartError(str(error)) from None
     on_ready(broker)
@@ -57,17 +67,43 @@ async def run_broker(
 
 def store_url(config: BrokerConfig) -> str:
     """Where the metadata is: beside the data, unless configured."""
-    return config.store_url or f"sqlite:///{config.data_folders[0]}/meta.db"
+    if config.store_url is not None:
+        return config.store_url
+    # A folder's name may hold what means something else in a URL.
+    return URL.create("sqlite", database=f"{config.data_folders[0]}/meta.db").render_as_string()
 
 
-async def listen(broker: Broker) -> list[Server[Session]]:
+class Descriptors(NamedTuple):
+    """What the process may open: files for each data folder, and connections."""
+
+    files: int
+    connections: int
+
+
+def share_descriptors(folders: int) -> Descriptors:
+    """As many as the system grants, shared out: connections must never take what a log needs to be written."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != most:  # what shells start with is meant for programs that can't count beyond 1024
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if most == resource.RLIM_INFINITY:
+        return Descriptors(OPEN_FILES_MAX, MAX_INT)
+    files = min(OPEN_FILES_MAX, most // (4 * folders))
+    return Descriptors(files, most - files * folders - min(DESCRIPTORS_ELSEWHERE, most // 4))
+
+
+def limits_of(config: BrokerConfig) -> Limits:
+    idle_ms = config.connections_max_idle_ms
+    return Limits(
+        request_bytes=config.socket_request_max_bytes,
+        idle_timeout_s=idle_ms / 1000 if idle_ms >= 0 else math.inf,
+    )
+
+
+async def listen(broker: Broker, connections_max: int = MAX_INT) -> list[Server[Session]]:
     """Open every listener, then join the cluster under the addresses that clients shall use."""
     loop, door, config = asyncio.get_running_loop(), BrokerDoor(broker), broker.config
-    limits = Limits(
-        request_bytes=config.socket_request_max_bytes,
-        idle_timeout_s=config.connections_max_idle_ms / 1000,
-    )
-    room = Room(lambda: config.max_connections, lambda: config.max_connections_per_ip)
+    limits = limits_of(config)
+    room = Room(lambda: config.max_connections, lambda: config.max_connections_per_ip, at_all=connections_max)
     servers = []
     ports: dict[str, int] = {}
     for endpoint in broker.config.endpoints:

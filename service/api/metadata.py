@@ -6,13 +6,23 @@ UNKNOWN_TOPIC_OR_PARTITION and lets the client ask again, the answer waits for t
 authorized yet: every operation is allowed, and said to be.
 """
 
+import logging
 from collections.abc import Awaitable, Iterable
 
 from log.ids import ZERO_TOPIC_ID, TopicId
-from service.api.admin_answers import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNASKED, executed, leader_of, offline
+from service.api.admin_answers import (
+    CLUSTER_OPERATIONS,
+    TOPIC_OPERATIONS,
+    UNASKED,
+    Refusal,
+    executed,
+    leader_of,
+    offline,
+)
 from service.broker.internal_topics import TOPIC_OF_KEY_TYPE, is_internal
 from service.broker.node import Broker
 from service.broker.session import Session
+from service.cluster.controller import Refusal
 from service.cluster.image import Image, PartitionState, Topic
 from service.cluster.topic_commands import CreateTopics, NewTopic, check_topic_name
 from service.wire.codec import RequestHeader
@@ -25,6 +35,8 @@ from service.wire.messages import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+
+logger = logging.getLogger("oncelog.topics")
 
 REQUEST_IDS_SINCE = 12
 KEY_TYPES = {topic: key_type for key_type, topic in TOPIC_OF_KEY_TYPE.items()}
@@ -70,9 +82,13 @@ async def _after_creation(
         if is_internal(name):
             broker.internal_topics.coordinator_of(KEY_TYPES[name], "", session.listener)  # brings it about
     if ordinary:
-        # What could not be created is answered like any other unknown topic.
+        # What could not be created is answered like any other unknown topic; only the log says why.
         config = broker.config
-        await executed(broker, CreateTopics(ordinary, config.num_partitions, config.default_replication_factor))
+        command = CreateTopics(ordinary, config.num_partitions, config.default_replication_factor)
+        results = await executed(broker, command)
+        for result in () if isinstance(results, Refusal) else results:
+            if result.error not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+                logger.warning("%s asked for topic %s: %s", session.host, result.name, result.message)
     return _answer(broker, session, request, _described(broker, session, topics))
 
 

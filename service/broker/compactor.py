@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 
 from isolation.aborted import AbortedRange
-from log.batch import BatchHeader
+from log.batch import BatchHeader, CorruptBatch
 from log.compaction import compact, find_work
 from log.disk import DiskFault
 from service.broker.partition import Partition
@@ -16,6 +16,9 @@ from service.broker.ports import Env
 from service.config import BrokerConfig
 
 logger = logging.getLogger("oncelog.compaction")
+
+BACKOFF_MS_MIN = 10
+"""Looking without a pause for what may be compacted would take the loop from everybody."""
 
 
 class ProducersAndTransactions:
@@ -42,7 +45,7 @@ class Compactor:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(self._config.log_cleaner_backoff_ms / 1000)
+            await asyncio.sleep(max(self._config.log_cleaner_backoff_ms, BACKOFF_MS_MIN) / 1000)
             if not self._config.log_cleaner_enable:
                 continue
             for partition in self._partitions:
@@ -60,8 +63,8 @@ class Compactor:
                 return
             facts = ProducersAndTransactions(partition)
             report = await compact(partition.log, disk, work, facts, now_ms=now_ms, breathe=breathe)
-        except DiskFault as fault:
-            partition.folder.fail(fault)
+        except (DiskFault, CorruptBatch) as error:
+            partition.folder.blame(error, partition.topic_partition)
             return
         logger.info("%s: compacted %s", partition.topic_partition, report)
 

@@ -1,7 +1,8 @@
 """How many connections a broker takes: over all its listeners together, and from one address.
 
 As in Kafka: an address that has its share is refused; when the broker has as many as it takes, who comes waits,
-connected but unheard, until somebody leaves. Shared by the servers of all listeners.
+connected but unheard, until somebody leaves. Who comes when the process has no file descriptors left to spare is
+refused too. Shared by the servers of all listeners.
 """
 
 from __future__ import annotations
@@ -31,11 +32,20 @@ def unlimited() -> int:
 
 
 class Room:
-    """The limits are asked for each time: they can be changed while the broker runs."""
+    """The limits are asked for each time: they can be changed while the broker runs. But for `at_all`: so many file
+    descriptors there are for connections, those that wait included.
+    """
 
-    def __init__(self, most: Callable[[], int] = unlimited, most_per_ip: Callable[[], int] = unlimited) -> None:
+    def __init__(
+        self,
+        most: Callable[[], int] = unlimited,
+        most_per_ip: Callable[[], int] = unlimited,
+        *,
+        at_all: int = unlimited(),
+    ) -> None:
         self._most = most
         self._most_per_ip = most_per_ip
+        self._at_all = at_all
         self._inside = 0
         self._by_host: Counter[str] = Counter()
         self.waiting: dict[Newcomer, None] = {}
@@ -43,7 +53,9 @@ class Room:
 
     def receive(self, newcomer: Newcomer) -> None:
         """Let it in, let it wait, or refuse it."""
-        if self._inside < self._most():
+        if self._inside + len(self.waiting) >= self._at_all:
+            self._refuse(newcomer)
+        elif self._inside < self._most():
             self._admit(newcomer)
         elif len(self.waiting) < WAITING_MAX:
             self.waiting[newcomer] = None

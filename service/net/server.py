@@ -161,7 +161,10 @@ class Server(Generic[SessionT]):
                 connection.abort()
         self.room.fill()  # the limit may have been raised
         if self.room.refused:
-            logger.warning("%d connections were refused: too many are open", self.room.refused)
+            logger.warning(
+                "%d connections were refused: too many are open (max.connections, max.connections.per.ip, ulimit -n)",
+                self.room.refused,
+            )
             self.room.refused = 0
         del self._spare[: self._least_spare]
         self._least_spare = len(self._spare)

@@ -3,7 +3,10 @@
 import asyncio
 import errno
 import os
+import resource
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -210,3 +213,76 @@ def test_a_removal_that_fails_is_noted(tmp_path: Path) -> None:
         disk.close()
 
     asyncio.run(main())
+
+
+def test_a_process_without_descriptors_is_no_failure_of_the_disk(tmp_path: Path) -> None:
+    """The disk gives up files of its own that nobody uses; beside the loop it waits until one is free."""
+
+    async def body() -> None:
+        disk = RealDisk(str(tmp_path))
+        files = [disk.open(f"{number}", create=True) for number in range(4)]
+        for file in files:
+            file.append([b"x"])
+        with no_descriptors_left():
+            disk.mkdir("more")
+            more = disk.open("more/5", create=True)
+            more.append([b"y"])
+            assert disk.listdir("more") == ["5"]
+            assert disk.read("0") == b"x"
+            disk.discard("3")
+            writing = asyncio.ensure_future(disk.write_atomic("atomic", b"z"))
+            await asyncio.sleep(0.05)  # it meets the shortage, if it is quick
+        await writing
+        assert disk.fault is None
+        assert [file.pread(1, 0) for file in files[:3]] == [b"x"] * 3
+        disk.close()
+
+    asyncio.run(body())
+
+
+@contextmanager
+def no_descriptors_left() -> Iterator[None]:
+    """Every descriptor that the process may have is taken."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(number) for number in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 2, before[1]))
+    taken = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_folder_that_was_removed_under_the_broker_is_a_fault(tmp_path: Path) -> None:
+    disk = RealDisk(str(tmp_path))
+    disk.mkdir("orders-0")
+    file = disk.open("orders-0/1", create=True)
+    file.close()
+    (tmp_path / "orders-0" / "1").unlink()
+    (tmp_path / "orders-0").rmdir()
+    with pytest.raises(FileNotFoundError):
+        disk.open("orders-0/1")
+    disk.check()
+    with pytest.raises(DiskFault, match="No such file"):
+        disk.open("orders-0/2", create=True)
+    with pytest.raises(DiskFault):
+        disk.check()
+    disk.close()
+
+
+def test_a_file_that_was_removed_while_its_descriptor_had_been_given_back_is_a_fault_of_its_own(tmp_path: Path) -> None:
+    disk = RealDisk(str(tmp_path), open_files_max=1)
+    first, second = (disk.open(name, create=True) for name in ("a", "b"))
+    first.append([b"x"])
+    second.append([b"y"])
+    (tmp_path / "a").unlink()
+    with pytest.raises(DiskFault, match="No such file"):
+        first.pread(1, 0)
+    assert second.pread(1, 0) == b"y"
+    assert disk.fault is None
+    disk.close()

@@ -1,5 +1,6 @@
 """A broker's configuration: what is understood, what is refused, who wins, and that Kafka's own file starts us."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from service.broker_settings import BROKER_SETTINGS, Durability
 from service.config import BrokerConfig, Origin, document_settings
 from service.config_sources import load_config, parse_properties, read_environment
+from service.process import limits_of
 from service.settings import ConfigError, Mode
 from service.unhonoured_settings import NO_EFFECT, NO_EFFECT_SETTINGS, REFUSED
 
@@ -142,6 +144,19 @@ def test_an_unknown_key_is_named() -> None:
     assert BrokerConfig({"nmu.partitions": "3"}).warnings == (
         "nmu.partitions is not a key of oncelog or Kafka and is ignored",
     )
+
+
+@pytest.mark.parametrize("name", ["default.replication.factor", "min.insync.replicas"])
+def test_a_setting_that_one_broker_cannot_live_up_to_is_named(name: str) -> None:
+    """As it stands in the settings of every Kafka cluster of three."""
+    (warning,) = BrokerConfig({name: "2"}).warnings
+    assert warning.startswith(f"{name} is 2, but there is one broker")
+    assert not BrokerConfig({name: "1"}).warnings
+
+
+def test_a_negative_idle_time_means_for_ever() -> None:
+    assert limits_of(BrokerConfig({"connections.max.idle.ms": "-1"})).idle_timeout_s == math.inf
+    assert limits_of(BrokerConfig({"connections.max.idle.ms": "1500"})).idle_timeout_s == 1.5
 
 
 def test_later_sources_win_and_origins_are_kept(tmp_path: Path) -> None:

@@ -123,3 +123,14 @@ def test_operations_are_told_where_asked_for(tmp_path: Path) -> None:
         assert (answer.cluster_authorized_operations, answer.topics[0].topic_authorized_operations) == (8096, 3576)
 
     on_stage(tmp_path, scene)
+
+
+def test_the_log_says_why_a_topic_that_was_asked_for_is_not_made(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene(stage: Stage) -> None:
+        answer = await stage.ask(by_name("orders", create=True))
+        assert errors(answer) == [("orders", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
+        assert "10.0.0.9 asked for topic orders: Unable to replicate the partition 3 time(s)" in caplog.text
+
+    on_stage(tmp_path, scene, {"default.replication.factor": "3"})
