@@ -263,10 +263,10 @@ class _Cleaning:
         try:
             for segment in self.new:
                 await segment.fsync()
-        except FileNotFoundError:
+        except DiskFault:
             if self._still_there():
                 raise
-            raise _Overtaken from None  # the whole log was discarded
+            raise _Overtaken from None  # the whole log was discarded, and its files are gone
         if self.keeper.dropped_abort_markers:
             # Whoever is told of an aborted transaction waits for its marker; so the telling ends before the marker
             # goes, in the view and in every snapshot that could bring it back.

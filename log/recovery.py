@@ -332,10 +332,12 @@ class _Recovery:
     def settle_end(self, start_offset: int) -> int:
         """Where the log ends: never below what was durable, nor below its start, so that no offset is given twice."""
         trusted = self.report.trusted_offset
-        if self.end_offset < trusted and self.segments:
-            last = self.segments[-1]
-            self._damaged(last.base_offset, last.size_bytes, 0, trusted, "durable batches are missing at the end")
-            last.end_offset = trusted
+        if self.end_offset < trusted:
+            base_offset, position = self.end_offset, 0
+            if self.segments:
+                last = self.segments[-1]
+                base_offset, position, last.end_offset = last.base_offset, last.size_bytes, trusted
+            self._damaged(base_offset, position, 0, trusted, "durable batches are missing at the end")
         if self.end_offset < start_offset:
             for segment in reversed(self.segments):
                 segment.remove()

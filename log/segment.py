@@ -142,7 +142,10 @@ class Segment:
     def file(self) -> File:
         """The batches. Opened on first use, and checked to be what the facts say it is."""
         if self._file is None:
-            file = self._disk.open(self.path())
+            try:
+                file = self._disk.open(self.path())
+            except FileNotFoundError as error:
+                raise DiskFault(error.errno, "the file is gone", self.path()) from error
             if file.size != self.size_bytes:
                 raise DiskFault(0, f"{file.size} bytes, {self.size_bytes} were written", self.path())
             self._file = file
@@ -356,7 +359,10 @@ class Segment:
             self._offsets = self._times = None
 
     async def _fsync_once(self, suffix: str) -> None:
-        file = self._disk.open(self.path(suffix))
+        try:
+            file = self._disk.open(self.path(suffix))
+        except FileNotFoundError:
+            return  # who needs it builds it again
         try:
             await file.fsync()
         finally:

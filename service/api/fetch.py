@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 
+from log.batch import CorruptBatch
 from log.disk import DiskFault
 from service.api.list_offsets import leader_epoch_error
 from service.broker.fetch_sessions import FIRST_EPOCH, SESSIONLESS_EPOCH, FetchSession, SessionKey, Wanted
@@ -169,14 +170,14 @@ class Attempt:
                 limit_offset=limit,
                 at_least_one=at_least_one,
             )
-        except DiskFault:
-            return _error(index, ErrorCode.KAFKA_STORAGE_ERROR), 0
-        if stored is None:
-            return data, 0
+            if stored is None:
+                return data, 0
+            if aborted is not None and partition.stable.has_aborted:
+                ranges = partition.stable.aborted(wanted.fetch_offset, min(log.reach_of(stored), limit))
+                aborted.extend(AbortedTransaction(producer_id, first_offset) for producer_id, first_offset in ranges)
+        except (DiskFault, CorruptBatch) as failure:
+            return _error(index, partition.unreadable(failure)), 0
         data.records = [stored]
-        if aborted is not None and partition.stable.has_aborted:
-            ranges = partition.stable.aborted(wanted.fetch_offset, min(log.reach_of(stored), limit))
-            aborted.extend(AbortedTransaction(producer_id, first_offset) for producer_id, first_offset in ranges)
         return data, stored.size
 
     def answer(self) -> FetchResponse:

@@ -9,6 +9,8 @@ last stable offset.
 
 from collections import Counter
 
+from log.batch import CorruptBatch
+from log.disk import DiskFault
 from service.broker.node import Broker
 from service.broker.partition import Partition
 from service.broker.session import Session
@@ -44,7 +46,10 @@ def handle(broker: Broker, session: Session, header: RequestHeader, request: Lis
             elif error := leader_epoch_error(partition, wanted.current_leader_epoch):
                 answers.append(_error(wanted, error))
             else:
-                answers.append(_answer(partition, wanted, header.api_version, request))
+                try:
+                    answers.append(_answer(partition, wanted, header.api_version, request))
+                except (DiskFault, CorruptBatch) as failure:
+                    answers.append(_error(wanted, partition.unreadable(failure)))
         twice = [index for index, times in times_named.items() if times > 1]
         answers.extend(ListOffsetsPartitionResponse(index, ErrorCode.INVALID_REQUEST) for index in twice)
         if answers:

@@ -6,11 +6,14 @@ is one that holds something else. A broker with several folders does not start w
 an empty one stands in its place: most likely a disk is not mounted, and to go on would be to forget what is on it.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from log.disk import TEMPORARY, Disk
+
+logger = logging.getLogger("oncelog.broker")
 
 META_FILE: Final = "meta.properties"
 LAYOUT: Final = 1
@@ -86,9 +89,21 @@ def read_all(disks: Mapping[str, Disk]) -> dict[str, FolderFacts | None]:
     return found
 
 
+def missing_folders(found: Mapping[str, FolderFacts | None]) -> int:
+    """How many folders the broker had that are not among these."""
+    present = {facts.directory_id for facts in found.values() if facts is not None}
+    had = {directory for facts in found.values() if facts is not None for directory in facts.directories}
+    return len(had - present)
+
+
 async def claim(disks: Mapping[str, Disk], *, cluster_id: str, node_id: int, fresh_id: Callable[[], str]) -> None:
     """Write into every folder whose it is, and which others its broker has."""
     found = read_all(disks)
+    if missing := missing_folders(found):
+        logger.critical(
+            "this broker had %d more data folder(s) than it was started with: partitions that were there are empty now",
+            missing,
+        )
     for name, disk in disks.items():
         facts = found[name]
         if facts is None or not facts.directory_id:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+from log.batch import CorruptBatch
 from log.config import UNLIMITED
 from log.disk import DiskFault
 from log.ids import TopicPartition
@@ -62,8 +63,8 @@ class Housekeeper:
             if partition.folder.failed is None and not partition.offline:
                 try:
                     await work(partition)
-                except DiskFault as fault:
-                    partition.folder.fail(fault)
+                except (DiskFault, CorruptBatch) as error:
+                    partition.folder.blame(error, partition.topic_partition)
             if count % PARTITIONS_A_TURN == 0:
                 await asyncio.sleep(0)
 

@@ -240,9 +240,11 @@ class Broker:
     async def _open_partitions(self) -> None:
         manifests: dict[str, Manifest] = {}
         points: dict[str, dict[TopicPartition, int]] = {}
+        present: dict[str, set[str]] = {}
         self._was_clean = True
         for folder in self.folders:
             folder.disk.sweep()
+            present[folder.name] = set(folder.disk.listdir(""))
             manifests[folder.name] = await read_and_remove_manifest(folder.disk)
             points[folder.name] = self.housekeeper.written_points[folder] = read_recovery_points(folder.disk)
         opening, topics = self.opening, list(self.metadata.image.topics.values())
@@ -254,7 +256,7 @@ class Broker:
             for index, state in topic.partitions.items():
                 if self.node_id not in state.replicas:
                     continue
-                await self._open_partition(topic, index, config, manifests, points)
+                await self._open_partition(topic, index, config, manifests, points, present)
                 opening.opened += 1
                 if opening.opened % OPENED_AT_ONCE == 0:
                     await asyncio.sleep(0)
@@ -270,25 +272,54 @@ class Broker:
         config: LogConfig,
         manifests: Mapping[str, Manifest],
         points: Mapping[str, Mapping[TopicPartition, int]],
+        present: Mapping[str, set[str]],
     ) -> None:
         topic_partition = TopicPartition(topic.name, index)
         name = folder_of(topic_partition)
-        for folder in self.folders:
+        homes = [folder for folder in self.folders if name in present[folder.name]]
+        if len(homes) > 1 or any(name not in manifests[folder.name] for folder in homes):
+            homes = [folder for folder in homes if self._is_of(topic, folder, name)]
+        if len(homes) > 1:
+            raise StartError(
+                f"{name} is in {homes[0].name} and in {homes[1].name}: move that one away which is not to be used"
+            )
+        for folder in homes:
             known = manifests[folder.name].get(name)
             if known is not None:
                 self._add(topic, index, folder, config, known, 0)
                 return
-        for folder in self.folders:
-            if not folder.disk.exists(name):
-                continue
-            if read_topic_id(folder.disk, name) not in (None, topic.id):
-                folder.disk.discard(name)  # its topic was deleted, and a crash came first
-                continue
             point = points[folder.name].get(topic_partition, 0)
             await self.env.blocking(self._add, topic, index, folder, config, None, point)
             self._report_recovery(topic_partition)
             return
+        for folder in self.folders:
+            known = manifests[folder.name].get(name)
+            ended = known.end_offset if known is not None else points[folder.name].get(topic_partition, 0)
+            if ended:
+                await self._start_over(topic, index, config, folder, ended)
+                return
         self._add(topic, index, self._emptiest_folder(), config, None, 0)
+
+    @staticmethod
+    def _is_of(topic: Topic, folder: LogFolder, name: str) -> bool:
+        """Whether the partition's folder of that name is this topic's; otherwise it is thrown away."""
+        if read_topic_id(folder.disk, name) in (None, topic.id):
+            return True
+        folder.disk.discard(name)  # its topic was deleted, and a crash came first
+        return False
+
+    async def _start_over(
+        self, topic: Topic, index: int, config: LogConfig, folder: LogFolder, end_offset: int
+    ) -> None:
+        """Its folder was removed. No offset is given twice: it goes on where it ended, as far as that is known."""
+        partition = self._add(topic, index, folder, config, None, 0)
+        name = folder_of(partition.topic_partition)
+        logger.critical(
+            "%s/%s is gone, and with it what was in it: %s is empty and goes on at offset %d",
+            *(folder.name, name, partition.topic_partition, end_offset),
+        )
+        partition.log.restart_at(end_offset)
+        await partition.log.flush()
 
     def _report_recovery(self, topic_partition: TopicPartition) -> None:
         partition = self.partitions.get(topic_partition)
@@ -301,7 +332,14 @@ class Broker:
         if report.cut_bytes:
             logger.warning("%s: %s", topic_partition, report)
         if partition.log.damage:
-            logger.critical("%s is damaged and not served: %s", topic_partition, partition.log.damage)
+            first, *more = partition.log.damage
+            logger.critical(
+                "%s is damaged and not served: offsets %d to %d, %s%s. `oncelog log verify` shows where. Stop the"
+                " broker and bring back a copy of %s/%s, or remove it to go on without what was in it",
+                *(topic_partition, first.first_offset, first.end_offset - 1, first.reason),
+                f", and {len(more)} more places" if more else "",
+                *(partition.folder.name, folder_of(topic_partition)),
+            )
             partition.fail()
 
     def _add(

@@ -9,12 +9,13 @@ What always holds:
    is `fsync`).
  - Whoever waits for an offset is answered once: when the high watermark has passed it, or when this broker can no
    longer promise it.
- - After a disk fault the partition refuses appends for good; reads go on.
+ - After a disk fault the partition is not served any more: neither appended to nor read.
 
 Everything here is plain `def` but flushing: between two awaits elsewhere nothing in a partition changes unseen.
 """
 
 import asyncio
+import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,7 +31,7 @@ from idempotence.verdicts import (
     Verdict,
 )
 from isolation.stable import StableOffsets
-from log.batch import TRANSACTIONAL, BatchHeader, read_header, restamp, set_log_append_time
+from log.batch import TRANSACTIONAL, BatchHeader, CorruptBatch, read_header, restamp, set_log_append_time
 from log.config import LogConfig
 from log.control import ControlType, build_marker
 from log.disk import DiskFault, FileSlice
@@ -40,6 +41,8 @@ from log.replica import ReplicaSet
 from service.broker.acceptance import Refused, inspect_batch, missing_key, recompressed, wanted_codec
 from service.broker.log_folder import LogFolder
 from service.wire.error_codes import ErrorCode
+
+logger = logging.getLogger("oncelog.partition")
 
 ACKS_ALL = -1
 NOT_LEADER = Refused(ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -256,8 +259,11 @@ class Partition:
         header = read_header(records)
         try:
             log.append(records, header, now_ms=now_ms)
-        except DiskFault as fault:
-            self.folder.fail(fault)
+        except (DiskFault, CorruptBatch) as error:
+            self.folder.blame(error, self.topic_partition)
+            if not self.offline:  # the disk is fine, but the segment that is written to is not
+                logger.critical("%s is damaged and no longer served", self.topic_partition)
+                self.fail()
             return OFFLINE
         if self._fsync:
             self.folder.flusher.request(self)
@@ -332,6 +338,11 @@ class Partition:
 
     def unwatch(self, watcher: Watcher) -> None:
         self._watchers.pop(watcher, None)
+
+    def unreadable(self, error: DiskFault | CorruptBatch) -> ErrorCode:
+        """What a reader is told whom the stored bytes fail. Other partitions, and writers, need not suffer."""
+        logger.error("%s can't be read: %s", self.topic_partition, error)
+        return ErrorCode.KAFKA_STORAGE_ERROR if isinstance(error, DiskFault) else ErrorCode.CORRUPT_MESSAGE
 
     def _wake_watchers(self) -> None:
         for watcher in list(self._watchers):

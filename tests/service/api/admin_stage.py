@@ -3,7 +3,7 @@ in its version, both ways.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,21 +65,23 @@ def on_stage(
     given: dict[str, str] | None = None,
     *,
     metadata: MemoryServer | None = None,
+    more_folders: Sequence[Path] = (),
 ) -> None:
     """Play `scene` with a new broker of number 1; `metadata` is kept from one scene to the next."""
 
     async def main() -> None:
-        disk = RealDisk(str(folder))
-        env = RealEnv(disk)
+        disks = {str(each): RealDisk(str(each)) for each in (folder, *more_folders)}
+        env = RealEnv(disks[str(folder)])
         config = BrokerConfig({"node.id": "1", **(given or {})})
         store = MemoryStore(metadata or MemoryServer(env.clock), env)
-        broker = Broker(env, config, store, {str(folder): disk}, OFFERED)
+        broker = Broker(env, config, store, disks, OFFERED)
         await broker.open()
         await broker.register([HERE])
         try:
             await scene(Stage(broker))
         finally:
             await broker.stop()
-            disk.close()
+            for disk in disks.values():
+                disk.close()
 
     asyncio.run(main())

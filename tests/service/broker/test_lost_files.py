@@ -1,0 +1,271 @@
+"""Files that are missing or rotten when they are wanted: whoever removed a partition's folder, a segment, or what a bad
+disk made of one, harms that partition and nobody else, and no offset is given twice.
+
+Found by removing them: a consumer's connection was closed at each of its fetches, all its other partitions included; a
+producer's too; one rotten batch ended the compaction of every topic.
+"""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from log.batch import build_batch
+from log.ids import TopicPartition
+from log.manifest import MANIFEST
+from service.api import fetch
+from service.broker.data_folder import StartError
+from service.broker.housekeeper import Housekeeper
+from service.broker.partition import Appended, Partition
+from service.broker.ports import RealClock
+from service.broker.session import Session
+from service.cluster.memory_store import MemoryServer
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+from tests.service.api.admin_stage import Stage, on_stage
+
+FETCH = 1
+SETTINGS = {"log.durability": "fsync"}
+
+
+async def served(stage: Stage, topic: str) -> Partition:
+    async with asyncio.timeout(10):
+        while True:
+            partition = stage.broker.partitions.get(TopicPartition(topic, 0))
+            if partition is not None and partition.replicas is not None:
+                return partition
+            await asyncio.sleep(0.005)
+
+
+async def write(stage: Stage, topic: str, count: int) -> None:
+    """So many batches of one record, durably."""
+    partition = await served(stage, topic)
+    for number in range(count):
+        batch = bytearray(build_batch([(b"k", b"%d" % number, (), 1)]))
+        appended = partition.append_from_client(memoryview(batch), acks=-1, now_ms=RealClock.wall_ms())
+        assert isinstance(appended, Appended)
+    if (committed := partition.committed(partition.log.end_offset)) is not None:
+        await committed
+
+
+async def error_of_write(stage: Stage, topic: str) -> ErrorCode:
+    partition = stage.broker.partitions.get(TopicPartition(topic, 0))
+    assert partition is not None
+    batch = bytearray(build_batch([(b"k", b"v", (), 1)]))
+    refused = partition.append_from_client(memoryview(batch), acks=1, now_ms=RealClock.wall_ms())
+    return ErrorCode.NONE if isinstance(refused, Appended) else refused.error
+
+
+async def errors_of_fetch(stage: Stage, **offsets: int) -> dict[str, int]:
+    """One request for several topics; what each was answered."""
+    request = FetchRequest(
+        topics=[
+            FetchTopic(topic, partitions=[FetchPartition(0, fetch_offset=offset, partition_max_bytes=1 << 20)])
+            for topic, offset in offsets.items()
+        ],
+    )
+    answer: Any = fetch.handle(stage.broker, Session("10.0.0.9", 1), RequestHeader(FETCH, 12, 1, "c"), request)
+    if not isinstance(answer, FetchResponse):
+        answer = await answer
+    return {topic.topic: topic.partitions[0].error_code for topic in answer.responses}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+
+
+async def errors_of_search(stage: Stage, *topics: str) -> dict[str, int]:
+    request = ListOffsetsRequest(
+        topics=[ListOffsetsTopic(topic, [ListOffsetsPartition(0, timestamp=1)]) for topic in topics]
+    )
+    answer = await stage.ask(request, 9)
+    return {topic.name: topic.partitions[0].error_code for topic in answer.topics}
+
+
+async def two_topics(stage: Stage) -> None:
+    for topic in ("orders", "bills"):
+        await stage.create(topic)
+        await write(stage, topic, 3)
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["clean stop", "crash"])
+def test_a_partition_whose_folder_was_removed_goes_on_where_it_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, clean: bool
+) -> None:
+    metadata = MemoryServer(RealClock())
+
+    async def before(stage: Stage) -> None:
+        await two_topics(stage)
+        await stage.broker.housekeeper.write_points(stage.broker.folders[0])
+
+    async def after(stage: Stage) -> None:
+        log = (await served(stage, "orders")).log
+        assert (log.start_offset, log.end_offset) == (3, 3)
+        assert "orders-0 is empty and goes on at offset 3" in caplog.text
+        assert await errors_of_fetch(stage, orders=0, bills=0) == {"orders": ErrorCode.OFFSET_OUT_OF_RANGE, "bills": 0}
+        await write(stage, "orders", 1)
+        assert (log.start_offset, log.end_offset) == (3, 4)
+
+    on_stage(tmp_path, before, SETTINGS, metadata=metadata)
+    if not clean:
+        (tmp_path / MANIFEST).unlink()
+    shutil.rmtree(tmp_path / "orders-0")
+    on_stage(tmp_path, after, SETTINGS, metadata=metadata)
+
+
+def test_a_partition_that_was_moved_to_another_data_folder_is_found_there(tmp_path: Path) -> None:
+    """As one may do with Kafka's, while the broker is stopped."""
+    metadata = MemoryServer(RealClock())
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+
+    async def after(stage: Stage) -> None:
+        partition = await served(stage, "orders")
+        assert (partition.log.start_offset, partition.log.end_offset) == (0, 3)
+        assert Path(partition.folder.name) == moved_to
+
+    on_stage(folders[0], two_topics, SETTINGS, metadata=metadata, more_folders=folders[1:])
+    (here,) = [folder for folder in folders if (folder / "orders-0").exists()]
+    (moved_to,) = [folder for folder in folders if folder != here]
+    (here / "orders-0").rename(moved_to / "orders-0")
+    on_stage(folders[0], after, SETTINGS, metadata=metadata, more_folders=folders[1:])
+
+
+def test_a_partition_in_two_data_folders_keeps_the_broker_from_choosing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was written to while one folder was not mounted and not named; then both were."""
+    metadata = MemoryServer(RealClock())
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+
+    async def before(stage: Stage) -> None:
+        await two_topics(stage)
+        assert {path.name for folder in (one, two) for path in folder.glob("*-0")} == {"orders-0", "bills-0"}
+
+    async def without_one(stage: Stage) -> None:
+        assert "this broker had 1 more data folder(s) than it was started with" in caplog.text
+        for topic in ("orders", "bills"):
+            await write(stage, topic, 1)
+
+    async def nothing(stage: Stage) -> None:
+        pass
+
+    on_stage(one, before, SETTINGS, metadata=metadata, more_folders=[two])
+    on_stage(one, without_one, SETTINGS, metadata=metadata)
+    with pytest.raises(StartError, match=r"-0 is in .*one and in .*two: move that one away"):
+        on_stage(one, nothing, SETTINGS, metadata=metadata, more_folders=[two])
+
+
+def test_durable_segments_that_were_removed_are_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    metadata = MemoryServer(RealClock())
+
+    async def before(stage: Stage) -> None:
+        await two_topics(stage)
+        await stage.broker.housekeeper.write_points(stage.broker.folders[0])
+
+    async def after(stage: Stage) -> None:
+        partition = stage.broker.partitions.get(TopicPartition("orders", 0))
+        assert partition is not None
+        assert (
+            "orders-0 is damaged and not served: offsets 0 to 2, durable batches are missing at the end." in caplog.text
+        )
+        assert await error_of_write(stage, "orders") is ErrorCode.KAFKA_STORAGE_ERROR
+        assert await errors_of_fetch(stage, orders=0, bills=0) == {"orders": ErrorCode.KAFKA_STORAGE_ERROR, "bills": 0}
+        await write(stage, "bills", 1)
+
+    on_stage(tmp_path, before, SETTINGS, metadata=metadata)
+    (tmp_path / MANIFEST).unlink()
+    (tmp_path / "orders-0" / f"{0:020}.log").unlink()
+    on_stage(tmp_path, after, SETTINGS, metadata=metadata)
+
+
+def rot(file: Path) -> None:
+    """The length of the second batch becomes what no batch has."""
+    data = bytearray(file.read_bytes())
+    second = 12 + int.from_bytes(data[8:12], "big")
+    data[second + 8 : second + 12] = b"\x00\x00\x00\x01"
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("harm", "error"),
+    [(Path.unlink, ErrorCode.KAFKA_STORAGE_ERROR), (rot, ErrorCode.CORRUPT_MESSAGE)],
+    ids=["missing", "rotten"],
+)
+def test_a_file_that_cannot_be_read_is_the_misfortune_of_its_partition_alone(
+    tmp_path: Path, harm: Callable[[Path], None], error: ErrorCode
+) -> None:
+    metadata = MemoryServer(RealClock())
+
+    async def after(stage: Stage) -> None:
+        await served(stage, "orders")
+        assert await errors_of_fetch(stage, orders=2, bills=2) == {"orders": error, "bills": 0}
+        if harm is rot:
+            await write(stage, "orders", 1)
+        else:
+            assert await errors_of_search(stage, "orders", "bills") == {"orders": error, "bills": 0}
+            assert await error_of_write(stage, "orders") is error
+        await write(stage, "bills", 1)
+        assert stage.broker.folders[0].failed is None
+
+    on_stage(tmp_path, two_topics, SETTINGS, metadata=metadata)
+    harm(tmp_path / "orders-0" / f"{0:020}.log")
+    on_stage(tmp_path, after, SETTINGS, metadata=metadata)
+
+
+def test_a_rotten_segment_does_not_stop_compaction_elsewhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    metadata = MemoryServer(RealClock())
+    caplog.set_level(logging.INFO)
+
+    async def before(stage: Stage) -> None:
+        for topic in ("orders", "bills"):
+            await stage.create(topic, cleanup_policy="compact")
+            await write(stage, topic, 3)
+            (await served(stage, topic)).log.roll(RealClock.wall_ms())
+            await write(stage, topic, 1)
+
+    async def after(stage: Stage) -> None:
+        await until(lambda: "bills-0: compacted" in caplog.text)
+        assert f"orders-0 in {tmp_path}" in caplog.text
+
+    on_stage(tmp_path, before, SETTINGS, metadata=metadata)
+    rot(tmp_path / "orders-0" / f"{0:020}.log")
+    on_stage(tmp_path, after, {**SETTINGS, "log.cleaner.backoff.ms": "1"}, metadata=metadata)
+
+
+def test_housekeeping_that_meets_rot_goes_on_with_the_next_partition(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await two_topics(stage)
+        visited = []
+
+        async def work(partition: Partition) -> None:
+            visited.append(partition.topic_partition.topic)
+            rot(tmp_path / f"{partition.topic_partition}" / f"{0:020}.log")
+            list(partition.log.scan(0))
+
+        housekeeper: Housekeeper = stage.broker.housekeeper
+        await housekeeper._each(work)
+        assert sorted(visited) == ["bills", "orders"]
+        assert stage.broker.folders[0].failed is None
+
+    on_stage(tmp_path, scene, SETTINGS)
