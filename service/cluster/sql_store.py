@@ -165,11 +165,16 @@ class SqlDatabase:
 
 
 def _engine_of(url: str) -> Engine:
-    parsed = make_url(url)
-    if parsed.get_backend_name() != "sqlite":
+    try:
+        parsed = make_url(url)
+    except exc.ArgumentError:
+        raise StoreError(f"store.url {url} is no URL: leave it out, or use sqlite:///FILE") from None
+    if parsed.drivername != "sqlite":
         raise StoreError(
             f"store.url {url} names a database that is not offered yet: leave it out, or use sqlite:///FILE"
         )
+    if parsed.database in (None, "", ":memory:"):
+        raise StoreError(f"store.url {url} would forget every topic at the stop: leave it out, or use sqlite:///FILE")
     # One connection, used by one call at a time, on whichever thread that call runs.
     engine = create_engine(parsed, poolclass=StaticPool, connect_args={"check_same_thread": False, "timeout": 0})
     event.listen(engine, "connect", _prepare_sqlite)

@@ -119,6 +119,32 @@ def test_an_unwritable_folder_is_told(tmp_path: Path) -> None:
     assert ended.err == f"oncelog: the data folder {data} can't be written: Permission denied\n"
 
 
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("rubbish", "is no URL"),
+        ("postgresql://x/y", "not offered yet"),
+        ("sqlite+aiosqlite:///x", "not offered yet"),
+        ("sqlite:///:memory:", "would forget every topic at the stop"),
+        ("sqlite:////nosuch/meta.db", "unable to open database file"),
+    ],
+)
+def test_a_store_that_cannot_be_is_told(tmp_path: Path, url: str, why: str) -> None:
+    ended = _refused("--port", "0", "--data", str(tmp_path / "data"), "-o", f"store.url={url}")
+    assert why in ended.err
+    assert not list((tmp_path / "data").glob("m*"))
+
+
+def test_a_folder_may_be_called_anything(tmp_path: Path) -> None:
+    data = tmp_path / "what? 50%25 #1 ä:b@c"
+    for _ in range(2):
+        with Serving.on(data) as serving:
+            assert oncelog("produce", "orders", stdin=b"one\n", bootstrap=serving.bootstrap).status == 0
+            assert serving.stop().status == 0
+    assert (data / "meta.db").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [data.name]
+
+
 def _small_disk(folder: Path, free_kib: int) -> tuple[str, ...]:
     """What runs a command with `folder` on a disk of its own that has so much room left."""
     script = (
