@@ -266,13 +266,17 @@ class Cluster:
     # Offsets
 
     async def list_offsets(
-        self, wanted: Mapping[TopicPartition, int], *, isolation: int = READ_UNCOMMITTED
+        self, wanted: Mapping[TopicPartition, int], *, isolation: int = READ_UNCOMMITTED, all_of_them: bool = True
     ) -> dict[TopicPartition, ListOffsetsPartitionResponse]:
-        """For each partition the offset at a timestamp, or at EARLIEST or LATEST; a leader that moved is found."""
+        """For each partition the offset at a timestamp, or at EARLIEST or LATEST; a leader that moved is found.
+
+        Unless `all_of_them` are asked for, partitions whose disk has failed are left out.
+        """
         deadline = Deadline(self.timeout_s)
         found: dict[TopicPartition, ListOffsetsPartitionResponse] = {}
-        while len(found) < len(wanted):
-            missing = [partition for partition in wanted if partition not in found]
+        failed: set[TopicPartition] = set()
+        while len(found) + len(failed) < len(wanted):
+            missing = [partition for partition in wanted if partition not in found and partition not in failed]
             code = 0
             for node, partitions in (await self.by_leader(missing)).items():
                 request = _list_offsets_request(partitions, wanted, isolation)
@@ -282,6 +286,9 @@ class Cluster:
                         partition = TopicPartition(topic.name, answer.partition_index)
                         if not answer.error_code:
                             found[partition] = answer
+                            continue
+                        if answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR and not all_of_them:
+                            failed.add(partition)
                             continue
                         code, where = answer.error_code, partition
                         self.forget_leader(partition)

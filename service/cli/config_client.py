@@ -10,6 +10,8 @@ import click
 
 from service.cli.cluster_client import Cluster
 from service.cli.failures import refused
+from service.group_config import GROUP_SETTINGS
+from service.topic_config import TOPIC_SETTINGS
 from service.wire.messages import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -21,6 +23,7 @@ from service.wire.messages import (
 
 TOPIC, BROKER, GROUP = 2, 4, 32
 _SET, _DELETE = 0, 1
+_DEFAULT = 5
 
 _ORIGINS = {
     1: "topic",
@@ -98,17 +101,31 @@ async def describe_configs(cluster: Cluster, owner: Owner, keys: Sequence[str] =
     return sorted(map(_setting_row, result.configs), key=lambda row: row.name)
 
 
+_MILLISECONDS = {".minutes": 60_000, ".hours": 3_600_000}
+
+
 def _setting_row(config: DescribeConfigsResourceResult) -> SettingRow:
-    defaults = [synonym.value for synonym in config.synonyms if synonym.source == 5]
     return SettingRow(
         name=config.name,
         value=config.value,
         origin=_ORIGINS.get(config.config_source, str(config.config_source)),
-        default=defaults[0] if defaults else None,
+        default=_default_of(config),
         type=_TYPES.get(config.config_type, "string"),
         read_only=config.read_only,
         sensitive=config.is_sensitive,
     )
+
+
+def _default_of(config: DescribeConfigsResourceResult) -> str | None:
+    """In the setting's own unit: that of retention.ms is told in hours. Where a value of its own hides the default,
+    brokers do not tell it; ours is known.
+    """
+    for synonym in config.synonyms:
+        if synonym.source == _DEFAULT and synonym.value is not None:
+            unit = _MILLISECONDS.get(synonym.name[synonym.name.rfind(".") :], 1)
+            return str(int(synonym.value) * unit) if unit != 1 and config.name.endswith(".ms") else synonym.value
+    known = TOPIC_SETTINGS.get(config.name) or GROUP_SETTINGS.get(config.name)
+    return known.default_text if known is not None else None
 
 
 async def alter_configs(

@@ -127,10 +127,28 @@ class Outgoing:
     partition: int | None = None
 
 
+_COPIED = {
+    *("topic", "partition", "offset", "timestamp", "timestamp_type", "headers"),
+    *("key", "key_base64", "value", "value_base64"),
+    *("producer_id", "producer_epoch", "transactional", "control", "aborted"),
+}
+"""What `to_json` prints. Anything else is a document that was not meant to be a record, or a slip of the pen: to pass
+over it would be to write null.
+"""
+
+
 def from_json(document: object, *, now_ms: int) -> Outgoing:
-    """A record from an object like those `to_json` prints; what writing does not need is ignored. Raises BadRecord."""
+    """A record from an object like those `to_json` prints; of these, what writing does not need is ignored. Raises
+    BadRecord.
+    """
     if not isinstance(document, dict):
         raise BadRecord("a record is a JSON object")
+    for name in document:
+        if name not in _COPIED:
+            raise BadRecord(
+                f'a record has no field {name!r}, but "key", "value", "headers", "timestamp"; to write a JSON'
+                " document as it is: --input lines (one a line) or --input raw"
+            )
     headers = document.get("headers") or []
     if not isinstance(headers, list) or not all(isinstance(header, dict) for header in headers):
         raise BadRecord('headers are a list of {"key": …, "value": …}')

@@ -147,8 +147,8 @@ async def _describe(cluster: Cluster, name: str) -> TopicDetail:
     if topic.error_code:
         raise refused(f"topic {name}", topic.error_code)
     led = [TopicPartition(name, part.partition_index) for part in topic.partitions if not part.error_code]
-    starts = await cluster.list_offsets(dict.fromkeys(led, EARLIEST))
-    ends = await cluster.list_offsets(dict.fromkeys(led, LATEST))
+    starts = await cluster.list_offsets(dict.fromkeys(led, EARLIEST), all_of_them=False)
+    ends = await cluster.list_offsets(dict.fromkeys(led, LATEST), all_of_them=False)
 
     def row(part: MetadataResponsePartition) -> PartitionRow:
         partition = TopicPartition(name, part.partition_index)
@@ -160,7 +160,7 @@ async def _describe(cluster: Cluster, name: str) -> TopicDetail:
             replicas=list(part.replica_nodes),
             isr=list(part.isr_nodes),
             offline=list(part.offline_replicas),
-            # A partition without a leader has nobody who could tell.
+            # A partition without a leader, or whose disk has failed, has nobody who could tell.
             start_offset=starts[partition].offset if partition in starts else -1,
             end_offset=ends[partition].offset if partition in ends else -1,
         )
@@ -372,4 +372,7 @@ async def _cuts(cluster: Cluster, partitions: Sequence[TopicPartition], before: 
         return {partition: answer.offset for partition, answer in found.items()}
     if not before.isdigit():
         raise click.BadParameter(f"{before!r} is neither an offset nor @TIME nor 'end'", param_hint="--before")
+    for partition, end in (await cluster.list_offsets(dict.fromkeys(partitions, LATEST))).items():
+        if int(before) > end.offset:  # found out before anything is dropped anywhere
+            raise CliError(f"{partition.topic} partition {partition.partition} ends at {end.offset}", Exit.NOT_FOUND)
     return dict.fromkeys(partitions, int(before))

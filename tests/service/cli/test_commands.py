@@ -101,11 +101,19 @@ def test_partitions_only_grow(run: Run, topic: str) -> None:
 
 def test_trimming_drops_what_is_older(run: Run, topic: str) -> None:
     run("produce", topic, "-p", "1", stdin=b"a\nb\nc\n")
-    assert "--yes" in run("topic", "trim", topic, "--before", "2", status=2).err
+    assert "--yes" in run("topic", "trim", topic, "-p", "1", "--before", "2", status=2).err
     assert run("topic", "trim", topic, "-p", "1", "--before", "2", "--yes").out == f"{topic}\t1\t2\n"
     assert run("consume", topic, "-e").out == "c\n"
     run("topic", "trim", topic, "--before", "end", "--yes")
     assert run("consume", topic, "-e").out == ""
+
+
+def test_trimming_beyond_the_end_of_one_partition_drops_nothing_in_the_others(run: Run, topic: str) -> None:
+    run("produce", topic, "-p", "1", stdin=b"a\nb\nc\n")
+    run("produce", topic, "-p", "2", stdin=b"d\n")
+    ended = run("topic", "trim", topic, "-p", "1", "-p", "2", "--before", "2", "--yes", status=Exit.NOT_FOUND)
+    assert ended == Ended(Exit.NOT_FOUND, "", f"oncelog: {topic} partition 2 ends at 1\n")
+    assert sorted(run("consume", topic, "-e").out.split()) == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
@@ -388,6 +396,10 @@ def test_settings_of_a_topic_are_read_and_changed(run: Run, topic: str) -> None:
         "cleanup.policy": "compact,delete",
     }
     assert {row["origin"] for row in diff.values()} == {"topic"}
+    assert {name: row["default"] for name, row in diff.items()} == {
+        "retention.ms": "604800000",
+        "cleanup.policy": "delete",
+    }
     run("config", "set", "-t", topic, "-d", "retention.ms")
     assert run("config", "get", "-t", topic, "retention.ms").out == "retention.ms\t604800000\tdefault\n"
 
@@ -403,6 +415,8 @@ def test_settings_of_the_broker_say_where_they_come_from(run: Run) -> None:
     assert rows["num.partitions"]["origin"] == "default"
     run("config", "set", "log.retention.ms=7000")
     assert run("config", "get", "log.retention.ms").out == "log.retention.ms\t7000\tcluster\n"
+    (row,) = run("config", "get", "log.retention.ms", "-o", "json").json()
+    assert row["default"] == "604800000", "milliseconds, though Kafka's default is in hours"
     run("config", "set", "-d", "log.retention.ms")
 
 

@@ -83,6 +83,8 @@ def test_an_unknown_escape_is_refused(text: str) -> None:
         ({"headers": [{"value": "b"}]}, "header's key"),
         ({"partition": "two"}, "partition is a number"),
         ({"timestamp": "soon"}, "is not a time"),
+        ({"valu": "x"}, "no field 'valu'"),
+        ({"user": 7, "name": "a document of one's own"}, "--input lines"),
     ],
 )
 def test_what_is_no_record_is_refused_with_the_reason(document: object, why: str) -> None:
