@@ -14,7 +14,6 @@ from service.api.admin_answers import (
     CLUSTER_OPERATIONS,
     TOPIC_OPERATIONS,
     UNASKED,
-    Refusal,
     executed,
     leader_of,
     offline,
