@@ -95,8 +95,8 @@ def inspect_batch(batch: memoryview, config: LogConfig, now_ms: int) -> BatchHea
 def _check_timestamps(batch: memoryview, header: BatchHeader, config: LogConfig, now_ms: int) -> Refused | None:
     oldest_ms = now_ms - config.message_timestamp_before_max_ms
     newest_ms = now_ms + config.message_timestamp_after_max_ms
-    if header.max_timestamp <= newest_ms and (header.base_timestamp >= oldest_ms or header.base_timestamp < 0):
-        return None
+    if header.max_timestamp <= newest_ms and oldest_ms < 0:
+        return None  # the header tells of the newest record; of the oldest, which need not be the first, it does not
     try:
         times = [record.timestamp for record in read_records(batch, header)]
     except CorruptBatch as error:

@@ -8,7 +8,7 @@ import pytest
 
 from log.batch import NewRecord, build_batch, read_header, read_records
 from log.config import LogConfig
-from service.broker.acceptance import CODECS, Refused, recompressed
+from service.broker.acceptance import CODECS, Refused, inspect_batch, recompressed
 from service.wire.error_codes import ErrorCode
 
 WORDS = [f"word{number} ".encode() for number in range(500)]
@@ -54,3 +54,15 @@ def test_a_batch_that_is_too_large_once_it_is_unpacked_is_refused() -> None:
     refused = recompressed(memoryview(small), read_header(small), CODECS["uncompressed"], config)
     assert isinstance(refused, Refused)
     assert refused.error is ErrorCode.MESSAGE_TOO_LARGE
+
+
+def test_a_record_that_is_too_old_is_found_wherever_it_stands_in_its_batch() -> None:
+    """A batch's header tells of its first record and of its newest, not of its oldest."""
+    now_ms, hour_ms = 10**12, 3_600_000
+    times = (now_ms, now_ms - 2 * hour_ms, now_ms)
+    batch = memoryview(build_batch([(None, b"x", (), time) for time in times]))
+    assert not isinstance(inspect_batch(batch, LogConfig(), now_ms), Refused)
+    refused = inspect_batch(batch, LogConfig(message_timestamp_before_max_ms=hour_ms), now_ms)
+    assert isinstance(refused, Refused)
+    assert (refused.error, refused.culprits) == (ErrorCode.INVALID_TIMESTAMP, (1,))
+    assert not isinstance(inspect_batch(batch, LogConfig(message_timestamp_before_max_ms=3 * hour_ms), now_ms), Refused)
