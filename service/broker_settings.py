@@ -314,7 +314,8 @@ class BrokerSettings:
     socket_request_max_bytes = integer(
         "socket.request.max.bytes",
         104857600,
-        "The largest request; a longer one closes the connection before anything is read.",
+        "The largest Produce request; a longer one closes the connection before anything is read. Other requests may"
+        " have 8 MiB, and no more than this.",
         at_least=1,
     )
     max_connections = integer(

@@ -38,6 +38,8 @@ async def run_broker(
     on_ready: Callable[[Broker], None],
     stop: asyncio.Event,
 ) -> None:
+    if not __debug__:
+        raise StartError("the broker's own promises are asserted: it does not run under python -O (PYTHONOPTIMIZE)")
     for folder in config.data_folders:
         os.makedirs(folder, exist_ok=True)
     descriptors = share_descriptors(len(config.data_folders))

@@ -89,7 +89,6 @@ class Broker:
         disks: Mapping[str, Disk],
         offered: Mapping[int, tuple[int, int]],
     ) -> None:
-        assert __debug__, "the broker's own promises are asserted; it does not run under -O"
         self.env = env
         self.config = config
         self.offered = offered

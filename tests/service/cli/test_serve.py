@@ -119,6 +119,12 @@ def test_an_unwritable_folder_is_told(tmp_path: Path) -> None:
     assert ended.err == f"oncelog: the data folder {data} can't be written: Permission denied\n"
 
 
+def test_it_does_not_run_without_its_assertions(tmp_path: Path) -> None:
+    ended = _refused("--port", "0", "--data", str(tmp_path / "data"), prefix=("env", "PYTHONOPTIMIZE=1"))
+    assert "does not run under python -O" in ended.err
+    assert _files(tmp_path / "data") == {}
+
+
 @pytest.mark.parametrize(
     ("url", "why"),
     [
