@@ -13,7 +13,7 @@ import pyarrow as pa
 
 NONE = 0
 CODES = {"none": NONE, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-WITH_LEVELS = ("gzip", "lz4", "zstd")
+LEVELS = {"gzip": (-1, 9), "lz4": (1, 17), "zstd": (-131072, 22)}  # as in Kafka
 
 _XERIAL_HEADER = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 32 * 1024

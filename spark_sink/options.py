@@ -21,6 +21,8 @@ from spark_sink.errors import OptionError
 
 TopicPartition = tuple[str, int]
 T = TypeVar("T")
+INT_MAX: Final = 2**31 - 1
+LONG_MAX: Final = 2**63 - 1
 
 SOURCE_NAMES: Final = (
     "assign", "subscribe", "subscribePattern", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
@@ -79,7 +81,7 @@ class OptionReader:
         self._taken[name.lower()] = name
         return self._given.get(name.lower())
 
-    def number(self, name: str, *, lowest: int = 1) -> int | None:
+    def number(self, name: str, *, lowest: int = 1, highest: int = INT_MAX) -> int | None:
         text = self.text(name)
         if text is None:
             return None
@@ -89,6 +91,8 @@ class OptionReader:
             raise OptionError(name, f"{text!r} is not a whole number") from None
         if number < lowest:
             raise OptionError(name, f"must be at least {lowest}, not {number}")
+        if number > highest:
+            raise OptionError(name, f"must be at most {highest}, not {number}")
         return number
 
     def flag(self, name: str, default: bool) -> bool:
@@ -114,17 +118,18 @@ class OptionReader:
     def refuse_the_rest(self, *, also_known: Iterable[str] = ()) -> None:
         known = self._taken | {name.lower(): name for name in also_known}
         for name in self._given:
+            if name in known or name in WITHOUT_EFFECT:
+                continue
             if name.startswith(SECURITY):
                 raise OptionError(name, "encrypted and authenticated connections are not supported yet")
-            if name not in known and name not in WITHOUT_EFFECT:
-                near = get_close_matches(name, [*known, *WITHOUT_EFFECT], n=1)
-                hint = f"; did you mean {known.get(near[0], near[0])!r}?" if near else ""
-                raise OptionError(name, f"there is no such option{hint}")
+            near = get_close_matches(name, [*known, *WITHOUT_EFFECT], n=1)
+            hint = f"; did you mean {known.get(near[0], near[0])!r}?" if near else ""
+            raise OptionError(name, f"there is no such option{hint}")
 
 
 def client_settings(options: OptionReader) -> ClientSettings:
     """What source and sink need to reach the brokers."""
-    bootstrap = options.text("kafka.bootstrap.servers")
+    bootstrap = [part.strip() for part in (options.text("kafka.bootstrap.servers") or "").split(",") if part.strip()]
     if not bootstrap:
         raise OptionError("kafka.bootstrap.servers", "must name the brokers, as host:port[,host:port…]")
     options.choice("kafka.security.protocol", {"plaintext": None}, None)
@@ -133,7 +138,7 @@ def client_settings(options: OptionReader) -> ClientSettings:
     request_ms = options.number("kafka.request.timeout.ms")
     patience_ms = options.number("kafkaConsumer.pollTimeoutMs")
     return ClientSettings(
-        tuple(_address(part.strip()) for part in bootstrap.split(",") if part.strip()),
+        tuple(_address(part) for part in bootstrap),
         options.text("kafka.client.id") or defaults.client_id,
         connect_ms / 1000 if connect_ms else defaults.connect_timeout_seconds,
         request_ms / 1000 if request_ms else defaults.request_timeout_seconds,
@@ -143,7 +148,7 @@ def client_settings(options: OptionReader) -> ClientSettings:
 
 def _address(text: str) -> Address:
     host, _, port = text.removeprefix("PLAINTEXT://").rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise OptionError("kafka.bootstrap.servers", f"{text!r} is not host:port")
     return host.strip("[]"), int(port)
 
@@ -223,7 +228,8 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
     ending = _ending(read, streaming=streaming)
     for place in (starting, ending):
         _check_is_assigned(place, subscription)
-    most, fewest = read.number("maxOffsetsPerTrigger"), read.number("minOffsetsPerTrigger")
+    most = read.number("maxOffsetsPerTrigger", highest=LONG_MAX)
+    fewest = read.number("minOffsetsPerTrigger", highest=LONG_MAX)
     if most and fewest and fewest > most:
         raise OptionError("minOffsetsPerTrigger", f"is {fewest}, which is more than maxOffsetsPerTrigger: {most}")
     fetch_bytes = read.number("kafka.max.partition.fetch.bytes") or FETCH_BYTES
@@ -239,7 +245,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
         fail_on_data_loss=read.flag("failOnDataLoss", True),
         headers=read.flag("includeHeaders", False),
         min_partitions=read.number("minPartitions"),
-        max_records_per_partition=read.number("maxRecordsPerPartition"),
+        max_records_per_partition=read.number("maxRecordsPerPartition", highest=LONG_MAX),
         max_offsets_per_trigger=most,
         min_offsets_per_trigger=fewest,
         max_trigger_delay_ms=read.duration_ms("maxTriggerDelay", 15 * 60_000),
@@ -259,7 +265,7 @@ def _subscription(read: OptionReader) -> Subscription:
     ((name, text),) = given
     if name == "assign":
         named = _json(name, text, '{"topic": [0, 1]}')
-        if not all(isinstance(numbers, list) and all(type(n) is int for n in numbers) for numbers in named.values()):
+        if not all(isinstance(numbers, list) and all(map(_is_partition, numbers)) for numbers in named.values()):
             raise OptionError(name, 'must be JSON like {"topic": [0, 1]}')
         partitions = frozenset((topic, number) for topic, numbers in named.items() for number in numbers)
         if not partitions:
@@ -275,6 +281,10 @@ def _subscription(read: OptionReader) -> Subscription:
     except re.error as error:
         raise OptionError(name, f"{text!r} is not a regular expression: {error}") from None
     return Subscription(name, pattern=text)
+
+
+def _is_partition(number: object) -> bool:
+    return type(number) is int and 0 <= number <= INT_MAX
 
 
 def _starting(read: OptionReader, *, streaming: bool) -> Place:
@@ -301,7 +311,7 @@ def _ending(read: OptionReader, *, streaming: bool) -> Place:
 
 
 def _timestamps(read: OptionReader, for_all: str, for_each: str) -> AtTimestamps | None:
-    timestamp_ms, text = read.number(for_all, lowest=0), read.text(for_each)
+    timestamp_ms, text = read.number(for_all, lowest=0, highest=LONG_MAX), read.text(for_each)
     if timestamp_ms is not None:
         return AtTimestamps(for_all, None, timestamp_ms)
     return AtTimestamps(for_each, _numbers_by_partition(for_each, text, lowest=0)) if text is not None else None
@@ -324,7 +334,8 @@ def _numbers_by_partition(name: str, text: str, *, lowest: int) -> dict[TopicPar
         if not isinstance(by_partition, dict):
             raise OptionError(name, f"must be JSON like {BY_PARTITION}")
         for partition, number in by_partition.items():
-            if not partition.isdecimal() or type(number) is not int or number < lowest:
+            known = partition.isdecimal() and _is_partition(int(partition))
+            if not known or type(number) is not int or not lowest <= number <= LONG_MAX:
                 raise OptionError(name, f"must be JSON like {BY_PARTITION}; {topic}: {{{partition!r}: {number!r}}}")
             numbers[topic, int(partition)] = number
     return numbers

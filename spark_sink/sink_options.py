@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from spark_sink.client import ClientSettings
-from spark_sink.compress import CODES, WITH_LEVELS
+from spark_sink.compress import CODES, LEVELS
 from spark_sink.errors import OptionError
-from spark_sink.options import SOURCE_NAMES, OptionReader, client_settings
+from spark_sink.options import LONG_MAX, SOURCE_NAMES, OptionReader, client_settings
 
 # Branches wait for a decision no longer than this. As long as Kafka's brokers allow by default: the first task of a
 # large batch waits for the last.
@@ -21,8 +22,8 @@ OF_SPARK: Final = ("path", "checkpointLocation", "queryName", "outputMode")
 
 # Options of Kafka's producer that have no counterpart: taken, so that a job can be moved.
 WITHOUT_EFFECT: Final = (
-    "kafka.batch.size", "kafka.buffer.memory",
-    "kafka.linger.ms", "kafka.max.block.ms", "kafka.max.in.flight.requests.per.connection",
+    "kafka.batch.size", "kafka.buffer.memory", "kafka.linger.ms", "kafka.max.block.ms",
+    "kafka.max.in.flight.requests.per.connection", "kafka.metadata.max.idle.ms",
     "kafka.partitioner.adaptive.partitioning.enable", "kafka.partitioner.availability.timeout.ms", "kafka.retries",
 )  # fmt: skip
 
@@ -38,6 +39,7 @@ REFUSED: Final = {
     "kafka.value.serializer": "values are written as they are; turn them into bytes with Spark's functions",
     "kafka.interceptor.classes": "an interceptor is Java code, and could change what is written",
     "kafka.partitioner.class": "a partitioner is Java code; set the partition in the column 'partition'",
+    "kafka.partitioner.ignore.keys": "a row with a key goes where its key says, or where the column 'partition' does",
 }
 
 
@@ -53,6 +55,9 @@ class SinkOptions:
     level: int | None
     largest_request_bytes: int | None
     transaction_timeout_ms: int
+    # What the names of a stream's branches begin with, the same for tasks and driver: Spark doesn't tell the driver's
+    # side which query it is, but the options, and the checkpoint is the query's alone. Empty if it is not among them.
+    mark: str
 
 
 def read_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -67,7 +72,10 @@ def read_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptio
         raise OptionError("kafka.enable.idempotence", "must be true: without it nothing is written exactly once")
     delivery_ms = options.number("kafka.delivery.timeout.ms") or DELIVERY_TIMEOUT_MS
     codec = options.choice("kafka.compression.type", {name: name for name in CODES}, "none")
-    levels = {name: options.number(f"kafka.compression.{name}.level", lowest=-131072) for name in WITH_LEVELS}
+    levels = {
+        name: options.number(f"kafka.compression.{name}.level", lowest=lowest, highest=highest)
+        for name, (lowest, highest) in LEVELS.items()
+    }
     root, token = _root_and_token(options, streaming)
     read = SinkOptions(
         client=replace(client_settings(options), patience_seconds=delivery_ms / 1000),
@@ -78,6 +86,7 @@ def read_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptio
         level=levels.get(codec),
         largest_request_bytes=options.number("kafka.max.request.size"),
         transaction_timeout_ms=options.number("kafka.transaction.timeout.ms") or TRANSACTION_TIMEOUT_MS,
+        mark=_mark(given) if streaming else "",
     )
     options.refuse_the_rest(also_known=(*SOURCE_NAMES, *OF_CONSUMERS, *OF_SPARK, *WITHOUT_EFFECT))
     return read
@@ -90,10 +99,15 @@ def _topic(options: OptionReader) -> str | None:
     return topic
 
 
+def _mark(given: Mapping[str, str]) -> str:
+    options = {name.lower(): value for name, value in given.items()}
+    return f"{zlib.crc32(repr(sorted(options.items())).encode()):08x}." if "checkpointlocation" in options else ""
+
+
 def _root_and_token(options: OptionReader, streaming: bool) -> tuple[str | None, int | None]:
     root = _name(options, "root")
     app = _name(options, "txnAppId")
-    version = options.number("txnVersion", lowest=0)
+    version = options.number("txnVersion", lowest=0, highest=LONG_MAX)
     if streaming:
         if app is not None or version is not None:
             name = "txnAppId" if app is not None else "txnVersion"

@@ -71,6 +71,7 @@ def test_a_group_is_named_or_made_from_a_prefix() -> None:
 
 def test_what_has_no_meaning_here_and_what_the_sink_reads_is_let_through() -> None:
     read(kafka__max__poll__records="5", fetchOffset__numRetries="3", topic="out", txnAppId="a")
+    read(kafka__security__protocol="PLAINTEXT", maxOffsetsPerTrigger=str(2**40))
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,8 @@ def test_what_has_no_meaning_here_and_what_the_sink_reads_is_let_through() -> No
     [
         ("kafka.bootstrap.servers", {"kafka__bootstrap__servers": ""}, "must name the brokers"),
         ("kafka.bootstrap.servers", {"kafka__bootstrap__servers": "localhost"}, "'localhost' is not host:port"),
+        ("kafka.bootstrap.servers", {"kafka__bootstrap__servers": " , "}, "must name the brokers"),
+        ("kafka.bootstrap.servers", {"kafka__bootstrap__servers": "SSL://b:1"}, "'SSL://b:1' is not host:port"),
         ("subscribe", {"subscribe": None}, "or assign or subscribePattern must be given"),
         ("subscribe", {"subscribePattern": "t.*"}, "given along with subscribePattern"),
         ("subscribe", {"subscribe": " , "}, "names no topic"),
@@ -85,9 +88,12 @@ def test_what_has_no_meaning_here_and_what_the_sink_reads_is_let_through() -> No
         ("assign", {"subscribe": None, "assign": "{}"}, "names no partition"),
         ("assign", {"subscribe": None, "assign": '{"t": [true]}'}, "must be JSON like"),
         ("assign", {"subscribe": None, "assign": "t"}, "must be JSON like"),
+        ("assign", {"subscribe": None, "assign": '{"t": [-1]}'}, "must be JSON like"),
         ("startingOffsets", {"startingOffsets": "first"}, "must be earliest, latest or JSON"),
         ("startingOffsets", {"startingOffsets": '{"t": {"0": -3}}'}, "must be JSON like"),
         ("startingOffsets", {"startingOffsets": '{"t": [1]}'}, "must be JSON like"),
+        ("startingOffsets", {"startingOffsets": f'{{"t": {{"0": {2**63}}}}}'}, "must be JSON like"),
+        ("startingOffsets", {"startingOffsets": f'{{"t": {{"{2**31}": 0}}}}'}, "must be JSON like"),
         ("startingOffsets", {"startingOffsets": "latest"}, "a batch query can't start at the latest"),
         ("startingOffsets", {"startingOffsets": '{"t": {"0": -1}}'}, "a batch query can't start at the latest"),
         ("startingOffsets", {"subscribe": None, "assign": '{"t": [0, 1]}', "startingOffsets": '{"t": {"0": 1}}'},
@@ -98,6 +104,8 @@ def test_what_has_no_meaning_here_and_what_the_sink_reads_is_let_through() -> No
         ("endingOffsets", {"endingOffsets": "latest", "streaming": True}, "a streaming query has no end"),
         ("endingTimestamp", {"endingTimestamp": "5", "streaming": True}, "a streaming query has no end"),
         ("startingTimestamp", {"startingTimestamp": "-1"}, "must be at least 0"),
+        ("startingTimestamp", {"startingTimestamp": str(2**63)}, "must be at most"),
+        ("kafka.request.timeout.ms", {"kafka__request__timeout__ms": str(2**31)}, "must be at most 2147483647"),
         ("startingOffsetsByTimestampStrategy", {"startingOffsetsByTimestampStrategy": "first"}, "error or latest"),
         ("failOnDataLoss", {"failOnDataLoss": "no"}, "must be true or false, not 'no'"),
         ("minPartitions", {"minPartitions": "0"}, "must be at least 1"),
