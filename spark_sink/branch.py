@@ -1,7 +1,8 @@
 """One writer's share of a transaction that many write: open a branch, append batches to it, seal it; and the decision.
 
-A branch is an ordinary transactional producer whose transactional id begins with `<root>::<token>/`. Its commit seals
-it: nothing is visible until the decision over the root names it.
+A branch is an ordinary transactional producer whose transactional id begins with `<root>::<token>/<mark>`. Its commit
+seals it: nothing is visible until the decision over the root names it. The mark is for those who have to find a root
+by its open branches (`roots_with_open`).
 
 What always holds:
 
@@ -24,6 +25,7 @@ from kio.schema.describe_transactions.v0 import DescribeTransactionsRequest, Des
 from kio.schema.end_txn.v5 import EndTxnRequest, EndTxnResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.init_producer_id.v5 import InitProducerIdRequest, InitProducerIdResponse
+from kio.schema.list_transactions.v0 import ListTransactionsRequest, ListTransactionsResponse
 from kio.schema.produce.v12 import ProduceRequest, ProduceResponse
 from kio.schema.produce.v12.request import PartitionProduceData, TopicProduceData
 from kio.schema.produce.v12.response import PartitionProduceResponse
@@ -51,6 +53,7 @@ GIVE_UP_SECONDS = 5.0
 VISIBLE_SECONDS = 10.0
 VISIBLE_POLL_SECONDS = 0.002
 DECIDED_BUT_NOT_MARKED = "PrepareCommit"
+UNDECIDED = ("Empty", "Ongoing")
 FENCED = (ErrorCode.invalid_producer_epoch, ErrorCode.producer_fenced, ErrorCode.invalid_producer_id_mapping)
 REFUSALS = {
     ErrorCode.invalid_timestamp: "a row's column 'timestamp' is further from now than the topic's"
@@ -301,6 +304,29 @@ def abandon(client: Client, root: str, token: int, *, for_good: bool = False) ->
         client.retrying(lambda: _end(client, root, token, (), committed=for_good), patience_seconds=GIVE_UP_SECONDS)
     except OncelogError as error:
         logger.info("branches of %s stay until they are aborted by the next decision or by time: %s", root, error)
+
+
+def roots_with_open(client: Client, token: int, mark: str) -> list[str]:
+    """The roots that have open branches of this token and mark. Empty if that can't quickly be known."""
+    question = ListTransactionsRequest(state_filters=UNDECIDED)
+    begins = f"{token}/{mark}"
+
+    def attempt() -> list[str]:
+        found = set()
+        for node in client.brokers():
+            answer = client.ask(node, question, ListTransactionsResponse)
+            check(answer.error_code, "looking for open transactions")
+            for one in answer.transaction_states:
+                root, _, rest = one.transactional_id.partition("::")
+                if rest.startswith(begins):
+                    found.add(root)
+        return sorted(found)
+
+    try:
+        return client.retrying(attempt, patience_seconds=GIVE_UP_SECONDS)
+    except OncelogError as error:
+        logger.info("branches of %s may stay until they are aborted by the next decision or by time: %s", mark, error)
+        return []
 
 
 def _end(

@@ -266,6 +266,11 @@ class Client:
         self._topics.update(found)
         return found
 
+    def brokers(self) -> list[int]:
+        """The ids of all brokers, as they tell now."""
+        self.topics([])
+        return sorted(self._addresses)
+
     def leader(self, topic: str, partition: int) -> int:
         """The broker that leads a partition, as far as is known; asks when nothing is known."""
         known = self._topics.get(topic) or self.topics([topic]).get(topic)

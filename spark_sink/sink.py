@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from random import randrange
-from time import monotonic, time
+from time import monotonic, sleep, time
 from typing import Final
 from uuid import uuid4
 
@@ -31,7 +31,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_sink.branch import Branch, Fenced, abandon, await_visible, decide, last_decided
+from spark_sink.branch import Branch, Fenced, abandon, await_visible, decide, last_decided, roots_with_open
 from spark_sink.client import Client, ClientSettings
 from spark_sink.columns import Columns, check_schema, read
 from spark_sink.compress import CODES, NONE, compressor
@@ -65,6 +65,10 @@ CHUNK_BYTES_PER_PARTITION: Final = 64 << 10
 LARGEST_CHUNK_BYTES: Final = 16 << 20
 # What a topic is like is asked again after so long: partitions may have been added.
 TOPIC_FACTS_SECONDS: Final = 60.0
+# A task that Spark has given up is killed two seconds later (spark.python.task.killTimeout). Until then it may write
+# on, and even open its branch: Spark ends its rows as if there were no more.
+LATE_TASKS_SECONDS: Final = 4.0
+LATE_TASKS_POLL_SECONDS: Final = 0.2
 TOPIC_RESOURCE: Final = i8(2)
 LARGEST_BATCH: Final = "max.message.bytes"
 KAFKA_LARGEST_BATCH_BYTES: Final = 1_048_588  # Kafka's default, where we may not ask
@@ -103,9 +107,13 @@ class StreamSink(DataSourceStreamArrowWriter):
         commit(self._options, self._root(messages), batchId, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        client, mark = connected(self._options.client).client, self._options.mark
         root = self._root(messages)
-        if root is not None:
-            abandon(connected(self._options.client).client, root, batchId)
+
+        def roots() -> Collection[str]:
+            return [root] if root is not None else roots_with_open(client, batchId, mark) if mark else ()
+
+        abandon_with_late_tasks(client, roots, batchId, messages)
 
     def _root(self, messages: Sequence[WriterCommitMessage | None]) -> str | None:
         """Spark doesn't name the query here; the tasks that wrote do."""
@@ -135,8 +143,11 @@ class BatchSink(DataSourceArrowWriter):
         commit(self._options, self._root, self._token, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        # Without txnAppId the root is this write's alone.
-        abandon(connected(self._options.client).client, self._root, self._token, for_good=self._options.root is None)
+        client = connected(self._options.client).client
+        if self._options.root is None:  # then it is this write's alone
+            abandon(client, self._root, self._token, for_good=True)
+        else:
+            abandon_with_late_tasks(client, lambda: [self._root], self._token, messages)
 
 
 def check_target(options: SinkOptions, schema: StructType) -> None:
@@ -152,7 +163,7 @@ def write(
     """One attempt of one task. The branch is opened when there is something to write."""
     client = connected(options.client).client
     # What an operator should see, and what makes the name unique: attempts are counted from 0 by every driver.
-    name = f"part-{task.partitionId()}.attempt-{task.attemptNumber()}.{uuid4().hex}"
+    name = f"{options.mark}part-{task.partitionId()}.attempt-{task.attemptNumber()}.{uuid4().hex}"
     branch = Branch(client, root, token, name)
     share = _Share(options, branch)
     try:
@@ -189,6 +200,20 @@ def commit(options: SinkOptions, root: str | None, token: int, messages: Sequenc
             "batch %s of %r was dropped: a later one, %s, is decided. The checkpoint was rewound, or another query has"
             " the same root.", token, root, answer.last_token,
         )  # fmt: skip
+
+
+def abandon_with_late_tasks(
+    client: Client, roots: Callable[[], Collection[str]], token: int, messages: Sequence[WriterCommitMessage | None]
+) -> None:
+    """Abort what is open, and what tasks without a message still open: readers of committed data would wait behind it
+    until the next decision, or for a quarter of an hour."""
+    until = monotonic() + (LATE_TASKS_SECONDS if None in messages else 0)
+    while True:
+        for root in roots():
+            abandon(client, root, token)
+        if monotonic() >= until:
+            return
+        sleep(LATE_TASKS_POLL_SECONDS)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What a reader of committed data finds in a topic, through librdkafka."""
+"""What a reader of committed data finds in a topic, through librdkafka; and what it would wait for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import time
 
 from confluent_kafka import Consumer, IsolationLevel, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from spark_sink.client import TRANSACTION, Client
+from spark_sink.messages import DescribeBranchesRequest, DescribeBranchesResponse
 
 PATIENCE_SECONDS = 20.0
 
@@ -58,3 +61,9 @@ def _wait_until_nothing_is_open(bootstrap: str, topic: str, partitions: list[int
     while asked(IsolationLevel.READ_COMMITTED) != asked(IsolationLevel.READ_UNCOMMITTED):
         assert time.monotonic() < deadline, "a transaction stays open"
         time.sleep(0.01)
+
+
+def open_branches(client: Client, root: str) -> tuple[str, ...]:
+    """Those of a root that wait for a decision."""
+    node = client.coordinator(TRANSACTION, root)
+    return client.ask(node, DescribeBranchesRequest(roots=(root,)), DescribeBranchesResponse).roots[0].open_branches  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.branch import last_decided
-from spark_sink.client import TRANSACTION, Client
-from spark_sink.messages import DescribeBranchesRequest, DescribeBranchesResponse
+from spark_sink.client import Client
 from tests.clients.topics import Topics
-from tests.spark_sink.reading import committed, values
+from tests.spark_sink.reading import committed, open_branches, values
 
 PARTITIONS = 3
 SECONDS_PER_QUERY = 60
@@ -82,11 +82,6 @@ class Stream:
 @pytest.fixture
 def stream(spark: SparkSession, bootstrap: str, tmp_path: Path) -> Stream:
     return Stream(spark, bootstrap, tmp_path)
-
-
-def open_branches(client: Client, root: str) -> tuple[str, ...]:
-    node = client.coordinator(TRANSACTION, root)
-    return client.ask(node, DescribeBranchesRequest(roots=(root,)), DescribeBranchesResponse).roots[0].open_branches  # type: ignore[arg-type]
 
 
 def numbers(spark: SparkSession, first: int, end: int) -> DataFrame:
@@ -221,6 +216,29 @@ def test_a_failed_batch_is_written_once_when_it_runs_again_and_leaves_nothing_op
     assert last_decided(client, name) == 0
     assert open_branches(client, name) == ()
     assert values(bootstrap, topic) == texts(range(1000))
+
+
+def test_a_query_that_is_stopped_in_the_middle_of_a_batch_leaves_nothing_open(
+    spark: SparkSession, stream: Stream, client: Client, bootstrap: str, topics: Topics
+) -> None:
+    """Readers of committed data would wait behind it. Spark tells the sink of its end, but not which query it was."""
+    topic = topics.create(PARTITIONS)
+    stream.add(*"x" * 400)
+    slow = "concat(repeat(value, 1000000), java_method('java.lang.Thread', 'sleep', 50L)) value"  # ten seconds a task
+    writer = stream.lines().repartition(2).selectExpr(slow).writeStream.format("oncelog").option("topic", topic)
+    writer = writer.option("kafka.bootstrap.servers", bootstrap).option("checkpointLocation", str(stream.checkpoint))
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
+    try:
+        query = writer.start()
+        deadline = time.monotonic() + SECONDS_PER_QUERY
+        while len(open_branches(client, query.id)) < 2:
+            assert time.monotonic() < deadline, query.status
+            time.sleep(0.05)
+        query.stop()
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    assert open_branches(client, query.id) == ()
+    assert values(bootstrap, topic) == []
 
 
 def test_a_stream_in_complete_mode_writes_the_whole_result_of_each_batch(

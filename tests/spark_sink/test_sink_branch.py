@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
+from pyspark.sql.types import StructType
 
 from service.wire.messages import EndBranchesRequest, EndTxnRequest, InitProducerIdRequest, ProduceRequest
 from spark_sink import sink
@@ -26,7 +27,7 @@ from tests.clients.topics import Topics
 from tests.faults.proxy import Fault, Proxy
 from tests.peers.process import BrokerProcess
 from tests.spark_sink.conftest import settings_for
-from tests.spark_sink.reading import committed, values
+from tests.spark_sink.reading import committed, open_branches, values
 
 PARTITIONS = 3
 FAULTS = [
@@ -254,6 +255,49 @@ def test_a_task_of_a_batch_that_is_decided_is_skipped(
 def test_a_task_without_rows_opens_no_branch(write: Callable[..., sink.Written], name: str) -> None:
     written = write(name, 1, pa.record_batch({"value": pa.array([], pa.string())}))
     assert written == sink.Written(name, 1, None)
+
+
+@pytest.mark.parametrize("way", ["by its message", "by the option root", "by its open branches"])
+def test_a_batch_that_is_given_up_leaves_nothing_open_also_of_tasks_that_come_later(
+    client: Client, bootstrap: str, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A query that is stopped: Spark gives no messages, doesn't say which query it is, and lets its tasks go on for a
+    moment, whose rows end as if there were no more. Another query writes the batch of the same number."""
+    schema = StructType().add("value", "string")
+    root = {"root": name} if way == "by the option root" else {}
+    given = {"kafka.bootstrap.servers": bootstrap, "topic": topics.create(), "checkpointLocation": f"/{name}", **root}
+    writer, other = (
+        sink.StreamSink(read_sink_options(options, streaming=True), schema)
+        for options in (given, given | {"checkpointLocation": f"/{name}/other", "root": f"{name}-other"})
+    )
+
+    def run(writer: sink.StreamSink) -> sink.Written:
+        task = Task(sql_streaming_queryId=name, streaming_sql_batchId="3")
+        monkeypatch.setattr(TaskContext, "get", lambda: task)
+        return writer.write(iter([pa.record_batch({"value": ["a"]})]))
+
+    early = run(writer)
+    others = run(other).branch
+    assert others is not None
+    message = early if way == "by its message" else None
+    late: list[Branch] = []
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if not late:
+            assert open_branches(client, name) == (), "the early one is aborted at once"
+            late.append(Branch(client, name, 3, f"{writer._options.mark}late"))
+            late[0].open(60_000)
+
+    monkeypatch.setattr(sink, "monotonic", lambda: now)
+    monkeypatch.setattr(sink, "sleep", sleep)
+    writer.abort([message, None], 3)
+    assert late
+    assert open_branches(client, name) == ()
+    assert open_branches(client, f"{name}-other") == (others.transactional_id,)
+    sink.connected(writer._options.client).client.close()
 
 
 def test_null_headers_are_reported_as_slow_unless_spark_does_not_measure_them(
