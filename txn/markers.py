@@ -4,13 +4,11 @@ What always holds: it is a fold over the prepared and completed transactions, so
 leader the same markers are owed again (a partition that has its marker already takes it twice without harm). What has
 been written meanwhile is remembered in memory only.
 
-`SendMarkers` is the effect the courier (`service/broker/marker_courier.py`) carries out; `MarkerFate` is what a
-leader's answer means for it.
+`SendMarkers` is the effect that the courier (`service/broker/marker_courier.py`) carries out.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 
 from log.ids import TopicPartition
 from txn.states import PREPARED, State, Txn
@@ -26,18 +24,6 @@ class SendMarkers:
     commit: bool
     transaction_version: int
     partitions: tuple[TopicPartition, ...]
-
-
-class MarkerFate(Enum):
-    """What to do about one partition after its leader answered, or didn't."""
-
-    WRITTEN = 1
-    RETRY = 2
-    """No leader, not enough replicas, no answer: the marker will be taken later."""
-    FENCED = 3
-    """A newer coordinator or a newer epoch has been there: this coordinator is not the one any more, and stops."""
-    GONE = 4
-    """The topic was deleted: nobody waits for the marker."""
 
 
 class OwedMarkers:

@@ -26,12 +26,11 @@ from service.groups.coordinator import GroupCoordinator
 from service.wire.error_codes import ErrorCode
 from txn.commands import MarkersWritten
 from txn.coordinator import TxnCoordinator
-from txn.markers import MarkerFate, SendMarkers
+from txn.markers import SendMarkers
 
 logger = logging.getLogger("oncelog.transactions")
 
 RETRY_S = 0.1
-FENCED = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED)
 
 
 class MarkerWriter:
@@ -107,19 +106,23 @@ class MarkerCourier:
                 transaction_version=markers.transaction_version,
             )
             if isinstance(written, ErrorCode):
-                if self._fate(topic_partition, written) is MarkerFate.RETRY:
+                if self._is_owed_still(topic_partition, written):
                     again.append(topic_partition)
             elif written[0].high_watermark < written[1].end_offset:
                 uncommitted.append(written)
         return tuple(again), uncommitted
 
-    def _fate(self, topic_partition: TopicPartition, error: ErrorCode) -> MarkerFate:
-        if error in FENCED:
-            logger.warning("the marker for %s is refused: %s", topic_partition, error.name)
-            return MarkerFate.FENCED
-        if self._metadata.image.partition(topic_partition) is None:
-            return MarkerFate.GONE
-        return MarkerFate.RETRY
+    def _is_owed_still(self, topic_partition: TopicPartition, error: ErrorCode) -> bool:
+        """Whether a marker that was refused must be sent again. Nobody waits for it in a topic that was deleted, nor
+        where the producer has gone on: a marker of this epoch or a later one ended its transaction there.
+
+        A partition that heard of a later coordinator is asked again. If there is one, this one stops leading, and stops
+        then; until it does, nobody may say that the marker is there: the transaction would be torn.
+        """
+        if error is ErrorCode.INVALID_PRODUCER_EPOCH:
+            logger.warning("%s needs no marker any more: its producer is in a later epoch", topic_partition)
+            return False
+        return self._metadata.image.partition(topic_partition) is not None
 
     async def _carry(
         self,

@@ -367,6 +367,38 @@ def test_a_hanging_transaction_can_be_broken_open(tmp_path: Path) -> None:
     on_txn_stage(tmp_path, scene)
 
 
+@rule("B.6", "a marker that a partition refuses for a later coordinator's sake is owed still: nothing is complete")
+def test_a_fenced_coordinator_completes_nothing(tmp_path: Path) -> None:
+    """Kafka gives such a marker up, and leaves its transaction prepared until the coordinator moves."""
+
+    async def scene(stage: TxnStage) -> None:
+        def owed() -> tuple[str, list[int]]:
+            described = stage.broker.transactions.shard("pay").machine.describe("pay")
+            assert described is not None
+            return described.txn.state.label, [index for _, index in described.partitions]
+
+        writer = Writer(stage, "pay")
+        await writer.init()
+        later = WritableTxnMarker(writer.producer_id, writer.epoch, False, [WritableTxnMarkerTopic("orders", [0])], 7)
+        await stage.ask(WriteTxnMarkersRequest([later]), 1)
+        await writer.write("orders", "a", partition=0)
+        await writer.write("orders", "b", partition=1)
+        await writer.end(commit=True)
+        await until(lambda: owed() != ("PrepareCommit", [0, 1]))
+        assert owed() == ("PrepareCommit", [0])
+        assert [await values(stage, "orders", partition=index) for index in (0, 1)] == [[], ["b"]]
+
+        coordinator = stage.broker.transactions.shard("pay").partition
+        me = stage.broker.node_id
+        coordinator.lead(8, me, (me,), (me,), fsync=False)
+        stage.broker.transactions.led(coordinator)
+        await until(lambda: not open_transactions(stage))
+        await until(lambda: owed() == ("CompleteCommit", []))
+        assert [await values(stage, "orders", partition=index) for index in (0, 1)] == [["a"], ["b"]]
+
+    on_txn_stage(tmp_path, scene)
+
+
 def test_transactions_are_described_and_listed(tmp_path: Path) -> None:
     async def scene(stage: TxnStage) -> None:
         writer, branch = Writer(stage, "pay"), Writer(stage, "clicks::1/part-0")
