@@ -12,6 +12,7 @@ from typing import Any
 from service.settings import (
     MAX_INT,
     MAX_LONG,
+    ConfigError,
     ConfigType,
     Mode,
     Setting,
@@ -44,6 +45,12 @@ class Durability(Enum):
 def check_gzip_level(name: str, value: int) -> None:
     if value != -1 and not 1 <= value <= 9:
         raise invalid(name, value, "Value must be between 1 and 9 or equal to -1")
+
+
+def check_retention(name: str, value: int) -> None:
+    """0 would be to delete everything at once; who writes it means -1."""
+    if value == 0:
+        raise ConfigError(f"{name} must be unlimited (-1) or, equal or greater than 1")
 
 
 class BrokerSettings:
@@ -189,13 +196,19 @@ class BrokerSettings:
     log_retention_ms = optional_long(
         "log.retention.ms",
         "Segments whose newest record is older are deleted; -1 keeps them for ever. Not set: log.retention.minutes.",
+        also=check_retention,
         mode=ANYWHERE,
     )
     log_retention_minutes = optional_integer(
-        "log.retention.minutes", "log.retention.ms in minutes; the finer key wins. Not set: log.retention.hours."
+        "log.retention.minutes",
+        "log.retention.ms in minutes; the finer key wins. Not set: log.retention.hours.",
+        also=check_retention,
     )
     log_retention_hours = integer(
-        "log.retention.hours", 168, "log.retention.ms in hours; the finer keys win. -1: no limit."
+        "log.retention.hours",
+        168,
+        "log.retention.ms in hours; the finer keys win. -1: no limit.",
+        also=check_retention,
     )
     log_retention_bytes = long(
         "log.retention.bytes",

@@ -212,9 +212,15 @@ def long(
 
 
 def optional_integer(
-    name: str, doc: str, *, kind: ConfigType = ConfigType.INT, at_least: int | None = None, **more: Any
+    name: str,
+    doc: str,
+    *,
+    kind: ConfigType = ConfigType.INT,
+    at_least: int | None = None,
+    also: Callable[[str, int], None] | None = None,
+    **more: Any,
 ) -> Setting[int | None]:
-    parse = _number(name, kind, at_least, None, None)
+    parse = _number(name, kind, at_least, None, also)
     return Setting(name, kind, None, None, parse, doc, choices=_range_text(at_least, None), **more)
 
 

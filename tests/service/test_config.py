@@ -154,6 +154,13 @@ def test_a_setting_that_one_broker_cannot_live_up_to_is_named(name: str) -> None
     assert not BrokerConfig({name: "1"}).warnings
 
 
+@pytest.mark.parametrize("unit", ["ms", "minutes", "hours"])
+def test_to_keep_nothing_is_refused(unit: str) -> None:
+    with pytest.raises(ConfigError, match=f"log.retention.{unit} must be unlimited"):
+        BrokerConfig({f"log.retention.{unit}": "0"})
+    assert BrokerConfig({f"log.retention.{unit}": "-1"})
+
+
 def test_a_negative_idle_time_means_for_ever() -> None:
     assert limits_of(BrokerConfig({"connections.max.idle.ms": "-1"})).idle_timeout_s == math.inf
     assert limits_of(BrokerConfig({"connections.max.idle.ms": "1500"})).idle_timeout_s == 1.5
