@@ -102,6 +102,8 @@ def _check_timestamps(batch: memoryview, header: BatchHeader, config: LogConfig,
     except CorruptBatch as error:
         return Refused(ErrorCode.CORRUPT_MESSAGE, str(error))
     culprits = tuple(index for index, time in enumerate(times) if time >= 0 and not oldest_ms <= time <= newest_ms)
+    if not culprits and header.max_timestamp <= newest_ms:
+        return None
     message = f"The timestamp is out of the range that the topic takes: [{oldest_ms}, {newest_ms}]."
     return Refused(ErrorCode.INVALID_TIMESTAMP, message, culprits or (0,))
 
