@@ -27,7 +27,7 @@ from service.settings import (
 _ONE_LOOP = "One event loop serves all connections and requests; add brokers to use more cores."
 _NO_PURGATORY = "Waiting requests are woken one by one; nothing collects them in rounds."
 _ALONE = "Brokers do not copy from each other yet."
-_COMPACTION = "Compaction takes the memory it needs for the segments at hand."
+_COMPACTION = "Compaction reads and writes a batch at a time, and remembers up to 500,000 keys a pass."
 _UNLINKED = "Whoever is being served keeps the file open; its space is free as soon as they are done."
 _SPACE = "The file system finds room as it is needed."
 _LEASE = "Leadership follows the metadata store; nothing is moved in rounds."
