@@ -33,13 +33,15 @@ class OncelogDataSource(DataSource):
         return schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from spark_sink.source import OncelogReader
+        from spark_sink.source import OncelogReader, check_schema
 
+        check_schema(schema, self.options)
         return OncelogReader(self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from spark_sink.source import OncelogStreamReader
+        from spark_sink.source import OncelogStreamReader, check_schema
 
+        check_schema(schema, self.options)
         return OncelogStreamReader(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:

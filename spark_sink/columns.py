@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 )
 
 from spark_sink.encode import header_bytes
-from spark_sink.errors import OncelogError
+from spark_sink.errors import OncelogError, SchemaError
 
 Longs = npt.NDArray[np.int64]
 
@@ -46,10 +46,6 @@ WANTED = {
     "timestamp": "TIMESTAMP",
 }
 MICROSECONDS = pa.timestamp("us")
-
-
-class SchemaError(OncelogError, ValueError):
-    """The rows can't be written: the message names the column."""
 
 
 class BadRow(OncelogError, ValueError):

@@ -21,6 +21,10 @@ class OptionError(OncelogError, ValueError):
         return f"option {self.option!r}: {self.problem}"
 
 
+class SchemaError(OncelogError, ValueError):
+    """Columns that can't be written, or are not what is read: the message names them."""
+
+
 class BrokerError(OncelogError):
     """The broker answered with an error code."""
 

@@ -32,6 +32,10 @@ class NotYetReadable(OncelogError):
 
     retriable = True
 
+    def __init__(self, message: str, *, high_watermark: int) -> None:
+        super().__init__(message)
+        self.high_watermark = high_watermark
+
 
 def read_range(client: Client, range_: Range, options: SourceOptions) -> Iterator[pa.RecordBatch]:
     """The records of a range. The next chunk is on its way while this one is decoded."""
@@ -44,10 +48,18 @@ def read_range(client: Client, range_: Range, options: SourceOptions) -> Iterato
             try:
                 part = client.retrying(lambda at=position: fetcher.chunk(at))  # type: ignore[misc]
             except BrokerError as error:
+                if error.code == ErrorCode.unknown_topic_or_partition:
+                    report_loss(options, f"{name} should be read from offset {position} to {range_.end}, and is gone")
+                    return
                 if error.code != ErrorCode.offset_out_of_range:
                     raise
                 position = _after_loss(client, range_, position, options)
                 continue
+            except NotYetReadable as error:
+                if options.fail_on_data_loss or error.high_watermark >= range_.end:
+                    raise
+                report_loss(options, f"{error}: it was made anew")
+                return
             chunk = part.records or b""
             batches = list(whole_batches(chunk))
             if not batches or batches[-1].last_offset < position:
@@ -113,7 +125,8 @@ class _Fetcher:
         if not part.records:
             raise NotYetReadable(
                 f"{name} has nothing readable at offset {position}, and should be read to {self._range.end}; its last "
-                f"stable offset is {part.last_stable_offset}, its high watermark {part.high_watermark}"
+                f"stable offset is {part.last_stable_offset}, its high watermark {part.high_watermark}",
+                high_watermark=part.high_watermark,
             )
         return part
 

@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 )
 
 from spark_sink.client import Client, client_of
-from spark_sink.errors import OncelogError, OptionError
+from spark_sink.errors import OncelogError, OptionError, SchemaError
 from spark_sink.fetch import read_range, report_loss
 from spark_sink.log_offsets import assigned, check_exist, edges, ends, publish, starts
 from spark_sink.offsets import (
@@ -90,6 +90,15 @@ def schema(options: Mapping[str, str]) -> StructType:
         except OptionError:
             raise error from None
     return StructType([*SCHEMA.fields, StructField("headers", HEADERS)]) if headers else SCHEMA
+
+
+def check_schema(given: StructType, options: Mapping[str, str]) -> None:
+    """Spark lets users name columns of their own, and would find out that there are others in the middle of a task."""
+    fixed = schema(options)
+    if given.simpleString() != fixed.simpleString():
+        raise SchemaError(
+            f"the columns can't be chosen: they are {', '.join(fixed.names)}; leave the schema out, and select them"
+        )
 
 
 class OncelogReader(DataSourceReader):
@@ -200,6 +209,8 @@ class OncelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             before = from_json(start)
             new = self._begins_of_new(before, latest)
             begins = before | new
+        latest = _not_before(client, begins, latest)
+        if not is_initial(start):
             _check_nothing_is_gone(begins, latest, options)
         end = self._limited(begins, {part: latest[part] for part in begins if part in latest}, limit)
         self._taken = end
@@ -227,7 +238,8 @@ class OncelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """How far the next batch goes, by the options and by what Spark asks for."""
         options = self._options
         if self._target is not None:
-            latest = {part: min(offset, self._target.get(part, begins[part])) for part, offset in latest.items()}
+            target = {part: max(begin, self._target.get(part, begin)) for part, begin in begins.items()}
+            latest = {part: min(offset, target[part]) for part, offset in latest.items()}
         if limit is not None and isinstance(limit, ReadAllAvailable):
             return latest
         fewest = options.min_offsets_per_trigger
@@ -239,6 +251,14 @@ class OncelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._last_batch_at = time.monotonic()
         most = options.max_offsets_per_trigger
         return limited(begins, latest, most) if most else latest
+
+
+def _not_before(client: Client, begins: Offsets, latest: Offsets) -> Offsets:
+    """Where a stream begins at an offset that the user named, or read uncommitted records so far, a transaction may be
+    open before: then there is nothing to read yet, and nothing is lost."""
+    before = [part for part, begin in begins.items() if latest.get(part, begin) < begin]
+    written = edges(client, before, Edge.LATEST, committed=False)
+    return latest | {part: begins[part] for part in before if written[part] >= begins[part]}
 
 
 def _check_nothing_is_gone(begins: Offsets, latest: Offsets, options: SourceOptions) -> None:
@@ -255,7 +275,7 @@ def _check_within_log(client: Client, offsets: Offsets, place: Place, options: S
     if not isinstance(place, AtOffsets):
         return
     first = edges(client, offsets, Edge.EARLIEST, committed=options.committed)
-    last = edges(client, offsets, Edge.LATEST, committed=options.committed)
+    last = edges(client, offsets, Edge.LATEST, committed=False)
     for part, offset in sorted(offsets.items()):
         if not first[part] <= offset <= last[part]:
             where = f"{part[0]}-{part[1]}, which holds {first[part]} to {last[part]}"

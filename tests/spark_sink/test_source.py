@@ -437,8 +437,17 @@ def test_a_topic_that_is_gone_or_was_made_anew(bootstrap: str, topics: Topics, m
     assert kept in gone
     with pytest.raises(DataLost, match=f"{topic}-0 was read up to offset 10 and is gone"):
         strict.latestOffset(end)
+    impatient = {"subscribe": topic, "kafkaConsumer__pollTimeoutMs": "300", "kafka__fetch__max__wait__ms": "50"}
+    planned = {topic: {"0": 0}}, end  # a batch that was planned before, and is read again after each restart
+    with pytest.raises(DataLost, match=f"{topic}-0 should be read from offset 0 to 10, and is gone"):
+        Source(bootstrap, **impatient).rows_between(*planned)
+    assert Source(bootstrap, failOnDataLoss="false", **impatient).rows_between(*planned) == []
     topics.admin.create_topics([_again(topic)])[topic].result(20)
     produce(bootstrap, topic, numbers(0, 3))
+    with pytest.raises(NotYetReadable, match=f"{topic}-0 has nothing readable at offset 3"):
+        Source(bootstrap, **impatient).rows_between(*planned)
+    again = Source(bootstrap, failOnDataLoss="false", **impatient).rows_between(*planned)
+    assert values(again) == numbers(0, 3)
     with pytest.raises(DataLost, match=f"{topic}-0 was read up to offset 10 and ends at 3"):
         strict.latestOffset(end)
     assert _when(lambda: lax.latestOffset(end), lambda end: topic in end)[topic] == {"0": 3}
@@ -464,6 +473,34 @@ def test_what_is_not_readable_yet_is_waited_for_and_then_named(
     threading.Timer(0.3, client.commit_transaction).start()
     query = Source(bootstrap, subscribe=topic, kafka__fetch__max__wait__ms="50")
     assert values(query.rows_between({topic: {"0": 0}}, {topic: {"0": 1}})) == [b"open"]
+
+
+def test_a_start_behind_an_open_transaction_is_no_loss(
+    bootstrap: str, new_topic: Callable[..., str], name: str
+) -> None:
+    """The offset is there, though it can't be read yet."""
+    topic = new_topic()
+    produce(bootstrap, topic, numbers(0, 3))
+    client = producer(bootstrap, transactional_id=name)
+    client.init_transactions(20)
+    client.begin_transaction()
+    for value in (b"open", b"open, too"):
+        client.produce(topic, value, partition=0)
+    client.flush(20)
+    named = json.dumps({topic: {"0": 5}})
+    query = Source(bootstrap, subscribe=topic, startingOffsets=named)
+    assert query.batch() == []
+    reader = query.stream()
+    end = reader.latestOffset(reader.initialOffset())
+    assert end[topic] == {"0": 5}
+    assert reader.latestOffset(end) is end
+    available_now = query.stream()
+    available_now.prepareForTriggerAvailableNow()
+    assert available_now.latestOffset(end) is end
+    client.commit_transaction(20)
+    produce(bootstrap, topic, [b"later"])
+    then = _when(lambda: reader.latestOffset(end), lambda then: then[topic]["0"] == 7)
+    assert values(query.rows_between(end, then)) == [b"later"]
 
 
 def test_a_broker_that_is_killed_during_a_read_is_waited_for(own_broker: BrokerProcess) -> None:

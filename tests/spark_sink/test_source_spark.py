@@ -131,6 +131,9 @@ def test_a_wrong_option_and_a_missing_topic_are_named(
     missing = topics.name()
     with pytest.raises(Exception, match=f"option 'subscribe': there is no topic '{missing}'"):
         read(spark, bootstrap, missing).count()
+    reader = spark.read.format("oncelog").option("kafka.bootstrap.servers", bootstrap).option("subscribe", missing)
+    with pytest.raises(Exception, match="the columns can't be chosen: they are key, value, topic"):
+        reader.schema("value string").load().count()
     query = run(stream(spark, bootstrap, missing), Collected(), tmp_path / "missing")
     with pytest.raises(StreamingQueryException, match=f"option 'subscribe': there is no topic '{missing}'"):
         query.awaitTermination(PATIENCE_SECONDS)
