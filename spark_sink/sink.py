@@ -87,7 +87,7 @@ class Written(WriterCommitMessage):
     branch: NamedBranch | None  # None: nothing was written
     rows: int = 0
     skipped: bool = False  # because the token is decided
-    slow: bool = False  # headers held NULLs, and Spark measured them after every row
+    slow: bool = False  # a column of arrays held NULLs, and Spark measured it after every row
 
 
 class StreamSink(DataSourceStreamArrowWriter):
@@ -170,7 +170,7 @@ def write(
         rows = share.write(iterator)
         if not rows:
             return Written(root, token, None)
-        slow = share.null_headers and not (task.getLocalProperty(SIZING) or "").startswith(SIZING_OFF)
+        slow = share.null_arrays and not (task.getLocalProperty(SIZING) or "").startswith(SIZING_OFF)
         return Written(root, token, branch.seal(), rows, slow=slow)
     except Fenced:
         if last_decided(client, root) < token:
@@ -194,7 +194,7 @@ def commit(options: SinkOptions, root: str | None, token: int, messages: Sequenc
     if branches:
         await_visible(client, root, branches)
     if any(one.slow for one in written):
-        warn_of_slow_headers()
+        warn_of_slow_arrays()
     if not answer.decided_now and answer.last_token > token:
         logger.warning(
             "batch %s of %r was dropped: a later one, %s, is decided. The checkpoint was rewound, or another query has"
@@ -217,10 +217,11 @@ def abandon_with_late_tasks(
 
 
 @cache
-def warn_of_slow_headers() -> None:
+def warn_of_slow_arrays() -> None:
     """Once in a process, whose standard error is the driver's."""
     logger.warning(
-        "Spark measures every row that it hands over, which is slow when the column 'headers' holds NULLs. Turn it off"
+        "Spark measures every row that it hands over, which is slow when a column of arrays ('headers') holds NULLs,"
+        " also one that is not written. Turn it off"
         ' before the query starts: spark.conf.set("%s", "%s")', SIZING, SIZING_OFF,
     )  # fmt: skip
 
@@ -230,7 +231,7 @@ class _Share:
 
     def __init__(self, options: SinkOptions, branch: Branch) -> None:
         self.opened = False
-        self.null_headers = False
+        self.null_arrays = False
         self._options = options
         self._branch = branch
         self._connected = connected(options.client)
@@ -257,8 +258,7 @@ class _Share:
     def _send(self, waiting: list[pa.RecordBatch]) -> None:
         now_ms = int(time() * 1000)
         chunk = pa.Table.from_batches(waiting)
-        if "headers" in chunk.column_names:
-            self.null_headers |= chunk.column("headers").null_count > 0
+        self.null_arrays |= any(pa.types.is_list(column.type) and column.null_count for column in chunk.columns)
         columns = read(chunk, self._options.topic, now_ms)
         rows, targets = self._placed(columns)
         per_partition = CHUNK_BYTES_PER_PARTITION * len(targets)

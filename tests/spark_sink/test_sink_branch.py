@@ -300,7 +300,7 @@ def test_a_batch_that_is_given_up_leaves_nothing_open_also_of_tasks_that_come_la
     sink.connected(writer._options.client).client.close()
 
 
-def test_null_headers_are_reported_as_slow_unless_spark_does_not_measure_them(
+def test_null_arrays_are_reported_as_slow_unless_spark_does_not_measure_them(
     write: Callable[..., sink.Written], name: str
 ) -> None:
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -308,6 +308,7 @@ def test_null_headers_are_reported_as_slow_unless_spark_does_not_measure_them(
     none = pa.record_batch({"value": ["a", "b"], "headers": pa.array([[], []], kind)})
     sizing_off = Task(spark_sql_execution_arrow_maxBytesPerBatch="2147483647")
     assert write(name, 1, nulls).slow
+    assert write(name, 1, pa.record_batch({"value": ["a", "b"], "not written": pa.array([[1], None])})).slow
     assert not write(name, 1, none).slow
     assert not write(name, 1, nulls, sizing_off).slow
 
@@ -317,12 +318,12 @@ def test_the_warnings_name_the_line_to_set_and_the_batch_that_was_dropped(
 ) -> None:
     rows = pa.record_batch({"value": ["a"]})
     options = read_sink_options({"kafka.bootstrap.servers": bootstrap, "topic": "t"}, streaming=True)
-    sink.warn_of_slow_headers.cache_clear()
+    sink.warn_of_slow_arrays.cache_clear()
     for token, slow in ((3, True), (4, True), (2, False)):
         sink.commit(options, name, token, [replace(write(name, token, rows), slow=slow), None])
     sink.connected(options.client).client.close()
-    slow_headers, dropped = [record.getMessage() for record in caplog.records]
-    assert 'spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", "2147483647")' in slow_headers
+    slow_arrays, dropped = [record.getMessage() for record in caplog.records]
+    assert 'spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", "2147483647")' in slow_arrays
     assert f"batch 2 of '{name}' was dropped: a later one, 4" in dropped
 
 
