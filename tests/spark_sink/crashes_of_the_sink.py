@@ -1,4 +1,7 @@
-"""A driver killed at each point where its death means something else, and started again on the same checkpoint."""
+"""A driver killed at each point where its death means something else, and started again on the same checkpoint.
+
+A minute and a half on a quiet machine, nearly all of it Spark's start; which is why it has a command of its own.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from tests.peers.process import ROOT
 from tests.spark_sink.dying_driver import DEATHS, FILES, ROWS_PER_FILE
 from tests.spark_sink.reading import values
 
-SECONDS_PER_DRIVER = 300  # fifteen, but on a busy machine Spark alone takes a minute to start
+SECONDS_PER_DRIVER = 900  # thirty; two hundred beside twelve busy loops on two cores. Who needs more hangs
 KILLED = -9
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(4 * SECONDS_PER_DRIVER)
 def test_every_row_is_there_once_wherever_the_driver_dies(bootstrap: str, topics: Topics, tmp_path: Path) -> None:
     """Killed while writing, when all is sealed and nothing decided, and when it is decided and Spark has not noted it;
     and one decision whose answer is lost: each in a batch of its own, each time started again. In the last batch no
@@ -32,14 +35,12 @@ def test_every_row_is_there_once_wherever_the_driver_dies(bootstrap: str, topics
         mine = rows[number * ROWS_PER_FILE :][:ROWS_PER_FILE]
         (tmp_path / "input" / f"{number}.txt").write_text("\n".join(mine) + "\n")
 
-    statuses: list[int] = []
-    while not statuses or statuses[-1] != 0:
-        assert len(statuses) <= len(DEATHS), f"{statuses}\n{(tmp_path / 'drivers.log').read_text()[-5000:]}"
-        statuses.append(run_driver(bootstrap, topic, tmp_path))
+    deaths = len(DEATHS) - 1  # the lost answer ends the query alone
+    statuses = [run_driver(bootstrap, topic, tmp_path) for _ in range(deaths + 1)]
 
+    assert statuses == [KILLED] * deaths + [0], (tmp_path / "drivers.log").read_text()[-5000:]
     happened = sorted(file.name for file in (tmp_path / "happened").iterdir())
     assert happened == sorted(f"{batch} {point}" for batch, point in DEATHS.items())
-    assert statuses.count(KILLED) == len(DEATHS) - 1, "the lost answer ends the query, the others the process"
     assert values(bootstrap, topic) == rows
 
 
