@@ -60,7 +60,7 @@ class File(Protocol):
         """What was appended before the call is durable when it returns."""
 
     def fileno(self) -> int | None:
-        """A descriptor for `sendfile`, valid until the next await; None where there is none."""
+        """A descriptor to read or map, valid until the next await; None where there is none."""
 
     def pin(self) -> None:
         """Keep the bytes readable until `unpin`, whatever happens to the name and to the descriptor's turn."""
