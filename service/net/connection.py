@@ -258,7 +258,9 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
                 return True  # not known yet what it is, and nothing is allocated for it yet
             if unpack_size_and_key(buffer, start)[1] == PRODUCE:
                 return True
-        logger.warning("%s announced a request of %d bytes; its connection is closed", self.peer, size)
+        logger.warning(
+            "%s announced a request of %d bytes%s; its connection is closed", self.peer, size, _what_it_speaks(size)
+        )
         return False
 
     def _close_in_turn(self, end: int) -> int:
@@ -403,3 +405,13 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
     def abort(self) -> None:
         """Ends the connection now."""
         self._transport.abort()
+
+
+def _what_it_speaks(size: int) -> str:
+    """Whoever does not speak Kafka's protocol begins with four bytes that are no size, and tell what it is."""
+    first = size.to_bytes(4, "big", signed=True)
+    if first[:2] == b"\x16\x03":
+        return " (as a TLS client does; this listener speaks plain text)"
+    if first in (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"PRI "):
+        return " (as an HTTP client does)"
+    return ""

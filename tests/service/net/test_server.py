@@ -93,6 +93,38 @@ def test_a_length_that_is_not_granted_ends_the_connection(loop: str, start: byte
     run(loop, main)
 
 
+@pytest.mark.parametrize(
+    ("start", "what"),
+    [(b"GET / HTTP/1.1\r\n", "as an HTTP client does"), (b"\x16\x03\x01\x02\x00\x01", "as a TLS client")],
+)
+def test_who_speaks_another_language_is_recognized(start: bytes, what: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with serving(EchoDoor()) as server:
+            peer = await connect(server)
+            await peer.send(start)
+            assert await peer.closed()
+
+    run("uvloop", main)
+    assert what in caplog.text
+
+
+def test_who_comes_when_descriptors_are_short_is_refused_waiting_ones_counted() -> None:
+    async def main() -> None:
+        room = Room(lambda: 1, at_all=2)
+        async with serving(EchoDoor(), room=room) as server:
+            first = await connect(server)
+            await until(lambda: server.connections == 1)
+            waiting = await connect(server)
+            await until(lambda: len(room.waiting) == 1)
+            refused = await connect(server)
+            assert await refused.closed()
+            first.close()
+            await until(lambda: not room.waiting)
+            waiting.close()
+
+    run("uvloop", main)
+
+
 def test_a_long_frame_holds_memory_for_what_came_not_for_what_it_says() -> None:
     async def main() -> None:
         async with serving(EchoDoor()) as server:
