@@ -51,6 +51,11 @@ class Endpoint(NamedTuple):
     port: int
     protocol: str
 
+    @property
+    def address(self) -> str:
+        """As one writes it for a client."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host or '*'}:{self.port}"
+
 
 # --- one broker's configuration --------------------------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ async def listen(broker: Broker, connections_max: int = MAX_INT) -> list[Server[
         try:
             server = await serve(loop, endpoint.host or None, endpoint.port, door, limits, room)
         except OSError as error:
-            raise StartError(f"can't listen on {endpoint.host or '*'}:{endpoint.port}: {error.strerror}") from None
+            raise StartError(f"can't listen on {endpoint.address}: {error.strerror}") from None
         ports[endpoint.listener] = server.port
         servers.append(server)
     advertised = broker.config.advertised_endpoints()

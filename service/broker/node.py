@@ -172,7 +172,7 @@ class Broker:
 
     async def register(self, endpoints: Sequence[Endpoint]) -> None:
         """Join the cluster and lead what the metadata gives us; afterwards requests are answered."""
-        self.bootstrap = f"{endpoints[0].host}:{endpoints[0].port}"
+        self.bootstrap = endpoints[0].address
         self.metadata.subscribe(self._follow)
         try:
             await self.metadata.register(tuple(endpoints), rack=self.config.broker_rack, clean=self._was_clean)

@@ -120,7 +120,7 @@ def _log_to_stderr() -> None:
 
 def _check_port(endpoint: Endpoint) -> None:
     """Say that a port is taken before logs are opened and recovered for nothing."""
-    where = f"{endpoint.host or '*'}:{endpoint.port}"
+    where = endpoint.address
     try:
         found = socket.getaddrinfo(
             endpoint.host or None, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -68,6 +68,14 @@ def test_the_banner_has_the_address_the_folder_and_lines_to_copy(tmp_path: Path)
         _try_the_lines_of(banner, data)
 
 
+def test_an_ipv6_address_is_printed_as_clients_read_it(tmp_path: Path) -> None:
+    if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    with Serving("--host", "::1", "--port", "0", "--data", str(tmp_path / "data")) as serving:
+        assert serving.bootstrap.startswith("[::1]:")
+        assert oncelog("produce", "orders", stdin=b"one\n", bootstrap=serving.bootstrap).status == 0
+
+
 def _try_the_lines_of(banner: str, data: Path) -> None:
     assert str(data) in banner
     address = banner.partition("bootstrap address")[2].split()[0]
