@@ -193,7 +193,7 @@ static int transact(long messages, size_t size) {
     char *text = payload(size), extra[128];
     must(rd_kafka_init_transactions(rk, 60000), "init");
     must(rd_kafka_begin_transaction(rk), "begin");
-    long ended = 0, aborted = 0;
+    long ended = 0, aborted = 0, lost = 0, since = 0;
     double began = seconds_now(), opened = began;
     for (long n = 0; n < messages; n++) {
         hand_over(rk, where, text, size, NULL);
@@ -206,13 +206,15 @@ static int transact(long messages, size_t size) {
             must(rd_kafka_flush(rk, 60000) ? rd_kafka_error_new(RD_KAFKA_RESP_ERR__TIMED_OUT, "flush") : NULL, "flush");
             must(rd_kafka_abort_transaction(rk, 60000), "abort");
             aborted++;
+            lost += n + 1 - since;
         } else must(rd_kafka_commit_transaction(rk, 60000), "commit");
         must(rd_kafka_begin_transaction(rk), "begin");
-        opened = seconds_now();
+        opened = seconds_now(), since = n + 1;
     }
     must(rd_kafka_commit_transaction(rk, 60000), "commit");
     wait_for_everything(rk);
-    snprintf(extra, sizeof extra, ", \"transactions\": %ld, \"aborted\": %ld", ended + 1, aborted);
+    snprintf(extra, sizeof extra, ", \"transactions\": %ld, \"aborted\": %ld, \"committed_messages\": %ld", ended + 1, aborted,
+             messages - lost);
     return finish(extra, seconds_now() - began, acknowledged, (double)size);
 }
 
