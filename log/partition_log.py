@@ -257,6 +257,7 @@ class PartitionLog:
         if last is not None and not last.sealed:
             last.seal()
             self._unsynced.append(last)
+            self._active = None  # also if the next one can't be made now
         segment = self._start_segment(now_ms)
         if last is not None:
             self._take_snapshot()

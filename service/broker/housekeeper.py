@@ -1,5 +1,5 @@
 """What must be done from time to time: expired segments removed, rolled ones made durable, recovery points moved,
-idle producers forgotten.
+idle producers forgotten; and whether the data folders are still there.
 
 One partition after the other, with a pause after each that did something, so that the work never crowds out what
 clients wait for. A disk fault takes the
@@ -7,6 +7,7 @@ folder out of service; the round goes on elsewhere.
 """
 
 import asyncio
+import errno
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -15,6 +16,7 @@ from log.config import UNLIMITED
 from log.disk import DiskFault
 from log.ids import TopicPartition
 from log.manifest import write_recovery_points
+from service.broker.data_folder import META_FILE
 from service.broker.log_folder import LogFolder
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
@@ -46,6 +48,7 @@ class Housekeeper:
         while True:
             await asyncio.sleep(FLUSH_CHECK_MS / 1000)
             now_s = clock.monotonic()
+            self._look_for_folders()
             await self._each(self._flush_rolled)
             if now_s - retention_s >= self._config.log_retention_check_interval_ms / 1000:
                 retention_s = now_s
@@ -57,6 +60,14 @@ class Housekeeper:
             if now_s - producers_s >= self._config.producer_id_expiration_check_interval_ms / 1000:
                 producers_s = now_s
                 await self._each(self._forget_idle_producers)
+
+    def _look_for_folders(self) -> None:
+        """Files that are open can be written and synced long after somebody has removed their folder; nothing of it is
+        there after the stop.
+        """
+        for folder in self._folders:
+            if folder.failed is None and not folder.disk.exists(META_FILE):
+                folder.fail(DiskFault(errno.ENOENT, "the data folder was removed or emptied", META_FILE))
 
     async def _each(self, work: Callable[[Partition], Awaitable[None]]) -> None:
         for count, partition in enumerate(self._partitions):

@@ -34,7 +34,7 @@ from isolation.stable import StableOffsets
 from log.batch import TRANSACTIONAL, BatchHeader, CorruptBatch, read_header, restamp, set_log_append_time
 from log.config import LogConfig
 from log.control import ControlType, build_marker
-from log.disk import DiskFault, FileSlice
+from log.disk import NO_DESCRIPTORS, DiskFault, FileSlice
 from log.ids import TopicId, TopicPartition
 from log.partition_log import PartitionLog
 from log.replica import ReplicaSet
@@ -261,6 +261,8 @@ class Partition:
             log.append(records, header, now_ms=now_ms)
         except (DiskFault, CorruptBatch) as error:
             self.folder.blame(error, self.topic_partition)
+            if isinstance(error, DiskFault) and error.errno in NO_DESCRIPTORS:
+                return OFFLINE  # but not for long
             if not self.offline:  # the disk is fine, but the segment that is written to is not
                 logger.critical("%s is damaged and no longer served", self.topic_partition)
                 self.fail()

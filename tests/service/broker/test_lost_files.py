@@ -6,7 +6,9 @@ producer's too; one rotten batch ended the compaction of every topic.
 """
 
 import asyncio
+import errno
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -61,10 +63,10 @@ async def write(stage: Stage, topic: str, count: int) -> None:
         await committed
 
 
-async def error_of_write(stage: Stage, topic: str) -> ErrorCode:
+async def error_of_write(stage: Stage, topic: str, *, timestamp_ms: int = 1) -> ErrorCode:
     partition = stage.broker.partitions.get(TopicPartition(topic, 0))
     assert partition is not None
-    batch = bytearray(build_batch([(b"k", b"v", (), 1)]))
+    batch = bytearray(build_batch([(b"k", b"v", (), timestamp_ms)]))
     refused = partition.append_from_client(memoryview(batch), acks=1, now_ms=RealClock.wall_ms())
     return ErrorCode.NONE if isinstance(refused, Appended) else refused.error
 
@@ -267,5 +269,57 @@ def test_housekeeping_that_meets_rot_goes_on_with_the_next_partition(tmp_path: P
         await housekeeper._each(work)
         assert sorted(visited) == ["bills", "orders"]
         assert stage.broker.folders[0].failed is None
+
+    on_stage(tmp_path, scene, SETTINGS)
+
+
+def test_a_data_folder_that_is_emptied_under_the_broker_is_out_of_service(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is open can be written for ever, and all of it would be gone after the stop."""
+    data, other = tmp_path / "data", tmp_path / "other"
+    data.mkdir()
+    other.mkdir()
+
+    async def scene(stage: Stage) -> None:
+        await two_topics(stage)
+        hit, spared = sorted(("orders", "bills"), key=lambda topic: (other / f"{topic}-0").exists())
+        for path in data.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        await until(lambda: stage.broker.folders[0].failed is not None)
+        assert f"{data} is out of service: [Errno 2] the data folder was removed or emptied" in caplog.text
+        assert await error_of_write(stage, hit) is ErrorCode.KAFKA_STORAGE_ERROR
+        await write(stage, spared, 1)
+
+    on_stage(data, scene, SETTINGS, more_folders=[other])
+    assert not list(data.iterdir()), "nothing is written there at the stop"
+
+
+def test_a_write_that_finds_no_descriptor_is_refused_and_the_next_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time it is a roll that was begun: nothing may be added to the segment that has ended."""
+    short = False
+    really_open = os.open
+
+    def open_if_there_is_one(path: str, flags: int, mode: int = 0o777) -> int:
+        if short and str(path).endswith(".log"):
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        return really_open(path, flags, mode)
+
+    async def scene(stage: Stage) -> None:
+        nonlocal short
+        monkeypatch.setattr("log.disk.os.open", open_if_there_is_one)
+        await stage.create("orders", segment_ms="1")
+        partition = await served(stage, "orders")
+        for segments in (1, 2):
+            short = True
+            assert await error_of_write(stage, "orders", timestamp_ms=segments * 1000) is ErrorCode.KAFKA_STORAGE_ERROR
+            assert await error_of_write(stage, "orders", timestamp_ms=segments) is ErrorCode.KAFKA_STORAGE_ERROR
+            short = False
+            assert await error_of_write(stage, "orders", timestamp_ms=1) is ErrorCode.NONE
+            assert [segment.sealed for segment in partition.log.segments] == [True] * (segments - 1) + [False]
+        assert [header.base_offset for header, _ in partition.log.scan(0)] == [0, 1]
+        assert (partition.offline, stage.broker.folders[0].failed) == (False, None)
 
     on_stage(tmp_path, scene, SETTINGS)
