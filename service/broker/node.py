@@ -275,7 +275,7 @@ class Broker:
     ) -> None:
         topic_partition = TopicPartition(topic.name, index)
         name = folder_of(topic_partition)
-        homes = [folder for folder in self.folders if name in present[folder.name]]
+        homes = found = [folder for folder in self.folders if name in present[folder.name]]
         if len(homes) > 1 or any(name not in manifests[folder.name] for folder in homes):
             homes = [folder for folder in homes if self._is_of(topic, folder, name)]
         if len(homes) > 1:
@@ -291,7 +291,7 @@ class Broker:
             await self.env.blocking(self._add, topic, index, folder, config, None, point)
             self._report_recovery(topic_partition)
             return
-        for folder in self.folders:
+        for folder in () if found else self.folders:
             known = manifests[folder.name].get(name)
             ended = known.end_offset if known is not None else points[folder.name].get(topic_partition, 0)
             if ended:
@@ -455,11 +455,12 @@ class Broker:
             self._follow_topic(None, successor, config_changed=False)
 
     async def _remove(self, partition: Partition) -> None:
+        # In this order: should a crash come in between, the folder is there to say whose the point was.
+        await self.housekeeper.forget_point(partition)
         try:
             await partition.log.discard()
         except DiskFault as fault:
             partition.folder.fail(fault)
-        await self.housekeeper.forget_point(partition)
 
     def _lead_or_not(self, partition: Partition) -> None:
         state = self.metadata.image.partition(partition.topic_partition)
