@@ -222,7 +222,7 @@ class _Cleaning:
                 if record.key is not None:
                     keys[_name_of(record.key)] = record.offset
         except CorruptBatch:
-            self.report.unreadable_batches += 1
+            return  # it is counted when it is kept
 
     # -- second reading: what stays?
 

@@ -66,7 +66,14 @@ class Compactor:
         except (DiskFault, CorruptBatch) as error:
             partition.folder.blame(error, partition.topic_partition)
             return
-        logger.info("%s: compacted %s", partition.topic_partition, report)
+        if report.unreadable_batches:
+            logger.error(
+                "%s: %d damaged batch(es) stay as they are; `oncelog log verify` on the stopped broker's folder"
+                " shows where",
+                *(partition.topic_partition, report.unreadable_batches),
+            )
+        if report.swapped:
+            logger.info("%s: compacted %s", partition.topic_partition, report)
 
 
 async def breathe() -> None:

@@ -308,7 +308,7 @@ def test_a_batch_that_cant_be_opened_is_kept_as_it_is() -> None:
     bench.disk.files[path].data[first + 61 : first + 65] = b"\xff" * 4
     report = asyncio.run(bench.clean())
     assert report is not None
-    assert report.unreadable_batches == 2  # once in each reading
+    assert report.unreadable_batches == 1
     assert offsets(bench) == [0, 1, 2]
 
 
@@ -322,7 +322,7 @@ def test_a_batch_that_rotted_is_not_given_a_new_checksum() -> None:
     stored[stored.index(b"right")] ^= 1
     report = asyncio.run(bench.clean())
     assert report is not None
-    assert report.unreadable_batches == 2  # once in each reading
+    assert report.unreadable_batches == 1
     assert [checksum_ok(batch, header) for header, batch in bench.log.scan(0)] == [False, True]
 
 

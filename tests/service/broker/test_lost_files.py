@@ -235,6 +235,25 @@ def test_a_file_that_cannot_be_read_is_the_misfortune_of_its_partition_alone(
     on_stage(tmp_path, after, SETTINGS, metadata=metadata)
 
 
+def test_compaction_tells_of_damaged_batches_and_leaves_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", cleanup_policy="compact")
+        await write(stage, "orders", 3)
+        file = tmp_path / "orders-0" / f"{0:020}.log"
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+        log = (await served(stage, "orders")).log
+        log.roll(RealClock.wall_ms())
+        await write(stage, "orders", 1)
+        await until(lambda: "orders-0: 1 damaged batch(es) stay" in caplog.text)
+        await until(lambda: log.segments[0].size_bytes < len(data))
+        # Nobody knows that the damaged batch was the key's last, so the one before stays too.
+        assert [header.base_offset for header, _ in log.scan(0)] == [1, 2, 3]
+
+    on_stage(tmp_path, scene, {**SETTINGS, "log.cleaner.backoff.ms": "1"})
+
+
 def test_a_rotten_segment_does_not_stop_compaction_elsewhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     metadata = MemoryServer(RealClock())
     caplog.set_level(logging.INFO)
