@@ -27,6 +27,7 @@ from service.config import BrokerConfig
 from service.net.server import Limits, Room, Server, serve
 from service.settings import MAX_INT
 
+STORE_FILE: Final = "meta.db"
 DESCRIPTORS_ELSEWHERE: Final = 256
 """For the metadata store, listeners, files that are being synced or sent, and connections that come all at once."""
 
@@ -68,11 +69,12 @@ async def run_broker(
 
 
 def store_url(config: BrokerConfig) -> str:
-    """Where the metadata is: beside the data, unless configured."""
+    """Where the metadata is: beside the data, unless configured. Folders may be named in another order than before."""
     if config.store_url is not None:
         return config.store_url
+    paths = [f"{folder}/{STORE_FILE}" for folder in config.data_folders]
     # A folder's name may hold what means something else in a URL.
-    return URL.create("sqlite", database=f"{config.data_folders[0]}/meta.db").render_as_string()
+    return URL.create("sqlite", database=next(filter(os.path.exists, paths), paths[0])).render_as_string()
 
 
 class Descriptors(NamedTuple):

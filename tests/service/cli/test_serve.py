@@ -127,6 +127,16 @@ def test_an_unwritable_folder_is_told(tmp_path: Path) -> None:
     assert ended.err == f"oncelog: the data folder {data} can't be written: Permission denied\n"
 
 
+def test_data_folders_may_be_named_in_another_order_and_more_be_added_anywhere(tmp_path: Path) -> None:
+    one, two, three = (str(tmp_path / name) for name in ("one", "two", "three"))
+    for number, folders in enumerate(((one, two), (two, one), (three, one, two))):
+        with Serving("--data", ",".join(folders), "--host", "127.0.0.1", "--port", "0") as serving:
+            wrote = oncelog("produce", "orders", stdin=b"x\n", bootstrap=serving.bootstrap)
+            assert wrote.status == 0, wrote
+            assert oncelog("consume", "orders", "-e", bootstrap=serving.bootstrap).out == "x\n" * (number + 1)
+            assert serving.stop().status == 0
+
+
 def test_it_does_not_run_without_its_assertions(tmp_path: Path) -> None:
     ended = _refused("--port", "0", "--data", str(tmp_path / "data"), prefix=("env", "PYTHONOPTIMIZE=1"))
     assert "does not run under python -O" in ended.err
