@@ -9,6 +9,7 @@ import math
 import os
 import resource
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from sqlalchemy import URL
@@ -86,13 +87,15 @@ class Descriptors(NamedTuple):
 
 def share_descriptors(folders: int) -> Descriptors:
     """As many as the system grants, shared out: connections must never take what a log needs to be written."""
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit != most:  # what shells start with is meant for programs that can't count beyond 1024
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # not every system grants what it calls its hard limit
+        # What shells start with is meant for programs that can't count beyond 1024.
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    if most == resource.RLIM_INFINITY:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
         return Descriptors(OPEN_FILES_MAX, MAX_INT)
-    files = min(OPEN_FILES_MAX, most // (4 * folders))
-    return Descriptors(files, most - files * folders - min(DESCRIPTORS_ELSEWHERE, most // 4))
+    files = min(OPEN_FILES_MAX, limit // (4 * folders))
+    return Descriptors(files, limit - files * folders - min(DESCRIPTORS_ELSEWHERE, limit // 4))
 
 
 def limits_of(config: BrokerConfig) -> Limits:
