@@ -193,8 +193,9 @@ class ProducerStates:
             goes_on = first_offset is not None and epoch == current_epoch
             if needs_guard and not goes_on and not self._has_guard(producer_id, guard):
                 return NotInTransaction()
-        if from_client and (refused := self._check_sequence(header, current_epoch, newest, known=True)) is not None:
-            return refused
+        expected = 0 if epoch != current_epoch else next_sequence(newest)
+        if from_client and header.base_sequence != expected:
+            return OutOfOrder(header.base_sequence, expected)
         if first_offset is not None and not header.attributes & TRANSACTIONAL:
             return TransactionOpen(first_offset)
         return ACCEPTED
@@ -204,29 +205,30 @@ class ProducerStates:
         if transactional and needs_guard and not self._has_guard(header.producer_id, guard):
             return NotInTransaction()
         if origin is Origin.CLIENT:
-            refused = self._check_sequence(header, NO_EPOCH, NO_SEQUENCE, known=False)
+            refused = self._check_beginning(header)
             if refused is not None:
                 return refused
         if len(self._producers) >= self._limit:
             return TooManyProducers(self._limit)
         return ACCEPTED
 
-    def _check_sequence(
-        self, header: BatchHeader, current_epoch: int, newest: int, *, known: bool
-    ) -> OutOfOrder | None:
+    def _check_beginning(self, header: BatchHeader) -> OutOfOrder | None:
+        """A producer's state may have expired, so it may begin with any sequence, unless more is known of it by what is
+        being verified.
+
+        Kafka looks at that for known producers, too: a late copy of an old batch that is not confirmed then bars all
+        that follow.
+        """
         sequence = header.base_sequence
         verifying = self._verifying.get(header.producer_id)
-        if verifying is not None:
-            if verifying.newest_protocol and newest == NO_SEQUENCE and sequence != 0:
-                return OutOfOrder(sequence, 0)
-            if sequence > verifying.lowest_sequence:
-                # A batch before this one is still being verified, and would be out of order for ever if this one
-                # passed it.
-                return OutOfOrder(sequence, verifying.lowest_sequence)
-        if not known:
-            return None  # its state may have expired: any sequence is a beginning
-        expected = 0 if header.producer_epoch != current_epoch else next_sequence(newest)
-        return None if sequence == expected else OutOfOrder(sequence, expected)
+        if verifying is None:
+            return None
+        if verifying.newest_protocol and sequence != 0:
+            return OutOfOrder(sequence, 0)
+        if sequence > verifying.lowest_sequence:
+            # A batch before this one is still being verified, and would be out of order for ever if this one passed it.
+            return OutOfOrder(sequence, verifying.lowest_sequence)
+        return None
 
     def check_marker(self, header: BatchHeader, *, coordinator_epoch: int, transaction_version: int) -> Verdict:
         """Whether a coordinator's marker may be appended.

@@ -413,6 +413,18 @@ def test_a_later_batch_may_not_pass_one_that_is_being_verified() -> None:
     assert partition.write(sequence=2, transactional=True) is ACCEPTED
 
 
+@rule("B.2", "a copy of an old batch that comes late, and is not confirmed, holds up nothing that goes on")
+@pytest.mark.parametrize("old", [0, 1], ids=["older than the window", "in the window"])
+def test_a_late_copy_bars_nobody(old: int) -> None:
+    partition = Partition()
+    for sequence in range(6):
+        partition.write(sequence=sequence, transactional=True)
+    partition.end(epoch=0, version=0)
+    partition.verify(sequence=old, newest=False)
+    guard = partition.verify(sequence=6, newest=False)
+    assert partition.write(sequence=6, transactional=True, guard=guard, needs_guard=True) is ACCEPTED
+
+
 @rule("B.1", "a lower sequence that comes later lowers the barrier, a higher epoch sets it anew")
 def test_the_barrier_follows_the_lowest_sequence_of_the_highest_epoch() -> None:
     partition = Partition()
