@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import service.api.add_offsets_to_txn
+import service.api.add_partitions_to_txn
+import service.api.end_txn
+import service.api.init_producer_id
+import service.broker.transaction_gate
 from log.batch import CHECKED_FROM, CONTROL, CRC_AT, build_batch, crc32c, restamp
 from log.ids import TopicPartition
 from service.broker.partition import Partition
@@ -26,7 +31,8 @@ from service.wire.messages import (
     TxnOffsetCommitRequestTopic,
 )
 from tests.rules import rule
-from tests.service.api.txn_stage import UNCOMMITTED, TxnStage, Writer, on_txn_stage, values
+from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.api.txn_stage import FEW, UNCOMMITTED, TxnStage, Writer, find_coordinator, on_txn_stage, values
 
 NONE = ErrorCode.NONE
 LOADING, ELSEWHERE = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR
@@ -60,6 +66,17 @@ async def _commit_offsets(stage: TxnStage, writer: Writer) -> int:
     return (await stage.ask(request, 5)).topics[0].partitions[0].error_code
 
 
+async def _write(stage: TxnStage, writer: Writer) -> int:
+    return await writer.write("orders", "second")
+
+
+PATIENT = (
+    service.api.add_offsets_to_txn,
+    service.api.add_partitions_to_txn,
+    service.api.end_txn,
+    service.api.init_producer_id,
+    service.broker.transaction_gate,
+)
 TRANSACTIONS: tuple[Ask, ...] = (_init, _add, _add_offsets, _end, _describe)
 
 
@@ -106,6 +123,57 @@ def test_a_write_whose_coordinator_is_elsewhere_may_be_sent_again(tmp_path: Path
         for version in (9, 12):
             assert await writer.write("orders", "value", version=version) == ErrorCode.NOT_ENOUGH_REPLICAS
         assert await values(stage, "orders", UNCOMMITTED) == []
+
+    on_txn_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    "ask", [_init, _add, _add_offsets, _end, _write, _commit_offsets], ids=lambda ask: ask.__name__
+)
+@rule("B.4", "51 for who waits for the markers of the last transaction in vain, in every transactional API")
+def test_markers_that_do_not_arrive(tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody waits a while for them, here for a moment only."""
+    for edge in PATIENT:
+        monkeypatch.setattr(edge, "PATIENCE_MS", 20)
+
+    async def scene(stage: TxnStage) -> None:
+        stage.broker.marker_courier.post = lambda *owed: None  # type: ignore[method-assign]
+        writer = Writer(stage, "pay")
+        await writer.init()
+        await writer.write("orders", "first")
+        await writer.end(commit=True)
+        assert await ask(stage, writer) == ErrorCode.CONCURRENT_TRANSACTIONS
+        assert await writer.write("orders", "older client's", version=11) == ErrorCode.NOT_ENOUGH_REPLICAS
+
+    on_txn_stage(tmp_path, scene)
+
+
+@rule("B.4", "AddOffsetsToTxn makes the topic of groups where there is none, and says 15 until it is there")
+def test_offsets_before_there_is_a_group_coordinator(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        here = TxnStage(stage.broker)
+        await find_coordinator(here, "pay")
+        writer = Writer(here, "pay")
+        await writer.init()
+        assert await _add_offsets(here, writer) == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        await find_coordinator(here, "group", key_type=0)
+        assert await _add_offsets(here, writer) == NONE
+
+    on_stage(tmp_path, scene, FEW)
+
+
+@rule("B.1", "a partition that remembers as many producers as it may refuses the next one, and no other (44)")
+def test_one_producer_too_many(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        first, second = Writer(stage, "pay"), Writer(stage, "ship")
+        await first.init()
+        await second.init()
+        partition = stage.broker.partitions.get(TopicPartition("orders", 0))
+        assert partition is not None
+        partition.producers._limit = 1
+        assert await first.write("orders", "a", plain=True) == NONE
+        assert await second.write("orders", "b", plain=True) == ErrorCode.POLICY_VIOLATION
+        assert await first.write("orders", "c", sequence=1, plain=True) == NONE
 
     on_txn_stage(tmp_path, scene)
 
