@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import sys
 import time
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import idempotence.producers
+import idempotence.sequence
 import log.recovery
 import service.api.produce
 import service.broker.acceptance
@@ -24,9 +27,11 @@ import service.broker.node
 import txn.coordinator
 import txn.decisions
 from idempotence.producers import ProducerStates
+from idempotence.sequence import MAX_SEQUENCE
 from idempotence.verdicts import ACCEPTED, Duplicate, Fenced, Verdict
+from idempotence.window import BATCH, KEPT_BEFORE_PUSH
 from isolation.stable import StableOffsets
-from log.batch import BatchHeader
+from log.batch import BatchHeader, Buffer
 from log.checkpoints import START_OFFSET, read_offset
 from log.disk import Disk, DiskFault, FileSlice
 from log.manifest import MANIFEST, Manifest, read_and_remove_manifest, write_recovery_points
@@ -37,10 +42,11 @@ from service.broker.housekeeper import Housekeeper
 from service.broker.log_folder import LogFolder
 from service.broker.partition import Partition
 from service.broker.shard import Shard
-from service.broker.transaction_gate import TransactionGate
+from service.broker.transaction_gate import TransactionGate, Writer
 from service.groups.coordinator import GroupCoordinator
 from service.wire.error_codes import ErrorCode
 from tests.sim.run import Simulation, replaced, run
+from txn.commands import EndTransaction
 from txn.coordinator import TxnCoordinator
 from txn.markers import SendMarkers
 from txn.states import Txn
@@ -54,6 +60,13 @@ class Mutant:
     story: str
     plant: Callable[[], contextlib.AbstractContextManager[None]]
     transactional: bool = False  # only seeds with transactions can show it
+
+
+class OneTooEarly(int):
+    """As a mask of sequences, makes them begin anew one number too early."""
+
+    def __rand__(self, number: int) -> int:
+        return number % int(self)
 
 
 class Agreeable(int):
@@ -323,6 +336,60 @@ def no_fence_when_time_is_up() -> contextlib.AbstractContextManager[None]:
     return replaced(txn.coordinator, "fence", fence)
 
 
+@contextlib.contextmanager
+def transactions_of_one_epoch() -> Iterator[None]:
+    """An end moves no epoch, and markers begin the sequences anew: requests of one transaction fit the next."""
+    decide_end = txn.decisions.decide_end
+    original = ProducerStates._apply_marker
+
+    def decide(ending: Txn | None, ask: EndTransaction, **circumstances: Any) -> Any:
+        return decide_end(ending, dataclasses.replace(ask, transaction_version=0), **circumstances)
+
+    def apply_marker(view: ProducerStates, header: BatchHeader, batch: Buffer) -> None:
+        view._producers.pop(header.producer_id, None)
+        original(view, header, batch)
+
+    with replaced(txn.coordinator, "decide_end", decide), replaced(ProducerStates, "_apply_marker", apply_marker):
+        yield
+
+
+@contextlib.contextmanager
+def writes_not_confirmed() -> Iterator[None]:
+    """No guard: whoever has the epoch that a partition knows may open a transaction there."""
+    original = ProducerStates.check
+
+    def check(view: ProducerStates, header: BatchHeader, **circumstances: Any) -> Verdict:
+        return original(view, header, **{**circumstances, "needs_guard": False})
+
+    async def admit(gate: TransactionGate, partition: Partition, writer: Writer, **limits: Any) -> Any:
+        return await confirm(gate, partition, writer, **limits) if writer.adds_itself else None
+
+    confirm = TransactionGate.admit
+    with replaced(ProducerStates, "check", check), replaced(TransactionGate, "admit", admit):
+        yield
+
+
+@contextlib.contextmanager
+def sequences_wrap_one_too_early() -> Iterator[None]:
+    mask = OneTooEarly(MAX_SEQUENCE)
+    with replaced(idempotence.producers, "MAX_SEQUENCE", mask), replaced(idempotence.sequence, "MAX_SEQUENCE", mask):
+        yield
+
+
+def window_of_four() -> contextlib.AbstractContextManager[None]:
+    return replaced(idempotence.producers, "KEPT_BEFORE_PUSH", KEPT_BEFORE_PUSH - BATCH.size)
+
+
+def aborts_of_long_ago_listed() -> contextlib.AbstractContextManager[None]:
+    """A reader who never meets their markers hides what the same producer committed later."""
+    original = StableOffsets.aborted
+
+    def aborted(view: StableOffsets, fetch_offset: int, end_offset: int) -> list[tuple[int, int]]:
+        return original(view, 0, end_offset)
+
+    return replaced(StableOffsets, "aborted", aborted)
+
+
 MUTANTS = (
     Mutant("ack before fsync", "acks=all is answered when the batch is in the page cache", acknowledge_before_fsync),
     Mutant("high watermark ahead of the disk", "readers see what is not durable yet", high_watermark_ahead_of_the_disk),
@@ -375,6 +442,26 @@ MUTANTS = (
         True,
     ),
     Mutant("no fence when time is up", "an abort by time leaves the epoch as it was", no_fence_when_time_is_up, True),
+    Mutant(
+        "transactions of one epoch",
+        "an end that comes late ends the next transaction (KAFKA-17754)",
+        transactions_of_one_epoch,
+        True,
+    ),
+    Mutant(
+        "writes not confirmed",
+        "a write of an older client that comes late opens a transaction (KIP-890)",
+        writes_not_confirmed,
+        True,
+    ),
+    Mutant("sequences wrap too early", "modulo 2^31 - 1 (kfake)", sequences_wrap_one_too_early, True),
+    Mutant("window of four", "the fifth last batch is not recognized", window_of_four, True),
+    Mutant(
+        "aborts of long ago listed",
+        "readers hide what was committed (Bufstream 0.1.0)",
+        aborts_of_long_ago_listed,
+        True,
+    ),
 )
 
 

@@ -31,10 +31,12 @@ from tests.sim.disk import SimDisk
 from tests.sim.env import SimEnv
 from tests.sim.faults import Fate
 from tests.sim.history import Crash, FinalLog, History, Record
+from tests.sim.idempotent import IdempotentWriter
 from tests.sim.plan import Plan, draw_plan
-from tests.sim.transactions import fetch_committed, transactional_actors
+from tests.sim.postman import Postman
+from tests.sim.transactions import CommittedReader, Transactor, fetch_committed
 from tests.sim.txn_checkers import TXN_CHECKERS
-from tests.sim.workload import BROKER, PORT, Clients, Reader, forever, start_clients, until_true
+from tests.sim.workload import BROKER, PORT, Actor, Clients, Reader, forever, start_clients, until_true
 from tests.sim.world import Host, Stalled, World, come_true
 
 LONGEST_RUN = 1500.0  # virtual seconds
@@ -73,6 +75,26 @@ def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(holder, name, original)
+
+
+def transactional_actors(clients: Clients) -> list[Actor]:
+    """Two ids with two contenders each, one of them transforming input; an idempotent producer; a committed reader;
+    and somebody who delivers what they send late and again.
+    """
+    postman = Postman(clients, "postman")
+
+    def contender(name: str, transactional_id: str, *, transforms: bool, patience: float) -> Transactor:
+        return Transactor(clients, name, transactional_id, postman, transforms=transforms, patience=patience)
+
+    return [
+        contender("mover1", "moves", transforms=True, patience=0.5),
+        contender("mover2", "moves", transforms=True, patience=8.0),
+        contender("feeder1", "feeds", transforms=False, patience=0.5),
+        contender("feeder2", "feeds", transforms=False, patience=8.0),
+        IdempotentWriter(clients, "idempotent"),
+        CommittedReader(clients, "committed reader"),
+        postman,
+    ]
 
 
 class SimStoreFaults(StoreFaults):

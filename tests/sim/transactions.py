@@ -1,9 +1,9 @@
-"""The exactly-once clients of a run: transactions over several partitions, consume-transform-produce, thieves of ids,
-idempotent producers, committed readers.
+"""The transactional clients of a run: transactions over several partitions, consume-transform-produce, thieves of ids,
+committed readers.
 
 They follow Kafka's client rules where correctness rests on them (sequences, fencing, resuming from the group's
 committed offsets after every doubt) and break the others: a client may leave a transaction open, come back under the
-same id, be robbed of it in the middle, or be paused beyond the timeout.
+same id, be robbed of it in the middle, be paused beyond the timeout, or abort while a write of it is on its way.
 
 What always holds: a transaction is `FAILED` in the history only if its commit was never asked for or was refused at the
 first asking, `OK` only if the commit was acknowledged; everything else is unknown.
@@ -43,6 +43,7 @@ from service.wire.messages import (
 )
 from tests.sim.history import CommittedRead, Outcome, Owned, Record, Transaction, Write
 from tests.sim.plan import INPUT, OUTPUT
+from tests.sim.postman import Postman
 from tests.sim.workload import FETCH_BYTES, SETTLE_WITHIN, Actor, Clients, Unanswered
 
 GROUP_KEY, TRANSACTION_KEY = 0, 1
@@ -84,6 +85,16 @@ class Ownership:
     producer_id: int
     epoch: int
     sequences: dict[TopicPartition, int] = field(default_factory=dict)
+    first_sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A batch on its way, and what is written down of it."""
+
+    request: ProduceRequest
+    version: int
+    write: Write
 
 
 class ExactlyOnce(Actor):
@@ -138,7 +149,7 @@ class ExactlyOnce(Actor):
             made.append(f"{name}:{self.clients.values}:{filler}".encode())
         return made
 
-    async def produce(
+    def prepare(
         self,
         owner: Ownership,
         partition: TopicPartition,
@@ -147,9 +158,10 @@ class ExactlyOnce(Actor):
         transactional_id: str | None,
         version: int,
         order: int,
-    ) -> None:
-        """One batch, sent again under the same sequence until it is acknowledged."""
-        first = owner.sequences.get(partition, 0)
+    ) -> Sending:
+        """The owner's next batch for this partition."""
+        name, index = partition
+        first = owner.sequences.get(partition, owner.first_sequence)
         now_ms = int((self.clients.world.epoch_seconds + self.clients.now) * 1000)
         batch = build_batch(
             [(None, value, (), now_ms) for value in values],
@@ -158,25 +170,21 @@ class ExactlyOnce(Actor):
             base_sequence=first,
             transactional=transactional_id is not None,
         )
+        owner.sequences[partition] = (first + len(values)) % 2**31
         records = tuple((None, value) for value in values)
         write = Write(self.name, order, partition, records, -1, self.plan.held(-1), self.clients.now)
         self.history.writes.append(write)
-        owner.sequences[partition] = first + len(values)
+        data = TopicProduceData(name, self.clients.topic_ids[name], [PartitionProduceData(index, batch)])
+        return Sending(ProduceRequest(transactional_id, -1, 5000, [data]), version, write)
 
-        async def ask() -> int:
-            name, index = partition
-            data = TopicProduceData(name, self.clients.topic_ids[name], [PartitionProduceData(index, batch)])
-            response = await self.line.ask(ProduceRequest(transactional_id, -1, 5000, [data]), version)
-            [answer] = response.responses[0].partition_responses
-            if answer.error_code == ErrorCode.NONE:
-                write.completed, write.outcome, write.base_offset = self.clients.now, Outcome.OK, answer.base_offset
-            return ErrorCode.NONE if answer.error_code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER else answer.error_code
-
-        try:
-            await self.insist(f"a batch to {partition}", transactional_id or "", ask)
-        except Refused as refused:
-            write.error = str(refused)
-            raise
+    async def send(self, sending: Sending) -> int:
+        """Once; the error code."""
+        write = sending.write
+        response = await self.line.ask(sending.request, sending.version)
+        [answer] = response.responses[0].partition_responses
+        if answer.error_code == ErrorCode.NONE:
+            write.completed, write.outcome, write.base_offset = self.clients.now, Outcome.OK, answer.base_offset
+        return ErrorCode.NONE if answer.error_code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER else answer.error_code
 
 
 # ---------------------------------------------------------------- transactions
@@ -186,9 +194,10 @@ class Transactor(ExactlyOnce):
     """Runs one transaction after the other under an id that others want too."""
 
     def __init__(
-        self, clients: Clients, name: str, transactional_id: str, *, transforms: bool, patience: float
+        self, clients: Clients, name: str, transactional_id: str, postman: Postman, *, transforms: bool, patience: float
     ) -> None:
         super().__init__(clients, name)
+        self.postman = postman
         self.patience = patience  # seconds, at most, before it takes the id again
         self.transactional_id = transactional_id
         self.transforms = transforms
@@ -279,7 +288,12 @@ class Transactor(ExactlyOnce):
             if not commit and self.chance.random() < 0.05:
                 self._owner, self._former = None, (owner, txn)  # leave it open
                 return False
-            await self._end(owner, txn, committed=commit or self.chance.random() < 0.8)
+            given_up = not commit and self.chance.random() < 0.05
+            if given_up:
+                await self._write(owner, txn, self.chance.choice(self._outputs()), added, left_behind=True)
+            await self._end(owner, txn, committed=commit or (not given_up and self.chance.random() < 0.8))
+            if given_up and not self.newest:
+                self._owner = None  # goes on in the next epoch (KIP-360)
             if not txn.committed_asked:
                 self._positions.update((partition, start) for partition, (start, _) in txn.consumed.items())
         except Refused as refused:
@@ -293,17 +307,33 @@ class Transactor(ExactlyOnce):
         return txn.outcome is Outcome.OK
 
     async def _write(
-        self, owner: Ownership, txn: Transaction, partition: TopicPartition, added: dict[TopicPartition, None]
+        self,
+        owner: Ownership,
+        txn: Transaction,
+        partition: TopicPartition,
+        added: dict[TopicPartition, None],
+        *,
+        left_behind: bool = False,
     ) -> None:
+        """`left_behind`: it is on its way still when its transaction is aborted, and must get into no other."""
         if not self.newest and partition not in added:
             await self._add_partition(owner, partition)
         added[partition] = None
         values = self.values(self.chance.randrange(1, 4), f"t{txn.number}")
         txn.values.extend((partition, value) for value in values)
         version = self.chance.choice((12, 13)) if self.newest else self.chance.choice((7, 9, 11))
-        await self.produce(
+        sending = self.prepare(
             owner, partition, values, transactional_id=self.transactional_id, version=version, order=-txn.number
         )
+        if left_behind:
+            self.postman.keep(sending.request, version)
+            return
+        self.postman.see(sending.request, version)
+        try:
+            await self.insist(f"a batch to {partition}", self.transactional_id, partial(self.send, sending))
+        except Refused as refused:
+            sending.write.error = str(refused)
+            raise
 
     async def _add_partition(self, owner: Ownership, partition: TopicPartition) -> None:
         async def ask() -> int:
@@ -325,7 +355,10 @@ class Transactor(ExactlyOnce):
             nonlocal asked
             asked += 1
             request = EndTxnRequest(self.transactional_id, owner.producer_id, owner.epoch, committed)
-            response = await self.line.ask(request, 5 if self.newest else self.chance.choice((1, 2, 3, 4)))
+            version = 5 if self.newest else self.chance.choice((1, 2, 3, 4))
+            if self.newest:  # older clients are torn by such repeats, and no broker can help it
+                self.postman.see(request, version)
+            response = await self.line.ask(request, version)
             if response.error_code == ErrorCode.NONE and self.newest:
                 self._owner = Ownership(response.producer_id, response.producer_epoch)
             elif response.error_code in AGAIN:
@@ -390,43 +423,16 @@ class Transactor(ExactlyOnce):
             request = TxnOffsetCommitRequest(
                 self.transactional_id, self.group, owner.producer_id, owner.epoch, topics=[topic]
             )
-            response = await self.line.ask(request, 5 if self.newest else 3)
+            version = 5 if self.newest else 3
+            if self.newest:
+                self.postman.see(request, version)
+            response = await self.line.ask(request, version)
             return response.topics[0].partitions[0].error_code
 
         await self.insist("the group's offsets", self.group, ask)
 
     async def read_committed(self, partition: TopicPartition, offset: int) -> CommittedRead | None:
         return await fetch_committed(self, partition, offset)
-
-
-# ---------------------------------------------------------------- idempotent producers
-
-
-class IdempotentWriter(ExactlyOnce):
-    """No transactions: every value is sent until it is acknowledged, and must stand in the log once."""
-
-    def __init__(self, clients: Clients, name: str) -> None:
-        super().__init__(clients, name)
-        self._owner: Ownership | None = None
-        self._session = 0
-
-    async def turn(self) -> None:
-        if self._owner is None:
-            self._owner = await self.initialize(None, 60_000)
-            self._session = -self.clients.world.identity()
-        partition = self.chance.choice([each for each in self.clients.partitions() if each.topic != "compacted"])
-        values = self.values(self.chance.randrange(1, 4), self.name)
-        version = self.chance.choice((7, 9, 11, 12, 13))
-        try:
-            await self.produce(
-                self._owner, partition, values, transactional_id=None, version=version, order=self._session
-            )
-        except Refused as refused:  # what was never acknowledged may have gone with a power cut: begin anew
-            self.clients.world.note("idempotent producer refused", self.name, str(refused))
-            self._owner = None
-        except Unanswered:
-            self._owner = None
-            raise
 
 
 # ---------------------------------------------------------------- committed readers
@@ -513,16 +519,3 @@ def only_committed(data: FetchResponsePartitionData, offset: int) -> tuple[list[
             ]
         to_offset = header.next_offset
     return records, to_offset
-
-
-def transactional_actors(clients: Clients) -> list[Actor]:
-    """Two ids with two contenders each, one of them transforming input; an idempotent producer; a committed reader."""
-    make = partial(Transactor, clients)
-    return [
-        make("mover1", "moves", transforms=True, patience=0.5),
-        make("mover2", "moves", transforms=True, patience=8.0),
-        make("feeder1", "feeds", transforms=False, patience=0.5),
-        make("feeder2", "feeds", transforms=False, patience=8.0),
-        IdempotentWriter(clients, "idempotent"),
-        CommittedReader(clients, "committed reader"),
-    ]

@@ -1,0 +1,92 @@
+"""An idempotent producer: no transactions, several batches under way, none twice."""
+
+from __future__ import annotations
+
+import asyncio
+
+from service.wire.error_codes import ErrorCode
+from tests.sim.transactions import AGAIN, TRIES, ExactlyOnce, Ownership, Refused, Sending
+from tests.sim.workload import Clients, Unanswered
+
+LAST_SEQUENCE = 2**31 - 1
+
+
+class IdempotentWriter(ExactlyOnce):
+    """Every value is sent until it is acknowledged, and must stand in the log once.
+
+    Up to five batches are under way; after a doubt those without an acknowledgement are sent again in their order, as
+    clients do. The first of them goes on where the acknowledged ones end, or stands in the log already: to be told
+    that it is out of order would mean that the broker has forgotten something.
+    """
+
+    def __init__(self, clients: Clients, name: str) -> None:
+        super().__init__(clients, name)
+        self._owner: Ownership | None = None
+        self._session = 0
+
+    async def turn(self) -> None:
+        if self._owner is None:
+            # Nobody knows the new producer yet, so it may begin with any number: soon before the last one, for example.
+            first = self.chance.choice((0, LAST_SEQUENCE - 5))
+            self._owner = await self.initialize(None, 60_000)
+            self._owner.first_sequence = first
+            self._session = -self.clients.world.identity()
+        partition = self.chance.choice([each for each in self.clients.partitions() if each.topic != "compacted"])
+        version = self.chance.choice((7, 9, 11, 12, 13))
+        left = [
+            self.prepare(
+                self._owner,
+                partition,
+                self.values(self.chance.randrange(1, 4), self.name),
+                transactional_id=None,
+                version=version,
+                order=self._session,
+            )
+            for _ in range(self.chance.choice((1, 1, 3, 5)))
+        ]
+        try:
+            for _ in range(TRIES):
+                left = await self._send_all(left)
+                if not left:
+                    return
+                await asyncio.sleep(0.3 * self.chance.random())
+        except Refused as refused:
+            self.clients.world.note("idempotent producer refused", self.name, str(refused))
+        self._owner = None
+
+    async def _send_all(self, sendings: list[Sending]) -> list[Sending]:
+        """One after the other, without waiting for answers; those that are not acknowledged."""
+        try:
+            await self.line.ready()
+        except Unanswered:
+            return sendings
+        loop, asked = asyncio.get_running_loop(), []
+        for sending in sendings:
+            asked.append(loop.create_task(self._code(sending)))
+            await asyncio.sleep(0)  # it leaves before the next one does
+        codes = [await task for task in asked]
+        left: list[Sending] = []
+        for sending, code in zip(sendings, codes, strict=True):
+            if code == ErrorCode.NONE:
+                continue
+            if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not left:
+                self._forgotten(sending)
+                raise Refused(code)
+            if code is not None and code not in AGAIN and code != ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+                raise Refused(code)
+            left.append(sending)
+        return left
+
+    async def _code(self, sending: Sending) -> int | None:
+        try:
+            return await self.send(sending)
+        except Unanswered:
+            return None
+
+    def _forgotten(self, sending: Sending) -> None:
+        partition = sending.write.partition
+        if partition not in self.history.rotten:
+            self.history.wrong.append(
+                f"{self.clients.now:.6f} {self.name} is out of order in {partition}, although all it sent before was"
+                " acknowledged"
+            )

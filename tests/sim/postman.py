@@ -1,0 +1,44 @@
+"""Requests that arrive late, or a second time, on another connection: in the next transaction, say.
+
+This is what tore transactions in Jepsen's reports on Kafka (KAFKA-17754), and what left transactions open for ever
+before brokers asked the coordinator about writes (KIP-890).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from service.wire.base import Request
+from service.wire.messages import EndTxnResponse
+from tests.sim.workload import Actor, Clients
+
+COPIES = 0.1  # of the requests that pass by are kept, and delivered again
+MOST_KEPT = 20
+
+
+class Postman(Actor):
+    """Has requests of others, and delivers them when it comes to it. Nobody hears its answers."""
+
+    def __init__(self, clients: Clients, name: str) -> None:
+        super().__init__(clients, name)
+        self._bag: list[tuple[Request[Any], int]] = []
+
+    def see(self, request: Request[Any], version: int) -> None:
+        """Somebody sends this."""
+        if self.chance.random() < COPIES and len(self._bag) < MOST_KEPT:
+            self.keep(request, version)
+
+    def keep(self, request: Request[Any], version: int) -> None:
+        """Nobody else delivers this."""
+        self._bag.append((request, version))
+
+    async def turn(self) -> None:
+        await asyncio.sleep(0.3 * self.chance.random())
+        if not self._bag:
+            return
+        request, version = self._bag.pop(self.chance.randrange(len(self._bag)))
+        self.clients.world.note("delivered late", type(request).__name__)
+        answer = await self.line.ask(request, version)
+        if isinstance(answer, EndTxnResponse):
+            self.clients.judge_error(answer.error_code, "an EndTxn that was delivered late")
