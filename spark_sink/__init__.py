@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
@@ -64,4 +65,8 @@ class OncelogDataSource(DataSource):
 
 def register(spark: SparkSession) -> None:
     """Make `format("oncelog")` known to a session."""
-    spark.dataSource.register(OncelogDataSource)
+    try:
+        spark.dataSource.register(OncelogDataSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":  # PySpark 4.0, where it has found the format by itself
+            raise

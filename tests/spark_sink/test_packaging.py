@@ -10,10 +10,17 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
 
+from spark_sink import register
 from tests.clients.topics import Topics
 from tests.peers.process import ROOT
 from tests.spark_sink.reading import values
@@ -22,6 +29,7 @@ PACKAGE = ROOT / "spark_sink"
 WRITE = """
 import sys
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
 
 spark = (
     SparkSession.builder.master("local[1]")
@@ -54,6 +62,19 @@ def test_it_imports_what_it_requires_and_nothing_else() -> None:
     required = {re.split(r"[<>=]", requirement)[0] for requirement in project["dependencies"]}
     used = set[str]().union(*map(imported, PACKAGE.rglob("*.py")))
     assert used - set(sys.stdlib_module_names) - {"spark_sink"} == required
+
+
+@pytest.mark.parametrize("problem", ["DATA_SOURCE_ALREADY_EXISTS", "ANOTHER"])
+def test_to_register_what_spark_has_found_is_no_error(problem: str) -> None:
+    """As PySpark 4.0 has it; later ones just warn."""
+
+    class Registration:
+        def register(self, source: type[DataSource]) -> None:
+            raise AnalysisException(source.name(), errorClass=problem, messageParameters={})
+
+    session = cast(SparkSession, SimpleNamespace(dataSource=Registration()))
+    with nullcontext() if problem == "DATA_SOURCE_ALREADY_EXISTS" else pytest.raises(AnalysisException):
+        register(session)
 
 
 @pytest.fixture(scope="module")
