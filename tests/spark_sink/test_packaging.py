@@ -29,7 +29,6 @@ PACKAGE = ROOT / "spark_sink"
 WRITE = """
 import sys
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource
 
 spark = (
     SparkSession.builder.master("local[1]")
