@@ -67,10 +67,11 @@ KEY_TYPES: dict[int, type[Key]] = {
 }
 TYPE_OF_KEY = {key: number for number, key in KEY_TYPES.items()}
 
-# The versions of values that we write. Offsets that expire by themselves exist in version 1 only.
+# The versions of values that Kafka 4.3 writes: monitors that read this topic themselves know no later ones of groups.
+# Offsets that expire by themselves exist in version 1 only.
 OFFSET_VERSION = 4
 EXPIRING_OFFSET_VERSION = 1
-GROUP_METADATA_VERSION = 4
+GROUP_METADATA_VERSION = 3
 CONSUMER_VERSION = 0
 
 Value = TypeVar("Value", bound=Struct)

@@ -2,10 +2,13 @@
 
 import pytest
 
+from service.groups.classic_group import ClassicGroup
 from service.groups.coordinator import GroupCoordinator
 from service.groups.offsets import CommittedOffset
 from service.groups.records import (
     Key,
+    classic_group_record,
+    empty_classic_group_record,
     offset_record,
     read_key,
     read_offset,
@@ -125,6 +128,18 @@ def test_groups_of_kafka_come_to_life() -> None:
     expression = driver.consumer("krx272490")
     assert (expression.epoch, expression.assignment_epoch) == (2, 2)
     assert [member.member_epoch for member in expression.members] == [2]
+
+
+def test_classic_groups_and_offsets_are_written_in_the_versions_that_kafka_writes() -> None:
+    """Burrow reads groups from this topic and refuses a version it does not know."""
+    offset, group = [(bytes.fromhex(key), bytes.fromhex(value)) for key, value, _, _ in FROM_KAFKA[:2]]
+    classic = ClassicGroup.from_stored("c272486", group[1], read_value(GroupMetadataValue, group[1]))
+    assignments = {member.member_id: member.assignment for member in classic.members.values()}
+    assert classic_group_record(classic, assignments) == group
+    begun = empty_classic_group_record("c272486", 1)[1]
+    assert begun is not None
+    assert begun[:2] == group[1][:2]
+    assert offset_record("c272486", "orders272486", 0, read_offset(offset[1])) == offset
 
 
 def test_a_member_of_the_new_protocol_is_read_as_kafka_writes_it() -> None:
