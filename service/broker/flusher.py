@@ -1,12 +1,12 @@
 """Makes what was appended durable: one fsync for all that wait, folder by folder.
 
-A partition asks with `request`; while its fsync runs, further requests gather for the next. A failed
-fsync is final: the pages may be marked
-clean although they never reached the disk, so asking again would lie. The folder is reported lost and nothing in
-it is acknowledged any more.
+A partition asks with `request`; while its fsync runs, further requests gather for the next. A failed fsync is
+final: the pages may be marked clean although they never reached the disk, so asking again would lie. The folder is
+reported lost and nothing in it is acknowledged any more; so it is when flushing ends in a way nobody foresaw.
 """
 
 import asyncio
+import errno
 from collections.abc import Callable
 from typing import Protocol
 
@@ -47,4 +47,8 @@ class Flusher:
             except DiskFault as fault:
                 self._on_fault(fault)
                 return
+            except Exception as bug:
+                # Whoever waits for this partition would wait for ever; what is not flushed must not be promised.
+                self._on_fault(DiskFault(errno.EIO, f"flushing ended with {bug!r}"))
+                raise
             self._flushing.discard(partition)
