@@ -1,5 +1,5 @@
 """Further clients against our broker: kafkajs and @platformatic/kafka on Node.js; franz-go, sarama and kafka-go in Go;
-rskafka in Rust; older versions of the Java client; Kafka Streams.
+rskafka in Rust; older versions of the Java client; Kafka Streams; Apache Flink; quixstreams in Python.
 
     python -m tests.clients.more [PART OF A CHECK'S NAME]
 
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.clients.more import java
+from tests.clients.more import flink, java, quix
 from tests.clients.programs import Check, expect, main, run
 from tests.peers.process import CACHE
 
@@ -76,6 +76,10 @@ def _available() -> dict[str, Check]:
         "rskafka (Rust)": (("cargo",), rust),
         **{f"kafka-clients {version} (Java)": (JAVA, java.older_client(version)) for version in JAVA_CLIENTS},
         "Kafka Streams 4.3.0 (Java)": (JAVA, java.streams("4.3.0")),
+        f"Apache Flink {flink.FLINK}, KafkaSink, ids from a pool (Java)": (JAVA, flink.copies("POOLING")),
+        f"Apache Flink {flink.FLINK}, KafkaSink, ids counted on (Java)": (JAVA, flink.copies("INCREMENTING")),
+        f"Apache Flink {flink.FLINK}, resumed transactions (Java)": (JAVA, flink.resumes),
+        f"{quix.LIBRARY} (Python)": ((), quix.counts),
     }
     found = {}
     for name, (programs, check) in needed.items():

@@ -29,8 +29,8 @@ def older_client(version: str) -> Check:
     """One program, compiled against the oldest version that knows all it uses, on a version of the library."""
 
     def check(bootstrap: str) -> None:
-        classes = _compiled("OlderJavaClient.java", _jars("kafka-clients", OLDEST))
-        program = [*_java(classes, _jars("kafka-clients", version)), "OlderJavaClient", bootstrap, str(time.time_ns())]
+        classes = compiled("OlderJavaClient.java", _jars("kafka-clients", OLDEST))
+        program = [*java(classes, _jars("kafka-clients", version)), "OlderJavaClient", bootstrap, str(time.time_ns())]
         expect(run(program), "produced", "consumed", "administered", "transacted", "done")
 
     return check
@@ -44,7 +44,7 @@ def streams(version: str) -> Check:
         topics = Topics(bootstrap, f"streams-{time.time_ns()}")
         source, target = topics.create(partitions=3), topics.create(partitions=3)
         with tempfile.TemporaryDirectory() as state:
-            program = [*_java(_compiled("StreamsCounts.java", jars), jars), "StreamsCounts"]
+            program = [*java(compiled("StreamsCounts.java", jars), jars), "StreamsCounts"]
             _count(bootstrap, [*program, bootstrap, f"app-{source}", source, target, state], source, target)
 
     return check
@@ -97,21 +97,25 @@ def _counted(bootstrap: str, target: str, wanted: Counter[str]) -> dict[str, lis
 
 
 def _jars(library: str, version: str) -> Path:
-    folder = BUILT / f"{library}-{version}"
+    return fetched(f"{library}-{version}", "library.xml", f"-Dlibrary={library}", f"-Dlibrary.version={version}")
+
+
+def fetched(name: str, pom: str, *chosen: str) -> Path:
+    """The folder of this name with the jars that a file of tests/clients/java asks for."""
+    folder = BUILT / name
     if not folder.is_dir():
-        maven = ["mvn", "-q", "-B", "-f", str(SOURCES / "library.xml"), COPY_JARS]
-        chosen = [f"-Dlibrary={library}", f"-Dlibrary.version={version}", f"-DoutputDirectory={folder}.partial"]
+        maven = ["mvn", "-q", "-B", "-f", str(SOURCES / pom), COPY_JARS, f"-DoutputDirectory={folder}.partial"]
         run([*maven, *chosen], patience_seconds=300)
         Path(f"{folder}.partial").rename(folder)
     return folder
 
 
-def _compiled(source: str, jars: Path) -> Path:
+def compiled(source: str, jars: Path) -> Path:
     classes = BUILT / "classes"
     run(["javac", "-nowarn", "-cp", f"{jars}/*", "-d", str(classes), str(SOURCES / source)])
     return classes
 
 
-def _java(classes: Path, jars: Path) -> list[str]:
+def java(classes: Path, jars: Path, *, heap: str = "256m") -> list[str]:
     quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
-    return ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", quiet, "-cp", f"{classes}:{jars}/*"]
+    return ["java", f"-Xmx{heap}", "-XX:TieredStopAtLevel=1", quiet, "-cp", f"{classes}:{jars}/*"]
