@@ -13,7 +13,7 @@ ARGS   ?=
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
 .PHONY: help serve install install-dev check quick-tests test lint types format sim mutants chaos clients clients-java clients-more \
-        conformance bench fuzz transcripts docs clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos
+        conformance bench fuzz transcripts docs clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos spark-crashes
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

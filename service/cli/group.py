@@ -193,7 +193,7 @@ async def members(cluster: Cluster, name: str, output: Output) -> None:
 
 
 @command.command("lag")
-@click.argument("names", metavar="GROUP...", nargs=-1, shell_complete=complete_group)
+@click.argument("names", metavar="[GROUP]...", nargs=-1, shell_complete=complete_group)
 @click.option("--fail-above", type=click.IntRange(min=0), metavar="N", help="Exit with 6 when any lag is above N.")
 @click.option("--watch", is_flag=True, help="Look again every two seconds until interrupted.")
 @output_option

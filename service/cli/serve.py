@@ -92,20 +92,25 @@ def _failure(message: str, *, usage: bool = False) -> click.ClickException:
 def _load(
     path: Path | None, overrides: Sequence[str], *, data: str | None, host: str | None, port: int | None
 ) -> BrokerConfig:
-    """The settings of all sources; the flags are short for settings and win over the same ones elsewhere."""
+    """The settings of all sources; the flags are short for settings and win over the same ones elsewhere. Listeners
+    that can't be served are refused all the same: who asked for encryption shall not get an open port.
+    """
     from service.config_sources import load_config
     from service.settings import ConfigError
 
     flags = list(overrides)
     if data is not None:
         flags.append(f"log.dirs={data}")
-    if host is not None or port is not None:
-        shown = f"[{host}]" if host and ":" in host else host or ""
-        flags.append(f"listeners=PLAINTEXT://{shown}:{9092 if port is None else port}")
     # The one variable of that prefix that is no setting: it tells the other commands where a broker is.
     environment = {name: value for name, value in os.environ.items() if name != "ONCELOG_BOOTSTRAP"}
     try:
-        return load_config(path, environment, flags)
+        config = load_config(path, environment, flags)
+        if host is None and port is None:
+            return config
+        shown = f"[{host}]" if host and ":" in host else host or ""
+        return load_config(
+            path, environment, [*flags, f"listeners=PLAINTEXT://{shown}:{9092 if port is None else port}"]
+        )
     except ConfigError as error:
         raise _failure(str(error), usage=True) from None
 

@@ -106,6 +106,11 @@ def test_a_port_in_use_is_told_before_the_folder_is_filled(tmp_path: Path) -> No
     assert _files(tmp_path / "data") == {}
 
 
+def test_flags_do_not_take_the_place_of_listeners_that_can_not_be_served(tmp_path: Path) -> None:
+    ended = _refused("-o", "listeners=SASL_SSL://:9095", "--port", "0", "--data", str(tmp_path / "data"))
+    assert "SASL_SSL" in ended.err and not (tmp_path / "data").exists()
+
+
 def test_a_host_that_is_not_ours_is_told(tmp_path: Path) -> None:
     assert "can't listen on 192.0.2.1:0" in _refused("--host", "192.0.2.1", "--port", "0", "--data", str(tmp_path)).err
 
