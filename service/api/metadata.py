@@ -10,14 +10,7 @@ import logging
 from collections.abc import Awaitable, Iterable
 
 from log.ids import ZERO_TOPIC_ID, TopicId
-from service.api.admin_answers import (
-    CLUSTER_OPERATIONS,
-    TOPIC_OPERATIONS,
-    UNASKED,
-    executed,
-    leader_of,
-    offline,
-)
+from service.api.admin_answers import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNASKED, executed, leader_of, offline
 from service.broker.internal_topics import TOPIC_OF_KEY_TYPE, is_internal
 from service.broker.node import Broker
 from service.broker.session import Session

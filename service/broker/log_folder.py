@@ -1,8 +1,7 @@
 """One folder of partitions on one disk: its flusher, and whether it is still in service.
 
 A failed write or fsync takes the whole folder out of service, loudly and for good: nothing in it is acknowledged
-or appended any more, and its partitions
-stop being led from here. A file that is missing or can't be read is the
+or appended any more, and its partitions stop being led from here. A file that is missing or can't be read is the
 misfortune of its partition alone.
 """
 

@@ -54,11 +54,14 @@ from txn.states import Txn
 MAX_SEEDS = 150  # a bug that hides longer is not caught
 
 
+Planting = Callable[[], contextlib.AbstractContextManager[None]]
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     name: str
     story: str
-    plant: Callable[[], contextlib.AbstractContextManager[None]]
+    plant: Planting
     transactional: bool = False  # only seeds with transactions can show it
 
 
@@ -271,14 +274,14 @@ def retries_not_recognized() -> contextlib.AbstractContextManager[None]:
     return replaced(ProducerStates, "check", check)
 
 
-def window_lost_on_restart() -> contextlib.AbstractContextManager[None]:
-    """What a snapshot or the manifest says of producers is thrown away."""
-    original = ProducerStates.restore
+def lost_on_restart(view: Any) -> Planting:
+    """What a snapshot or the manifest says of what this view knows is thrown away."""
+    original = view.restore
 
-    def restore(view: ProducerStates, data: bytes | None) -> None:
-        original(view, None)
+    def restore(itself: Any, data: bytes | None) -> None:
+        original(itself, None)
 
-    return replaced(ProducerStates, "restore", restore)
+    return lambda: replaced(view, "restore", restore)
 
 
 def markers_not_resumed_after_a_restart() -> contextlib.AbstractContextManager[None]:
@@ -313,16 +316,6 @@ def a_new_owner_keeps_the_epoch() -> contextlib.AbstractContextManager[None]:
         return owned
 
     return replaced(txn.decisions, "bump", bump)
-
-
-def open_and_aborted_lost_on_restart() -> contextlib.AbstractContextManager[None]:
-    """What a snapshot or the manifest says of open and aborted transactions is thrown away."""
-    original = StableOffsets.restore
-
-    def restore(view: StableOffsets, data: bytes | None) -> None:
-        original(view, None)
-
-    return replaced(StableOffsets, "restore", restore)
 
 
 def no_fence_when_time_is_up() -> contextlib.AbstractContextManager[None]:
@@ -420,7 +413,7 @@ MUTANTS = (
     Mutant("aborted list empty", "a fetch names no aborted transactions", aborted_transactions_not_listed, True),
     Mutant("zombies not fenced", "a fenced producer goes on writing", zombies_not_fenced, True),
     Mutant("retries not recognized", "a batch sent again is appended again", retries_not_recognized, True),
-    Mutant("window lost on restart", "producers are unknown after a restart", window_lost_on_restart, True),
+    Mutant("window lost on restart", "producers are unknown after a restart", lost_on_restart(ProducerStates), True),
     Mutant("markers not resumed", "a restart forgets whom it owes markers", markers_not_resumed_after_a_restart, True),
     Mutant(
         "offsets outside the transaction",
@@ -438,7 +431,7 @@ MUTANTS = (
     Mutant(
         "open transactions lost on restart",
         "the stable offset and the aborted index begin anew",
-        open_and_aborted_lost_on_restart,
+        lost_on_restart(StableOffsets),
         True,
     ),
     Mutant("no fence when time is up", "an abort by time leaves the epoch as it was", no_fence_when_time_is_up, True),
