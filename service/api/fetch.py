@@ -1,11 +1,10 @@
-# Hot path: one call a Fetch request, one `_read` a fetched partition; `python -m tests.bench --only consume`
+# Hot path: one call a Fetch request, one `_read` a fetched partition; `python -m tests.bench --only throughput`
 # answers for it.
 """Fetch, versions 4 to 18 (7: sessions, 12: leader epochs, 13: topic ids).
 
 Answers hand out stored bytes as slices of segment files; nothing is read here. The first partition with data gives
-at least one batch however small the
-limits are, so that a reader always gets on. With too little to say the request waits, until enough has become
-readable or its time is over.
+at least one batch however small the limits are, so that a reader always gets on. With too little to say the request
+waits, until enough has become readable or its time is over.
 
 Gaps: no preferred read replica (version 11) is ever named; a diverging epoch (version 12) is told to whoever sends
 its last fetched epoch.

@@ -1,4 +1,4 @@
-# Hot path: one call a Produce request; `python -m tests.bench --only produce` answers for it.
+# Hot path: one call a Produce request; `python -m tests.bench --only throughput` answers for it.
 """Produce, versions 3 to 13 (13: topic ids).
 
 Every batch is appended before the first await: the bytes are views of the connection's buffer. `acks=0` is never

@@ -1,4 +1,4 @@
-# Hot path: every request enters here; `python -m tests.bench --only produce` answers for it.
+# Hot path: every request enters here; `python -m tests.bench --only throughput` answers for it.
 """One connection of a client: bytes in, frames to the door, answers out in the order of the requests.
 
 What always holds:

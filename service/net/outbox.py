@@ -1,4 +1,4 @@
-# Hot path: every answer leaves through here; `python -m tests.bench --only consume` answers for it.
+# Hot path: every answer leaves through here; `python -m tests.bench --only throughput` answers for it.
 """The way out of one connection: parts of answers, in order, to its socket.
 
 What always holds: bytes leave in the order they were given; what is stored in files is not read into memory where the
