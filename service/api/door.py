@@ -30,7 +30,7 @@ class BrokerDoor:
         self._broker = broker
 
     def connected(self, peer: PeerInfo) -> Session:
-        return Session(peer.host, peer.port)
+        return Session(peer.host, peer.port, peer.round_trip_us)
 
     def disconnected(self, session: Session) -> None:
         """Nothing outlives a connection yet but what its requests wrote."""

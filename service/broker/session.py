@@ -5,14 +5,19 @@ whatever must know the caller can.
 import asyncio
 from dataclasses import dataclass
 
+from service.broker.fetch_sessions import SessionKey
+
 
 @dataclass(slots=True)
 class Session:
     host: str
     port: int
+    round_trip_us: int | None = None
     listener: str = "PLAINTEXT"
     principal: str = "User:ANONYMOUS"
     software_name: str = ""
     software_version: str = ""
     produce_turn: asyncio.Future[None] | None = None
     """Done when the last Produce of this connection that had to wait before its append has appended."""
+    fetched_last: SessionKey | None = None
+    """The partition after which an answer to Fetch had enough: the next one begins behind it."""

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import sys
 from collections import deque
 from collections.abc import Awaitable
 from struct import Struct
@@ -42,6 +44,7 @@ FRAMES_A_TURN = 64  # then other connections have theirs
 REPLY_BYTES_A_WRITE = 64 * 1024  # answers of one turn are gathered up to here, then written
 LEAST_BYTES_A_SECOND = 16 * 1024  # of a request that takes longer than its timeout
 LEAST_FRAME_BYTES = 8  # key, version, correlation id
+TCPI_MIN_RTT_AT = 148  # in Linux's struct tcp_info
 
 NO_HEADER = RequestHeader(-1, -1, -1, None)
 PRODUCE = ApiKey.PRODUCE.value
@@ -108,7 +111,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's does not derive from it
         address = transport.get_extra_info("peername") or ("", 0)
-        self.peer = PeerInfo(str(address[0]), int(address[1]))
+        self.peer = PeerInfo(str(address[0]), int(address[1]), round_trip_us(transport))
         self._outbox = Outbox(self._server.loop, transport, self._continue)
         self._server.receive(self)
 
@@ -415,3 +418,13 @@ def _what_it_speaks(size: int) -> str:
     if first in (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"PRI "):
         return " (as an HTTP client does)"
     return ""
+
+
+def round_trip_us(transport: asyncio.Transport) -> int | None:
+    """The shortest round trip that the kernel has seen on this connection: at its beginning, that of the handshake."""
+    tcp_info = getattr(socket, "TCP_INFO", None)
+    real = transport.get_extra_info("socket")
+    if tcp_info is None or real is None or not hasattr(real, "getsockopt"):
+        return None
+    facts: bytes = real.getsockopt(socket.IPPROTO_TCP, tcp_info, TCPI_MIN_RTT_AT + 4)
+    return int.from_bytes(facts[TCPI_MIN_RTT_AT:], sys.byteorder) or None

@@ -27,13 +27,14 @@ CLOSE = Signal.CLOSE
 
 
 class PeerInfo:
-    """The other end of a connection."""
+    """The other end of a connection. `round_trip_us` is what its handshake took; None where there was none to time."""
 
-    __slots__ = ("host", "port")
+    __slots__ = ("host", "port", "round_trip_us")
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, round_trip_us: int | None = None) -> None:
         self.host = host
         self.port = port
+        self.round_trip_us = round_trip_us
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"

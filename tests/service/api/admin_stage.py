@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from log.disk import RealDisk
+from log.ids import TopicPartition
 from service.api.routes import OFFERED, ROUTES
 from service.broker.node import Broker
+from service.broker.partition import Partition
 from service.broker.ports import RealEnv
 from service.broker.session import Session
 from service.cluster.memory_store import MemoryServer, MemoryStore
@@ -57,6 +59,15 @@ class Stage:
         answer = await self.ask(CreateTopicsRequest([topic]))
         assert answer.topics[0].error_code == 0, answer.topics[0].error_message
         return bytes(answer.topics[0].topic_id)
+
+    async def served(self, topic: str, number: int = 0) -> Partition:
+        """The partition, as soon as this broker leads it."""
+        async with asyncio.timeout(10):
+            while True:
+                partition = self.broker.partitions.get(TopicPartition(topic, number))
+                if partition is not None and partition.replicas is not None:
+                    return partition
+                await asyncio.sleep(0.005)
 
 
 def on_stage(

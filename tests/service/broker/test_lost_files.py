@@ -43,18 +43,9 @@ FETCH = 1
 SETTINGS = {"log.durability": "fsync"}
 
 
-async def served(stage: Stage, topic: str) -> Partition:
-    async with asyncio.timeout(10):
-        while True:
-            partition = stage.broker.partitions.get(TopicPartition(topic, 0))
-            if partition is not None and partition.replicas is not None:
-                return partition
-            await asyncio.sleep(0.005)
-
-
 async def write(stage: Stage, topic: str, count: int) -> None:
     """So many batches of one record, durably."""
-    partition = await served(stage, topic)
+    partition = await stage.served(topic)
     for number in range(count):
         batch = bytearray(build_batch([(b"k", b"%d" % number, (), 1)]))
         appended = partition.append_from_client(memoryview(batch), acks=-1, now_ms=RealClock.wall_ms())
@@ -118,7 +109,7 @@ def test_a_partition_whose_folder_was_removed_goes_on_where_it_ended(
         await stage.broker.housekeeper.write_points(stage.broker.folders[0])
 
     async def after(stage: Stage) -> None:
-        log = (await served(stage, "orders")).log
+        log = (await stage.served("orders")).log
         assert (log.start_offset, log.end_offset) == (3, 3)
         assert "orders-0 is empty and goes on at offset 3" in caplog.text
         assert await errors_of_fetch(stage, orders=0, bills=0) == {"orders": ErrorCode.OFFSET_OUT_OF_RANGE, "bills": 0}
@@ -140,7 +131,7 @@ def test_a_partition_that_was_moved_to_another_data_folder_is_found_there(tmp_pa
         folder.mkdir()
 
     async def after(stage: Stage) -> None:
-        partition = await served(stage, "orders")
+        partition = await stage.served("orders")
         assert (partition.log.start_offset, partition.log.end_offset) == (0, 3)
         assert Path(partition.folder.name) == moved_to
 
@@ -220,7 +211,7 @@ def test_a_file_that_cannot_be_read_is_the_misfortune_of_its_partition_alone(
     metadata = MemoryServer(RealClock())
 
     async def after(stage: Stage) -> None:
-        await served(stage, "orders")
+        await stage.served("orders")
         assert await errors_of_fetch(stage, orders=2, bills=2) == {"orders": error, "bills": 0}
         if harm is rot:
             await write(stage, "orders", 1)
@@ -243,7 +234,7 @@ def test_compaction_tells_of_damaged_batches_and_leaves_them(tmp_path: Path, cap
         data = bytearray(file.read_bytes())
         data[-1] ^= 1
         file.write_bytes(data)
-        log = (await served(stage, "orders")).log
+        log = (await stage.served("orders")).log
         log.roll(RealClock.wall_ms())
         await write(stage, "orders", 1)
         await until(lambda: "orders-0: 1 damaged batch(es) stay" in caplog.text)
@@ -262,7 +253,7 @@ def test_a_rotten_segment_does_not_stop_compaction_elsewhere(tmp_path: Path, cap
         for topic in ("orders", "bills"):
             await stage.create(topic, cleanup_policy="compact")
             await write(stage, topic, 3)
-            (await served(stage, topic)).log.roll(RealClock.wall_ms())
+            (await stage.served(topic)).log.roll(RealClock.wall_ms())
             await write(stage, topic, 1)
 
     async def after(stage: Stage) -> None:
@@ -330,7 +321,7 @@ def test_a_write_that_finds_no_descriptor_is_refused_and_the_next_one_is_not(
         nonlocal short
         monkeypatch.setattr("log.disk.os.open", open_if_there_is_one)
         await stage.create("orders", segment_ms="1")
-        partition = await served(stage, "orders")
+        partition = await stage.served("orders")
         for segments in (1, 2):
             short = True
             assert await error_of_write(stage, "orders", timestamp_ms=segments * 1000) is ErrorCode.KAFKA_STORAGE_ERROR

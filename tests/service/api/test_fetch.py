@@ -1,0 +1,109 @@
+"""How much an answer to Fetch carries, by how far away the client is, and that no partition starves for it."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from log.batch import build_batch
+from service.api import fetch
+from service.api.fetch import NEAR_ANSWER_BYTES
+from service.broker.session import Session
+from service.wire.codec import RequestHeader
+from service.wire.messages import FetchPartition, FetchRequest, FetchTopic
+from tests.service.api.admin_stage import Stage, on_stage
+
+FETCH = 1
+PARTITIONS = 6
+BATCH_BYTES = NEAR_ANSWER_BYTES // 3
+NEAR_US, FAR_US = 20, 20_000
+IN_EACH = 4  # batches
+
+
+async def write(stage: Stage) -> None:
+    await stage.create("orders", PARTITIONS)
+    for number in range(PARTITIONS):
+        partition = await stage.served("orders", number)
+        for _ in range(IN_EACH):
+            batch = build_batch([(None, bytes(BATCH_BYTES), (), 1)])
+            partition.append_from_client(memoryview(bytearray(batch)), acks=1, now_ms=1)
+        if (committed := partition.committed(partition.log.end_offset)) is not None:
+            await committed
+
+
+async def fetched(
+    stage: Stage,
+    caller: Session,
+    offsets: dict[int, int],
+    *,
+    max_bytes: int = 50_000_000,
+    min_bytes: int = 1,
+    max_wait_ms: int = 0,
+) -> dict[int, int]:
+    """One sessionless Fetch; the bytes each partition was given, in the order of the answer."""
+    partitions = [
+        FetchPartition(number, fetch_offset=offset, partition_max_bytes=5 * BATCH_BYTES // 2)
+        for number, offset in offsets.items()
+    ]
+    request = FetchRequest(
+        topics=[FetchTopic("orders", partitions=partitions)],
+        max_bytes=max_bytes,
+        min_bytes=min_bytes,
+        max_wait_ms=max_wait_ms,
+    )
+    async with asyncio.timeout(5):
+        answer: Any = fetch.handle(stage.broker, caller, RequestHeader(FETCH, 12, 1, "c"), request)
+        if not hasattr(answer, "responses"):
+            answer = await answer
+    (topic,) = answer.responses
+    return {each.partition_index: sum(map(len, each.records)) for each in topic.partitions}
+
+
+@pytest.mark.parametrize(("round_trip_us", "served"), [(NEAR_US, 2), (FAR_US, PARTITIONS), (None, PARTITIONS)])
+def test_a_client_nearby_gets_the_rest_in_its_next_answer(tmp_path: Path, round_trip_us: int, served: int) -> None:
+    async def scene(stage: Stage) -> None:
+        await write(stage)
+        got = await fetched(stage, Session("10.0.0.9", 1, round_trip_us), dict.fromkeys(range(PARTITIONS), 0))
+        assert list(got) == list(range(PARTITIONS))
+        assert [number for number, size in got.items() if size] == list(range(served))
+
+    on_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("moved", [0, 1, 2, -1])
+def test_no_partition_starves_behind_busy_ones(tmp_path: Path, moved: int) -> None:
+    async def scene(stage: Stage) -> None:
+        await write(stage)
+        caller, numbers = Session("10.0.0.9", 1, NEAR_US), list(range(PARTITIONS))
+        served = set()
+        for _ in range(PARTITIONS):
+            got = await fetched(stage, caller, dict.fromkeys(numbers, 0))
+            assert list(got) == numbers  # as asked, whoever had his turn
+            served |= {number for number, size in got.items() if size}
+            numbers = numbers[moved:] + numbers[:moved]
+        assert served == set(numbers)
+
+    on_stage(tmp_path, scene)
+
+
+def test_who_wants_more_at_least_is_given_it_without_waiting(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await write(stage)
+        offsets = dict.fromkeys(range(PARTITIONS), 0)
+        least = 2 * NEAR_ANSWER_BYTES
+        got = await fetched(stage, Session("10.0.0.9", 1, NEAR_US), offsets, min_bytes=least, max_wait_ms=60_000)
+        assert sum(got.values()) >= least
+
+    on_stage(tmp_path, scene)
+
+
+def test_limits_of_the_request_hold_as_before(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await write(stage)
+        caller = Session("10.0.0.9", 1, NEAR_US)
+        for _ in range(2):  # what a client's own limit cut off is for the client to ask for in another order
+            got = await fetched(stage, caller, {3: 0, 1: 0}, max_bytes=10)
+            assert (got[3] > BATCH_BYTES, got[1]) == (True, 0)
+
+    on_stage(tmp_path, scene)
