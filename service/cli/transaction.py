@@ -88,9 +88,15 @@ class Transaction:
 
     async def commit(self) -> None:
         """Returns when everything written since the last commit is visible."""
+        if self._partitions:
+            await self._decide()
+            self._partitions.clear()
+            await self._until_visible()
+
+    async def _decide(self) -> None:
         deadline = Deadline(self._cluster.timeout_s)
         in_doubt = False
-        while self._partitions:
+        while True:
             try:
                 code = await self._end(committed=True)
             except CliError as error:
@@ -102,12 +108,27 @@ class Transaction:
                 await asyncio.sleep(RETRY_PAUSE_S)
                 continue
             if not code:
-                self._partitions.clear()
                 return
             try:
                 await self._again(code, deadline)
             except CliError as error:
                 raise _unknown(error.message) if in_doubt else error from None
+
+    async def _until_visible(self) -> None:
+        """What is decided is visible as soon as the coordinator says yes once more, or that somebody else owns the id.
+        Whoever can't be asked in time is not asked any longer: it is committed.
+        """
+        deadline = Deadline(self._cluster.timeout_s)
+        while not deadline.passed():
+            try:
+                code = await self._end(committed=True)
+            except CliError as error:
+                if error.status != Exit.UNREACHABLE:
+                    raise
+            else:
+                if code not in MOVED and code != ErrorCode.CONCURRENT_TRANSACTIONS:
+                    return
+            await asyncio.sleep(RETRY_PAUSE_S)
 
     async def abort(self) -> None:
         """Let nothing written since the last commit become visible. If that can't be said now, its timeout says it."""
