@@ -40,6 +40,7 @@ from spark_sink.errors import OncelogError
 from spark_sink.messages import NamedBranch
 from spark_sink.partitioner import Partitioner
 from spark_sink.sink_options import SinkOptions
+from spark_sink.worker import spare_collections
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -180,6 +181,8 @@ def write(
         if share.opened:
             branch.give_up()
         raise
+    finally:
+        spare_collections()
 
 
 def commit(options: SinkOptions, root: str | None, token: int, messages: Sequence[WriterCommitMessage | None]) -> None:
