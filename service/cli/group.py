@@ -32,13 +32,15 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class LagRow:
-    """How far a group is behind in one partition. Without a commit there is no lag to tell."""
+    """How far a group is behind in one partition. Without a commit there is no lag to tell, and without an end neither:
+    nobody can say where a partition ends whose disk has failed.
+    """
 
     group: str
     topic: str
     partition: int
     committed_offset: int | None
-    end_offset: int
+    end_offset: int | None
     lag: int | None
     member_id: str | None
     client_id: str | None
@@ -162,10 +164,11 @@ async def _lags(cluster: Cluster, group: Group) -> list[LagRow]:
     for topic in await cluster.metadata(sorted(by_topic([*committed, *readers]))):
         existing += [TopicPartition(topic.name or "", part.partition_index) for part in topic.partitions]
     wanted = sorted(partition for partition in existing if partition in committed or partition in readers)
-    ends = await cluster.list_offsets(dict.fromkeys(wanted, LATEST))
+    ends = await cluster.list_offsets(dict.fromkeys(wanted, LATEST), all_of_them=False)
     rows = []
     for partition in wanted:
-        offset, end, reader = committed.get(partition), ends[partition].offset, readers.get(partition)
+        offset, reader = committed.get(partition), readers.get(partition)
+        end = ends[partition].offset if partition in ends else None
         rows.append(
             LagRow(
                 group=group.name,
@@ -174,7 +177,7 @@ async def _lags(cluster: Cluster, group: Group) -> list[LagRow]:
                 committed_offset=offset,
                 end_offset=end,
                 # A group that was reset beyond the end of a trimmed log is not ahead, it is level.
-                lag=None if offset is None else max(0, end - offset),
+                lag=None if offset is None or end is None else max(0, end - offset),
                 member_id=reader.member_id if reader else None,
                 client_id=reader.client_id if reader else None,
                 host=reader.host if reader else None,
@@ -214,6 +217,10 @@ async def lag(cluster: Cluster, names: Sequence[str], fail_above: int | None, wa
                 f"the worst {worst.topic} partition {worst.partition} of group {worst.group}: {worst.lag}",
                 Exit.CONDITION,
             )
+        unknown = [row for row in rows if fail_above is not None and row.end_offset is None]
+        if unknown:
+            where = f"{unknown[0].topic} partition {unknown[0].partition}"
+            raise CliError(f"how far {len(unknown)} partition(s) are behind is unknown: the disk of {where} has failed")
         if not watch:
             return
         await asyncio.sleep(2.0)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -231,6 +232,35 @@ def test_metadata_that_are_gone_are_not_replaced_by_empty_ones(tmp_path: Path) -
     (tmp_path / "kept").rename(data / "meta.db")
     with Serving.on(data) as serving:
         assert oncelog("consume", "orders", "-e", bootstrap=serving.bootstrap).out == "a\n"
+
+
+def test_the_lag_of_a_group_is_told_where_it_is_known_when_a_disk_has_failed(tmp_path: Path) -> None:
+    folders, settings = f"log.dirs={tmp_path}/a,{tmp_path}/b", ("-o", "offsets.topic.num.partitions=1")
+    with Serving("-o", folders, *settings, "--host", "127.0.0.1", "--port", "0") as serving:
+
+        def run(*arguments: str, stdin: bytes = b"") -> Ended:
+            return oncelog(*arguments, stdin=stdin, bootstrap=serving.bootstrap)
+
+        run("topic", "create", "orders", "-p", "4")
+        for number in range(4):
+            run("produce", "orders", "-p", str(number), stdin=b"a\n")
+        assert run("group", "reset", "readers", "--to", "earliest", "-t", "orders", "--yes").status == 0
+        failing = tmp_path / ("b" if (tmp_path / "a" / "__consumer_offsets-0").exists() else "a")
+        lost = sorted(int(path.name.rpartition("-")[2]) for path in failing.glob("orders-*"))
+        assert 0 < len(lost) < 4
+        for path in failing.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        deadline = time.monotonic() + PATIENCE_S
+        while all(row["lag"] is not None for row in run("group", "lag", "readers", "-o", "json").json()):
+            assert time.monotonic() < deadline
+        rows = run("group", "lag", "readers", "-o", "json").json()
+        assert {row["partition"]: row["lag"] for row in rows} == {
+            number: None if number in lost else 1 for number in range(4)
+        }
+        refused = run("group", "lag", "readers", "--fail-above", "5")
+        assert (refused.status, f"{len(lost)} partition(s) are behind is unknown" in refused.err) == (1, True)
+        described = run("group", "describe", "readers", "-o", "json").json()
+        assert [row["lag"] for row in described["partitions"]].count(None) == len(lost)
 
 
 def test_a_disk_that_is_not_mounted_is_missed(tmp_path: Path) -> None:
