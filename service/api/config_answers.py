@@ -50,6 +50,8 @@ def describe_broker(broker: Broker) -> Iterator[ConfigEntry]:
             value = text_of(getattr(broker.config, setting.attribute))
         else:
             value = layers[0].value if layers else None
+        if name == "node.id":
+            value = str(broker.node_id)  # also if it took one by itself
         read_only = setting.mode is Mode.READ_ONLY
         yield ConfigEntry(name, None if setting.sensitive else value, _source(layers), read_only, setting, layers)
 

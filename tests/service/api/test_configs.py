@@ -44,6 +44,15 @@ def layers(entry: DescribeConfigsResourceResult) -> list[tuple[str, str | None, 
     return [(synonym.name, synonym.value, synonym.source) for synonym in entry.synonyms]
 
 
+def test_a_broker_shows_the_number_that_it_took(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        number = str(stage.broker.node_id)
+        assert int(number) >= 0
+        assert (await describe(stage, BROKER, number, "node.id"))["node.id"].value == number
+
+    on_stage(tmp_path, scene, {"node.id": "-1"})
+
+
 def test_a_topics_value_is_shown_with_everything_it_hides(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         await stage.create("orders", retention_ms=" 5 ")
