@@ -13,6 +13,7 @@ from typing import Any
 
 from service.config import BrokerConfig, Given, Origin
 from service.settings import ConfigError
+from service.unhonoured_settings import is_known
 
 # What Kafka's scripts and images read from the environment for themselves: no keys of the broker's.
 NOT_KEYS = ("HEAP_OPTS", "OPTS", "JVM_PERFORMANCE_OPTS", "GC_LOG_OPTS", "LOG4J_OPTS", "LOG4J_LOGGERS", "DEBUG", "HOME")
@@ -26,7 +27,10 @@ def load_config(path: Path | None, environment: Mapping[str, str], overrides: It
     """The configuration of all sources together. Raises `ConfigError` naming what can't be read or accepted."""
     given: dict[str, Given] = {}
     if path is not None:
-        given.update((name, Given(value, Origin.FILE)) for name, value in read_file(path).items())
+        in_file = read_file(path)
+        if in_file and not any(map(is_known, in_file)):
+            raise ConfigError(f"{path} is no configuration: none of its keys is one of oncelog's or Kafka's")
+        given.update((name, Given(value, Origin.FILE)) for name, value in in_file.items())
     given.update((name, Given(value, Origin.ENVIRONMENT)) for name, value in read_environment(environment).items())
     given.update((name, Given(value, Origin.COMMAND_LINE)) for name, value in map(parse_override, overrides))
     return BrokerConfig(given)

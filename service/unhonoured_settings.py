@@ -200,6 +200,15 @@ def _reason(name: str, table: Mapping[str, str]) -> str | None:
     return None
 
 
+def is_known(name: str) -> bool:
+    """Whether it is a key of oncelog or Kafka, honoured or not."""
+    return (
+        name in BROKER_SETTINGS
+        or name in NO_EFFECT_SETTINGS
+        or any(_reason(name, each) for each in (NO_EFFECT, REFUSED))
+    )
+
+
 def unhonoured(given: Mapping[str, str], problems: list[str]) -> Iterator[str]:
     """Warnings for keys that do nothing; keys that must not be ignored go to `problems`."""
     for name, value in given.items():

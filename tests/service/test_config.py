@@ -209,6 +209,10 @@ def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
     broken.write_text("= 3")
     with pytest.raises(ConfigError, match="is not valid TOML"):
         load_config(broken, {})
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n10.0.0.2 broker-2\n")
+    with pytest.raises(ConfigError, match="hosts is no configuration"):
+        load_config(hosts, {})
 
 
 def test_broker_id_is_node_id() -> None:
