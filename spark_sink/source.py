@@ -289,6 +289,8 @@ def _tasks(ranges: list[Range], options: SourceOptions) -> list[Range]:
 
 
 def _read(partition: InputPartition, options: SourceOptions) -> Iterator[pa.RecordBatch]:
-    if isinstance(partition, Range):  # Spark makes up another one where there is nothing to read
-        yield from read_range(client_of(options.client), partition, options)
-    spare_collections()
+    try:
+        if isinstance(partition, Range):  # Spark makes up another one where there is nothing to read
+            yield from read_range(client_of(options.client), partition, options)
+    finally:
+        spare_collections()

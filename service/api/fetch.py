@@ -118,34 +118,48 @@ class Attempt:
         """Read every wanted partition; True if the answer need not wait."""
         self.found = found = {}
         budget = min(self.request.max_bytes, self.broker.config.fetch_max_bytes)
-        enough, round_trip_us = budget, self.caller.round_trip_us
+        least, round_trip_us = min(self.request.min_bytes, budget), self.caller.round_trip_us
+        enough = budget
         if round_trip_us is not None:
-            near = max(NEAR_ANSWER_BYTES, round_trip_us * ANSWER_BYTES_PER_ROUND_TRIP_US)
-            enough = max(near, self.request.min_bytes)
-        size, urgent = 0, not self.wanted
+            enough = max(NEAR_ANSWER_BYTES, round_trip_us * ANSWER_BYTES_PER_ROUND_TRIP_US, least)
+        size, counted, urgent = 0, 0, not self.wanted
         for key in self._in_turn():
             wanted, partition = self.wanted[key], self._partition(key)
+            got = counts = 0
             if isinstance(partition, ErrorCode):
-                data, got = _error(wanted.partition, partition), 0
+                data = _error(wanted.partition, partition)
                 data.aborted_transactions = []  # only a partition that is there answers with none at all
             else:
                 left = budget - size if size < enough else 0
-                data, got = self._read_one(partition, wanted, left, at_least_one=size == 0)
-            if got and size + got >= enough:
-                self.caller.fetched_last = key
+                data, got, counts = self._read_one(partition, wanted, left, least, at_least_one=size == 0)
             size += got
+            counted += counts
             urgent = urgent or data.error_code != 0 or data.diverging_epoch is not None
             found[key] = data
-        return urgent or size >= self.request.min_bytes
+        if round_trip_us is not None:
+            self._keep_turns(ended_early=size >= enough)
+        return urgent or counted >= least
 
     def _in_turn(self) -> Iterable[SessionKey]:
-        """The wanted partitions, beginning behind the one that ended the answer before. A session has its own order."""
-        last = self.caller.fetched_last
-        if self.session is not None or last not in self.wanted:
+        """The wanted partitions: first those that had no turn lately, in the client's order. A session has its own."""
+        if self.session is not None or not self.caller.fetched:
             return self.wanted
-        keys = list(self.wanted)
-        after = keys.index(last) + 1
-        return keys[after:] + keys[:after]
+        turns = {key: turn for turn, key in enumerate(self.caller.fetched)}
+        return sorted(self.wanted, key=lambda key: turns.get(key, -1))
+
+    def _keep_turns(self, *, ended_early: bool) -> None:
+        """Remember who was given something when we ended an answer. Where it ended by itself, or by the client's own
+        limit, who comes first is the client's business.
+        """
+        assert self.found is not None
+        turns = self.caller.fetched
+        if not ended_early:
+            turns.clear()
+            return
+        for key, data in self.found.items():
+            if data.records:
+                turns.pop(key, None)
+                turns[key] = None
 
     def _partition(self, key: SessionKey) -> Partition | ErrorCode:
         name, index = key
@@ -159,23 +173,26 @@ class Attempt:
         return partitions.get(index) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def _read_one(
-        self, partition: Partition, wanted: Wanted, budget: int, *, at_least_one: bool
-    ) -> tuple[FetchResponsePartitionData, int]:
+        self, partition: Partition, wanted: Wanted, budget: int, least: int, *, at_least_one: bool
+    ) -> tuple[FetchResponsePartitionData, int, int]:
+        """The partition's part of the answer, its bytes, and what they count for when the client wants `least`: what a
+        limit cut short counts as the limit, though only whole batches are given.
+        """
         index, log = wanted.partition, partition.log
         if error := leader_epoch_error(partition, wanted.current_leader_epoch):
-            return _error(index, error), 0
+            return _error(index, error), 0, 0
         high_watermark, stable = partition.high_watermark, partition.last_stable_offset
         if wanted.last_fetched_epoch >= 0:
             epoch, end_offset = log.epochs.end_offset_for_epoch(wanted.last_fetched_epoch, log.end_offset)
             if epoch < 0:
-                return _error(index, ErrorCode.OFFSET_OUT_OF_RANGE), 0
+                return _error(index, ErrorCode.OFFSET_OUT_OF_RANGE), 0, 0
             if epoch < wanted.last_fetched_epoch or end_offset < wanted.fetch_offset:
                 diverging = FetchResponseEpochEndOffset(epoch, end_offset)
                 data = FetchResponsePartitionData(index, 0, high_watermark, stable, log.start_offset, diverging)
                 data.aborted_transactions, data.records = None, NO_RECORDS
-                return data, 0
+                return data, 0, 0
         if not log.start_offset <= wanted.fetch_offset <= log.end_offset:
-            return _error(index, ErrorCode.OFFSET_OUT_OF_RANGE), 0
+            return _error(index, ErrorCode.OFFSET_OUT_OF_RANGE), 0, 0
         committed = self.request.isolation_level == READ_COMMITTED
         limit = stable if committed else high_watermark
         aborted: list[AbortedTransaction] | None = [] if committed else None
@@ -183,23 +200,25 @@ class Attempt:
             index, 0, high_watermark, stable, log.start_offset, aborted_transactions=aborted, records=NO_RECORDS
         )
         if wanted.fetch_offset >= limit or (budget <= 0 and not at_least_one):
-            return data, 0
+            return data, 0, 0
+        most = max(min(wanted.max_bytes, budget), 0)
         try:
             stored = partition.read(
                 wanted.fetch_offset,
-                max_bytes=max(min(wanted.max_bytes, budget), 0),
+                max_bytes=most,
                 limit_offset=limit,
                 at_least_one=at_least_one,
             )
             if stored is None:
-                return data, 0
+                return data, 0, most
+            cut_short = stored.size < least and log.reach_of(stored) < limit
             if aborted is not None and partition.stable.has_aborted:
                 ranges = partition.stable.aborted(wanted.fetch_offset, min(log.reach_of(stored), limit))
                 aborted.extend(AbortedTransaction(producer_id, first_offset) for producer_id, first_offset in ranges)
         except (DiskFault, CorruptBatch) as failure:
-            return _error(index, partition.unreadable(failure)), 0
+            return _error(index, partition.unreadable(failure)), 0, 0
         data.records = [stored]
-        return data, stored.size
+        return data, stored.size, max(stored.size, most) if cut_short else stored.size
 
     def answer(self) -> FetchResponse:
         assert self.found is not None

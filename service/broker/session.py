@@ -3,7 +3,7 @@ whatever must know the caller can.
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from service.broker.fetch_sessions import SessionKey
 
@@ -19,5 +19,5 @@ class Session:
     software_version: str = ""
     produce_turn: asyncio.Future[None] | None = None
     """Done when the last Produce of this connection that had to wait before its append has appended."""
-    fetched_last: SessionKey | None = None
-    """The partition after which an answer to Fetch had enough: the next one begins behind it."""
+    fetched: dict[SessionKey, None] = field(default_factory=dict)
+    """Partitions that answers to Fetch gave something of before they ended early, the latest last."""

@@ -87,7 +87,9 @@ class Transaction:
             await self._again(code, deadline)
 
     async def commit(self) -> None:
-        """Returns when everything written since the last commit is visible."""
+        """Returns when everything written since the last commit is visible, or committed and nobody tells whether it is
+        visible.
+        """
         if self._partitions:
             await self._decide()
             self._partitions.clear()
@@ -115,16 +117,14 @@ class Transaction:
                 raise _unknown(error.message) if in_doubt else error from None
 
     async def _until_visible(self) -> None:
-        """What is decided is visible as soon as the coordinator says yes once more, or that somebody else owns the id.
-        Whoever can't be asked in time is not asked any longer: it is committed.
-        """
+        """Until the markers are written the coordinator has no other answer than "not now"."""
         deadline = Deadline(self._cluster.timeout_s)
         while not deadline.passed():
             try:
                 code = await self._end(committed=True)
             except CliError as error:
                 if error.status != Exit.UNREACHABLE:
-                    raise
+                    return
             else:
                 if code not in MOVED and code != ErrorCode.CONCURRENT_TRANSACTIONS:
                     return

@@ -45,6 +45,7 @@ REPLY_BYTES_A_WRITE = 64 * 1024  # answers of one turn are gathered up to here, 
 LEAST_BYTES_A_SECOND = 16 * 1024  # of a request that takes longer than its timeout
 LEAST_FRAME_BYTES = 8  # key, version, correlation id
 TCPI_MIN_RTT_AT = 148  # in Linux's struct tcp_info
+NO_ROUND_TRIP_US = 2**32 - 1
 
 NO_HEADER = RequestHeader(-1, -1, -1, None)
 PRODUCE = ApiKey.PRODUCE.value
@@ -422,9 +423,9 @@ def _what_it_speaks(size: int) -> str:
 
 def round_trip_us(transport: asyncio.Transport) -> int | None:
     """The shortest round trip that the kernel has seen on this connection: at its beginning, that of the handshake."""
-    tcp_info = getattr(socket, "TCP_INFO", None)
     real = transport.get_extra_info("socket")
-    if tcp_info is None or real is None or not hasattr(real, "getsockopt"):
+    if sys.platform != "linux" or not hasattr(real, "getsockopt"):
         return None
-    facts: bytes = real.getsockopt(socket.IPPROTO_TCP, tcp_info, TCPI_MIN_RTT_AT + 4)
-    return int.from_bytes(facts[TCPI_MIN_RTT_AT:], sys.byteorder) or None
+    facts: bytes = real.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCPI_MIN_RTT_AT + 4)
+    microseconds = int.from_bytes(facts[TCPI_MIN_RTT_AT:], sys.byteorder)
+    return microseconds if 0 < microseconds < NO_ROUND_TRIP_US else None

@@ -1,6 +1,7 @@
 """How much an answer to Fetch carries, by how far away the client is, and that no partition starves for it."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import pytest
 
 from log.batch import build_batch
 from service.api import fetch
+from service.api.door import BrokerDoor
 from service.api.fetch import NEAR_ANSWER_BYTES
 from service.broker.session import Session
+from service.net.door import PeerInfo
 from service.wire.codec import RequestHeader
 from service.wire.messages import FetchPartition, FetchRequest, FetchTopic
 from tests.service.api.admin_stage import Stage, on_stage
@@ -61,10 +64,13 @@ async def fetched(
 
 
 @pytest.mark.parametrize(("round_trip_us", "served"), [(NEAR_US, 2), (FAR_US, PARTITIONS), (None, PARTITIONS)])
-def test_a_client_nearby_gets_the_rest_in_its_next_answer(tmp_path: Path, round_trip_us: int, served: int) -> None:
+def test_a_client_nearby_gets_the_rest_in_its_next_answer(
+    tmp_path: Path, round_trip_us: int | None, served: int
+) -> None:
     async def scene(stage: Stage) -> None:
         await write(stage)
-        got = await fetched(stage, Session("10.0.0.9", 1, round_trip_us), dict.fromkeys(range(PARTITIONS), 0))
+        caller = BrokerDoor(stage.broker).connected(PeerInfo("10.0.0.9", 1, round_trip_us))
+        got = await fetched(stage, caller, dict.fromkeys(range(PARTITIONS), 0))
         assert list(got) == list(range(PARTITIONS))
         assert [number for number, size in got.items() if size] == list(range(served))
 
@@ -98,12 +104,71 @@ def test_who_wants_more_at_least_is_given_it_without_waiting(tmp_path: Path) -> 
     on_stage(tmp_path, scene)
 
 
-def test_limits_of_the_request_hold_as_before(tmp_path: Path) -> None:
+def test_who_is_left_out_when_he_was_served_has_nobody_starve(tmp_path: Path) -> None:
+    """A client that processes what it got before it asks for more of that."""
+
     async def scene(stage: Stage) -> None:
         await write(stage)
-        caller = Session("10.0.0.9", 1, NEAR_US)
-        for _ in range(2):  # what a client's own limit cut off is for the client to ask for in another order
-            got = await fetched(stage, caller, {3: 0, 1: 0}, max_bytes=10)
-            assert (got[3] > BATCH_BYTES, got[1]) == (True, 0)
+        caller, served = Session("10.0.0.9", 1, NEAR_US), dict.fromkeys(range(PARTITIONS), 0)
+        last: set[int] = set()
+        for _ in range(2 * PARTITIONS):
+            got = await fetched(stage, caller, {number: 0 for number in served if number not in last})
+            last = {number for number, size in got.items() if size}
+            for number in last:
+                served[number] += 1
+        assert min(served.values()) >= 2
+
+    on_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("round_trip_us", [NEAR_US, None])
+def test_what_a_limit_of_the_client_cut_off_is_its_own_to_ask_for(tmp_path: Path, round_trip_us: int | None) -> None:
+    async def scene(stage: Stage) -> None:
+        await write(stage)
+        caller = Session("10.0.0.9", 1, round_trip_us)
+        await fetched(stage, caller, dict.fromkeys(range(PARTITIONS), 0))
+        orders: list[list[int]] = [[3, 1], [3, 1], [1, 3], [3, 1]]
+        for position, order in enumerate(orders):
+            got = await fetched(stage, caller, dict.fromkeys(order, 0), max_bytes=10)
+            if position:  # the first may still have its turn after an answer that we ended
+                assert [number for number, size in got.items() if size] == order[:1]
+
+    on_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "min_bytes", "max_bytes"),
+    [
+        (1, 5 * BATCH_BYTES // 2, 50_000_000),  # the partition's own limit cuts its batches
+        (1, 3 * BATCH_BYTES, BATCH_BYTES // 2),  # less may be given than is wanted
+        (2, 7 * BATCH_BYTES // 2, 7 * BATCH_BYTES // 2),  # the second partition has no batch that still fits
+    ],
+)
+def test_nobody_waits_for_bytes_that_a_limit_keeps_back(
+    tmp_path: Path, partitions: int, min_bytes: int, max_bytes: int
+) -> None:
+    async def scene(stage: Stage) -> None:
+        await write(stage)
+        got = await fetched(
+            stage,
+            Session("10.0.0.9", 1, NEAR_US),
+            dict.fromkeys(range(partitions), 0),
+            min_bytes=min_bytes,
+            max_bytes=max_bytes,
+            max_wait_ms=60_000,
+        )
+        assert got[0] > BATCH_BYTES
+
+    on_stage(tmp_path, scene)
+
+
+def test_who_wants_more_than_there_is_waits(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await write(stage)
+        began = time.monotonic()
+        got = await fetched(
+            stage, Session("10.0.0.9", 1, NEAR_US), {0: IN_EACH - 1}, min_bytes=2 * BATCH_BYTES, max_wait_ms=300
+        )
+        assert (got[0] > BATCH_BYTES, time.monotonic() - began >= 0.3) == (True, True)
 
     on_stage(tmp_path, scene)

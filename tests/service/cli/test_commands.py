@@ -12,11 +12,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from service.cli.failures import Exit
+from service.cli.failures import CliError, Exit
+from service.cli.transaction import Transaction
+from service.wire.error_codes import ErrorCode
 from tests.service.cli.kit import COMMAND, PATIENCE_S, ROOT, Ended, Running, Serving, oncelog, process
+
+CONCURRENT, NOT_COORDINATOR = ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.NOT_COORDINATOR
 
 _numbers = itertools.count()
 
@@ -170,6 +175,33 @@ def test_a_transaction_is_visible_and_told_of_when_it_is_committed(broker: str, 
     assert sorted(run("consume", topic, "-e").out.split()) == ["a", "b"]
     (transaction,) = run("txn", "describe", "import", "-o", "json").json()
     assert transaction["state"] == "CompleteCommit"
+
+
+@pytest.mark.parametrize(
+    ("answers", "status"),
+    [
+        ([0, CONCURRENT, NOT_COORDINATOR, CONCURRENT, 0], 0),
+        ([CONCURRENT, 0, 0], 0),
+        ([0, CONCURRENT, ErrorCode.PRODUCER_FENCED], 0),  # the next owner was let in when the markers were written
+        ([0, CliError("gone", Exit.UNREACHABLE), 0], 0),
+        ([0, CliError("forbidden", Exit.AUTH)], 0),  # it is committed all the same
+        ([CONCURRENT, ErrorCode.PRODUCER_FENCED, 0], 1),  # the last answer is to its abort
+    ],
+)
+def test_a_commit_ends_when_readers_see_it(
+    answers: list[int | CliError], status: int, run: Run, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = list(answers)
+
+    async def end(transaction: Transaction, *, committed: bool) -> int:
+        answer = left.pop(0)
+        if isinstance(answer, CliError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(Transaction, "_end", end)
+    run("produce", topic, "--txn-id", uuid4().hex, stdin=b"a\n", status=status)
+    assert left == []
 
 
 def test_a_long_input_is_committed_in_pieces(run: Run, topic: str) -> None:

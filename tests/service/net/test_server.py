@@ -50,6 +50,21 @@ def test_frames_are_answered_however_the_stream_is_cut(loop: str) -> None:
 
 
 @every_loop
+def test_a_peer_is_known_by_its_address_and_how_far_away_it_is(loop: str) -> None:
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            await connect(server)
+            await until(lambda: door.sessions != [])
+            (peer,) = door.sessions
+            assert (peer.host, peer.port > 0) == ("127.0.0.1", True)
+            assert peer.round_trip_us is not None
+            assert 0 < peer.round_trip_us < 1_000_000
+
+    run(loop, main)
+
+
+@every_loop
 @pytest.mark.parametrize("size", [READ_BYTES - 30, READ_BYTES, LARGE_BYTES, 1024 * 1024, 3 * 1024 * 1024])
 def test_long_frames_come_whole_and_leave_no_buffer_behind(loop: str, size: int) -> None:
     async def main() -> None:
