@@ -223,9 +223,9 @@ def unhonoured(given: Mapping[str, str], problems: list[str]) -> Iterator[str]:
             yield f"{name} has no effect: {idle.doc}"
         elif (reason := _reason(name, NO_EFFECT)) is not None:
             yield f"{name} has no effect: {reason}"
-        elif (reason := _reason(name, REFUSED)) is None:
+        elif not is_known(name):
             yield f"{name} is not a key of oncelog or Kafka and is ignored"
         elif value.strip().lower() in HARMLESS_VALUES.get(name, ()):
             yield f"{name} has no effect: it says what holds anyway"
         else:
-            problems.append(f"{name} is refused: {reason}")
+            problems.append(f"{name} is refused: {_reason(name, REFUSED)}")

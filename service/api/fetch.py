@@ -136,7 +136,7 @@ class Attempt:
             counted += counts
             urgent = urgent or data.error_code != 0 or data.diverging_epoch is not None
             found[key] = data
-        if round_trip_us is not None:
+        if round_trip_us is not None and self.session is None:
             self._keep_turns(ended_early=size >= enough)
         return urgent or counted >= least
 
@@ -224,9 +224,9 @@ class Attempt:
         assert self.found is not None
         session_id = self.session.session_id if self.session is not None else 0
         topics: dict[str | bytes, FetchableTopicResponse] = {}
-        for key in self.wanted:
+        for key, wanted in self.wanted.items():
             data = self.found[key]
-            if self.session is not None and not self._worth_telling(self.wanted[key], data):
+            if self.session is not None and not self._worth_telling(wanted, data):
                 continue
             name, _ = key
             topic = topics.get(name)
