@@ -275,7 +275,7 @@ class ConsumerDecisions:
     # --------------------------------------------------------------------------------------
 
     def maybe_assign(self, group: ConsumerGroup, epoch: int, member: ConsumerMember, draft: Draft) -> Goal:
-        if group.assignment_epoch >= epoch or not self._may_assign(group, draft.now_ms):
+        if group.assignment_epoch >= epoch or not self.may_assign(group, draft.now_ms):
             return Goal(group.assignment_epoch, group.target_of(member.member_id, member.instance_id))
         members = group.members_with(member)
         specs = {each.member_id: self._spec(group, each) for each in members.values()}
@@ -291,7 +291,7 @@ class ConsumerDecisions:
         draft.records.append(target_epoch_record(group.group_id, epoch, draft.now_ms))
         return Goal(epoch, target[member.member_id])
 
-    def _may_assign(self, group: ConsumerGroup, now_ms: int) -> bool:
+    def may_assign(self, group: ConsumerGroup, now_ms: int) -> bool:
         """Members that come one upon the other share a new target instead of causing one each."""
         interval_ms = self._settings.consumer_times(group.group_id).assignment_interval_ms
         last_ms = group.assignment_timestamp_ms

@@ -321,7 +321,7 @@ class Migration:
             draft.answer(token, SyncReply(Fault.ILLEGAL_GENERATION))
         elif ask.protocol_type not in (None, PROTOCOL_TYPE) or ask.protocol_name not in (None, protocol_name):
             draft.answer(token, SyncReply(Fault.INCONSISTENT_GROUP_PROTOCOL))
-        elif group.assignment_epoch > member.member_epoch and member.state is not MemberState.UNREVOKED_PARTITIONS:
+        elif self._is_behind(group, member, group.epoch, draft) and member.state is not MemberState.UNREVOKED_PARTITIONS:
             self._expect_rejoin(group, member, draft)
             draft.answer(token, SyncReply(Fault.REBALANCE_IN_PROGRESS))
         else:
@@ -339,8 +339,9 @@ class Migration:
             draft.answer(token, FaultReply(Fault.ILLEGAL_GENERATION))
             return
         self._keep_session(group, member, draft)
+        epoch = self._consumer.maybe_raise_epoch(group, member, False, draft)
         has_news = (
-            member.member_epoch < group.assignment_epoch
+            self._is_behind(group, member, epoch, draft)
             or member.state is MemberState.UNREVOKED_PARTITIONS
             or (member.state is MemberState.UNRELEASED_PARTITIONS and not group.waits_for_others(member))
         )
@@ -361,6 +362,13 @@ class Migration:
                 answered.append(LeftMember(member.member_id, member.instance_id, None))
         draft.answer(token, LeaveReply(None, tuple(answered)))
         return self.remove(group, list(leaving.values()), draft)
+
+    def _is_behind(self, group: ConsumerGroup, member: ConsumerMember, epoch: int, draft: Draft) -> bool:
+        """Whether there is a newer assignment, or its join would make one: in a group without members of the new
+        protocol nobody else does.
+        """
+        newest = epoch if self._consumer.may_assign(group, draft.now_ms) else group.assignment_epoch
+        return member.member_epoch < newest
 
     def _expect_rejoin(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:
         name: DeadlineName = ("rejoin", group.group_id, member.member_id)

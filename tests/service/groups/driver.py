@@ -148,6 +148,11 @@ class Driver:
         self.machine = self.replayed()
         self.now_ms += down_ms
 
+    def set(self, settings: GroupSettings) -> None:
+        """A restart with other settings."""
+        self.settings = settings
+        self.restart()
+
     # Commands in short ----------------------------------------------------------------------------------------------
 
     def join_command(

@@ -1,12 +1,13 @@
 """Groups move between the protocols while their members live, one by one."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from service.groups.commands import LEAVE_EPOCH, ConsumerHeartbeatReply, JoinReply, LeavingMember
 from service.groups.consumer_protocol import read_assignment
-from service.groups.settings import GroupSettings
+from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.verdicts import Fault
 from service.wire.codec import encode_data
 from service.wire.messages import ConsumerProtocolAssignment
@@ -286,6 +287,40 @@ def test_the_policy_can_forbid_downgrades(policy: str) -> None:
     driver.join(member=driver.join().member_id)
     driver.beat("c", LEAVE_EPOCH)
     assert driver.listed()["g"][0] == "consumer"
+
+
+@pytest.mark.parametrize("policy", ["disabled", "upgrade"])
+@pytest.mark.parametrize("interval_ms", [0, 1_000])
+def test_what_the_last_new_member_had_goes_to_the_classic_ones_where_the_group_may_not_turn_back(
+    policy: str, interval_ms: int
+) -> None:
+    times = ConsumerTimes(assignment_interval_ms=interval_ms)
+    driver = Driver(GroupSettings(consumer_times=lambda group_id: times))
+    joined = mixed_group(driver)
+    driver.set(GroupSettings(group_consumer_migration_policy=policy, consumer_times=lambda group_id: times))
+    driver.wait(interval_ms)
+    driver.beat("c", LEAVE_EPOCH)
+    assert owned_in_the_end(driver, joined) == ALL
+
+
+def test_a_topic_that_grows_is_read_whole_by_classic_members_alone_in_a_consumer_group(driver: Driver) -> None:
+    joined = mixed_group(driver)
+    driver.set(GroupSettings(group_consumer_migration_policy="upgrade", consumer_times=assigned_at_once))
+    driver.beat("c", LEAVE_EPOCH)
+    assert owned_in_the_end(driver, joined) == ALL
+    driver.topics.put("orders", 6)
+    assert owned_in_the_end(driver, replace(joined, generation=3)) == [*ALL, 4, 5]
+
+
+def owned_in_the_end(driver: Driver, member: JoinReply) -> list[int]:
+    """What a classic member owns after a minute of heartbeats, joining again whenever it is told to."""
+    numbers = [0, 1]
+    for _ in range(20):
+        driver.wait(3_000)
+        if driver.heartbeat(member) is Fault.REBALANCE_IN_PROGRESS:
+            member = driver.join(member=member.member_id, owned=(("orders", numbers),))
+            numbers = partitions(driver.sync(member).assignment).get("orders", [])
+    return numbers
 
 
 def test_members_of_both_protocols_leave_by_the_classic_api(driver: Driver) -> None:
