@@ -103,7 +103,7 @@ class Broker:
         self.groups = Coordinators(
             GROUP_TOPIC,
             partition_for,
-            lambda partition: GroupCoordinator(self._group_settings(), self.topics),
+            lambda partition: GroupCoordinator(self._group_settings(), self.topics, env.clock.wall_ms),
             self._no_effects,
             self.partitions,
             env,

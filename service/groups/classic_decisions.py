@@ -191,7 +191,7 @@ class ClassicDecisions:
         group.pending_syncs.clear()
         self._deadlines.cancel(("sync", group.group_id, ""))
         is_initial = group.state is EMPTY
-        group.move_to(PREPARING, draft.now_ms)
+        group.move_to(PREPARING, draft.wall_ms)
         if is_initial:
             # The first members of a group usually come within moments of each other: wait, and rebalance once.
             delay_ms = self._settings.group_initial_rebalance_delay_ms
@@ -238,7 +238,7 @@ class ClassicDecisions:
             # Only static members are left and none has come back: wait until their sessions end.
             self._set_join_deadline(group, draft)
             return
-        group.begin_generation(draft.now_ms)
+        group.begin_generation(draft.wall_ms)
         if group.state is EMPTY:
             draft.records.append(classic_group_record(group, {}))
             return
@@ -280,7 +280,7 @@ class ClassicDecisions:
             for each in group.members.values():
                 each.assignment = assignments.get(each.member_id, b"")
             draft.records.append(classic_group_record(group, assignments))
-            group.move_to(STABLE, draft.now_ms)
+            group.move_to(STABLE, draft.wall_ms)
             self._answer_syncs(group, draft, None)
 
     def _sync_fault(self, group: ClassicGroup, ask: SyncGroup) -> Fault | None:

@@ -173,11 +173,11 @@ class ClassicGroup:
 
     # Changing ---------------------------------------------------------------------------------------------------------
 
-    def move_to(self, state: ClassicState, now_ms: int) -> None:
+    def move_to(self, state: ClassicState, wall_ms: int) -> None:
         assert state in CLASSIC_MOVES[self.state], f"{self.group_id}: {self.state} -> {state}"
         self.previous_state = self.state
         self.state = state
-        self.state_timestamp_ms = now_ms
+        self.state_timestamp_ms = wall_ms
 
     def add(self, member: ClassicMember, *, protocol_type: str | None = None) -> None:
         if member.instance_id is not None:
@@ -236,14 +236,14 @@ class ClassicGroup:
             self.leader = joined.member_id
         return joined is not None
 
-    def begin_generation(self, now_ms: int) -> None:
+    def begin_generation(self, wall_ms: int) -> None:
         self.generation += 1
         if self.members:
             self.protocol_name = self.select_protocol()
-            self.move_to(ClassicState.COMPLETING, now_ms)
+            self.move_to(ClassicState.COMPLETING, wall_ms)
         else:
             self.protocol_name = None
-            self.move_to(ClassicState.EMPTY, now_ms)
+            self.move_to(ClassicState.EMPTY, wall_ms)
         self.subscribed_topics = self.topics_of_members()
         self.pending_syncs.clear()
 

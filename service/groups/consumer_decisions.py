@@ -241,7 +241,7 @@ class ConsumerDecisions:
             before = resolved.get(regex)
             if before is None or before.topics != topics:
                 changed = changed or bool(topics) or before is not None
-                resolved[regex] = ResolvedRegex(topics, self._topics.version, draft.now_ms)
+                resolved[regex] = ResolvedRegex(topics, self._topics.version, draft.wall_ms)
                 draft.records.append(regex_record(group.group_id, regex, resolved[regex]))
         matched = set().union(*(resolved[regex].topics for regex in group.regexes(group.members.values())))
         named = set().union(*(member.subscribed_topics for member in group.members.values()))
@@ -275,7 +275,7 @@ class ConsumerDecisions:
     # --------------------------------------------------------------------------------------
 
     def maybe_assign(self, group: ConsumerGroup, epoch: int, member: ConsumerMember, draft: Draft) -> Goal:
-        if group.assignment_epoch >= epoch or not self.may_assign(group, draft.now_ms):
+        if group.assignment_epoch >= epoch or not self.may_assign(group, draft.wall_ms):
             return Goal(group.assignment_epoch, group.target_of(member.member_id, member.instance_id))
         members = group.members_with(member)
         specs = {each.member_id: self._spec(group, each) for each in members.values()}
@@ -288,14 +288,17 @@ class ConsumerDecisions:
         for member_id in members:
             if member_id not in group.target or dict(group.target[member_id]) != target[member_id]:
                 draft.records.append(target_record(group.group_id, member_id, target[member_id]))
-        draft.records.append(target_epoch_record(group.group_id, epoch, draft.now_ms))
+        draft.records.append(target_epoch_record(group.group_id, epoch, draft.wall_ms))
         return Goal(epoch, target[member.member_id])
 
-    def may_assign(self, group: ConsumerGroup, now_ms: int) -> bool:
-        """Members that come one upon the other share a new target instead of causing one each."""
+    def may_assign(self, group: ConsumerGroup, wall_ms: int) -> bool:
+        """Members that come one upon the other share a new target instead of causing one each.
+
+        The last one may have been made by a clock that was ahead of ours: then it was long enough ago.
+        """
         interval_ms = self._settings.consumer_times(group.group_id).assignment_interval_ms
         last_ms = group.assignment_timestamp_ms
-        return last_ms == 0 or interval_ms == 0 or now_ms >= last_ms + interval_ms
+        return not 0 < last_ms <= wall_ms < last_ms + interval_ms
 
     def _spec(self, group: ConsumerGroup, member: ConsumerMember) -> MemberSpec:
         current = group.target_of(member.member_id, member.instance_id)

@@ -8,13 +8,14 @@
 After a start, or taking over the partition, the same `apply` reads the log (`apply_marker` its transaction markers),
 and the first call of anything else makes the groups live: members keep their places and their sessions begin anew.
 What is durable is written by these two alone. Rebalances of classic groups, parked requests and deadlines are soft:
-they die with the machine, and clients join again. No clock, no randomness, no I/O: time, fresh ids and a view of the
-topics come in.
+they die with the machine, and clients join again. No clock, no randomness, no I/O: time, fresh ids, and views of the
+topics and of the wall clock come in. `now_ms` only ever runs on; what is stored is stamped by the wall clock.
 
 `next_deadline_ms` says when `expire` wants to be called. One call does as much as fits into one batch, so that it may
 be due again at once.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 
@@ -97,9 +98,10 @@ EXPIRY: DeadlineName = ("offsets", "", "")
 
 
 class GroupCoordinator:
-    def __init__(self, settings: GroupSettings, topics: TopicView) -> None:
+    def __init__(self, settings: GroupSettings, topics: TopicView, wall_ms: Callable[[], int]) -> None:
         self._settings = settings
         self._topics = topics
+        self._wall_ms = wall_ms
         self._groups: dict[str, Group] = {}
         # Classic groups made by a decision whose records are not applied yet: the next record of that group brings
         # them in.
@@ -117,7 +119,7 @@ class GroupCoordinator:
     # -------------------------------------------------------------------------------------------
 
     def decide(self, command: Command, token: Token, now_ms: int) -> Decision:
-        draft = Draft(now_ms)
+        draft = Draft(now_ms, self._wall_ms())
         self._become_live(draft)
         self._decide(command, token, draft)
         return draft.seal()
@@ -127,7 +129,7 @@ class GroupCoordinator:
         return self._deadlines.next_ms() if self._is_live else 0
 
     def expire(self, now_ms: int) -> Decision:
-        draft = Draft(now_ms)
+        draft = Draft(now_ms, self._wall_ms())
         self._become_live(draft)
         # What follows from records can be decided only once they are applied.
         while not draft.records and (name := self._deadlines.pop_due(now_ms)) is not None:
@@ -241,8 +243,8 @@ class GroupCoordinator:
         if emptied is not None:
             self._consumer.forget(emptied)
             draft.records.extend(consumer_group_tombstones(ask.group_id, (), emptied.resolved))
-        made = ClassicGroup(ask.group_id, state_timestamp_ms=draft.now_ms)
-        draft.records.append(empty_classic_group_record(ask.group_id, draft.now_ms))
+        made = ClassicGroup(ask.group_id, state_timestamp_ms=draft.wall_ms)
+        draft.records.append(empty_classic_group_record(ask.group_id, draft.wall_ms))
         self._announce(made)
         self._classic.join(made, ask, token, draft)
 
@@ -308,7 +310,7 @@ class GroupCoordinator:
         if isinstance(made, Refusal):
             return made
         # First the heartbeat, which may be refused and then changes nothing; its records come after the group's.
-        attempt = Draft(draft.now_ms)
+        attempt = Draft(draft.now_ms, draft.wall_ms)
         answer = self._consumer.heartbeat(made, ask, attempt)
         if isinstance(answer, ConsumerHeartbeatReply):
             self._migration.record_upgrade(group, made, draft)

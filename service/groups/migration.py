@@ -154,7 +154,7 @@ class Migration:
             previous_state=ClassicState.STABLE,
             generation=group.epoch,
             protocol_type=PROTOCOL_TYPE,
-            state_timestamp_ms=draft.now_ms,
+            state_timestamp_ms=draft.wall_ms,
         )
         for member in members:
             assert member.classic is not None
@@ -321,7 +321,9 @@ class Migration:
             draft.answer(token, SyncReply(Fault.ILLEGAL_GENERATION))
         elif ask.protocol_type not in (None, PROTOCOL_TYPE) or ask.protocol_name not in (None, protocol_name):
             draft.answer(token, SyncReply(Fault.INCONSISTENT_GROUP_PROTOCOL))
-        elif self._is_behind(group, member, group.epoch, draft) and member.state is not MemberState.UNREVOKED_PARTITIONS:
+        elif (
+            self._is_behind(group, member, group.epoch, draft) and member.state is not MemberState.UNREVOKED_PARTITIONS
+        ):
             self._expect_rejoin(group, member, draft)
             draft.answer(token, SyncReply(Fault.REBALANCE_IN_PROGRESS))
         else:
@@ -367,7 +369,7 @@ class Migration:
         """Whether there is a newer assignment, or its join would make one: in a group without members of the new
         protocol nobody else does.
         """
-        newest = epoch if self._consumer.may_assign(group, draft.now_ms) else group.assignment_epoch
+        newest = epoch if self._consumer.may_assign(group, draft.wall_ms) else group.assignment_epoch
         return member.member_epoch < newest
 
     def _expect_rejoin(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:

@@ -57,7 +57,7 @@ class OffsetDecisions:
         check = self._may_commit(group, ask)
         if isinstance(check, Fault):
             return CommitReply(check)
-        expire_ms = None if ask.retention_ms == -1 else draft.now_ms + ask.retention_ms
+        expire_ms = None if ask.retention_ms == -1 else draft.wall_ms + ask.retention_ms
         return self._record(ask.group_id, ask.offsets, check, expire_ms, draft)
 
     def commit_in_transaction(self, group: Group | None, ask: CommitTransactionalOffsets, draft: Draft) -> CommitReply:
@@ -91,7 +91,7 @@ class OffsetDecisions:
                 each.offset,
                 each.leader_epoch,
                 each.metadata,
-                draft.now_ms,
+                draft.wall_ms,
                 expire_ms,
                 each.topic_id if with_topic_ids else ZERO_TOPIC_ID,
             )
@@ -228,7 +228,7 @@ class OffsetDecisions:
             for partition, committed in partitions.items():
                 if (
                     not subscribed
-                    and self._is_expired(committed, since(committed), draft.now_ms)
+                    and self._is_expired(committed, since(committed), draft.wall_ms)
                     and not self._offsets.is_pending(group.group_id, topic, partition)
                     and len(draft.records) < MAX_EXPIRED_AT_ONCE
                 ):
@@ -237,10 +237,10 @@ class OffsetDecisions:
                     nothing_left = False
         return nothing_left
 
-    def _is_expired(self, committed: CommittedOffset, since_ms: int, now_ms: int) -> bool:
+    def _is_expired(self, committed: CommittedOffset, since_ms: int, wall_ms: int) -> bool:
         if committed.expire_timestamp_ms is not None:  # a client of old that chose for itself
-            return now_ms >= committed.expire_timestamp_ms
-        return now_ms - since_ms >= self._settings.offsets_retention_ms
+            return wall_ms >= committed.expire_timestamp_ms
+        return wall_ms - since_ms >= self._settings.offsets_retention_ms
 
 
 def _classic_fault(group: ClassicGroup, member_id: str, instance_id: str | None, generation: int) -> Fault | None:

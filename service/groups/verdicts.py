@@ -65,9 +65,14 @@ class Decision:
 
 @dataclass(slots=True)
 class Draft:
-    """A decision in the making, and the time it is made at."""
+    """A decision in the making, and the time it is made at.
+
+    `now_ms` runs steadily: sessions and all else that is awaited are told by it. What is stored beyond this process is
+    stamped and judged by `wall_ms`, the wall clock as it stands, which may have jumped since.
+    """
 
     now_ms: int
+    wall_ms: int
     records: list[RecordPair] = field(default_factory=list)
     answers: list[tuple[Token, object]] = field(default_factory=list)
     producer_id: int = -1

@@ -30,6 +30,7 @@ class Client:
     epoch: int = 0
     owned: Owned = frozenset()
     target: Owned = field(default_factory=frozenset)
+    missed_an_answer: bool = False
 
     def sees(self, reply: ConsumerHeartbeatReply) -> None:
         self.epoch = reply.member_epoch
@@ -77,7 +78,9 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
     @rule(client=clients, answer_is_lost=booleans(), everything=booleans())
     def beat(self, client: Client, answer_is_lost: bool, everything: bool) -> None:
         joins = client.epoch == 0
-        full = joins or everything
+        # A client that got no answer can't know what was heard: it says everything again, and is told everything.
+        full = joins or everything or client.missed_an_answer
+        client.missed_an_answer = answer_is_lost
         reply = self.driver.beat(
             client.member_id,
             client.epoch,

@@ -93,12 +93,13 @@ class Driver:
     settings: GroupSettings = field(default_factory=GroupSettings)
     topics: Topics = field(default_factory=lambda: Topics(orders=4, events=3))
     now_ms: int = 1_000_000
+    wall_ahead_ms: int = 0  # how far the wall clock is ahead of the steady one
     log: list[Entry] = field(default_factory=list)
     answers: dict[object, Any] = field(default_factory=dict)
     tokens: int = 0
 
     def __post_init__(self) -> None:
-        self.machine = GroupCoordinator(self.settings, self.topics)
+        self.machine = GroupCoordinator(self.settings, self.topics, lambda: self.now_ms + self.wall_ahead_ms)
 
     # The machine's sides --------------------------------------------------------------------------------------------
 
@@ -135,7 +136,7 @@ class Driver:
         self.log.append(Entry(producer_id=producer_id, marker=committed))
 
     def replayed(self) -> GroupCoordinator:
-        machine = GroupCoordinator(self.settings, self.topics)
+        machine = GroupCoordinator(self.settings, self.topics, lambda: self.now_ms + self.wall_ahead_ms)
         for entry in self.log:
             for key, value in entry.records:
                 machine.apply(key, value, producer_id=entry.producer_id)
@@ -146,7 +147,9 @@ class Driver:
     def restart(self, *, down_ms: int = 0) -> None:
         assert self.replayed().durable_facts() == self.machine.durable_facts()
         self.machine = self.replayed()
-        self.now_ms += down_ms
+        # Every shard's steady clock begins where the wall clock stands.
+        self.now_ms += self.wall_ahead_ms + down_ms
+        self.wall_ahead_ms = 0
 
     def set(self, settings: GroupSettings) -> None:
         """A restart with other settings."""

@@ -353,6 +353,31 @@ def test_a_group_of_another_protocol_keeps_its_offsets_while_it_has_members() ->
     assert driver.committed() == 11
 
 
+def test_what_is_committed_after_the_clock_was_set_is_kept_over_the_next_start(driver: Driver) -> None:
+    driver.wait(60_000)
+    driver.wall_ahead_ms = 50 * 365 * DAY_MS  # until now the machine believed it was 1970
+    driver.wait(30 * DAY_MS)
+    driver.commit(11)
+    driver.stable_group("left")
+    driver.commit(12, group="left", member=driver.classic("left").members[0].member_id, generation=1)
+    driver.leave(driver.classic("left").members[0].member_id, group="left")
+    driver.restart()
+    driver.wait(DAY_MS)
+    assert (driver.committed(), driver.committed("left")) == (11, 12)
+    driver.wait(7 * DAY_MS)
+    assert (driver.committed(), driver.committed("left")) == (-1, -1)
+
+
+def test_a_clock_that_is_set_ends_no_session(driver: Driver) -> None:
+    (member,) = driver.stable_group()
+    driver.wall_ahead_ms = DAY_MS
+    driver.wait(9_999)
+    assert driver.heartbeat(member) is None
+    driver.wall_ahead_ms = -DAY_MS
+    driver.wait(10_000)
+    assert driver.heartbeat(member) is Fault.UNKNOWN_MEMBER_ID
+
+
 def test_a_retention_of_the_clients_own_is_kept(driver: Driver) -> None:
     driver.commit(11, retention_ms=3_600_000)
     driver.restart()

@@ -152,10 +152,10 @@ def test_a_member_of_the_new_protocol_is_read_as_kafka_writes_it() -> None:
 
 
 def test_records_of_kinds_that_we_do_not_know_are_passed_over() -> None:
-    machine = GroupCoordinator(GroupSettings(), Topics())
+    machine = GroupCoordinator(GroupSettings(), Topics(), lambda: 0)
     machine.apply(bytes.fromhex("000b00016b"), b"share group")
     machine.apply(bytes.fromhex("7fff"), None)
-    assert machine.durable_facts() == GroupCoordinator(GroupSettings(), Topics()).durable_facts()
+    assert machine.durable_facts() == GroupCoordinator(GroupSettings(), Topics(), lambda: 0).durable_facts()
 
 
 def test_offsets_of_the_oldest_kind_of_key_are_read() -> None:
@@ -177,11 +177,11 @@ def test_an_offset_survives_its_record(expires: int | None) -> None:
 
 
 def test_tombstones_of_groups_that_are_not_there_change_nothing() -> None:
-    machine = GroupCoordinator(GroupSettings(), Topics())
+    machine = GroupCoordinator(GroupSettings(), Topics(), lambda: 0)
     for _, _, meaning, _ in FROM_KAFKA:
         machine.apply(*tombstone(meaning))
     machine.apply(*tombstone(ConsumerGroupPartitionMetadataKey("g")))
-    assert machine.durable_facts() == GroupCoordinator(GroupSettings(), Topics()).durable_facts()
+    assert machine.durable_facts() == GroupCoordinator(GroupSettings(), Topics(), lambda: 0).durable_facts()
 
 
 def test_an_old_brokers_partition_metadata_is_removed_at_the_next_change() -> None:
