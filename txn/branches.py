@@ -31,6 +31,8 @@ SEPARATOR: Final = "::"
 MAX_TOKEN: Final = 2**63 - 1
 MAX_BRANCHES: Final = 10_000
 """In one decision, which is one record batch: of a few megabytes then. Spark's default is 200 tasks."""
+MAX_DECIDED_BY: Final = 1_000
+"""Characters. A root remembers two such names."""
 
 _BRANCH: Final = re.compile(r"(?P<root>.+?)::(?P<token>[0-9]{1,19})/(?P<name>.+)", re.DOTALL)
 
@@ -86,6 +88,8 @@ def check_decision(root: Txn | None, ask: EndBranches) -> Verdict | None:
         return InvalidRequest("a token is a number from 0 to 2^63 - 1")
     if len(ask.branches) > MAX_BRANCHES:
         return InvalidRequest(f"more than {MAX_BRANCHES} branches in one decision")
+    if len(ask.decided_by) > MAX_DECIDED_BY:
+        return InvalidRequest(f"more than {MAX_DECIDED_BY} characters to say who decides")
     if ask.producer_id != NO_PRODUCER_ID:
         if root is None:
             return InvalidRequest("an owner of a root that nobody owns")

@@ -73,7 +73,8 @@ class EndBranches:
     """Decide over all branches of `root` with a token up to `token`: the named ones are committed, the others aborted.
 
     With `commit=False` nothing is decided: every open branch up to the token is thrown away, and the token may be
-    tried again. The owner's pair may be named (-1: not named); then a former owner decides nothing.
+    tried again. The owner's pair may be named (-1: not named); then a former owner decides nothing. `decided_by` says
+    who decides, in the caller's own words.
     """
 
     root: str
@@ -82,6 +83,7 @@ class EndBranches:
     branches: tuple[NamedBranch, ...] = ()
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
+    decided_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,7 +288,7 @@ class TxnCoordinator:
         branches = self._branches_of(draft, ask.root)
         if root is not None and ask.token <= root.decided_token:
             self._carry_out_together(draft, branches, ask, commit=False)
-            return Decided(ask.token, root.decided_token, now=False)
+            return Decided(ask.token, root.decided_token, now=False, by=root.decided_by, before=root.decided_before)
         if not ask.commit:
             return Discarded(self._carry_out_together(draft, branches, ask, commit=False))
         if unready := find_unready(branches, ask):
@@ -298,10 +298,17 @@ class TxnCoordinator:
         if root is None:
             return NO_PRODUCER_IDS
         draft.move(
-            root._replace(state=State.EMPTY, started_ms=NO_TIMESTAMP, updated_ms=draft.now_ms, decided_token=ask.token)
+            root._replace(
+                state=State.EMPTY,
+                started_ms=NO_TIMESTAMP,
+                updated_ms=draft.now_ms,
+                decided_token=ask.token,
+                decided_by=ask.decided_by,
+                decided_before=root.decided_by,
+            )
         )
         self._carry_out_together(draft, branches, ask, commit=True)
-        return Decided(ask.token, ask.token, now=True)
+        return Decided(ask.token, ask.token, now=True, by=ask.decided_by, before=root.decided_by)
 
     def _carry_out_together(self, draft: _Draft, branches: dict[str, Txn], ask: EndBranches, *, commit: bool) -> int:
         """The named branches are committed (or nothing is), every other open one up to the token is aborted."""

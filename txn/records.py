@@ -7,13 +7,15 @@ stands in tags of our own, far from Kafka's:
     tag 10000  i16  last producer epoch        (with Kafka's tag 0, the pair the holder had before; absent: none)
     tag 10001  i64  sealed at, ms              (a branch)
     tag 10002  i64  decided token              (a root)
+    tag 10003  text who made that decision     (a root)
+    tag 10004  text who made the one before    (a root)
 
 A key without a value: the id is forgotten.
 """
 
 import struct
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
 from txn.states import NO_TOKEN, State, Txn
@@ -22,7 +24,7 @@ KEY_VERSION: Final = 0
 VALUE_VERSION: Final = 1
 
 PREVIOUS_PRODUCER_ID, NEXT_PRODUCER_ID, CLIENT_VERSION, NEXT_PRODUCER_EPOCH = range(4)
-LAST_PRODUCER_EPOCH, SEALED_MS, DECIDED_TOKEN = 10_000, 10_001, 10_002
+LAST_PRODUCER_EPOCH, SEALED_MS, DECIDED_TOKEN, DECIDED_BY, DECIDED_BEFORE = range(10_000, 10_005)
 
 _KEY: Final = struct.Struct(">hh")
 _HEAD: Final = struct.Struct(">hqhib")
@@ -40,6 +42,7 @@ _TAG_FORMATS: Final = {
     SEALED_MS: _I64,
     DECIDED_TOKEN: _I64,
 }
+_TEXT_TAGS: Final = (DECIDED_BY, DECIDED_BEFORE)
 
 
 class BadRecord(ValueError):
@@ -92,6 +95,10 @@ def _write_tags(txn: Txn) -> bytes:
         tags.append(_PREFIXES[SEALED_MS] + _I64.pack(txn.sealed_ms))
     if txn.decided_token != NO_TOKEN:
         tags.append(_PREFIXES[DECIDED_TOKEN] + _I64.pack(txn.decided_token))
+    for tag, text in zip(_TEXT_TAGS, (txn.decided_by, txn.decided_before), strict=True):
+        if text:
+            encoded = text.encode("utf-8", "surrogateescape")
+            tags.append(_varint(tag) + _varint(len(encoded)) + encoded)
     return bytes((len(tags),)) + b"".join(tags)
 
 
@@ -152,6 +159,8 @@ def read_value(transactional_id: str, value: bytes) -> Txn:
             tags.get(CLIENT_VERSION, 0),
             tags.get(SEALED_MS, NO_TIMESTAMP),
             tags.get(DECIDED_TOKEN, NO_TOKEN),
+            tags.get(DECIDED_BY, ""),
+            tags.get(DECIDED_BEFORE, ""),
         )
     except (struct.error, IndexError) as error:
         raise BadRecord("a transaction record that is cut short") from error
@@ -193,9 +202,9 @@ def _read_string(value: bytes, at: int, *, flexible: bool) -> tuple[str, int]:
     return _text(value[at : at + size]), at + size
 
 
-def _read_tags(value: bytes, at: int) -> dict[int, int]:
+def _read_tags(value: bytes, at: int) -> dict[int, Any]:
     count, at = _read_varint(value, at)
-    tags = {}
+    tags: dict[int, Any] = {}
     for _ in range(count):
         tag, at = _read_varint(value, at)
         size, at = _read_varint(value, at)
@@ -206,6 +215,8 @@ def _read_tags(value: bytes, at: int) -> dict[int, int]:
             if size != form.size:
                 raise BadRecord(f"tag {tag} of {size} bytes")
             (tags[tag],) = form.unpack_from(value, at)
+        elif tag in _TEXT_TAGS:
+            tags[tag] = _text(value[at : at + size])
         at += size
     return tags
 

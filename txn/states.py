@@ -136,6 +136,10 @@ class Txn(NamedTuple):
     """A branch: when its writer declared it whole."""
     decided_token: int = NO_TOKEN
     """A root: the token of its last decision."""
+    decided_by: str = ""
+    """A root: who made its last decision, as it said itself; empty: it did not say."""
+    decided_before: str = ""
+    """A root: who made the decision before that."""
 
     @property
     def handed_on(self) -> bool:

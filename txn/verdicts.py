@@ -57,12 +57,15 @@ class Decided:
     """The token is decided: by this call, or (`now` false) by an earlier one, and then nothing of this call's takes
     part.
 
-    `last_token` is the token of the root's last decision: the one asked for, or a later one.
+    `last_token` is the token of the root's last decision: the one asked for, or a later one; `by` and `before` are
+    who made the last decision and the one before it.
     """
 
     token: int
     last_token: int
     now: bool
+    by: str = ""
+    before: str = ""
 
 
 @dataclass(frozen=True, slots=True)

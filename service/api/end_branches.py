@@ -28,13 +28,19 @@ async def handle(
         ),
         request.producer_id,
         request.producer_epoch,
+        request.decided_by,
     )
     verdict = await ask_coordinator(broker, request.root, command)
     match verdict:
         case ErrorCode():
             return EndBranchesResponse(error_code=verdict)
         case Decided():
-            return EndBranchesResponse(decided_now=verdict.now, last_token=verdict.last_token)
+            return EndBranchesResponse(
+                decided_now=verdict.now,
+                last_token=verdict.last_token,
+                decided_by=verdict.by,
+                decided_before=verdict.before,
+            )
         case BranchNotReady():
             message = f"{verdict.transactional_id} {verdict.fault.value}"
             return EndBranchesResponse(error_code=error_of(verdict), error_message=message)

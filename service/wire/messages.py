@@ -2441,6 +2441,7 @@ class EndBranchesRequest(Request["EndBranchesResponse"]):
     branches: list[NamedBranch] = field(default_factory=list)  # 0+
     producer_id: int = -1  # 0+
     producer_epoch: int = -1  # 0+
+    decided_by: str = ""  # 0+, tag 0
 
 
 class EndBranchesResponse(Struct):
@@ -2451,6 +2452,8 @@ class EndBranchesResponse(Struct):
     error_message: str | None = None  # 0+, null 0+
     decided_now: bool = False  # 0+
     last_token: int = -1  # 0+
+    decided_by: str = ""  # 0+, tag 0
+    decided_before: str = ""  # 0+, tag 1
 
 
 class DescribeBranchesRequest(Request["DescribeBranchesResponse"]):

@@ -1658,6 +1658,7 @@ STRUCTS: dict[str, tuple[str, ...]] = {
         "branches []NamedBranch 0+",
         "producer_id int64 0+",
         "producer_epoch int16 0+",
+        "decided_by string 0+ tagged=0+:0",
     ),
     "EndBranchesResponse": (
         "throttle_time_ms int32 0+",
@@ -1665,6 +1666,8 @@ STRUCTS: dict[str, tuple[str, ...]] = {
         "error_message string 0+ null=0+",
         "decided_now bool 0+",
         "last_token int64 0+",
+        "decided_by string 0+ tagged=0+:0",
+        "decided_before string 0+ tagged=0+:1",
     ),
     "DescribeBranchesRequest": ("roots []string 0+",),
     "DescribedRoot": (

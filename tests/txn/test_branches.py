@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from log.ids import TopicPartition
 from tests.rules import rule
 from tests.txn.shard import PlainShard
-from txn.branches import MAX_BRANCHES, BranchId, branch_of, home_of
+from txn.branches import MAX_BRANCHES, MAX_DECIDED_BY, BranchId, branch_of, home_of
 from txn.commands import AddPartitions, EndBranches, EndTransaction, InitProducer, NamedBranch, VerifyPartitions
 from txn.deadlines import DECISION_RETENTION_MS
 from txn.records import write_key, write_value
@@ -63,9 +63,14 @@ class Writers:
         return NamedBranch(branch.transactional_id, verdict.producer_id, verdict.producer_epoch)
 
     def decide(
-        self, token: int, *branches: NamedBranch, commit: bool = True, owner: tuple[int, int] = (-1, -1)
+        self,
+        token: int,
+        *branches: NamedBranch,
+        commit: bool = True,
+        owner: tuple[int, int] = (-1, -1),
+        by: str = "",
     ) -> object:
-        return self.shard.ask(EndBranches("clicks", token, commit, branches, *owner))
+        return self.shard.ask(EndBranches("clicks", token, commit, branches, *owner, by))
 
     def state(self, branch: NamedBranch) -> State:
         return self.shard.txn(branch.transactional_id).state
@@ -125,6 +130,17 @@ def test_a_repeated_decision_is_answered() -> None:
     assert writers.decide(16) == Decided(16, 17, now=False)
     writers.shard.restart()
     assert writers.decide(17, done) == Decided(17, 17, now=False)
+
+
+def test_who_comes_with_a_decided_token_is_told_who_decided_and_who_before() -> None:
+    writers = Writers()
+    assert writers.decide(16, by="first") == Decided(16, 16, now=True, by="first")
+    assert writers.decide(17, by="second") == Decided(17, 17, now=True, by="second", before="first")
+    writers.shard.restart()
+    assert writers.decide(17, by="third") == Decided(17, 17, now=False, by="second", before="first")
+    assert writers.decide(18) == Decided(18, 18, now=True, by="", before="second")
+    assert isinstance(writers.decide(19, by="x" * (MAX_DECIDED_BY + 1)), InvalidRequest)
+    assert writers.shard.machine.last_decision("clicks").token == 18
 
 
 @rule("T", "opening, adding to or sealing a branch of a decided token is refused: zombies write nothing")

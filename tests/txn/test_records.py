@@ -13,6 +13,7 @@ from txn.states import State, Txn
 
 I16 = st.integers(-1, 2**15 - 1)
 I64 = st.integers(0, 2**63 - 1)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=200)
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
 PARTITIONS = st.lists(
     st.builds(TopicPartition, st.sampled_from(["orders", "payments", "__consumer_offsets"]), st.integers(0, 2**31 - 1)),
@@ -36,6 +37,8 @@ TXNS = st.builds(
     client_version=st.integers(0, 2),
     sealed_ms=st.integers(-1, 2**62),
     decided_token=st.integers(-1, 2**63 - 1),
+    decided_by=TEXT,
+    decided_before=TEXT,
 ).map(lambda txn: txn._replace(partitions=()) if txn.state is State.EMPTY else txn)
 
 
@@ -82,7 +85,7 @@ def test_a_reader_made_from_kafkas_definition_reads_our_records(txn: Txn) -> Non
 @rule("B.8", "values of version 0 (no tags) and 1 are read")
 @given(TXNS, st.sampled_from([0, 1]))
 def test_we_read_what_is_written_from_kafkas_definition(txn: Txn, version: int) -> None:
-    plain = txn._replace(sealed_ms=-1, decided_token=-1, last_producer_epoch=-1)
+    plain = txn._replace(sealed_ms=-1, decided_token=-1, last_producer_epoch=-1, decided_by="", decided_before="")
     if version == 0:
         plain = plain._replace(previous_producer_id=-1, next_producer_id=-1, next_producer_epoch=-1, client_version=0)
     encoded = version.to_bytes(2, "big") + encode_data(as_kafka_says(plain), version)
