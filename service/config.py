@@ -12,11 +12,16 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from service.broker_settings import BROKER_SETTINGS, SECURITY_PROTOCOLS, BrokerSettings, Durability
-from service.settings import ConfigError, Mode, Setting, invalid
-from service.unhonoured_settings import NO_EFFECT, NO_EFFECT_SETTINGS, NO_SECURITY, REFUSED, unhonoured
+from service.settings import ConfigError, Mode, Setting, Status, invalid
+from service.unhonoured_settings import NO_EFFECT, NO_EFFECT_SETTINGS, NO_SECURITY, REFUSED, idle_setting, unhonoured
 
 KNOWN_SETTINGS: dict[str, Setting[Any]] = BROKER_SETTINGS | NO_EFFECT_SETTINGS
 """Every single key that is shown to clients; its status says whether it does something."""
+
+
+def broker_setting(name: str) -> Setting[Any]:
+    """The setting of any name: what is not known is kept, and does nothing."""
+    return BROKER_SETTINGS.get(name) or idle_setting(name)
 
 
 class Origin(Enum):
@@ -91,6 +96,7 @@ class BrokerConfig(BrokerSettings):
         if problems:
             raise ConfigError("\n".join(problems))
         self.warnings += tuple(self._hopes())
+        self._idle: frozenset[str] = frozenset()  # dynamic keys that do nothing and were named
         self._static = {setting.attribute: self.__dict__[setting.attribute] for setting in BROKER_SETTINGS.values()}
 
     def _place(self, setting: Setting[Any], value: str | None, problems: list[str]) -> None:
@@ -193,7 +199,7 @@ class BrokerConfig(BrokerSettings):
     def protocols(self) -> dict[str, str]:
         """Security protocol by listener name."""
         pairs = (entry.partition(":") for entry in self.listener_security_protocol_map)
-        return {name.strip(): protocol.strip() for name, _, protocol in pairs}
+        return {name.strip().upper(): protocol.strip().upper() for name, _, protocol in pairs}
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -224,7 +230,7 @@ class BrokerConfig(BrokerSettings):
 
     def set_dynamic(self, cluster_wide: Mapping[str, str], own: Mapping[str, str]) -> tuple[str, ...]:
         """Lay the stored values over the static ones: the broker's own over the cluster's. Returns what could not be
-        used; the last good value stays then.
+        used, where the last good value stays, and what is new and does nothing.
         """
         problems: list[str] = []
         for setting in BROKER_SETTINGS.values():
@@ -235,6 +241,13 @@ class BrokerConfig(BrokerSettings):
                 self.__dict__[setting.attribute] = self._static[setting.attribute]
             else:
                 self._place(setting, stored, problems)
+        idle = [
+            setting for name in {**cluster_wide, **own} if (setting := broker_setting(name)).status is Status.NO_EFFECT
+        ]
+        problems += [
+            f"{setting.name} has no effect: {setting.doc}" for setting in idle if setting.name not in self._idle
+        ]
+        self._idle = frozenset(setting.name for setting in idle)
         return tuple(problems)
 
     # --- showing it ---
@@ -269,6 +282,10 @@ def document_settings() -> str:
     idle = {name: setting.doc for name, setting in NO_EFFECT_SETTINGS.items()} | NO_EFFECT
     lines += ["", "Accepted without effect (named in a warning when set):", "", "| key | why |", "|---|---|"]
     lines += [_reason_row(name, reason) for name, reason in idle.items()]
+    lines += [
+        "",
+        "A running broker takes, keeps and shows these too, as well as keys that nobody knows, and warns in its log.",
+    ]
     lines += ["", "Refused (the broker does not start):", "", "| key | why |", "|---|---|"]
     lines += [_reason_row(name, reason) for name, reason in REFUSED.items()]
     return "\n".join(lines) + "\n"

@@ -108,12 +108,13 @@ def limits_of(config: BrokerConfig) -> Limits:
 
 async def listen(broker: Broker, connections_max: int = MAX_INT) -> list[Server[Session]]:
     """Open every listener, then join the cluster under the addresses that clients shall use."""
-    loop, door, config = asyncio.get_running_loop(), BrokerDoor(broker), broker.config
+    loop, config = asyncio.get_running_loop(), broker.config
     limits = limits_of(config)
     room = Room(lambda: config.max_connections, lambda: config.max_connections_per_ip, at_all=connections_max)
     servers = []
     ports: dict[str, int] = {}
     for endpoint in broker.config.endpoints:
+        door = BrokerDoor(broker, endpoint.listener)
         try:
             server = await serve(loop, endpoint.host or None, endpoint.port, door, limits, room)
         except OSError as error:

@@ -28,8 +28,9 @@ class ConfigError(Exception):
 
 
 class ConfigType(IntEnum):
-    """Kafka's types, by their numbers on the wire (DescribeConfigs)."""
+    """Kafka's types, by their numbers on the wire (DescribeConfigs). What one of unknown type holds may be secret."""
 
+    UNKNOWN = 0
     BOOLEAN = 1
     STRING = 2
     INT = 3
@@ -86,7 +87,7 @@ class Setting(Generic[T]):
 
     @property
     def sensitive(self) -> bool:
-        return self.kind is ConfigType.PASSWORD
+        return self.kind in (ConfigType.PASSWORD, ConfigType.UNKNOWN)
 
     @property
     def attribute(self) -> str:

@@ -3,7 +3,9 @@
 Two treatments, so that nothing is pretended. Keys *accepted without effect* configure something this broker has no
 part for (a thread pool, the KRaft quorum): harmless to ignore, and named in a warning when they are set. Keys that
 are *refused* would promise what does not hold if they were ignored (authentication, tiered storage): the broker does
-not start. Called by `service.config.BrokerConfig` and DescribeConfigs.
+not start. While it runs, it takes, keeps and shows every key but those that Kafka doesn't
+change in a running broker: tools set what they know of (throttles, metric reporters), and those of other versions.
+Called by `service.config`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,6 +15,9 @@ from typing import Any
 from service.broker_settings import ANYWHERE, BROKER_SETTINGS
 from service.settings import (
     MAX_INT,
+    MAX_LONG,
+    ConfigType,
+    Mode,
     Setting,
     Status,
     boolean,
@@ -113,6 +118,16 @@ NO_EFFECT_SETTINGS: dict[str, Setting[Any]] = {
 }
 
 
+SET_BY_TOOLS: dict[str, Setting[Any]] = {
+    name: replace(long(name, MAX_LONG, "Nothing is throttled.", at_least=0, mode=ANYWHERE), status=Status.NO_EFFECT)
+    for name in (
+        "leader.replication.throttled.rate",
+        "follower.replication.throttled.rate",
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+    )
+}
+"""Not part of a broker's configuration file: stored in a running cluster, and shown only then."""
+
 _QUORUM = "there is no KRaft quorum: the metadata store keeps the cluster's state and elects the controller"
 _SHARE = "share groups are not offered"
 _STREAMS = "the streams group protocol is not offered"
@@ -193,6 +208,22 @@ REFUSED_VALUES: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
+NEVER_DYNAMIC = (
+    "process.roles",
+    "controller.",
+    "metadata.",
+    "security.",
+    "authorizer.class.name",
+    "delegation.token.",
+    "create.topic.policy.class.name",
+    "alter.config.policy.class.name",
+    "client.quota.callback.class",
+    "replica.selector.class",
+)
+"""Keys of the tables above that Kafka doesn't change in a running broker."""
+_SECRET_WORDS = ("password", "passphrase", "secret", "jaas", "ssl.keystore.key")
+
+
 def _reason(name: str, table: Mapping[str, str]) -> str | None:
     for key, reason in table.items():
         if name == key or (key.endswith(".") and name.startswith(key)):
@@ -206,6 +237,27 @@ def is_known(name: str) -> bool:
         name in BROKER_SETTINGS
         or name in NO_EFFECT_SETTINGS
         or any(_reason(name, each) for each in (NO_EFFECT, REFUSED))
+    )
+
+
+def idle_setting(name: str) -> Setting[Any]:
+    """A key without effect as a running broker takes, keeps and shows it. As in Kafka, the value of one that nobody
+    knows is taken for a secret.
+    """
+    setting = NO_EFFECT_SETTINGS.get(name) or SET_BY_TOOLS.get(name)
+    if setting is not None:
+        return setting
+    reason = _reason(name, NO_EFFECT) or _reason(name, REFUSED)
+    secret = reason is None or any(word in name for word in _SECRET_WORDS)
+    return Setting(
+        name,
+        ConfigType.UNKNOWN if secret else ConfigType.STRING,
+        None,
+        None,
+        str,
+        reason or "it is not a key of oncelog or Kafka",
+        mode=Mode.READ_ONLY if _reason(name, dict.fromkeys(NEVER_DYNAMIC, "")) is not None else ANYWHERE,
+        status=Status.NO_EFFECT,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from service.broker.node import Broker
 from service.cluster.image import ALL_BROKERS, NO_CONFIG
-from service.config import KNOWN_SETTINGS
+from service.config import KNOWN_SETTINGS, broker_setting
 from service.group_config import GROUP_SETTINGS, group_values
 from service.settings import Mode, Setting, Status, text_of
 from service.topic_config import TOPIC_SETTINGS, Layer, Source, broker_layers, topic_layers, topic_value
@@ -42,9 +42,10 @@ def describe_topic(broker: Broker, own: Mapping[str, str]) -> Iterator[ConfigEnt
 
 
 def describe_broker(broker: Broker) -> Iterator[ConfigEntry]:
-    """Every key of this broker, by name."""
+    """Every key of this broker, by name, and what else was stored for it."""
     everywhere, here = _dynamic(broker)
-    for name, setting in sorted(KNOWN_SETTINGS.items()):
+    for name in sorted({**KNOWN_SETTINGS, **everywhere, **here}):
+        setting = broker_setting(name)
         layers = broker_layers(broker.config, name, everywhere, here)
         if setting.status is Status.IMPLEMENTED:
             value = text_of(getattr(broker.config, setting.attribute))
@@ -72,11 +73,11 @@ def describe_all_brokers(broker: Broker) -> Iterator[ConfigEntry]:
     """What was set for all brokers at once, by name."""
     everywhere, _ = _dynamic(broker)
     for name, value in sorted(everywhere.items()):
-        setting = KNOWN_SETTINGS.get(name)
-        if setting is None:
-            continue  # stored by another version
+        setting = broker_setting(name)
         layers = [Layer(name, value, Source.DYNAMIC_DEFAULT_BROKER)]
-        yield ConfigEntry(name, value, Source.DYNAMIC_DEFAULT_BROKER, False, setting, layers)
+        yield ConfigEntry(
+            name, None if setting.sensitive else value, Source.DYNAMIC_DEFAULT_BROKER, False, setting, layers
+        )
 
 
 def _dynamic(broker: Broker) -> tuple[Mapping[str, str], Mapping[str, str]]:

@@ -125,7 +125,10 @@ def _shown(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfi
         entry.read_only,
         entry.source,
         entry.sensitive,
-        [DescribeConfigsSynonym(layer.name, layer.value, layer.source) for layer in synonyms],
+        [
+            DescribeConfigsSynonym(layer.name, None if entry.sensitive else layer.value, layer.source)
+            for layer in synonyms
+        ],
         entry.setting.kind,
         entry.setting.doc if request.include_documentation else None,
     )

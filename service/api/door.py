@@ -26,11 +26,14 @@ logger = logging.getLogger("oncelog.door")
 
 
 class BrokerDoor:
-    def __init__(self, broker: Broker) -> None:
+    """The door of one listener, by whose name clients are told addresses that they can reach."""
+
+    def __init__(self, broker: Broker, listener: str) -> None:
         self._broker = broker
+        self._listener = listener
 
     def connected(self, peer: PeerInfo) -> Session:
-        return Session(peer.host, peer.port, peer.round_trip_us)
+        return Session(peer.host, peer.port, peer.round_trip_us, self._listener)
 
     def disconnected(self, session: Session) -> None:
         """Nothing outlives a connection yet but what its requests wrote."""

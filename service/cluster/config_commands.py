@@ -5,6 +5,7 @@ Every resource of a command stands for itself. Checks, their order and their mes
 handlers of `service.api`, through `ClusterMetadata.execute`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -23,7 +24,7 @@ from service.cluster.image import (
 )
 from service.cluster.store import Create, Delete, Op, Put
 from service.cluster.topic_commands import check_topic_name
-from service.config import KNOWN_SETTINGS, BrokerConfig
+from service.config import BrokerConfig, broker_setting
 from service.group_config import check_group_config
 from service.settings import ConfigError, ConfigType, Mode, Status, split_list
 from service.topic_config import TOPIC_SETTINGS, check_topic_config
@@ -99,10 +100,10 @@ class AlterConfigs:
     def decide(self, image: Image, *, retried: bool) -> Decision[list[ResourceResult]]:
         results: list[ResourceResult] = []
         ops: list[Op] = []
-        names = [(resource.kind, resource.name) for resource in self.resources]
+        times = Counter((resource.kind, resource.name) for resource in self.resources)
         for resource in self.resources:
             try:
-                if names.count((resource.kind, resource.name)) > 1:
+                if times[resource.kind, resource.name] > 1:
                     raise _Refused(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
                 _check_changes(resource)
                 op = self._alter(resource, image)
@@ -154,8 +155,7 @@ class AlterConfigs:
         values = _changed(resource, stored.values, self._list_of_broker)
         try:
             for name, value in values.items():
-                if name in KNOWN_SETTINGS:  # else it was stored by another version
-                    KNOWN_SETTINGS[name].parse(value)
+                broker_setting(name).parse(value)
         except ConfigError as error:
             raise _Refused(ErrorCode.INVALID_REQUEST, str(error)) from error
         if values == stored.values:
@@ -195,8 +195,10 @@ class AlterConfigs:
         return tuple(setting.default)
 
     def _list_of_broker(self, key: str) -> tuple[str, ...] | None:
-        setting = KNOWN_SETTINGS.get(key)
-        if setting is None or setting.kind is not ConfigType.LIST or setting.status is not Status.IMPLEMENTED:
+        setting = broker_setting(key)
+        if setting.kind is ConfigType.UNKNOWN:
+            raise _Refused(ErrorCode.INVALID_CONFIG, f"Unknown config name: {key}")
+        if setting.kind is not ConfigType.LIST or setting.status is not Status.IMPLEMENTED:
             return None
         return tuple(getattr(self.config, setting.attribute) or ())
 
@@ -221,9 +223,7 @@ def _check_changes(resource: ResourceChange) -> None:
 
 def _check_dynamic(resource: ResourceChange, *, cluster_wide: bool) -> None:
     for change in resource.changes:
-        setting = KNOWN_SETTINGS.get(change.key)
-        if setting is None:
-            raise _Refused(ErrorCode.INVALID_REQUEST, f"Unknown broker config name: {change.key}")
+        setting = broker_setting(change.key)
         if setting.mode is Mode.READ_ONLY:
             raise _Refused(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: [{change.key}]")
         if cluster_wide and setting.mode is Mode.PER_BROKER:

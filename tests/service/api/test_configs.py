@@ -103,6 +103,35 @@ def test_a_brokers_values_say_what_can_be_changed(tmp_path: Path) -> None:
     on_stage(tmp_path, scene, {"num.partitions": "3"})
 
 
+def test_a_broker_keeps_and_shows_what_it_has_no_use_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Tools set keys that they know of, and go on by what they are answered. What may be secret is not shown."""
+    values = {
+        "follower.replication.throttled.rate": "77",
+        "metric.reporters": "com.example.Reporter",
+        "no.such.key": "hidden",
+        "sasl.jaas.config": "hidden",
+        "sasl.kerberos.min.time.before.relogin": "5",
+    }
+
+    async def scene(stage: Stage) -> None:
+        for who, source in (("1", 2), ("", 3)):
+            caplog.clear()
+            for key, value in values.items():
+                assert await alter(stage, BROKER, who, key, value) is ErrorCode.NONE
+            assert sorted(record.getMessage().split()[0] for record in caplog.records) == list(values)
+            assert all("has no effect: " in record.getMessage() for record in caplog.records)
+            entries = await describe(stage, BROKER, who)
+            for key, value in values.items():
+                entry, shown = entries[key], None if value == "hidden" else value
+                assert (entry.value, entry.is_sensitive, entry.config_source) == (shown, shown is None, source), key
+                assert [synonym.value for synonym in entry.synonyms or []][:1] == [shown], key
+            for key in values:
+                assert await alter(stage, BROKER, who, key, None, Operation.DELETE) is ErrorCode.NONE
+            assert not set(values) & set(await describe(stage, BROKER, who))
+
+    on_stage(tmp_path, scene)
+
+
 def test_a_changed_value_takes_effect_and_a_deleted_one_goes_back(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         await stage.create("orders")

@@ -69,7 +69,7 @@ def test_a_client_nearby_gets_the_rest_in_its_next_answer(
 ) -> None:
     async def scene(stage: Stage) -> None:
         await write(stage)
-        caller = BrokerDoor(stage.broker).connected(PeerInfo("10.0.0.9", 1, round_trip_us))
+        caller = BrokerDoor(stage.broker, "PLAINTEXT").connected(PeerInfo("10.0.0.9", 1, round_trip_us))
         got = await fetched(stage, caller, dict.fromkeys(range(PARTITIONS), 0))
         assert list(got) == list(range(PARTITIONS))
         assert [number for number, size in got.items() if size] == list(range(served))

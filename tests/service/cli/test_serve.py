@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from log.manifest import MANIFEST
+from tests.peers.process import free_port
 from tests.service.cli.kit import COMMAND, PATIENCE_S, ROOT, Ended, Running, Serving, oncelog, process
 
 
@@ -75,6 +76,27 @@ def test_an_ipv6_address_is_printed_as_clients_read_it(tmp_path: Path) -> None:
     with Serving("--host", "::1", "--port", "0", "--data", str(tmp_path / "data")) as serving:
         assert serving.bootstrap.startswith("[::1]:")
         assert oncelog("produce", "orders", stdin=b"one\n", bootstrap=serving.bootstrap).status == 0
+
+
+def test_listeners_may_have_names_of_their_own(tmp_path: Path) -> None:
+    """The clients of each are told an address of that listener: of brokers, of the controller and of coordinators."""
+    first, second = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    config = tmp_path / "server.properties"
+    config.write_text(
+        f"listeners=clients://{first},BACKUP://{second}\n"
+        "listener.security.protocol.map=clients:plaintext,BACKUP:PLAINTEXT\n"
+    )
+    with Serving("-c", str(config), "--data", str(tmp_path / "data")):
+        for address in (first, second):
+            for command in (
+                ("topic", "create", "orders"),
+                ("config", "set", "--topic", "orders", "retention.ms=5000"),
+                ("config", "set", "log.cleaner.backoff.ms=100"),
+                ("group", "reset", "readers", "--topic", "orders", "--to", "earliest", "--yes"),
+                ("topic", "delete", "--yes", "orders"),
+            ):
+                done = oncelog(*command, bootstrap=address)
+                assert done.status == 0, (command, done.err)
 
 
 def _try_the_lines_of(banner: str, data: Path) -> None:

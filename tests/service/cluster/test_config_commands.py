@@ -150,9 +150,19 @@ REFUSALS: list[tuple[ResourceChange, ErrorCode, str]] = [
         "Cannot update these configs dynamically: [num.partitions]",
     ),
     (
-        change(BROKER, "1", ("no.such", SET, "3")),
+        change(BROKER, "1", ("process.roles", SET, "broker")),
         ErrorCode.INVALID_REQUEST,
-        "Unknown broker config name: no.such",
+        "Cannot update these configs dynamically: [process.roles]",
+    ),
+    (
+        change(BROKER, "1", ("no.such", APPEND, "3")),
+        ErrorCode.INVALID_CONFIG,
+        "Unknown config name: no.such",
+    ),
+    (
+        change(BROKER, "1", ("follower.replication.throttled.rate", SET, "abc")),
+        ErrorCode.INVALID_REQUEST,
+        "Invalid value abc for configuration follower.replication.throttled.rate: Not a number of type LONG",
     ),
     (
         change(BROKER, "", ("message.max.bytes", SET, "-5")),
