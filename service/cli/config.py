@@ -13,8 +13,8 @@ from service.cli.output import Output, output_option, remark, report_option, sho
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from service.cli.cluster_client import Cluster
     from service.cli.config_client import Owner
+    from service.client.cluster import Cluster
 
 
 @click.group()

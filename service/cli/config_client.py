@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import click
 
-from service.cli.cluster_client import Cluster
-from service.cli.failures import refused
+from service.client.cluster import Cluster
+from service.client.failures import refused
 from service.group_config import GROUP_SETTINGS
 from service.topic_config import TOPIC_SETTINGS
 from service.wire.messages import (

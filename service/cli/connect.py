@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
-    from service.cli.cluster_client import Cluster
+    from service.client.cluster import Cluster
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,7 +47,10 @@ def with_cluster(body: Callable[Concatenate[Cluster, P], Awaitable[None]]) -> Ca
 
 def run_with_cluster(bootstrap: str, timeout_s: float, body: Callable[[Cluster], Awaitable[T]]) -> T:
     """Run `body` with a cluster, in a loop of its own."""
-    from service.cli.cluster_client import Cluster, parse_addresses
+    from service.cli.failures import CliError
+    from service.client.cluster import Cluster
+    from service.client.failures import ClientFailure
+    from service.client.pool import parse_addresses
 
     try:
         addresses = parse_addresses(bootstrap)
@@ -55,10 +58,13 @@ def run_with_cluster(bootstrap: str, timeout_s: float, body: Callable[[Cluster],
         raise click.BadParameter(f"{bootstrap!r} is not HOST:PORT", param_hint="--bootstrap") from None
 
     async def main() -> T:
-        async with Cluster(addresses, timeout_s=timeout_s) as cluster:
+        async with Cluster(addresses, client_id="oncelog-cli", timeout_s=timeout_s) as cluster:
             return await body(cluster)
 
-    return asyncio.run(main())
+    try:
+        return asyncio.run(main())
+    except ClientFailure as failure:
+        raise CliError.of(failure) from None
 
 
 def _completed(names: Callable[[Cluster], Awaitable[list[str]]]) -> Callable[..., list[CompletionItem]]:
@@ -80,7 +86,7 @@ async def _topic_names(cluster: Cluster) -> list[str]:
 
 
 async def _group_names(cluster: Cluster) -> list[str]:
-    from service.cli.group_client import list_groups
+    from service.client.groups import list_groups
 
     return [group.group_id for group in await list_groups(cluster)]
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 import click
 
 from log.ids import TopicPartition
-from service.cli.cluster_client import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, Cluster
 from service.cli.connect import complete_group, complete_topic, with_cluster
 from service.cli.failures import CliError, Exit
-from service.cli.group_client import committed_offsets
-from service.cli.member import Member
 from service.cli.output import Output, Progress, remark
-from service.cli.reader import Reader, Wanted
-from service.cli.records import ReadRecord, compile_format, to_json
+from service.cli.records import compile_format, to_json
 from service.cli.timestamps import parse_moment
 from service.cli.topic import choose_partitions
+from service.client.cluster import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, Cluster
+from service.client.groups import committed_offsets
+from service.client.member import Member
+from service.client.reader import Reader, ReadRecord, Wanted
 
 COMMIT_EVERY_S = 1.0
 _TERMINATED = 128 + signal.SIGTERM
@@ -287,7 +287,7 @@ async def _consume_in_group(
             if not await _until_rebalance(cluster, member, group, partitions, start, wanted, sink, exit_at_end):
                 return
     finally:
-        await member.leave()
+        await member.leave("oncelog consume ended")
 
 
 async def _until_rebalance(

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import click
 
 from log.ids import TopicPartition
-from service.cli.cluster_client import EARLIEST, LATEST, Cluster, by_topic
 from service.cli.connect import complete_group, complete_topic, with_cluster
-from service.cli.failures import CliError, Exit, refused
-from service.cli.group_client import Group, commit_offsets, committed_offsets, describe_group, list_groups
+from service.cli.failures import CliError, Exit
 from service.cli.output import Output, confirm, output_option, remark, report_option, show, show_one, yes_option
 from service.cli.timestamps import parse_moment
 from service.cli.topic import choose_partitions
+from service.client.cluster import EARLIEST, LATEST, Cluster, by_topic
+from service.client.failures import refused
+from service.client.groups import Group, commit_offsets, committed_offsets, describe_group, list_groups
 from service.wire.messages import DeleteGroupsRequest
 
 

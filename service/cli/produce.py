@@ -25,14 +25,15 @@ from typing import TYPE_CHECKING
 import click
 
 from service.cli.connect import complete_topic, with_cluster
-from service.cli.failures import CliError
 from service.cli.output import Output, Progress, remark, report_option, show
-from service.cli.records import BadRecord, Outgoing, from_json
+from service.cli.records import BadRecord, from_json
+from service.client.failures import ClientFailure
+from service.client.writer import Outgoing
 
 if TYPE_CHECKING:
-    from service.cli.cluster_client import Cluster
-    from service.cli.transaction import Transaction
-    from service.cli.writer import Writer
+    from service.client.cluster import Cluster
+    from service.client.transaction import Transaction
+    from service.client.writer import Writer
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 READ_BYTES = 1 << 18
@@ -110,8 +111,8 @@ async def command(
 
     Records of a transaction are reported when it is committed. What fails, and ctrl-C, abort it.
     """
-    from service.cli.transaction import Transaction
-    from service.cli.writer import Writer
+    from service.client.transaction import Transaction
+    from service.client.writer import Writer
 
     if txn_size is not None and txn_id is None:
         raise click.UsageError("--txn-size goes with --txn-id.")
@@ -133,7 +134,7 @@ async def command(
         await sent.commit()
     except BaseException:
         if transaction is not None:
-            with suppress(CliError):  # else its timeout ends it; what failed first is what matters
+            with suppress(ClientFailure):  # else its timeout ends it; what failed first is what matters
                 await transaction.abort()
         raise
     remark(f"{sent.count} record{'' if sent.count == 1 else 's'} written to {topic}")

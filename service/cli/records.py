@@ -11,23 +11,11 @@ import binascii
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from log.batch import BatchHeader, NewRecord, Record
-from log.ids import TopicPartition
 from service.cli.timestamps import parse_moment, rfc3339
-
-
-@dataclass(frozen=True, slots=True)
-class ReadRecord:
-    """A record with what its batch says of it."""
-
-    partition: TopicPartition
-    record: Record
-    batch: BatchHeader
-    aborted: bool = False
-    control: str | None = None
+from service.client.reader import ReadRecord
+from service.client.writer import Outgoing
 
 
 class BadRecord(ValueError):
@@ -117,14 +105,6 @@ def compile_format(text: str) -> Callable[[ReadRecord], bytes]:
 
 
 # Reading
-
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A record on its way to a topic; partition None leaves the choice to the key."""
-
-    record: NewRecord
-    partition: int | None = None
 
 
 _COPIED = {

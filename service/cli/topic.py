@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import click
 
 from log.ids import TopicPartition, format_topic_id
-from service.cli.cluster_client import EARLIEST, LATEST, RETRY_PAUSE_S, Cluster, Deadline, by_topic
 from service.cli.config_client import (
     SETTING_COLUMNS,
     SETTING_WIDE,
@@ -21,9 +20,11 @@ from service.cli.config_client import (
     settings_of_topic,
 )
 from service.cli.connect import complete_topic, with_cluster
-from service.cli.failures import CliError, Exit, refused
+from service.cli.failures import CliError, Exit
 from service.cli.output import Output, confirm, output_option, remark, report_option, show, show_one, yes_option
 from service.cli.timestamps import parse_moment
+from service.client.cluster import EARLIEST, LATEST, RETRY_PAUSE_S, Cluster, Deadline, by_topic
+from service.client.failures import refused
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     CreatableTopic,

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 import click
 
 from log.ids import TopicPartition
-from service.cli.cluster_client import Cluster
 from service.cli.connect import complete_topic, with_cluster
-from service.cli.failures import CliError, Exit, refused
+from service.cli.failures import CliError, Exit
 from service.cli.output import Output, confirm, output_option, remark, report_option, show, show_one, yes_option
 from service.cli.timestamps import rfc3339
 from service.cli.topic import choose_partitions
-from service.cli.txn_client import (
+from service.client.cluster import Cluster
+from service.client.failures import refused
+from service.client.transactions import (
     ONGOING,
     Stable,
-    Transaction,
+    TransactionState,
     fence,
     find_root,
     find_transaction,
@@ -228,7 +229,7 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _detail(transaction: Transaction, now_ms: int) -> TxnDetail:
+def _detail(transaction: TransactionState, now_ms: int) -> TxnDetail:
     branch = transaction.branch
     began_ms = transaction.started_ms if transaction.is_open else -1
     return TxnDetail(
@@ -350,7 +351,7 @@ async def _open_in(
 def judge(
     partition: TopicPartition,
     producer: ProducerState,
-    transactions: Sequence[Transaction],
+    transactions: Sequence[TransactionState],
     stable: Stable,
     now_ms: int,
 ) -> PinRow:
@@ -387,12 +388,12 @@ def judge(
     )
 
 
-def _holder(partition: TopicPartition, transactions: Iterable[Transaction]) -> Transaction | None:
+def _holder(partition: TopicPartition, transactions: Iterable[TransactionState]) -> TransactionState | None:
     """The transaction whose end will bring a marker to this partition."""
     return next((each for each in transactions if each.is_open and partition in each.partitions), None)
 
 
-def _overdue(transaction: Transaction, now_ms: int) -> bool:
+def _overdue(transaction: TransactionState, now_ms: int) -> bool:
     if transaction.state == ONGOING:
         return 0 <= transaction.ends_ms < now_ms - GRACE_MS
     return 0 <= transaction.started_ms < now_ms - GRACE_MS - transaction.timeout_ms
@@ -502,7 +503,7 @@ def _has_history(root: DescribedRoot) -> bool:
     return root.last_token >= 0 or bool(root.open_branches)
 
 
-async def _trace_partitions(cluster: Cluster, transactions: Sequence[Transaction]) -> list[TracedPartition]:
+async def _trace_partitions(cluster: Cluster, transactions: Sequence[TransactionState]) -> list[TracedPartition]:
     """How far each partition can be read. What was deleted meanwhile has no offsets any more."""
     wanted = sorted({partition for each in transactions for partition in each.partitions})
     existing: set[TopicPartition] = set()

@@ -9,7 +9,7 @@ import aiokafka
 import pytest
 from confluent_kafka import KafkaException
 
-from service.net.client import Client
+from service.client.connection import Client
 from service.wire.messages import DescribeBranchesRequest, EndBranchesRequest, EndBranchesResponse, NamedBranch
 from service.wire.versions import ApiKey
 from tests.clients.conftest import Address

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple, Self
 
-from service.net.client import api_key_of
+from service.client.connection import api_key_of
 from service.wire.base import Struct
 from service.wire.codec import (
     RequestHeader,

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, ParamSpec
 
-from service.net.client import Client
+from service.client.connection import Client
 from tests.faults.proxy import Proxy
 
 P = ParamSpec("P")

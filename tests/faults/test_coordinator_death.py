@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 import pytest
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
-from service.net.client import Client
+from service.client.connection import Client
 from service.wire.error_codes import ErrorCode
 from tests.clients.topics import Topics
 from tests.faults.scenario import in_loop

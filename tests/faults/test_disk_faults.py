@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from service.net.client import Client
+from service.client.connection import Client
 from service.wire.error_codes import ErrorCode
 from tests.clients.topics import Topics
 from tests.faults.conftest import new_broker

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Producer
 
 from log.batch import build_batch
-from service.net.client import Client
+from service.client.connection import Client
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import InitProducerIdRequest
 from tests.clients.libraries import kafka as kafka_python

@@ -8,7 +8,7 @@ import signal
 
 from confluent_kafka import Producer
 
-from service.net.client import Client
+from service.client.connection import Client
 from service.wire.error_codes import ErrorCode
 from tests.clients.topics import Topics
 from tests.faults.scenario import in_loop

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from service.net.client import Client
+from service.client.connection import Client
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     DescribeClusterRequest,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from service.net.client import Client
+from service.client.connection import Client
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import InitProducerIdRequest, InitProducerIdResponse
 from tests.clients.topics import Topics

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from log.batch import NewRecord, build_batch, read_header, read_records, split
 from log.control import ControlType, read_marker
-from service.net.client import Client
+from service.client.connection import Client
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     AddOffsetsToTxnRequest,

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from service.net.client import Client
+from service.client.connection import Client
 from service.wire.codec import encode_request, write_request_header
 from service.wire.messages import FetchRequest, MetadataRequest
 from service.wire.schemas import MESSAGES

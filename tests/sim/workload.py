@@ -1,8 +1,8 @@
 """What the clients of a run do: write, read, look up offsets, delete, commit; and write down what they did and saw.
 
-Clients are raw: they speak the wire's messages through `service.net.client`, repeat nothing that was not answered, and
-send what no good client would: several versions of each API, damaged batches, offsets out of range. Each value is sent
-once.
+Clients are raw: they speak the wire's messages through `service.client.connection`, repeat nothing that was not
+answered, and send what no good client would: several versions of each API, damaged batches, offsets out of range. Each
+value is sent once.
 
 What always holds: an operation is in the history before its request leaves. `FAILED` is written only for an error code
 that says nothing was changed.
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from log.batch import CorruptBatch, build_batch, checksum_ok, read_records, split
 from log.ids import TopicPartition
-from service.net.client import Client, ClientError
+from service.client.connection import Client, ClientError
 from service.wire.base import Request, Struct
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (

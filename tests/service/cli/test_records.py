@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from log.batch import NewRecord, build_batch, read_header, read_records
 from log.ids import TopicPartition
-from service.cli.murmur import murmur2, partition_for_key
-from service.cli.records import BadRecord, ReadRecord, compile_format, from_json, to_json
+from service.cli.records import BadRecord, compile_format, from_json, to_json
 from service.cli.timestamps import parse_moment, rfc3339
+from service.client.partitioner import murmur2, partition_for_key
+from service.client.reader import ReadRecord
 
 NOW_MS = 1_763_732_760_123
 

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaException, Producer
 from log.ids import TopicPartition
 from service.cli.failures import Exit
 from service.cli.txn import GRACE_MS, judge
-from service.cli.txn_client import NO_TIMEOUT_MS, Stable, Transaction
+from service.client.transactions import NO_TIMEOUT_MS, Stable, TransactionState
 from service.wire.messages import ProducerState
 from tests.service.cli.kit import PATIENCE_S, Ended, Serving, oncelog
 
@@ -268,7 +268,7 @@ def test_what_hangs_is_what_nobody_holds_or_what_is_overdue(
     known = []
     if transaction is not None:
         state, age_ms, timeout_ms, partitions = transaction
-        known = [Transaction("id", state, 4000, 1, 1, timeout_ms, NOW_MS - age_ms, partitions)]
+        known = [TransactionState("id", state, 4000, 1, 1, timeout_ms, NOW_MS - age_ms, partitions)]
     producer = ProducerState(4000, 0, 5, NOW_MS - 9, -1, 20)
     row = judge(PLACE, producer, known, Stable(20, 26), NOW_MS)
     assert (row.hangs, row.reason, row.pinned_records) == (hangs, reason, 6)

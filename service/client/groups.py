@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from log.ids import TopicPartition
-from service.cli.cluster_client import MOVED, RETRY_PAUSE_S, Cluster, Deadline, by_topic
-from service.cli.failures import CliError, Exit, refused
+from service.client.cluster import MOVED, RETRY_PAUSE_S, Cluster, Deadline, by_topic
+from service.client.failures import ClientFailure, Kind, refused
 from service.wire.codec import decode_data
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -75,10 +75,10 @@ async def describe_group(cluster: Cluster, name: str) -> Group:
         older = (await cluster.ask(DescribeGroupsRequest(groups=[name]), node=node)).groups[0]
         if older.error_code == ErrorCode.NONE:
             if older.group_state == "Dead" and not older.members:
-                raise CliError(f"group {name} does not exist", Exit.NOT_FOUND)
+                raise ClientFailure(f"group {name} does not exist", Kind.NOT_FOUND)
             return _older_group(older, node)
         if older.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
-            raise CliError(f"group {name} does not exist", Exit.NOT_FOUND)
+            raise ClientFailure(f"group {name} does not exist", Kind.NOT_FOUND)
         if older.error_code not in MOVED or deadline.passed():
             raise refused(f"group {name}", older.error_code, older.error_message)
         await asyncio.sleep(RETRY_PAUSE_S)

@@ -12,6 +12,7 @@ import asyncio
 from struct import Struct
 from typing import Self, TypeVar, cast
 
+from service.client.failures import error_name
 from service.wire import messages
 from service.wire.base import Request
 from service.wire.base import Struct as Message
@@ -241,10 +242,3 @@ def api_key_of(request: type[Message]) -> int:
     assert kind == "request"
     assert key is not None
     return key
-
-
-def error_name(code: int) -> str:
-    try:
-        return ErrorCode(code).name
-    except ValueError:
-        return f"error {code}"

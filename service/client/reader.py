@@ -1,4 +1,4 @@
-"""Reads partitions from where one says, on and on: the consuming half of a client, for `oncelog consume`.
+"""Reads partitions from where one says, on and on: the consuming half of a client.
 
 What always holds: records of a partition come in order and each once; `positions` says where reading goes on, and is
 moved past a batch when its records are handed out; under `committed` nothing aborted, and no marker, is handed out
@@ -11,15 +11,14 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
-from log.batch import HEADER_BYTES, BatchHeader, CorruptBatch, checksum_ok, read_header, read_records
-from log.control import ControlType, read_marker
+from isolation.read_filter import AbortedRanges
+from log.batch import HEADER_BYTES, BatchHeader, CorruptBatch, Record, checksum_ok, read_header, read_records
+from log.control import read_marker
 from log.ids import TopicPartition
-from service.cli.cluster_client import MOVED, READ_COMMITTED, RETRY_PAUSE_S, Cluster, Patience, by_topic
-from service.cli.failures import CliError, Exit, refused
-from service.cli.records import ReadRecord
+from service.client.cluster import MOVED, READ_COMMITTED, RETRY_PAUSE_S, Cluster, Patience, by_topic
+from service.client.failures import ClientFailure, Kind, refused
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
-    AbortedTransaction,
     FetchPartition,
     FetchRequest,
     FetchResponse,
@@ -40,6 +39,17 @@ class Wanted:
     isolation: int = READ_COMMITTED
     control: bool = False
     aborted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecord:
+    """A record with what its batch says of it."""
+
+    partition: TopicPartition
+    record: Record
+    batch: BatchHeader
+    aborted: bool = False
+    control: str | None = None
 
 
 class Reader:
@@ -63,7 +73,7 @@ class Reader:
         """What the next answer brings; often nothing, at the latest after `MAX_WAIT_MS`."""
         try:
             leaders = await self._cluster.by_leader(self.positions)
-        except CliError as error:
+        except ClientFailure as error:
             await self._wait_for_brokers(error)
             return []
         for node, partitions in leaders.items():
@@ -104,7 +114,7 @@ class Reader:
         """The answer; None when the broker was not to be had this time, which ends the command when it lasts."""
         try:
             response = await fetch
-        except CliError as error:
+        except ClientFailure as error:
             await self._wait_for_brokers(error)
             return None
         self._patience.restore()
@@ -112,7 +122,7 @@ class Reader:
             raise refused("fetch", response.error_code)
         return response
 
-    async def _wait_for_brokers(self, error: CliError) -> None:
+    async def _wait_for_brokers(self, error: ClientFailure) -> None:
         self._patience.bear(error)
         for partition in self.positions:
             self._cluster.forget_leader(partition)
@@ -138,17 +148,19 @@ class Reader:
         elif data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and offset < data.log_start_offset:
             self.positions[partition] = data.log_start_offset  # retention was faster
         elif data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            raise CliError(f"{partition.topic} partition {partition.partition} has no offset {offset}", Exit.NOT_FOUND)
+            raise ClientFailure(
+                f"{partition.topic} partition {partition.partition} has no offset {offset}", Kind.NOT_FOUND
+            )
         else:
             raise refused(f"{partition.topic} partition {partition.partition}", data.error_code)
 
     def _records(self, partition: TopicPartition, data: FetchResponsePartitionData) -> Iterator[ReadRecord]:
         """Open the batches. The broker sends whole ones, so records before the position may come along."""
-        aborted = _AbortedRanges(data.aborted_transactions or [])
+        aborted = AbortedRanges((each.producer_id, each.first_offset) for each in data.aborted_transactions or ())
         for header, batch in _whole_batches(_joined(data.records)):
             if not checksum_ok(batch, header):
                 where = f"{partition.topic} partition {partition.partition}"
-                raise CliError(f"{where}: the batch at offset {header.base_offset} is damaged")
+                raise ClientFailure(f"{where}: the batch at offset {header.base_offset} is damaged")
             is_aborted = aborted.covers(header, batch)
             if self._shown(header, is_aborted):
                 control = _control_name(batch) if header.is_control else None
@@ -161,23 +173,6 @@ class Reader:
         if header.is_control:
             return self._wanted.control
         return not is_aborted or self._wanted.aborted
-
-
-class _AbortedRanges:
-    """Which batches belong to transactions that were aborted: from the first offset of each until its marker."""
-
-    def __init__(self, transactions: list[AbortedTransaction]) -> None:
-        self._starting = sorted(((each.first_offset, each.producer_id) for each in transactions), reverse=True)
-        self._open: dict[int, None] = {}
-
-    def covers(self, header: BatchHeader, batch: memoryview) -> bool:
-        while self._starting and self._starting[-1][0] <= header.last_offset:
-            self._open[self._starting.pop()[1]] = None
-        if header.is_control:
-            if header.producer_id in self._open and read_marker(batch).type is ControlType.ABORT:
-                del self._open[header.producer_id]
-            return False
-        return header.is_transactional and header.producer_id in self._open
 
 
 def _control_name(batch: memoryview) -> str:
@@ -198,7 +193,7 @@ def _whole_batches(data: bytes) -> Iterator[tuple[BatchHeader, memoryview]]:
         try:
             header = read_header(view, at)
         except CorruptBatch as error:
-            raise CliError(f"the broker sent something that is no record batch: {error}") from None
+            raise ClientFailure(f"the broker sent something that is no record batch: {error}") from None
         if at + header.size_bytes > len(view):
             return
         yield header, view[at : at + header.size_bytes]

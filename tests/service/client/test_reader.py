@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from log.batch import NewRecord, build_batch
 from log.control import ControlType, build_marker
 from log.ids import TopicPartition
-from service.cli.cluster_client import READ_COMMITTED, Address, Cluster, parse_addresses
-from service.cli.failures import CliError
-from service.cli.member import assign_ranges
-from service.cli.reader import Reader, Wanted
-from service.cli.records import ReadRecord
+from service.client.cluster import READ_COMMITTED, Cluster
+from service.client.failures import ClientFailure
+from service.client.member import assign_ranges
+from service.client.pool import Address, parse_addresses
+from service.client.reader import Reader, ReadRecord, Wanted
 from service.wire.messages import AbortedTransaction, FetchableTopicResponse, FetchResponse, FetchResponsePartitionData
 
 ORDERS = TopicPartition("orders", 0)
@@ -62,7 +62,7 @@ def _read(data: bytes, wanted: Wanted, *, offset: int = 0) -> tuple[list[ReadRec
     async def read() -> tuple[list[ReadRecord], int]:
         partition = FetchResponsePartitionData(records=data, aborted_transactions=list(ABORTED))
         response = FetchResponse(responses=[FetchableTopicResponse(topic="orders", partitions=[partition])])
-        reader = Reader(Cluster([Address("nowhere", 1)], timeout_s=1), {ORDERS: offset}, wanted)
+        reader = Reader(Cluster([Address("nowhere", 1)], client_id="test", timeout_s=1), {ORDERS: offset}, wanted)
         found = [record async for _, records in reader._open(response) for record in records]
         return found, reader.positions[ORDERS]
 
@@ -97,7 +97,7 @@ def test_a_cut_batch_at_the_end_is_fetched_again() -> None:
 def test_a_damaged_batch_ends_the_reading() -> None:
     data = bytearray(_batch(0, b"a"))
     data[-1] ^= 1
-    with pytest.raises(CliError, match="offset 0 is damaged"):
+    with pytest.raises(ClientFailure, match="offset 0 is damaged"):
         _read(bytes(data), Wanted())
 
 

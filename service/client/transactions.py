@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from log.ids import TopicPartition
-from service.cli.cluster_client import (
+from service.client.cluster import (
     LATEST,
     MOVED,
     READ_COMMITTED,
@@ -21,7 +21,7 @@ from service.cli.cluster_client import (
     Deadline,
     by_topic,
 )
-from service.cli.failures import refused
+from service.client.failures import refused
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     DescribeBranchesRequest,
@@ -54,7 +54,7 @@ OPEN_STATES = frozenset({ONGOING, "PrepareCommit", "PrepareAbort"})
 
 
 @dataclass(frozen=True, slots=True)
-class Transaction:
+class TransactionState:
     """What a coordinator knows of a transactional id."""
 
     transactional_id: str
@@ -148,7 +148,7 @@ async def coordinator_of(cluster: Cluster, transactional_id: str) -> int:
         await asyncio.sleep(RETRY_PAUSE_S)
 
 
-async def find_transaction(cluster: Cluster, transactional_id: str) -> Transaction | None:
+async def find_transaction(cluster: Cluster, transactional_id: str) -> TransactionState | None:
     """What the id's coordinator knows; None if it knows no such id."""
     deadline = Deadline(cluster.timeout_s)
     while True:
@@ -164,10 +164,10 @@ async def find_transaction(cluster: Cluster, transactional_id: str) -> Transacti
         await asyncio.sleep(RETRY_PAUSE_S)
 
 
-async def transactions_of(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, list[Transaction]]:
+async def transactions_of(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, list[TransactionState]]:
     """What coordinators know of these producer ids. One producer id can have belonged to several branches in turn."""
     wanted = sorted(set(producer_ids))
-    found: dict[int, list[Transaction]] = {}
+    found: dict[int, list[TransactionState]] = {}
     if not wanted:
         return found
     ids_by_node: dict[int, list[str]] = {}
@@ -177,7 +177,7 @@ async def transactions_of(cluster: Cluster, producer_ids: Iterable[int]) -> dict
         response = await cluster.ask(DescribeTransactionsRequest(transactional_ids=ids), node=node)
         for answer in response.transaction_states:
             if not answer.error_code:
-                transaction: Transaction | None = _transaction(answer, node)
+                transaction: TransactionState | None = _transaction(answer, node)
             else:  # its coordinator moved between the two questions, or it was forgotten
                 transaction = await find_transaction(cluster, answer.transactional_id)
             if transaction is not None:
@@ -185,8 +185,8 @@ async def transactions_of(cluster: Cluster, producer_ids: Iterable[int]) -> dict
     return found
 
 
-def _transaction(answer: DescribeTransactionsResponseTransactionState, node: int) -> Transaction:
-    return Transaction(
+def _transaction(answer: DescribeTransactionsResponseTransactionState, node: int) -> TransactionState:
+    return TransactionState(
         transactional_id=answer.transactional_id,
         state=answer.transaction_state,
         producer_id=answer.producer_id,

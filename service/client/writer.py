@@ -1,4 +1,4 @@
-"""Writes records to a topic: the producing half of a client, for `oncelog produce`.
+"""Writes records to a topic: the producing half of a client.
 
 What always holds: `write` returns when every record it was given is acknowledged by all in-sync replicas; with a
 producer id nothing is written twice, however often it had to be sent; without one, what may or may not have been
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from log.batch import NewRecord, build_batch
 from log.ids import NO_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, TopicPartition
-from service.cli.cluster_client import MOVED, RETRY_PAUSE_S, Cluster, Deadline
-from service.cli.failures import CliError, Exit, refused
-from service.cli.murmur import partition_for_key
-from service.cli.records import Outgoing
-from service.cli.transaction import LOST, PRODUCE_VERSION, Transaction
+from service.client.cluster import MOVED, RETRY_PAUSE_S, Cluster, Deadline
+from service.client.failures import ClientFailure, Kind, refused
+from service.client.partitioner import partition_for_key
+from service.client.transaction import LOST, PRODUCE_VERSION, Transaction
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     InitProducerIdRequest,
@@ -34,6 +34,14 @@ _SEQUENCE_RANGE = 1 << 31
 
 Written = tuple[int, int, list[NewRecord]]
 """A partition, the offset of the first record there, and the records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A record on its way to a topic; partition None leaves the choice to the key."""
+
+    record: NewRecord
+    partition: int | None = None
 
 
 class Writer:
@@ -80,7 +88,7 @@ class Writer:
                 # Records without a key stay together, for fuller batches, and take turns from one call to the next.
                 partition = keyless if key is None else partition_for_key(key, self._partition_count)
             elif partition >= self._partition_count:
-                raise CliError(f"topic {self._topic} has no partition {partition}", Exit.NOT_FOUND)
+                raise ClientFailure(f"topic {self._topic} has no partition {partition}", Kind.NOT_FOUND)
             by_partition.setdefault(partition, []).append(outgoing.record)
         results = await asyncio.gather(
             *(self._write_partition(number, by_partition[number]) for number in sorted(by_partition)),
@@ -117,8 +125,8 @@ class Writer:
         while True:
             try:
                 answer = await self._try_to_send(partition, data)
-            except CliError as error:
-                if error.status != Exit.UNREACHABLE:
+            except ClientFailure as error:
+                if error.kind is not Kind.UNREACHABLE:
                     raise
                 in_doubt = True
                 failure = error
@@ -135,7 +143,7 @@ class Writer:
                     ErrorCode.REQUEST_TIMED_OUT,
                     ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
                 )
-                if answer.error_code not in MOVED and failure.status != Exit.UNREACHABLE:
+                if answer.error_code not in MOVED and failure.kind is not Kind.UNREACHABLE:
                     raise _unsure(failure) if in_doubt else failure
             # Sending again what may be there already is safe only for a producer that the broker recognizes.
             if deadline.passed() or (in_doubt and self._producer_id == NO_PRODUCER_ID):
@@ -180,5 +188,5 @@ def _cut(records: Sequence[NewRecord]) -> Iterable[list[NewRecord]]:
         yield batch
 
 
-def _unsure(failure: CliError) -> CliError:
-    return CliError(f"{failure.message}; whether the last records were written is unknown", Exit.OUTCOME_UNKNOWN)
+def _unsure(failure: ClientFailure) -> ClientFailure:
+    return ClientFailure(f"{failure.message}; whether the last records were written is unknown", Kind.OUTCOME_UNKNOWN)

@@ -1,19 +1,18 @@
 """One member of a consumer group, of the classic kind: joins, learns what it shall read, beats, commits, leaves.
 
 What always holds: nothing is committed but what was handed out; when `beat` says that the group rebalances, the
-caller commits and joins again. `oncelog consume -g` calls this.
+caller commits and joins again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 
 from log.ids import TopicPartition
-from service.cli.cluster_client import MOVED, RETRY_PAUSE_S, Cluster, Deadline, Patience, by_topic
-from service.cli.failures import CliError, refused
-from service.cli.group_client import commit_offsets, read_assignment
+from service.client.cluster import MOVED, RETRY_PAUSE_S, Cluster, Deadline, Patience, by_topic
+from service.client.failures import ClientFailure, refused
+from service.client.groups import commit_offsets, read_assignment
 from service.wire.codec import decode_data, encode_data
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -57,7 +56,7 @@ class Member:
         while True:
             code, assigned = await self._try_to_join()
             if not code:
-                self._beat_at = time.monotonic() + BEAT_EVERY_S
+                self._beat_at = asyncio.get_running_loop().time() + BEAT_EVERY_S
                 return assigned
             if code == ErrorCode.UNKNOWN_MEMBER_ID:
                 self._member_id = ""
@@ -129,16 +128,16 @@ class Member:
 
     async def beat(self) -> bool:
         """Say that we are alive, when it is time. False: the group rebalances, join again."""
-        if time.monotonic() < self._beat_at:
+        if asyncio.get_running_loop().time() < self._beat_at:
             return True
-        self._beat_at = time.monotonic() + BEAT_EVERY_S
+        self._beat_at = asyncio.get_running_loop().time() + BEAT_EVERY_S
         request = HeartbeatRequest(group_id=self._group, generation_id=self._generation, member_id=self._member_id)
         try:
             node = await self._cluster.coordinator(self._group)
             response = await self._cluster.ask(request, node=node)
-        except CliError as error:
+        except ClientFailure as error:
             self._patience.bear(error)
-            self._beat_at = time.monotonic() + RETRY_PAUSE_S
+            self._beat_at = asyncio.get_running_loop().time() + RETRY_PAUSE_S
             return True
         self._patience.restore()
         if response.error_code in _JOIN_AGAIN:
@@ -151,7 +150,7 @@ class Member:
         """Like `commit`, but False where the coordinator is away: the same offsets can be committed later."""
         try:
             await self.commit(offsets)
-        except CliError as error:
+        except ClientFailure as error:
             self._patience.bear(error)
             return False
         return True
@@ -166,19 +165,19 @@ class Member:
         if code and code not in _JOIN_AGAIN and code not in MOVED:
             raise refused(f"commit of group {self._group}", code)
 
-    async def leave(self) -> None:
+    async def leave(self, reason: str) -> None:
         """Tell the group, so that others take over at once instead of after the session timeout."""
         if not self._member_id:
             return
         request = LeaveGroupRequest(
             group_id=self._group,
             member_id=self._member_id,
-            members=[MemberIdentity(member_id=self._member_id, reason="oncelog consume ended")],
+            members=[MemberIdentity(member_id=self._member_id, reason=reason)],
         )
         try:
             node = await self._cluster.coordinator(self._group)
             await self._cluster.ask(request, node=node)
-        except CliError:
+        except ClientFailure:
             return  # a coordinator that is gone will miss us by itself
 
 

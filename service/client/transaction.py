@@ -1,7 +1,7 @@
-"""Owning a transactional id: `oncelog produce --txn-id`.
+"""Owning a transactional id, as a producer does.
 
 What always holds: what is written between two commits becomes visible together or not at all; a commit that nobody
-answered is asked for again until somebody does, and if nobody does, that is said (status 7); whoever initializes the
+answered is asked for again until somebody does, and if nobody does, that is said; whoever initializes the
 id later shuts this producer out.
 
 It speaks the older form of the protocol (partitions are added by request, the epoch stays), which every broker with
@@ -14,9 +14,9 @@ import asyncio
 from typing import TypeVar
 
 from log.ids import TopicPartition
-from service.cli.cluster_client import MOVED, RETRY_PAUSE_S, Cluster, Deadline, by_topic
-from service.cli.failures import CliError, Exit, refused
-from service.cli.txn_client import coordinator_of
+from service.client.cluster import MOVED, RETRY_PAUSE_S, Cluster, Deadline, by_topic
+from service.client.failures import ClientFailure, Kind, refused
+from service.client.transactions import coordinator_of
 from service.wire.base import Request, Struct
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -101,8 +101,8 @@ class Transaction:
         while True:
             try:
                 code = await self._end(committed=True)
-            except CliError as error:
-                if error.status != Exit.UNREACHABLE:
+            except ClientFailure as error:
+                if error.kind is not Kind.UNREACHABLE:
                     raise
                 in_doubt = True
                 if deadline.passed():
@@ -113,7 +113,7 @@ class Transaction:
                 return
             try:
                 await self._again(code, deadline)
-            except CliError as error:
+            except ClientFailure as error:
                 raise _unknown(error.message) if in_doubt else error from None
 
     async def _until_visible(self) -> None:
@@ -122,8 +122,8 @@ class Transaction:
         while not deadline.passed():
             try:
                 code = await self._end(committed=True)
-            except CliError as error:
-                if error.status != Exit.UNREACHABLE:
+            except ClientFailure as error:
+                if error.kind is not Kind.UNREACHABLE:
                     return
             else:
                 if code not in MOVED and code != ErrorCode.CONCURRENT_TRANSACTIONS:
@@ -152,13 +152,13 @@ class Transaction:
             raise refused(f"transactional id {self.transactional_id}", code)
         await asyncio.sleep(RETRY_PAUSE_S)
 
-    def lost(self) -> CliError:
+    def lost(self) -> ClientFailure:
         """What to say when this producer may not write any more."""
-        return CliError(
+        return ClientFailure(
             f"transactional id {self.transactional_id}: another producer has taken it over, or the transaction took "
-            "longer than a minute (see --txn-size); nothing since the last commit is visible"
+            f"longer than {TIMEOUT_MS // 1000} s; nothing since the last commit is visible"
         )
 
 
-def _unknown(message: str) -> CliError:
-    return CliError(f"{message}; whether the last transaction was committed is unknown", Exit.OUTCOME_UNKNOWN)
+def _unknown(message: str) -> ClientFailure:
+    return ClientFailure(f"{message}; whether the last transaction was committed is unknown", Kind.OUTCOME_UNKNOWN)

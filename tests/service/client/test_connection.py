@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from service.net.client import Client, ClientError
+from service.client.connection import Client, ClientError
 from service.net.server import CLOSE, NO_REPLY, PeerInfo, Reply, serve
 from service.wire.codec import RequestHeader, decode_request, encode_response
 from service.wire.error_codes import ErrorCode

@@ -1,24 +1,19 @@
-"""What the commands say to a cluster: finds leaders and coordinators, asks again where something has moved.
+"""What a client knows of a cluster: finds leaders and coordinators, asks again where something has moved.
 
-What always holds: one connection a broker, made when first needed; nothing waits longer than the timeout of the
-command; a broker that can't be reached ends in a `CliError` that names it. Every command but `serve` and `log` calls
-this, through `service.cli.connect`.
+What always holds: nothing waits longer than the timeout, counted by the loop's clock; a broker that can't be reached
+ends in a `ClientFailure` that names it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import re
-import socket
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import Self, TypeVar
 
 from log.ids import TopicPartition
-from service.cli.failures import CliError, Exit, refused
-from service.net.client import Client, ClientError
+from service.client.failures import ClientFailure, Kind, refused
+from service.client.pool import Address, Pool
 from service.wire.base import Request, Struct
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -54,35 +49,14 @@ MOVED = frozenset(
 RETRY_PAUSE_S = 0.1
 
 
-class Address(NamedTuple):
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def parse_addresses(text: str) -> list[Address]:
-    """`host:port,host` to addresses; the port may be left out. Raises ValueError."""
-    addresses = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        host, separator, port = part.rpartition(":")
-        if not separator or (":" in host and not host.startswith("[")):
-            host, port = part, "9092"
-        addresses.append(Address(host.strip("[]") or "localhost", int(port)))
-    if not addresses:
-        raise ValueError("no address")
-    return addresses
-
-
 class Deadline:
-    """When a command gives up."""
+    """When a caller gives up."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._end = time.monotonic() + timeout_s
+        self._end = asyncio.get_running_loop().time() + timeout_s
 
     def remaining_s(self) -> float:
-        return max(0.0, self._end - time.monotonic())
+        return max(0.0, self._end - asyncio.get_running_loop().time())
 
     def passed(self) -> bool:
         return self.remaining_s() == 0.0
@@ -95,10 +69,10 @@ class Patience:
         self._timeout_s = timeout_s
         self._deadline: Deadline | None = None
 
-    def bear(self, error: CliError) -> None:
+    def bear(self, error: ClientFailure) -> None:
         """Return if it is worth trying again; else raise the error."""
         self._deadline = self._deadline or Deadline(self._timeout_s)
-        if error.status != Exit.UNREACHABLE or self._deadline.passed():
+        if error.kind is not Kind.UNREACHABLE or self._deadline.passed():
             raise error
 
     def restore(self) -> None:
@@ -109,11 +83,11 @@ class Patience:
 class Cluster:
     """The brokers behind a list of bootstrap addresses."""
 
-    def __init__(self, bootstrap: Sequence[Address], *, timeout_s: float) -> None:
+    def __init__(self, bootstrap: Sequence[Address], *, client_id: str, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._bootstrap = list(bootstrap)
+        self._pool = Pool(client_id=client_id, timeout_s=timeout_s)
         self._brokers: dict[int, Address] = {}
-        self._clients: dict[Address, Client] = {}
         self._leaders: dict[TopicPartition, int] = {}
         self._topics: dict[str, MetadataResponseTopic] = {}
         self.topic_names: dict[bytes, str] = {}
@@ -126,65 +100,28 @@ class Cluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for client in self._clients.values():
-            await client.close()
-        self._clients.clear()
+        await self._pool.close()
 
     # Asking
 
     async def ask(
         self, request: Request[R], *, node: int | None = None, wait_s: float = 0.0, version: int | None = None
     ) -> R:
-        """Ask one broker: `node`, or any that can be reached. `wait_s` is time the broker may take on purpose;
-        `version` is the newest that both sides know unless it is named.
-        """
+        """Ask one broker: `node`, or any that can be reached. The rest is as the pool takes it."""
         address = await self._connected() if node is None else self._brokers[node]
-        client = await self._client(address)
-        try:
-            async with asyncio.timeout(self.timeout_s + wait_s):
-                response = await client.request(request, version)
-        except TimeoutError:
-            await self._forget(address)
-            raise CliError(f"{address} did not answer within {self.timeout_s:g} s", Exit.UNREACHABLE) from None
-        except ClientError as error:
-            await self._forget(address)
-            raise CliError(f"{address}: {error}", Exit.UNREACHABLE) from None
-        except OSError as error:
-            await self._forget(address)
-            raise CliError(f"{address}: the connection broke: {reason(error)}", Exit.UNREACHABLE) from None
-        return response
+        return await self._pool.ask(address, request, wait_s=wait_s, version=version)
 
     async def offers(self, request: Struct) -> bool:
         """Whether the broker that answers us knows this kind of request at all."""
-        client = await self._client(await self._connected())
+        client = await self._pool.client(await self._connected())
         return client.offers(type(request))
-
-    async def _client(self, address: Address) -> Client:
-        if address not in self._clients:
-            client = Client(address.host, address.port, "oncelog-cli")
-            try:
-                async with asyncio.timeout(self.timeout_s):
-                    await client.connect()
-            except TimeoutError:
-                raise CliError(
-                    f"no broker answered at {address} within {self.timeout_s:g} s", Exit.UNREACHABLE
-                ) from None
-            except (OSError, ClientError) as error:
-                raise CliError(f"no broker at {address}: {reason(error)}", Exit.UNREACHABLE) from None
-            self._clients[address] = client
-        return self._clients[address]
-
-    async def _forget(self, address: Address) -> None:
-        client = self._clients.pop(address, None)
-        if client is not None:
-            await client.close()
 
     async def _connected(self) -> Address:
         """An address that is connected or lets us connect, in the order the user gave them."""
-        for address in [*self._clients, *self._bootstrap]:
+        for address in [*self._pool.connected, *self._bootstrap]:
             try:
-                await self._client(address)
-            except CliError as error:
+                await self._pool.client(address)
+            except ClientFailure as error:
                 failure = error
             else:
                 return address
@@ -230,7 +167,7 @@ class Cluster:
         if partition not in self._leaders:
             await self.topic(partition.topic)
         if partition not in self._leaders:
-            raise CliError(f"topic {partition.topic} has no partition {partition.partition}", Exit.NOT_FOUND)
+            raise ClientFailure(f"topic {partition.topic} has no partition {partition.partition}", Kind.NOT_FOUND)
         return self._leaders[partition]
 
     def forget_leader(self, partition: TopicPartition) -> None:
@@ -246,7 +183,7 @@ class Cluster:
         if self.controller_id not in self._brokers:
             await self.metadata([])
         if self.controller_id not in self._brokers:
-            raise CliError("the cluster has no controller now", Exit.UNREACHABLE)
+            raise ClientFailure("the cluster has no controller now", Kind.UNREACHABLE)
         return self.controller_id
 
     async def coordinator(self, group: str) -> int:
@@ -305,7 +242,9 @@ class Cluster:
             deadline = Deadline(self.timeout_s)
             while (leader := await self.leader(partition)) not in self._brokers:
                 if deadline.passed():
-                    raise CliError(f"{partition.topic} partition {partition.partition} has no leader", Exit.UNREACHABLE)
+                    raise ClientFailure(
+                        f"{partition.topic} partition {partition.partition} has no leader", Kind.UNREACHABLE
+                    )
                 self.forget_leader(partition)
                 await asyncio.sleep(RETRY_PAUSE_S)
             leaders.setdefault(leader, []).append(partition)
@@ -337,15 +276,3 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartit
     for partition in partitions:
         topics.setdefault(partition.topic, []).append(partition)
     return topics
-
-
-def reason(error: BaseException) -> str:
-    """An error of the operating system without its number, in the system's words instead of asyncio's."""
-    if isinstance(error, socket.gaierror):
-        return error.strerror or str(error)
-    number = error.errno if isinstance(error, OSError) else None
-    if number is None:
-        # A name with several addresses: asyncio puts the errors of all into one text.
-        first = re.search(r"\[Errno (\d+)\]", str(error))
-        number = int(first[1]) if first else None
-    return os.strerror(number) if number is not None else str(error) or type(error).__name__

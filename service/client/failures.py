@@ -1,0 +1,87 @@
+"""How what a client asked for can end badly: one line for a person, and a kind for a program."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from service.wire.error_codes import ErrorCode
+
+
+class Kind(Enum):
+    """What a caller can do about it."""
+
+    REFUSED = "refused"
+    """The cluster said no; asking again the same way changes nothing."""
+    NOT_FOUND = "not found"
+    NOT_AUTHORIZED = "not authorized"
+    UNREACHABLE = "unreachable"
+    """Nobody answered, or nobody who could decide: it may work later."""
+    OUTCOME_UNKNOWN = "outcome unknown"
+    """It may have happened or not."""
+
+
+class ClientFailure(Exception):
+    """What was asked for was not done, or nobody knows."""
+
+    def __init__(self, message: str, kind: Kind = Kind.REFUSED) -> None:
+        super().__init__(message)
+        self.message = message
+        self.kind = kind
+
+
+_NOT_FOUND = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.GROUP_ID_NOT_FOUND,
+        ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+        ErrorCode.RESOURCE_NOT_FOUND,
+    }
+)
+_NOT_AUTHORIZED = frozenset(
+    {
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
+        ErrorCode.SASL_AUTHENTICATION_FAILED,
+        ErrorCode.UNSUPPORTED_SASL_MECHANISM,
+        ErrorCode.ILLEGAL_SASL_STATE,
+    }
+)
+_UNREACHABLE = frozenset(
+    {
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.BROKER_NOT_AVAILABLE,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    }
+)
+
+
+def error_name(code: int) -> str:
+    """The name Kafka gives a code, or the bare number when it is newer than we are."""
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return f"error {code}"
+
+
+def kind_of(code: int) -> Kind:
+    """What kind of failure a broker's error code stands for."""
+    if code in _NOT_FOUND:
+        return Kind.NOT_FOUND
+    if code in _NOT_AUTHORIZED:
+        return Kind.NOT_AUTHORIZED
+    if code in _UNREACHABLE:
+        return Kind.UNREACHABLE
+    return Kind.REFUSED
+
+
+def refused(what: str, code: int, message: str | None = None) -> ClientFailure:
+    """The failure for an answer that carried `code`; `what` names the thing asked for."""
+    reason = f": {message}" if message else ""
+    return ClientFailure(f"{what}: {error_name(code)}{reason}", kind_of(code))

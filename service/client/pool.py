@@ -1,0 +1,116 @@
+"""Connections to brokers by their addresses, made when first needed: `ask(address, request)`.
+
+What always holds: one connection an address, however many ask at once; nothing waits longer than the timeout, counted
+by the loop's clock; a connection that failed is dropped, and the next question makes another; what goes wrong ends in
+a `ClientFailure` that names the address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+from typing import NamedTuple, TypeVar
+
+from service.client.connection import Client, ClientError
+from service.client.failures import ClientFailure, Kind
+from service.wire.base import Request, Struct
+
+R = TypeVar("R", bound=Struct)
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_addresses(text: str) -> list[Address]:
+    """`host:port,host` to addresses; the port may be left out. Raises ValueError."""
+    addresses = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        host, separator, port = part.rpartition(":")
+        if not separator or (":" in host and not host.startswith("[")):
+            host, port = part, "9092"
+        addresses.append(Address(host.strip("[]") or "localhost", int(port)))
+    if not addresses:
+        raise ValueError("no address")
+    return addresses
+
+
+class Pool:
+    """See the module."""
+
+    def __init__(self, *, client_id: str, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._client_id = client_id
+        self._clients: dict[Address, Client] = {}
+        self._connecting: dict[Address, asyncio.Lock] = {}
+
+    @property
+    def connected(self) -> list[Address]:
+        """Where there is a connection, the oldest first."""
+        return list(self._clients)
+
+    async def close(self) -> None:
+        clients, self._clients = list(self._clients.values()), {}
+        for client in clients:
+            await client.close()
+
+    async def ask(self, address: Address, request: Request[R], *, wait_s: float = 0.0, version: int | None = None) -> R:
+        """The answer of the broker at `address`. `wait_s` is time it may take on purpose; `version` is the newest that
+        both sides know unless it is named.
+        """
+        client = await self.client(address)
+        try:
+            async with asyncio.timeout(self.timeout_s + wait_s):
+                return await client.request(request, version)
+        except TimeoutError:
+            message = f"{address} did not answer within {self.timeout_s:g} s"
+        except ClientError as error:
+            message = f"{address}: {error}"
+        except OSError as error:
+            message = f"{address}: the connection broke: {reason(error)}"
+        await self._forget(address, client)
+        raise ClientFailure(message, Kind.UNREACHABLE)
+
+    async def client(self, address: Address) -> Client:
+        """The connection to `address`, made if there is none."""
+        async with self._connecting.setdefault(address, asyncio.Lock()):
+            if address not in self._clients:
+                self._clients[address] = await self._connect(address)
+            return self._clients[address]
+
+    async def _connect(self, address: Address) -> Client:
+        client = Client(address.host, address.port, self._client_id)
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await client.connect()
+        except TimeoutError:
+            message = f"no broker answered at {address} within {self.timeout_s:g} s"
+        except (OSError, ClientError) as error:
+            message = f"no broker at {address}: {reason(error)}"
+        else:
+            return client
+        raise ClientFailure(message, Kind.UNREACHABLE)
+
+    async def _forget(self, address: Address, client: Client) -> None:
+        """Only the connection that failed: another caller may have made a new one meanwhile."""
+        if self._clients.get(address) is client:
+            del self._clients[address]
+        await client.close()
+
+
+def reason(error: BaseException) -> str:
+    """An error of the operating system without its number, in the system's words instead of asyncio's."""
+    if isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None:
+        # A name with several addresses: asyncio puts the errors of all into one text.
+        first = re.search(r"\[Errno (\d+)\]", str(error))
+        number = int(first[1]) if first else None
+    return os.strerror(number) if number is not None else str(error) or type(error).__name__
