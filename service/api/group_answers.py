@@ -10,7 +10,7 @@ from uuid import UUID
 
 from service.broker.node import Broker
 from service.broker.session import Session
-from service.broker.shard import CoordinatorLoading, NotCoordinator
+from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
 from service.groups.commands import Command
 from service.groups.verdicts import Fault
 from service.wire.error_codes import ErrorCode
@@ -34,6 +34,8 @@ async def ask(broker: Broker, group_id: str, command: Command, kind: type[Reply]
         return ErrorCode.NOT_COORDINATOR
     except CoordinatorLoading:
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    except DecisionFailed:
+        return ErrorCode.UNKNOWN_SERVER_ERROR
     assert isinstance(reply, kind)
     return reply
 

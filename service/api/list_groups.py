@@ -5,7 +5,7 @@ Every coordinator on this broker is asked; while one of them is still reading it
 
 from service.broker.node import Broker
 from service.broker.session import Session
-from service.broker.shard import CoordinatorLoading, NotCoordinator
+from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
 from service.groups.commands import ListGroups, ListReply
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
@@ -24,6 +24,8 @@ async def handle(
             continue  # it went while we asked, and its groups with it
         except CoordinatorLoading:
             return ListGroupsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        except DecisionFailed:
+            return ListGroupsResponse(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)
         assert isinstance(reply, ListReply)
         groups.extend(ListedGroup(each.group_id, each.protocol_type, each.state, each.type) for each in reply.groups)
     return ListGroupsResponse(groups=groups)

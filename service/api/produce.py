@@ -35,7 +35,10 @@ from service.wire.messages import (
 
 ZSTD_SINCE, ABORTABLE_SINCE, ADDED_BY_LEADER_SINCE, TOPIC_IDS_SINCE = 7, 11, 12, 13
 ADMIN_CLIENT = "__admin_client"
-"""Kafka's client id for tools that may write to the coordinators' own topics."""
+"""Kafka's client id for tools that may write to the coordinators' own topics. Anybody can call himself that: where
+nobody is denied anything, the name keeps others from doing it unawares, and no more. Once requests have principals, it
+is for theirs to decide.
+"""
 SAY_NOTHING_OF_THE_LOG = (
     ErrorCode.CORRUPT_MESSAGE,
     ErrorCode.MESSAGE_TOO_LARGE,

@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from typing import Any, assert_never
 
 from service.broker.node import Broker
-from service.broker.shard import CoordinatorLoading, NotCoordinator
+from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
 from service.wire.error_codes import ErrorCode
 from txn.commands import Command
 from txn.verdicts import (
@@ -77,4 +77,6 @@ async def ask_coordinator(broker: Broker, transactional_id: str, command: Comman
         return ErrorCode.NOT_COORDINATOR
     except CoordinatorLoading:
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    except DecisionFailed:
+        return ErrorCode.UNKNOWN_SERVER_ERROR
     return verdict

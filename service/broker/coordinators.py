@@ -3,13 +3,15 @@ broker leads.
 
 What always holds: a key belongs to one partition of the internal topic, and only that partition's leader answers
 for it, after it has replayed the
-partition. The topic is created when the first client looks for a coordinator.
+partition. The topic is created when the first client looks for a coordinator. A shard that gave itself up while its
+partition is still led is replayed again, after a pause that grows while that does not help.
 
 `__consumer_offsets` holds group coordinators, `__transaction_state` transaction coordinators; the two differ by
 their machine alone.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Generic
 
@@ -18,7 +20,12 @@ from log.ids import TopicPartition
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.ports import Env
-from service.broker.shard import CoordinatorLoading, MachineT, NotCoordinator, Shard
+from service.broker.shard import CoordinatorLoading, MachineT, Mishaps, NotCoordinator, Shard
+
+logger = logging.getLogger("oncelog.coordinator")
+
+REBUILD_S_MIN, REBUILD_S_MAX = 0.1, 10.0
+"""The pause before a shard is replayed again. One that served for the longer of them starts with the shorter."""
 
 
 class Coordinators(Generic[MachineT]):
@@ -40,6 +47,8 @@ class Coordinators(Generic[MachineT]):
         self._env = env
         self._on_loaded = on_loaded
         self._shards: dict[int, Shard[MachineT]] = {}
+        self._pauses: dict[int, tuple[float, float]] = {}
+        self.mishaps = Mishaps()
 
     def shards(self) -> Iterable[Shard[MachineT]]:
         """Those that answer for this broker now, by partition."""
@@ -50,7 +59,12 @@ class Coordinators(Generic[MachineT]):
         index = partition.topic_partition.partition
         self.lost(index)
         shard: Shard[MachineT] = Shard(
-            partition, self._new_machine(partition), self._env, lambda effect: self._post(partition, effect)
+            partition,
+            self._new_machine(partition),
+            self._env,
+            lambda effect: self._post(partition, effect),
+            self.mishaps,
+            self._given_up,
         )
         self._shards[index] = shard
         self._env.tasks.spawn(f"load {partition.topic_partition}", self._load(shard))
@@ -59,6 +73,20 @@ class Coordinators(Generic[MachineT]):
         await shard.load()
         if shard.loaded and not shard.dropped:
             self._on_loaded(shard)
+
+    def _given_up(self, shard: Shard[MachineT]) -> None:
+        index, now_s = shard.partition.topic_partition.partition, self._env.clock.monotonic()
+        pause_s, since_s = self._pauses.get(index, (0.0, -REBUILD_S_MAX))
+        pause_s = REBUILD_S_MIN if now_s - since_s >= REBUILD_S_MAX + pause_s else min(2 * pause_s, REBUILD_S_MAX)
+        self._pauses[index] = pause_s, now_s
+        self._env.tasks.spawn(f"rebuild {shard.partition.topic_partition}", self._rebuild(shard, index))
+
+    async def _rebuild(self, shard: Shard[MachineT], index: int) -> None:
+        await asyncio.sleep(self._pauses[index][0])
+        if self._shards.get(index) is shard and shard.partition.replicas is not None:
+            self.mishaps.rebuilt += 1
+            logger.warning("%s is replayed again", shard.partition.topic_partition)
+            self.led(shard.partition)
 
     def lost(self, index: int) -> None:
         shard = self._shards.pop(index, None)

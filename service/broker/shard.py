@@ -4,19 +4,27 @@ The machine decides; the shard makes its decision durable and only then lets the
 durable state is changed by `apply` alone,
 here and when the partition is replayed, so there is one path to state. An append that fails is not undone: the
 shard is dropped, everybody who waits is
-told to look for the coordinator again, and whoever leads next replays the log.
+told to look for the coordinator again, and whoever leads next replays the log; this broker itself, a little later, if
+it still leads (`coordinators.py`).
 
 What always holds: answers leave in the order of their decisions, after every record they rest on (their own and
-all earlier ones) is committed.
+all earlier ones) is committed. What a machine raises stays here: the command is refused, nothing of it is applied, and
+the other commands and timers go on.
+
+A record of the log that no machine can read, in a batch whose checksum is right, was written by somebody who does not
+know the format. It is named, stays where it is, and is passed over: it decides nothing, and one such record must not
+take a coordinator from everybody. A batch whose checksum is wrong has lost what it said, which may have been a
+decision: such a partition is not served.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from log.batch import BatchHeader, CorruptBatch, build_batch, read_records
+from log.batch import BatchHeader, CorruptBatch, Record, build_batch, checksum_ok, read_records
 from log.control import ControlType, read_marker
 from log.disk import DiskFault
 from service.broker.partition import Appended, Partition, PartitionLost
@@ -24,7 +32,14 @@ from service.broker.ports import Env
 
 logger = logging.getLogger("oncelog.coordinator")
 
-BATCHES_AT_ONCE = 64  # replayed before others get a turn: a long log must not stop the loop
+TURN_BYTES = 256 << 10
+"""Replayed before others get a turn: a long log must not stop the loop."""
+BATCH_WORTH_BYTES = 4 << 10
+"""What a batch counts at least."""
+NAMED_AT_MOST = 10
+"""Records that can't be read and are named one by one in a replay; of more there is only the number."""
+REST_MS_MIN, REST_MS_MAX = 1_000, 60_000
+"""How long the timer rests when what was due has raised."""
 
 
 class Decision(Protocol):
@@ -66,22 +81,52 @@ class CoordinatorLoading(Exception):
     """The coordinator's log is still being replayed: ask again in a moment."""
 
 
+class DecisionFailed(Exception):
+    """The machine raised: nothing was decided, and the same command would raise again."""
+
+
+@dataclass(slots=True)
+class Mishaps:
+    """What went wrong in the shards of one kind since the start."""
+
+    decisions: int = 0
+    """Commands that made a machine raise."""
+    expiries: int = 0
+    """Times that what was due raised."""
+    records: int = 0
+    """Records that were passed over in a replay."""
+    rebuilt: int = 0
+    """Shards that were given up and replayed again while their partition was still led."""
+
+
 class Shard(Generic[MachineT]):
     """One machine and the internal partition that is its memory."""
 
-    def __init__(self, partition: Partition, machine: MachineT, env: Env, post: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        partition: Partition,
+        machine: MachineT,
+        env: Env,
+        post: Callable[[Any], None],
+        mishaps: Mishaps,
+        on_given_up: Callable[["Shard[MachineT]"], None],
+    ) -> None:
         self.partition = partition
         self.machine = machine
         self.loaded = False
         self.dropped = False
         self._env = env
         self._post = post
+        self._mishaps = mishaps
+        self._on_given_up = on_given_up
+        self._unreadable = 0
         self._waiting: dict[object, asyncio.Future[Any]] = {}
         self._last_token = 0
         self._written_end_offset = 0
         self._undelivered: deque[tuple[int, Decision]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
+        self._rest_ms = self._rest_until_ms = 0
         self._started_ms = env.clock.wall_ms() - int(env.clock.monotonic() * 1000)
 
     def now_ms(self) -> int:
@@ -93,18 +138,21 @@ class Shard(Generic[MachineT]):
     # -- from the log
 
     async def load(self) -> None:
-        """Replay the log; afterwards commands are taken. What can't be read leaves the partition out of service."""
+        """Replay the log; afterwards commands are taken. A batch that rotted leaves the partition out of service."""
         try:
             await self._load()
         except PartitionLost:
-            self.drop()
+            self._give_up()
         except DiskFault as fault:
-            self.drop()
-            self.partition.folder.fail(fault)
+            self.partition.folder.blame(fault, self.partition.topic_partition)
+            self._give_up()
         except CorruptBatch as error:
             logger.critical("%s can't be replayed: %s", self.partition.topic_partition, error)
             self.drop()
             self.partition.fail()
+        except Exception:
+            logger.exception("%s can't be replayed now", self.partition.topic_partition)
+            self._give_up()
 
     async def _load(self) -> None:
         log = self.partition.log
@@ -114,24 +162,49 @@ class Shard(Generic[MachineT]):
         async with log.alone():  # compaction must not take away the segments that are being read
             replayed_to = log.start_offset
             while replayed_to < (end_offset := log.end_offset):  # a marker may come while we replay
-                for count, (header, batch) in enumerate(log.scan(replayed_to, end_offset)):
+                turn_bytes = 0
+                for header, batch in log.scan(replayed_to, end_offset):
                     self._replay(header, batch)
-                    if count % BATCHES_AT_ONCE == BATCHES_AT_ONCE - 1:
+                    turn_bytes += max(header.size_bytes, BATCH_WORTH_BYTES)
+                    if turn_bytes >= TURN_BYTES:
+                        turn_bytes = 0
                         await asyncio.sleep(0)
                         if self.dropped:
                             return
                 replayed_to = end_offset  # compaction may have taken the last batches
+        if self._unreadable > NAMED_AT_MOST:
+            logger.error("%s: %d records were passed over", self.partition.topic_partition, self._unreadable)
         self._written_end_offset = log.end_offset
         self.loaded = True
         self._set_timer()
 
     def _replay(self, header: BatchHeader, batch: memoryview) -> None:
-        if not header.is_control:
-            for record in read_records(batch, header):
-                assert record.key is not None, "every record of a coordinator has a key"
-                self._apply(record.key, record.value, header.producer_id, header.producer_epoch)
-        elif (kind := read_marker(batch).type) is not None:
-            self.marked(header.producer_id, header.producer_epoch, kind)
+        if not checksum_ok(batch, header):
+            raise CorruptBatch(f"the checksum of the batch at offset {header.base_offset} is wrong")
+        try:
+            if not header.is_control:
+                for record in read_records(batch, header):
+                    self._replay_record(record, header)
+            elif (kind := read_marker(batch).type) is not None:
+                self.marked(header.producer_id, header.producer_epoch, kind)
+        except CorruptBatch as error:
+            self._pass_over(header.base_offset, error)
+
+    def _replay_record(self, record: Record, header: BatchHeader) -> None:
+        try:
+            assert record.key is not None, "every record of a coordinator has a key"
+            self._apply(record.key, record.value, header.producer_id, header.producer_epoch)
+        except Exception as error:  # noqa: BLE001 - whatever a stranger's bytes make a machine raise, it is named
+            self._pass_over(record.offset, error)
+
+    def _pass_over(self, offset: int, error: Exception) -> None:
+        self._unreadable += 1
+        self._mishaps.records += 1
+        if self._unreadable <= NAMED_AT_MOST:
+            logger.error(
+                "%s: the record at offset %d can't be read, and is passed over: %r",
+                *(self.partition.topic_partition, offset, error),
+            )
 
     def marked(self, producer_id: int, producer_epoch: int, kind: ControlType) -> None:
         """A transaction's marker stands in the partition: what it left pending is decided."""
@@ -160,11 +233,17 @@ class Shard(Generic[MachineT]):
             if not answer.done():
                 answer.set_exception(NotCoordinator())
 
+    def _give_up(self) -> None:
+        """What is in memory may not be what is in the log. The log says it again, if this broker still leads it."""
+        if not self.dropped:
+            self.drop()
+            self._on_given_up(self)
+
     # -- from outside
 
     def handle(self, command: Any) -> asyncio.Future[Any]:
         """Decide on a command. The future is answered when the answer may leave; it fails with `NotCoordinator` if
-        that can't be promised.
+        that can't be promised, and with `DecisionFailed` if the machine raises.
         """
         if self.dropped:
             raise NotCoordinator
@@ -173,8 +252,22 @@ class Shard(Generic[MachineT]):
         token = self._last_token = self._last_token + 1
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[token] = answer
-        self._carry_out(self.machine.decide(command, token, self.now_ms()))
+        try:
+            decision = self.machine.decide(command, token, self.now_ms())
+        except Exception:
+            logger.exception("%s: %s can't be decided", self.partition.topic_partition, type(command).__name__)
+            self._refuse((token,))
+            self._set_timer()
+        else:
+            self._carry_out(decision)
         return answer
+
+    def _refuse(self, tokens: Iterable[object]) -> None:
+        self._mishaps.decisions += 1
+        for token in tokens:
+            answer = self._waiting.pop(token, None)
+            if answer is not None and not answer.done():
+                answer.set_exception(DecisionFailed())
 
     def tell(self, command: Any) -> None:
         """Decide on a command nobody waits for: what is not done is done by whoever coordinates next, or was not
@@ -184,12 +277,12 @@ class Shard(Generic[MachineT]):
 
     def _carry_out(self, decision: Decision) -> None:
         if decision.records and not self._write(decision):
-            self.drop()
+            self._give_up()
             return
         try:
             uncommitted = self.partition.committed(self._written_end_offset)
         except PartitionLost:
-            self.drop()
+            self._give_up()
             return
         if uncommitted is None and not self._undelivered:
             self._deliver(decision)
@@ -203,14 +296,19 @@ class Shard(Generic[MachineT]):
         """Apply and append as one batch; no await, so nobody sees the one without the other."""
         now_ms = self._env.clock.wall_ms()
         producer_id, producer_epoch = decision.producer_id, decision.producer_epoch
-        for key, value in decision.records:
-            self._apply(key, value, producer_id, producer_epoch)
-        batch = build_batch(
-            [(key, value, (), now_ms) for key, value in decision.records],
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            transactional=producer_id >= 0,
-        )
+        try:
+            for key, value in decision.records:
+                self._apply(key, value, producer_id, producer_epoch)
+            batch = build_batch(
+                [(key, value, (), now_ms) for key, value in decision.records],
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                transactional=producer_id >= 0,
+            )
+        except Exception:
+            logger.exception("%s: a decision can't be applied", self.partition.topic_partition)
+            self._refuse([token for token, _ in decision.answers])
+            return False
         appended = self.partition.append_own(bytearray(batch), now_ms=now_ms)
         if not isinstance(appended, Appended):
             logger.error("%s can't be written: %s", self.partition.topic_partition, appended.error.name)
@@ -220,7 +318,7 @@ class Shard(Generic[MachineT]):
 
     def _committed(self, uncommitted: asyncio.Future[None]) -> None:
         if uncommitted.cancelled() or uncommitted.exception() is not None:
-            self.drop()
+            self._give_up()
             return
         while self._undelivered and self._undelivered[0][0] <= self.partition.high_watermark:
             _, decision = self._undelivered.popleft()
@@ -231,8 +329,13 @@ class Shard(Generic[MachineT]):
             answer = self._waiting.pop(token, None)
             if answer is not None and not answer.done():
                 answer.set_result(reply)
-        for effect in decision.effects:
-            self._post(effect)
+        try:
+            for effect in decision.effects:
+                self._post(effect)
+        except Exception:
+            # What has to be done follows from the log: whoever replays it does it.
+            logger.exception("%s: what follows from a decision can't be done", self.partition.topic_partition)
+            self._give_up()
 
     # -- time
 
@@ -244,10 +347,24 @@ class Shard(Generic[MachineT]):
             self._timer.cancel()
         self._timer, self._timer_ms = None, deadline_ms
         if deadline_ms is not None:
-            delay = max(deadline_ms - self.now_ms(), 0) / 1000
+            delay = max(max(deadline_ms, self._rest_until_ms) - self.now_ms(), 0) / 1000
             self._timer = asyncio.get_running_loop().call_later(delay, self._expire)
 
     def _expire(self) -> None:
         self._timer = self._timer_ms = None
-        if not self.dropped:
-            self._carry_out(self.machine.expire(self.now_ms()))
+        if self.dropped:
+            return
+        try:
+            decision = self.machine.expire(self.now_ms())
+        except Exception:
+            self._mishaps.expiries += 1
+            self._rest_ms = min(max(2 * self._rest_ms, REST_MS_MIN), REST_MS_MAX)
+            self._rest_until_ms = self.now_ms() + self._rest_ms
+            logger.exception(
+                "%s: what is due can't be done; it is tried again in %d ms",
+                *(self.partition.topic_partition, self._rest_ms),
+            )
+            self._set_timer()
+        else:
+            self._rest_ms = self._rest_until_ms = 0
+            self._carry_out(decision)

@@ -17,7 +17,7 @@ from service.broker.acceptance import Refused
 from service.broker.coordinators import Coordinators
 from service.broker.partition import Partition
 from service.broker.ports import Env
-from service.broker.shard import CoordinatorLoading, NotCoordinator
+from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
 from service.wire.error_codes import ErrorCode
 from txn.commands import AddPartitions, VerifyPartitions
 from txn.coordinator import TxnCoordinator
@@ -82,6 +82,8 @@ class TransactionGate:
             verdict = await self._coordinators.handle(writer.transactional_id, command)
         except (NotCoordinator, CoordinatorLoading):
             return TRY_AGAIN
+        except DecisionFailed:
+            return Refused(ErrorCode.UNKNOWN_SERVER_ERROR)
         return _refusal(verdict, writer)
 
 

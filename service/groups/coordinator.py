@@ -94,6 +94,7 @@ from service.wire.messages import (
 Group = ClassicGroup | ConsumerGroup
 NO_PRODUCER_ID = -1
 
+FAILED_AGAIN_MS = 60_000
 EXPIRY: DeadlineName = ("offsets", "", "")
 
 
@@ -133,7 +134,11 @@ class GroupCoordinator:
         self._become_live(draft)
         # What follows from records can be decided only once they are applied.
         while not draft.records and (name := self._deadlines.pop_due(now_ms)) is not None:
-            self._fall_due(name, draft)
+            try:
+                self._fall_due(name, draft)
+            except Exception:
+                self._deadlines.set(name, now_ms + FAILED_AGAIN_MS)  # a deadline that raises is not forgotten
+                raise
         return draft.seal()
 
     def apply(
@@ -437,7 +442,9 @@ class GroupCoordinator:
         group = self._announced.pop(group_id, None) or self._groups.get(group_id)
         if not isinstance(group, ClassicGroup):
             group = ClassicGroup(group_id)
-        group.stored = value  # while the log is being read that is all; `_become_live` looks into it
+        if not self._is_live:
+            read_value(GroupMetadataValue, value)  # who can't be read must be found out now, not in `_become_live`
+        group.stored = value
         self._groups[group_id] = group
 
     def _apply_consumer(self, key: ConsumerKey, value: bytes | None) -> None:
@@ -445,11 +452,12 @@ class GroupCoordinator:
         if not isinstance(group, ConsumerGroup):
             if value is None:
                 return
-            group = self._groups[key.group_id] = ConsumerGroup(key.group_id)
+            group = ConsumerGroup(key.group_id)
         if value is None:
             self._apply_consumer_tombstone(group, key)
         else:
             _apply_consumer_value(group, key, value)
+            self._groups[key.group_id] = group
 
     def _apply_consumer_tombstone(self, group: ConsumerGroup, key: ConsumerKey) -> None:
         match key:

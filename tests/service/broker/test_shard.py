@@ -1,0 +1,293 @@
+"""What a shard makes of a machine that raises, of records that nobody can read, and of errors that pass."""
+
+import asyncio
+import errno
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import service.broker.coordinators
+import service.broker.shard
+from log.batch import build_batch
+from log.disk import DiskFault, RealDisk
+from log.ids import TopicPartition
+from service.broker.ports import RealClock
+from service.broker.shard import Mishaps, Shard
+from service.cluster.memory_store import MemoryServer
+from service.wire.error_codes import ErrorCode
+from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.api.txn_stage import FEW, TxnStage, Writer, find_coordinator, on_txn_stage, until, values
+
+NONE = ErrorCode.NONE
+
+
+def shard_of(stage: TxnStage) -> Shard[Any]:
+    return stage.broker.transactions.shard("pay")
+
+
+async def loaded_again(stage: TxnStage, former: Shard[Any]) -> None:
+    coordinators = stage.broker.transactions
+    index = former.partition.topic_partition.partition
+    await until(lambda: coordinators._shards[index] is not former and coordinators._shards[index].loaded)
+
+
+async def answered(ask: Callable[[], Awaitable[int]]) -> int:
+    """What is answered once the coordinator is back."""
+    async with asyncio.timeout(10):
+        while True:
+            code = await ask()
+            if code not in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS):
+                return code
+            await asyncio.sleep(0.01)
+
+
+def test_a_shard_dropped_by_a_passing_error_is_replayed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No descriptor is left for the coordinator's log at the moment of a decision: the transaction ends all the same,
+    without a restart.
+    """
+
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        assert await writer.init() == NONE
+        assert await writer.write("orders", "a") == NONE
+        shard, original = shard_of(stage), RealDisk.open_descriptor
+
+        def none_left(disk: Any, file: Any, path: str, flags: int) -> int:
+            if "__transaction_state" in path:
+                raise DiskFault(errno.EMFILE, "Too many open files", path)
+            return original(disk, file, path, flags)
+
+        shard.partition.log.segments[-1].file.release()  # type: ignore[attr-defined]
+        with monkeypatch.context() as shortage:
+            shortage.setattr(RealDisk, "open_descriptor", none_left)
+            assert (await writer.end(commit=True)).error_code == ErrorCode.NOT_COORDINATOR
+        assert shard.partition.folder.failed is None
+
+        async def end() -> int:
+            return (await writer.end(commit=True)).error_code
+
+        assert await answered(end) == NONE
+        assert await values(stage, "orders") == ["a"]
+        assert stage.broker.transactions.mishaps.rebuilt >= 1
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_log_that_cannot_be_opened_now_is_replayed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the folder nor the partition goes out of service because the process is short of descriptors."""
+
+    async def scene(stage: TxnStage) -> None:
+        assert await Writer(stage, "pay").init() == NONE
+        shard = shard_of(stage)
+        attempts = 0
+
+        def none_left(*_: Any) -> Any:
+            nonlocal attempts
+            attempts += 1
+            raise DiskFault(errno.EMFILE, "Too many open files", "segment")
+
+        with monkeypatch.context() as shortage:
+            shortage.setattr(type(shard.partition.log), "scan", none_left)
+            stage.broker.transactions.led(shard.partition)
+            await until(lambda: attempts == 2)
+        await loaded_again(stage, shard)
+        assert shard.partition.folder.failed is None
+        assert await Writer(stage, "pay").init() == NONE
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_shard_that_keeps_failing_is_replayed_ever_more_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service.broker.coordinators, "REBUILD_S_MIN", 0.001)
+    monkeypatch.setattr(service.broker.coordinators, "REBUILD_S_MAX", 0.005)
+
+    async def scene(stage: TxnStage) -> None:
+        coordinators, now_s, pauses = stage.broker.transactions, 100.0, []
+        monkeypatch.setattr(stage.broker.env.clock, "monotonic", lambda: now_s)
+        for _ in range(5):
+            shard = shard_of(stage)
+            shard._give_up()
+            pauses.append(coordinators._pauses[shard.partition.topic_partition.partition][0])
+            await loaded_again(stage, shard)
+        now_s += 1
+        shard_of(stage)._give_up()
+        pauses.append(coordinators._pauses[shard.partition.topic_partition.partition][0])
+        assert pauses == [0.001, 0.002, 0.004, 0.005, 0.005, 0.001]
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_command_that_raises_is_refused_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        assert await writer.init() == NONE
+        shard = shard_of(stage)
+
+        def raises(*_: Any) -> Any:
+            raise StopIteration
+
+        with monkeypatch.context() as patched, caplog.at_level(logging.CRITICAL + 1, "oncelog.coordinator"):
+            patched.setattr(shard.machine, "decide", raises)
+            assert (await writer.end(commit=True)).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+            assert await writer.write("orders", "a") == ErrorCode.UNKNOWN_SERVER_ERROR
+        assert (shard._waiting, shard.dropped) == ({}, False)
+        assert stage.broker.transactions.mishaps == Mishaps(decisions=2)
+        assert await writer.write("orders", "a") == NONE
+        assert (await writer.end(commit=True)).error_code == NONE
+        assert await values(stage, "orders") == ["a"]
+
+    on_txn_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("culprit", ["apply", "build_batch"])
+def test_a_decision_that_cannot_be_applied_is_forgotten_with_all_it_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, culprit: str
+) -> None:
+    """The id is open in the log, and so it is in the machine that answers afterwards."""
+
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        assert await writer.init() == NONE
+        assert await writer.write("orders", "a") == NONE
+        shard = shard_of(stage)
+        state = shard.machine.describe("pay")
+
+        def raises(*_: Any, **__: Any) -> Any:
+            raise ValueError
+
+        with monkeypatch.context() as patched:
+            patched.setattr(shard.machine if culprit == "apply" else service.broker.shard, culprit, raises)
+            assert (await writer.end(commit=True)).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+        await loaded_again(stage, shard)
+        assert shard_of(stage).machine.describe("pay") == state
+        assert (await writer.end(commit=True)).error_code == NONE
+        assert await values(stage, "orders") == ["a"]
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_what_follows_from_a_decision_is_done_again_after_it_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The markers of a committed transaction are owed, whatever becomes of the first attempt to send them."""
+
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        assert await writer.init() == NONE
+        assert await writer.write("orders", "a") == NONE
+        shard = shard_of(stage)
+
+        def raises(*_: Any) -> None:
+            raise ValueError
+
+        with monkeypatch.context() as patched:
+            patched.setattr(stage.broker.marker_courier, "post", raises)
+            assert (await writer.end(commit=True)).error_code == NONE
+        await loaded_again(stage, shard)
+        assert await values(stage, "orders") == ["a"]
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_timer_that_raises_is_armed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice what is due raises; the third time the transaction that took too long is aborted."""
+    monkeypatch.setattr(service.broker.shard, "REST_MS_MIN", 1)
+
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        assert await writer.init(timeout_ms=1) == NONE
+        machine, raised = shard_of(stage).machine, 0
+        original = machine.expire
+
+        def raises_twice(now_ms: int) -> Any:
+            nonlocal raised
+            if raised < 2:
+                raised += 1
+                raise ValueError
+            return original(now_ms)
+
+        monkeypatch.setattr(machine, "expire", raises_twice)
+        assert await writer.write("orders", "late") == NONE
+        await until(lambda: machine.describe("pay").txn.state.label == "CompleteAbort")
+        assert stage.broker.transactions.mishaps == Mishaps(expiries=2)
+        assert await values(stage, "orders") == []
+
+    on_txn_stage(tmp_path, scene)
+
+
+UNREADABLE = {
+    "a key of no version": (b"\0\0", b"x"),
+    "half a key": (b"\0", b"x"),
+    "no key": (None, b"x"),
+    "a value that is none": (b"\0\0\0\3pay", b"x"),
+}
+
+
+@pytest.mark.parametrize("key_and_value", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("topic", ["__transaction_state", "__consumer_offsets"])
+def test_an_internal_record_that_nobody_can_read_is_named_kept_and_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, topic: str, key_and_value: tuple[bytes | None, bytes]
+) -> None:
+    store, unreadable = MemoryServer(RealClock()), []
+    key, value = key_and_value
+    if topic == "__consumer_offsets" and value == b"x" and key and len(key) > 2:
+        key = b"\0\2\0\3pay"  # a classic group's
+
+    async def first(stage: Stage) -> None:
+        here = TxnStage(stage.broker)
+        await find_coordinator(here, "pay")
+        await find_coordinator(here, "pay", key_type=0)
+        assert await Writer(here, "other").init() == NONE
+        partition = here.broker.coordinators[topic].shard("pay").partition
+        batch = build_batch([(key, value, (), here.broker.env.clock.wall_ms())])
+        unreadable.append((partition.topic_partition, partition.log.end_offset))
+        partition.append_own(bytearray(batch), now_ms=0)
+
+    async def second(stage: Stage) -> None:
+        here = TxnStage(stage.broker)
+        await until(lambda: all(shard.loaded for each in here.broker.coordinators.values() for shard in each.shards()))
+        assert await Writer(here, "pay").init() == NONE
+        ((where, offset),) = unreadable
+        assert here.broker.coordinators[topic].mishaps == Mishaps(records=1)
+        assert f"{where}: the record at offset {offset} can't be read" in caplog.text
+        kept = [header.base_offset for header, _ in here.broker.coordinators[topic].shard("pay").partition.log.scan(0)]
+        assert offset in kept
+
+    on_stage(tmp_path, first, FEW, metadata=store)
+    with caplog.at_level(logging.ERROR, "oncelog.coordinator"):
+        on_stage(tmp_path, second, FEW, metadata=store)
+
+
+def test_a_coordinators_record_that_rotted_is_not_passed_over(tmp_path: Path) -> None:
+    """What it said may have been a decision: the partition is not served, and says why."""
+    store, places = MemoryServer(RealClock()), []
+
+    async def first(stage: Stage) -> None:
+        here = TxnStage(stage.broker)
+        await find_coordinator(here, "pay")
+        assert await Writer(here, "pay").init() == NONE
+        partition = here.broker.transactions.shard("pay").partition
+        places.append(partition.topic_partition)
+
+    async def second(stage: Stage) -> None:
+        here = TxnStage(stage.broker)
+        partition = here.broker.partitions.get(where)
+        assert partition is not None
+        await until(lambda: partition.offline)
+        assert await Writer(here, "pay").init() == ErrorCode.NOT_COORDINATOR
+
+    on_stage(tmp_path, first, FEW, metadata=store)
+    (where,) = places
+    assert isinstance(where, TopicPartition)
+    (segment,) = tmp_path.rglob(f"{where.topic}-{where.partition}/*.log")
+    data = bytearray(segment.read_bytes())
+    data[-20] ^= 1
+    segment.write_bytes(data)
+    on_stage(tmp_path, second, FEW, metadata=store)
