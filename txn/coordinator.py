@@ -15,6 +15,7 @@ What always holds:
 import heapq
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final, NamedTuple, assert_never
 
 from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
@@ -28,7 +29,7 @@ from txn.commands import (
     MarkersWritten,
     VerifyPartitions,
 )
-from txn.deadlines import Deadlines, forget_at_ms
+from txn.deadlines import Deadlines, abort_at_ms, forget_at_ms
 from txn.decisions import (
     Outcome,
     TakeId,
@@ -59,8 +60,10 @@ from txn.verdicts import (
 
 MAX_WAITING: Final = 10_000
 """Commands that wait for markers; one more is told `Busy` at once, as Kafka would."""
-FORGET_AT_ONCE: Final = 1_000
-"""Ids forgotten in one batch; the others follow at once."""
+END_AT_ONCE: Final = 100
+"""Transactions ended by time in one decision; the others follow at once, after whoever else waits for the loop."""
+LOOKED_AT_ONCE: Final = 1_000
+"""Ids looked at in one decision for whether they are still used; the others follow at once."""
 ROOT_TIMEOUT_MS: Final = 60_000
 """Of a root that was made by its first decision and writes nothing itself: Kafka's default, without effect."""
 
@@ -152,10 +155,11 @@ class TxnCoordinator:
         self._finished: dict[str, dict[str, None]] = {}
         self._owed = OwedMarkers()
         self._deadlines = Deadlines()
-        self._waiting: dict[str, list[_Waiting]] = {}
+        self._waiting: dict[str, dict[int, _Waiting]] = {}
         self._waiting_count = 0
-        self._waiting_until: list[int] = []
+        self._waiting_until: list[tuple[int, int, str]] = []
         self._forget_next_ms = 0
+        self._not_looked_at: Iterator[str] | None = None
         self._decided: deque[_Written] = deque()
 
     # -- the machine
@@ -179,7 +183,7 @@ class TxnCoordinator:
         """When `expire` has something to do, at the latest."""
         candidates = [self._deadlines.next_ms()]
         if self._waiting_until:
-            candidates.append(self._waiting_until[0])
+            candidates.append(self._waiting_until[0][0])
         if self._txns:
             candidates.append(self._forget_next_ms)
         if self._owed.settled:
@@ -189,14 +193,14 @@ class TxnCoordinator:
     def expire(self, now_ms: int) -> Decision:
         """Abort what took too long, forget what nobody uses, answer who waited long enough."""
         draft = _Draft(self._txns, now_ms)
-        for txn in list(self._owed.settled.values()):
+        for txn in list(islice(self._owed.settled.values(), END_AT_ONCE)):
             self._complete(draft, txn)
-        for transactional_id in self._deadlines.due(now_ms):
+        for transactional_id in self._deadlines.due(now_ms, at_most=END_AT_ONCE):
             txn_due = draft.get(transactional_id)
-            assert txn_due is not None
-            draft.move(fence(txn_due, same_client=True, now_ms=now_ms, take_id=self._take_id))
+            # Who took over an id just now, in this very decision, has ended what others left open.
+            if txn_due is not None and (at_ms := abort_at_ms(txn_due)) is not None and at_ms <= now_ms:
+                draft.move(fence(txn_due, same_client=True, now_ms=now_ms, take_id=self._take_id))
         if now_ms >= self._forget_next_ms:
-            self._forget_next_ms = now_ms + self._settings.forget_interval_ms
             self._forget_idle(draft)
         self._answer_impatient(draft)
         return self._finish(draft)
@@ -297,10 +301,9 @@ class TxnCoordinator:
             root = create(ask.root, ROOT_TIMEOUT_MS, now_ms=draft.now_ms, take_id=self._take_id).moved
         if root is None:
             return NO_PRODUCER_IDS
+        # Its state stays: what became of its own last transaction must be told to a client that asks again.
         draft.move(
             root._replace(
-                state=State.EMPTY,
-                started_ms=NO_TIMESTAMP,
                 updated_ms=draft.now_ms,
                 decided_token=ask.token,
                 decided_by=ask.decided_by,
@@ -329,7 +332,7 @@ class TxnCoordinator:
     def _complete(self, draft: _Draft, txn: Txn) -> None:
         """Every marker is written: those who waited for it go on."""
         draft.move(complete(txn, now_ms=draft.now_ms))
-        for waiting in self._waiting.pop(txn.transactional_id, ()):
+        for waiting in self._waiting.pop(txn.transactional_id, {}).values():
             self._waiting_count -= 1
             self._take(draft, waiting)
 
@@ -340,24 +343,21 @@ class TxnCoordinator:
             return False
         command = waiting.command
         assert isinstance(command, InitProducer | AddPartitions | EndTransaction)
-        self._waiting.setdefault(command.transactional_id, []).append(waiting)
+        self._waiting.setdefault(command.transactional_id, {})[waiting.token] = waiting
         self._waiting_count += 1
-        heapq.heappush(self._waiting_until, waiting.until_ms)
+        heapq.heappush(self._waiting_until, (waiting.until_ms, waiting.token, command.transactional_id))
         return True
 
     def _answer_impatient(self, draft: _Draft) -> None:
-        if not self._waiting_until or self._waiting_until[0] > draft.now_ms:
-            return
-        while self._waiting_until and self._waiting_until[0] <= draft.now_ms:
-            heapq.heappop(self._waiting_until)
-        for transactional_id in list(self._waiting):
-            still = [waiting for waiting in self._waiting[transactional_id] if waiting.until_ms > draft.now_ms]
-            for waiting in self._waiting.pop(transactional_id):
-                if waiting.until_ms <= draft.now_ms:
-                    self._waiting_count -= 1
-                    draft.answers.append((waiting.token, BUSY))
-            if still:
-                self._waiting[transactional_id] = still
+        while self._waiting_until and self._waiting_until[0][0] <= draft.now_ms:
+            _, token, transactional_id = heapq.heappop(self._waiting_until)
+            waiting = self._waiting.get(transactional_id, {})
+            if waiting.pop(token, None) is None:
+                continue  # answered before its patience ended
+            self._waiting_count -= 1
+            draft.answers.append((token, BUSY))
+            if not waiting:
+                del self._waiting[transactional_id]
 
     # -- branches of a root
 
@@ -384,16 +384,18 @@ class TxnCoordinator:
     # -- time
 
     def _forget_idle(self, draft: _Draft) -> None:
-        forgotten = 0
-        for transactional_id in self._txns:
+        """A part of a round over all ids."""
+        if self._not_looked_at is None:
+            self._not_looked_at = iter(list(self._txns))
+        looked_at = list(islice(self._not_looked_at, LOOKED_AT_ONCE))
+        for transactional_id in looked_at:
             txn = draft.get(transactional_id)
             at_ms = None if txn is None else forget_at_ms(txn, self._settings)
             if at_ms is not None and at_ms <= draft.now_ms:
                 draft.forget(transactional_id)
-                forgotten += 1
-                if forgotten == FORGET_AT_ONCE:
-                    self._forget_next_ms = draft.now_ms
-                    return
+        if len(looked_at) < LOOKED_AT_ONCE:
+            self._not_looked_at = None
+            self._forget_next_ms = draft.now_ms + self._settings.forget_interval_ms
 
     # -- state
 

@@ -74,12 +74,14 @@ class Deadlines:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
-    def due(self, now_ms: int) -> list[str]:
-        """The ids whose time is up, the longest overdue first."""
-        return sorted(
-            (transactional_id for transactional_id, at_ms in self._at.items() if at_ms <= now_ms),
-            key=lambda transactional_id: (self._at[transactional_id], transactional_id),
-        )
+    def due(self, now_ms: int, at_most: int) -> list[str]:
+        """The ids whose time is up, the longest overdue first. They stay due until they are followed anew."""
+        found: list[tuple[int, str]] = []
+        while len(found) < at_most and (at_ms := self.next_ms()) is not None and at_ms <= now_ms:
+            found.append(heapq.heappop(self._heap))
+        for entry in found:
+            heapq.heappush(self._heap, entry)
+        return list(dict.fromkeys(transactional_id for _, transactional_id in found))
 
     def _trim(self) -> None:
         if len(self._heap) > 2 * len(self._at) + SPARE_ENTRIES:

@@ -353,6 +353,7 @@ def prepare(txn: Txn, *, commit: bool, now_ms: int, take_id: TakeId, rotate: boo
 
     None if a fresh producer id is needed and there is none. `rotate=False`: the id will not be written with again.
     """
+    assert txn.state not in PREPARED, "what is decided is not decided again"
     holder_id, holder_epoch = txn.holder
     next_id: int | None = NO_PRODUCER_ID
     next_epoch = NO_PRODUCER_EPOCH

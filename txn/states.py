@@ -10,12 +10,13 @@
     Ongoing        -> PrepareAbort    end fence
     PrepareCommit  -> CompleteCommit  complete
     PrepareAbort   -> CompleteAbort   complete
-    CompleteCommit -> Empty           init decide_together
+    CompleteCommit -> Empty           init
     CompleteCommit -> Ongoing         add_partitions
+    CompleteCommit -> CompleteCommit  decide_together
     CompleteCommit -> CompleteAbort   end
-    CompleteAbort  -> Empty           init decide_together
+    CompleteAbort  -> Empty           init
     CompleteAbort  -> Ongoing         add_partitions
-    CompleteAbort  -> CompleteAbort   end
+    CompleteAbort  -> CompleteAbort   end decide_together
     Empty          -> (gone)          expire reuse
     CompleteCommit -> (gone)          expire reuse
     CompleteAbort  -> (gone)          expire reuse
@@ -89,12 +90,13 @@ MOVES: Final = (
     Move(State.ONGOING, State.PREPARE_ABORT, ("end", "fence")),
     Move(State.PREPARE_COMMIT, State.COMPLETE_COMMIT, ("complete",)),
     Move(State.PREPARE_ABORT, State.COMPLETE_ABORT, ("complete",)),
-    Move(State.COMPLETE_COMMIT, State.EMPTY, ("init", "decide_together")),
+    Move(State.COMPLETE_COMMIT, State.EMPTY, ("init",)),
     Move(State.COMPLETE_COMMIT, State.ONGOING, ("add_partitions",)),
+    Move(State.COMPLETE_COMMIT, State.COMPLETE_COMMIT, ("decide_together",)),
     Move(State.COMPLETE_COMMIT, State.COMPLETE_ABORT, ("end",)),
-    Move(State.COMPLETE_ABORT, State.EMPTY, ("init", "decide_together")),
+    Move(State.COMPLETE_ABORT, State.EMPTY, ("init",)),
     Move(State.COMPLETE_ABORT, State.ONGOING, ("add_partitions",)),
-    Move(State.COMPLETE_ABORT, State.COMPLETE_ABORT, ("end",)),
+    Move(State.COMPLETE_ABORT, State.COMPLETE_ABORT, ("end", "decide_together")),
     Move(State.EMPTY, None, ("expire", "reuse")),
     Move(State.COMPLETE_COMMIT, None, ("expire", "reuse")),
     Move(State.COMPLETE_ABORT, None, ("expire", "reuse")),

@@ -286,6 +286,42 @@ def test_a_root_with_a_transaction_of_its_own_decides_nothing() -> None:
     assert writers.decide(17) == WrongState(State.ONGOING)
 
 
+@rule("T", "a decision over branches leaves what became of the root's own last transaction to be told")
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_repeated_end_of_the_root_is_answered_the_same_after_a_decision(commit: bool, version: int) -> None:
+    writers = Writers()
+    pair = writers.shard.init("clicks")
+    writers.shard.ask(AddPartitions("clicks", *pair, (ORDERS[0],), version))
+    end = EndTransaction("clicks", *pair, commit, version)
+    answer = writers.shard.ask(end)
+    assert isinstance(answer, Ended)
+    writers.shard.write_all_markers()
+    assert writers.decide(1) == Decided(1, 1, now=True)
+    writers.shard.restart(compacted=True)
+    assert writers.shard.ask(end) == answer
+    other = writers.shard.ask(EndTransaction("clicks", *pair, not commit, version))
+    assert isinstance(other, WrongState | Fenced)
+
+
+@rule("T", "a branch that its root's new owner discards owes its markers also when its own time is up in that moment")
+def test_a_branch_discarded_and_out_of_time_at_once_owes_its_markers() -> None:
+    writers = Writers()
+    shard = writers.shard
+    pair = shard.init("clicks")
+    branch = writers.open(1, "a", ORDERS[0], timeout_ms=1_000)
+    shard.ask(AddPartitions("clicks", *pair, ()))
+    shard.ask(EndTransaction("clicks", *pair, commit=True))
+    assert shard.ask(InitProducer("clicks", 60_000, patience_ms=5_000)) is None
+    shard.now_ms += 1_001  # the loop was held up: the completion and the timeout are due at once
+    shard.tick(0)
+    (answer,) = shard.take_late_answers()
+    assert isinstance(answer, Initialized)
+    assert shard.txn(branch.transactional_id).state is State.PREPARE_ABORT
+    shard.restart(compacted=True)
+    assert [owed.transactional_id for owed in shard.machine.owed_markers()] == [branch.transactional_id]
+
+
 @rule("T", "a branch whose driver died is aborted by time: unsealed since it began, sealed since it was sealed")
 def test_branches_are_ended_by_time() -> None:
     writers = Writers()

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from log.ids import TopicPartition
 from tests.rules import rule
-from tests.txn.shard import PlainShard
+from tests.txn.shard import START_MS, PlainShard
 from txn.commands import AddPartitions, EndTransaction, InitProducer, MarkersWritten, VerifyPartitions
-from txn.coordinator import MAX_WAITING, TxnCoordinator
+from txn.coordinator import END_AT_ONCE, LOOKED_AT_ONCE, MAX_WAITING, TxnCoordinator
 from txn.deadlines import Deadlines
 from txn.markers import SendMarkers
 from txn.records import write_key, write_value
@@ -52,6 +52,8 @@ def test_patience_ends() -> None:
     assert shard.take_late_answers() == [ADDED]
     shard.tick(HOUR_MS)
     assert shard.take_late_answers() == []
+    assert shard.machine._waiting == {}
+    assert shard.machine._waiting_until == []
 
 
 def test_who_waits_is_answered_in_order_and_by_what_the_one_before_left() -> None:
@@ -188,6 +190,53 @@ def test_idle_ids_are_forgotten() -> None:
     assert shard.machine.describe("idle") is None
 
 
+@rule("B.7", "time ends so many transactions in one decision, and the others right after it")
+def test_many_transactions_that_end_at_once_end_in_decisions_of_bounded_size() -> None:
+    shard = PlainShard()
+    for index in range(250):
+        pair = shard.init(f"a{index}", timeout_ms=10_000)
+        shard.ask(AddPartitions(f"a{index}", *pair, (ORDERS,)))
+    began = len(shard.batches)
+    shard.tick(10_001)
+    assert [len(batch) for batch in shard.batches[began:]] == [END_AT_ONCE, END_AT_ONCE, 50]
+    assert {txn.state for txn in shard.machine.all()} == {State.PREPARE_ABORT}
+
+
+class Counting(dict[str, Txn]):
+    """Counts how often anybody looks at an id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    def get(self, key: str, default: object = None) -> object:  # type: ignore[override]
+        self.looks += 1
+        return super().get(key, default)
+
+
+def test_no_turn_looks_at_all_of_a_hundred_thousand_ids() -> None:
+    """Nine in ten are at rest, the others open and out of time at once."""
+    machine = TxnCoordinator(lambda: 0, TxnSettings())
+    machine._txns = counting = Counting()
+    for index in range(100_000):
+        name, is_open = f"t{index}", index % 10 == 0
+        state, partitions = (State.ONGOING, (ORDERS,)) if is_open else (State.EMPTY, ())
+        txn = Txn(name, index, 0, state, 1_000, START_MS, partitions, START_MS if is_open else -1)
+        machine.apply(write_key(name), write_value(txn))
+    now_ms, turns, most_looks, most_records = START_MS + 2_000, 0, 0, 0
+    while (at_ms := machine.next_deadline_ms()) is not None and at_ms <= now_ms:
+        counting.looks = 0
+        decision = machine.expire(now_ms)
+        most_looks, most_records = max(most_looks, counting.looks), max(most_records, len(decision.records))
+        for key, value in decision.records:
+            machine.apply(key, value)
+        turns += 1
+    assert most_records == END_AT_ONCE
+    assert most_looks <= LOOKED_AT_ONCE + 5 * END_AT_ONCE
+    assert turns == 101
+    assert sum(txn.state is State.PREPARE_ABORT for txn in machine.all()) == 10_000
+
+
 def test_many_ids_are_forgotten_in_batches() -> None:
     shard = PlainShard(first_producer_id=0)
     for index in range(900):
@@ -216,9 +265,9 @@ def test_the_next_deadline_is_the_least(steps: list[tuple[int, int, bool]]) -> N
         if is_open:
             expected[name] = timeout_ms + 1
         assert deadlines.next_ms() == min(expected.values(), default=None)
-        assert deadlines.due(30) == sorted(
-            (name for name, at_ms in expected.items() if at_ms <= 30), key=lambda name: (expected[name], name)
-        )
+        due = sorted((name for name, at_ms in expected.items() if at_ms <= 30), key=lambda name: (expected[name], name))
+        assert deadlines.due(30, at_most=10) == due
+        assert deadlines.due(30, at_most=2) == due[:2]
 
 
 def test_deadlines_of_ended_transactions_do_not_pile_up() -> None:
