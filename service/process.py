@@ -19,14 +19,14 @@ from service.api.door import BrokerDoor
 from service.api.routes import OFFERED
 from service.broker.data_folder import StartError, read_all
 from service.broker.node import Broker, Opening
-from service.broker.ports import RealEnv
 from service.broker.session import Session
 from service.cluster.metadata import MetadataLost
-from service.cluster.sql_store import SqlStore
-from service.cluster.store import StoreError
 from service.config import BrokerConfig
 from service.net.server import Limits, Room, Server, serve
+from service.ports import RealEnv
 from service.settings import MAX_INT
+from service.stores.port import StoreError
+from service.stores.sql import SqlStore
 
 STORE_FILE: Final = "meta.db"
 DESCRIPTORS_ELSEWHERE: Final = 256

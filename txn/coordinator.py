@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple, assert_never
 
-from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
+from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 from txn.branches import branch_of, check_decision, decide_together, find_unready, is_open, reusable
 from txn.commands import (
     AddPartitions,

@@ -12,8 +12,8 @@ from log.compaction import compact, find_work
 from log.disk import DiskFault
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
-from service.broker.ports import Env
 from service.config import BrokerConfig
+from service.ports import Env
 
 logger = logging.getLogger("oncelog.compaction")
 

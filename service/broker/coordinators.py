@@ -19,8 +19,8 @@ from log.control import ControlType
 from log.ids import TopicPartition
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
-from service.broker.ports import Env
 from service.broker.shard import CoordinatorLoading, MachineT, Mishaps, NotCoordinator, Shard
+from service.ports import Env
 
 logger = logging.getLogger("oncelog.coordinator")
 

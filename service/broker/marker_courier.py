@@ -19,10 +19,10 @@ from service.broker.coordinators import Coordinators
 from service.broker.internal_topics import GROUP_TOPIC
 from service.broker.partition import Appended, Partition, PartitionLost
 from service.broker.partition_table import PartitionTable
-from service.broker.ports import Env
 from service.broker.shard import CoordinatorLoading, NotCoordinator
 from service.cluster.metadata import ClusterMetadata
 from service.groups.coordinator import GroupCoordinator
+from service.ports import Env
 from service.wire.error_codes import ErrorCode
 from txn.commands import MarkersWritten
 from txn.coordinator import TxnCoordinator

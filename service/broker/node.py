@@ -39,7 +39,6 @@ from service.broker.log_folder import LogFolder
 from service.broker.marker_courier import MarkerCourier, MarkerWriter
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
-from service.broker.ports import Env
 from service.broker.producer_id_source import ProducerIdSource
 from service.broker.shard import Shard
 from service.broker.topic_view import ImageTopics
@@ -47,13 +46,14 @@ from service.broker.transaction_gate import TransactionGate
 from service.cluster.controller import FINALIZED_FEATURES
 from service.cluster.image import NO_CONFIG, Delta, Image, PartitionState, Topic
 from service.cluster.metadata import ClusterMetadata, MetadataLost
-from service.cluster.store import MetadataStore
 from service.config import BrokerConfig, Endpoint
 from service.group_config import group_values
 from service.groups.commands import ForgetTopics
 from service.groups.coordinator import GroupCoordinator
 from service.groups.partitioning import partition_for
 from service.groups.settings import ConsumerTimes, GroupSettings
+from service.ports import Env
+from service.stores.port import MetadataStore
 from service.topic_config import log_config
 from txn.branches import home_of
 from txn.coordinator import TxnCoordinator

@@ -3,9 +3,9 @@
 import asyncio
 
 from idempotence.producer_ids import ProducerIds
-from service.broker.ports import Env
 from service.cluster.controller import AllocateProducerIds
 from service.cluster.metadata import ClusterMetadata
+from service.ports import Env
 
 
 class ProducerIdSource:

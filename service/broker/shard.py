@@ -28,7 +28,7 @@ from log.batch import BatchHeader, CorruptBatch, Record, build_batch, checksum_o
 from log.control import ControlType, read_marker
 from log.disk import DiskFault
 from service.broker.partition import Appended, Partition, PartitionLost
-from service.broker.ports import Env
+from service.ports import Env
 
 logger = logging.getLogger("oncelog.coordinator")
 

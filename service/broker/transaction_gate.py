@@ -16,8 +16,8 @@ from idempotence.producers import Guard
 from service.broker.acceptance import Refused
 from service.broker.coordinators import Coordinators
 from service.broker.partition import Partition
-from service.broker.ports import Env
 from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
+from service.ports import Env
 from service.wire.error_codes import ErrorCode
 from txn.commands import AddPartitions, VerifyPartitions
 from txn.coordinator import TxnCoordinator

@@ -34,8 +34,8 @@ from service.cluster.image import (
     encode_partition,
     partition_key,
 )
-from service.cluster.store import Create, Op, Put
 from service.config import Endpoint
+from service.stores.port import Create, Op, Put
 from service.wire.error_codes import ErrorCode
 
 Reply_co = TypeVar("Reply_co", covariant=True)

@@ -19,7 +19,7 @@ from service.cluster.image import (
     encode_controller,
     encode_counter,
 )
-from service.cluster.store import Create, Delete, Op, Put
+from service.stores.port import Create, Delete, Op, Put
 
 
 def claim(image: Image, *, broker_id: int, session: int) -> tuple[Op, ...]:

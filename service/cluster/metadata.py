@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from log.ids import TopicId
-from service.broker.ports import Env
 from service.cluster.controller import Command, FoundCluster, Refusal, RegisterBroker, TakeBrokerId
 from service.cluster.election import claim
 from service.cluster.image import CONTROLLER_EPOCH, Delta, Image, difference, load
-from service.cluster.store import Change, Check, MetadataStore, Op, Result, Session, Snapshot, StoreFailed
 from service.config import Endpoint
+from service.ports import Env
+from service.stores.port import Change, Check, MetadataStore, Op, Result, Session, Snapshot, StoreFailed
 from service.wire.error_codes import ErrorCode
 
 logger = logging.getLogger("oncelog.metadata")

@@ -21,8 +21,8 @@ from service.cluster.image import (
     topic_key,
 )
 from service.cluster.placement import place
-from service.cluster.store import Create, Delete, Op, Put
 from service.settings import ConfigError
+from service.stores.port import Create, Delete, Op, Put
 from service.topic_config import check_topic_config
 from service.wire.error_codes import ErrorCode
 

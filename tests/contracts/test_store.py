@@ -1,6 +1,6 @@
 """The metadata store's contract, held on every implementation.
 
-Each test is a promise of `service.cluster.store`. A `Harness` makes sessions on one store and can end one as a
+Each test is a promise of `service.stores.port`. A `Harness` makes sessions on one store and can end one as a
 failure would.
 """
 
@@ -13,10 +13,9 @@ from typing import Protocol
 import pytest
 
 from log.disk import RealDisk
-from service.broker.ports import RealEnv
-from service.cluster.memory_store import MemoryServer, MemoryStore
-from service.cluster.sql_store import SqlStore
-from service.cluster.store import (
+from service.ports import RealEnv
+from service.stores.memory import MemoryServer, MemoryStore
+from service.stores.port import (
     Change,
     Check,
     Create,
@@ -31,7 +30,8 @@ from service.cluster.store import (
     SessionExpired,
     Snapshot,
 )
-from service.cluster.watching import MAX_WAITING_CHANGES
+from service.stores.sql import SqlStore
+from service.stores.watching import MAX_WAITING_CHANGES
 
 
 class Harness(Protocol):

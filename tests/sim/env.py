@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from log.disk import Disk
-from service.broker.ports import Clock, LoopTasks, Tasks
+from service.ports import Clock, LoopTasks, Tasks
 from tests.sim.clock import SimClock
 from tests.sim.world import Host
 

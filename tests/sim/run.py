@@ -20,12 +20,12 @@ from typing import Any
 from log.ids import TopicPartition
 from service.api.routes import OFFERED
 from service.broker.node import Broker
-from service.broker.ports import Env
-from service.cluster.memory_store import Fate as StoreFate
-from service.cluster.memory_store import Faults as StoreFaults
-from service.cluster.memory_store import MemoryServer, MemorySession, MemoryStore
 from service.config import BrokerConfig
+from service.ports import Env
 from service.process import listen
+from service.stores.memory import Fate as StoreFate
+from service.stores.memory import Faults as StoreFaults
+from service.stores.memory import MemoryServer, MemorySession, MemoryStore
 from tests.sim.checkers import CHECKERS, LATEST, Violation, judge
 from tests.sim.disk import SimDisk
 from tests.sim.env import SimEnv

@@ -12,10 +12,10 @@ from log.ids import TopicPartition
 from service.api.routes import OFFERED, ROUTES
 from service.broker.node import Broker
 from service.broker.partition import Partition
-from service.broker.ports import RealEnv
 from service.broker.session import Session
-from service.cluster.memory_store import MemoryServer, MemoryStore
 from service.config import BrokerConfig, Endpoint
+from service.ports import RealEnv
+from service.stores.memory import MemoryServer, MemoryStore
 from service.wire.base import Request, Struct
 from service.wire.codec import (
     RequestHeader,

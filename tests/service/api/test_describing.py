@@ -10,8 +10,8 @@ from log.disk import DiskFault
 from log.ids import TopicPartition
 from service.broker.acceptance import Refused
 from service.broker.partition import Partition
-from service.broker.ports import RealClock
-from service.cluster.memory_store import MemoryServer
+from service.ports import RealClock
+from service.stores.memory import MemoryServer
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     DescribableLogDirTopic,

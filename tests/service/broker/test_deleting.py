@@ -15,8 +15,8 @@ from log.identity import PARTITION_METADATA
 from log.ids import TopicPartition, format_topic_id
 from log.manifest import MANIFEST, RECOVERY_POINTS
 from service.broker.partition import Appended, Partition
-from service.broker.ports import RealClock
-from service.cluster.memory_store import MemoryServer
+from service.ports import RealClock
+from service.stores.memory import MemoryServer
 from service.wire.messages import DeleteTopicsRequest, DeleteTopicState
 from tests.service.api.admin_stage import Stage, on_stage
 

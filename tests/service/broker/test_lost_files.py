@@ -23,9 +23,9 @@ from service.api import fetch
 from service.broker.data_folder import StartError
 from service.broker.housekeeper import Housekeeper
 from service.broker.partition import Appended, Partition
-from service.broker.ports import RealClock
 from service.broker.session import Session
-from service.cluster.memory_store import MemoryServer
+from service.ports import RealClock
+from service.stores.memory import MemoryServer
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (

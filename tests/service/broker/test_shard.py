@@ -14,9 +14,9 @@ import service.broker.shard
 from log.batch import build_batch
 from log.disk import DiskFault, RealDisk
 from log.ids import TopicPartition
-from service.broker.ports import RealClock
 from service.broker.shard import Mishaps, Shard
-from service.cluster.memory_store import MemoryServer
+from service.ports import RealClock
+from service.stores.memory import MemoryServer
 from service.wire.error_codes import ErrorCode
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.api.txn_stage import FEW, TxnStage, Writer, find_coordinator, on_txn_stage, until, values

@@ -18,7 +18,7 @@ from service.cluster.controller import (
 )
 from service.cluster.election import claim, elect
 from service.cluster.image import CONTROLLER_EPOCH, NO_LEADER, PartitionState
-from service.cluster.store import Check, Result
+from service.stores.port import Check, Result
 from service.wire.error_codes import ErrorCode
 from tests.service.cluster.worlds import ENDPOINTS, World, topic_id
 

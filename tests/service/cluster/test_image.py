@@ -17,8 +17,8 @@ from service.cluster.image import (
     partition_key,
     topic_key,
 )
-from service.cluster.store import Change, Delete, Entry, Put, Snapshot
 from service.cluster.topic_commands import CreatePartitions, DeleteTopics, MorePartitions
+from service.stores.port import Change, Delete, Entry, Put, Snapshot
 from tests.service.cluster.worlds import World, topic_id
 
 

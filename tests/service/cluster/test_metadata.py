@@ -14,14 +14,14 @@ import pytest
 from idempotence.producer_ids import ProducerIdBlock
 from log.disk import RealDisk
 from log.ids import TopicId
-from service.broker.ports import RealEnv
 from service.cluster import metadata as metadata_module
 from service.cluster.controller import AllocateProducerIds
 from service.cluster.image import CONTROLLER_EPOCH, Delta, load
-from service.cluster.memory_store import Fate, Faults, MemoryServer, MemorySession, MemoryStore
 from service.cluster.metadata import ClusterMetadata, MetadataLost
-from service.cluster.store import Check, Op, Result
 from service.cluster.topic_commands import CreatePartitions, CreateTopics, DeleteTopics, MorePartitions, NewTopic
+from service.ports import RealEnv
+from service.stores.memory import Fate, Faults, MemoryServer, MemorySession, MemoryStore
+from service.stores.port import Check, Op, Result
 from service.wire.error_codes import ErrorCode
 from tests.service.cluster.worlds import ENDPOINTS, topic_id
 

@@ -7,11 +7,11 @@ from typing import TypeVar
 from log.ids import TopicId
 from service.cluster.controller import Command, RegisterBroker
 from service.cluster.image import Image
-from service.cluster.memory_store import MemoryServer
-from service.cluster.store import Change, Op, Result
 from service.cluster.topic_commands import CreateTopics, NewTopic
-from service.cluster.watching import Watcher
 from service.config import Endpoint
+from service.stores.memory import MemoryServer
+from service.stores.port import Change, Op, Result
+from service.stores.watching import Watcher
 
 ENDPOINTS = (Endpoint("PLAINTEXT", "localhost", 9092, "PLAINTEXT"),)
 

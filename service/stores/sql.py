@@ -38,9 +38,8 @@ from sqlalchemy import (
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import StaticPool
 
-from service.broker.ports import Env
-from service.cluster.sql_schema import COMMITS, ENTRIES, METADATA, REVISIONS, SESSIONS
-from service.cluster.store import (
+from service.ports import Env
+from service.stores.port import (
     Change,
     Check,
     Create,
@@ -56,7 +55,8 @@ from service.cluster.store import (
     StoreFailed,
     StoreTooNew,
 )
-from service.cluster.watching import Watcher
+from service.stores.sql_schema import COMMITS, ENTRIES, METADATA, REVISIONS, SESSIONS
+from service.stores.watching import Watcher
 
 logger = logging.getLogger("oncelog.store")
 

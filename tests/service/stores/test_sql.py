@@ -14,11 +14,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, inspect, text
 
 from log.disk import RealDisk
-from service.broker.ports import RealEnv
-from service.cluster import sql_store
-from service.cluster.sql_schema import METADATA, REVISIONS
-from service.cluster.sql_store import SqlDatabase, SqlStore, migrate
-from service.cluster.store import Create, Put, Result, StoreError, StoreFailed, StoreTooNew
+from service.ports import RealEnv
+from service.stores import sql
+from service.stores.port import Create, Put, Result, StoreError, StoreFailed, StoreTooNew
+from service.stores.sql import SqlDatabase, SqlStore, migrate
+from service.stores.sql_schema import METADATA, REVISIONS
 
 
 def url_of(folder: Path) -> str:
@@ -29,8 +29,8 @@ def test_what_was_answered_is_there_after_a_crash_and_ephemeral_keys_are_not(tmp
     """A child process is killed without closing anything after its commits were answered."""
     program = (
         "import os, sys\n"
-        "from service.cluster.sql_store import SqlDatabase\n"
-        "from service.cluster.store import Create\n"
+        "from service.stores.sql import SqlDatabase\n"
+        "from service.stores.port import Create\n"
         "database = SqlDatabase(sys.argv[1])\n"
         "session = database.open_session()\n"
         "for number in range(50):\n"
@@ -122,7 +122,7 @@ def test_a_new_store_has_the_same_tables_as_a_migrated_one(tmp_path: Path) -> No
 
 
 def test_the_known_revisions_are_those_of_the_migrations() -> None:
-    folder = Path(sql_store.__file__).parent / "migrations"
+    folder = Path(sql.__file__).parent / "migrations"
     scripts = list(ScriptDirectory(str(folder)).walk_revisions())
     assert tuple(script.revision for script in reversed(scripts)) == REVISIONS
 
@@ -130,7 +130,7 @@ def test_the_known_revisions_are_those_of_the_migrations() -> None:
 def test_an_ordinary_start_does_not_import_alembic(tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "from service.cluster.sql_store import SqlDatabase\n"
+        "from service.stores.sql import SqlDatabase\n"
         "SqlDatabase(sys.argv[1]).close()\n"
         "assert not any(name.startswith('alembic') for name in sys.modules)\n"
     )

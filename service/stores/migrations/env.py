@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from service.cluster.sql_schema import METADATA
+from service.stores.sql_schema import METADATA
 
 connection = context.config.attributes["connection"]
 context.configure(connection=connection, target_metadata=METADATA)

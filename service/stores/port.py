@@ -16,7 +16,7 @@ deleted.
 
 The shape is what SQL and ZooKeeper (`transaction()` with `check`, ephemeral nodes, zkVersion) can both promise;
 commits stay below ZooKeeper's limit of 1 MB only if callers keep them small. Callers: `service.cluster.metadata`.
-Implementations: `memory_store`, `sql_store`.
+Implementations: `memory`, `sql`.
 """
 
 from collections.abc import AsyncIterator

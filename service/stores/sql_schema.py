@@ -1,6 +1,6 @@
 """The tables of the SQL metadata store, as the newest migration leaves them.
 
-`tests/service/cluster/test_sql_store.py` holds the migrations to these tables. A change here needs a new file in
+`tests/service/stores/test_sql.py` holds the migrations to these tables. A change here needs a new file in
 `migrations/versions` and its revision at the end of `REVISIONS`.
 """
 

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from service.broker.ports import Clock, Env
-from service.cluster.store import (
+from service.ports import Clock, Env
+from service.stores.port import (
     Change,
     Check,
     Create,
@@ -24,7 +24,7 @@ from service.cluster.store import (
     SessionExpired,
     Snapshot,
 )
-from service.cluster.watching import Watcher
+from service.stores.watching import Watcher
 
 RENEWALS_PER_TIMEOUT = 3
 

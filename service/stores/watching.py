@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from service.cluster.store import Change, Event, Gap, Snapshot
+from service.stores.port import Change, Event, Gap, Snapshot
 
 MAX_WAITING_CHANGES = 1000
 """A watcher this far behind is better served by reading everything again."""
