@@ -38,6 +38,7 @@ from spark_sink.errors import BrokerError, OncelogError, OptionError, check
 from spark_sink.messages import (
     DescribeBranchesRequest,
     DescribeBranchesResponse,
+    DescribedRoot,
     EndBranchesRequest,
     EndBranchesResponse,
     NamedBranch,
@@ -262,20 +263,26 @@ def _waves(batches: Iterable[RecordBatch]) -> list[list[RecordBatch]]:
 
 def last_decided(client: Client, root: str) -> int:
     """The token of the last decision over a root, -1 if there was none."""
+    return last_decision(client, root).last_token
+
+
+def last_decision(client: Client, root: str) -> DescribedRoot:
     request = DescribeBranchesRequest(roots=(TransactionalId(root),))
 
-    def attempt() -> int:
+    def attempt() -> DescribedRoot:
         answer = client.ask(client.coordinator(TRANSACTION, root), request, DescribeBranchesResponse)
         (told,) = answer.roots
         check(told.error_code, f"asking what was decided for {root!r}")
-        return told.last_token
+        return told
 
     return client.retrying(attempt)
 
 
-def decide(client: Client, root: str, token: int, branches: Collection[NamedBranch]) -> EndBranchesResponse:
+def decide(
+    client: Client, root: str, token: int, branches: Collection[NamedBranch], by: str = ""
+) -> EndBranchesResponse:
     """Commit these branches together and abort whatever else is open, unless the token was decided before."""
-    return client.retrying(lambda: _end(client, root, token, branches, committed=True))
+    return client.retrying(lambda: _end(client, root, token, branches, committed=True, by=by))
 
 
 def await_visible(client: Client, root: str, branches: Collection[NamedBranch]) -> None:
@@ -330,10 +337,10 @@ def roots_with_open(client: Client, token: int, mark: str) -> list[str]:
 
 
 def _end(
-    client: Client, root: str, token: int, branches: Collection[NamedBranch], *, committed: bool
+    client: Client, root: str, token: int, branches: Collection[NamedBranch], *, committed: bool, by: str = ""
 ) -> EndBranchesResponse:
     request = EndBranchesRequest(
-        root=TransactionalId(root), token=i64(token), committed=committed, branches=tuple(branches)
+        root=TransactionalId(root), token=i64(token), committed=committed, branches=tuple(branches), decided_by=by
     )
     answer = client.ask(client.coordinator(TRANSACTION, root), request, EndBranchesResponse)
     check(answer.error_code, f"deciding over {token} of {root!r}", answer.error_message)

@@ -56,6 +56,8 @@ class EndBranchesRequest(_EndBranches):
     branches: tuple[NamedBranch, ...]
     producer_id: ProducerId = field(metadata={"kafka_type": "int64"}, default=NOBODY)
     producer_epoch: i16 = field(metadata={"kafka_type": "int16"}, default=NO_EPOCH)
+    decided_by: str = field(metadata={"kafka_type": "string", "tag": 0}, default="")
+    """Remembered with the token. A broker that doesn't know it passes over it, and so does a client in the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,10 @@ class EndBranchesResponse(_EndBranches):
     """False: it was decided before, and the branches named now are thrown away."""
     last_token: i64 = field(metadata={"kafka_type": "int64"}, default=i64(-1))
     """The token of the root's last decision; -1: there was none."""
+    decided_by: str = field(metadata={"kafka_type": "string", "tag": 0}, default="")
+    """Who made it; empty: nobody said."""
+    decided_before: str = field(metadata={"kafka_type": "string", "tag": 1}, default="")
+    """Who made the decision before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +94,7 @@ class DescribedRoot(_DescribeBranches):
     producer_id: ProducerId = field(metadata={"kafka_type": "int64"}, default=NOBODY)
     producer_epoch: i16 = field(metadata={"kafka_type": "int16"}, default=NO_EPOCH)
     open_branches: tuple[str, ...] = field(metadata={"kafka_type": "string"})
+    decided_by: str = field(metadata={"kafka_type": "string", "tag": 0}, default="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ SOURCE_NAMES: Final = (
     "maxRecordsPerPartition", "groupIdPrefix", "includeHeaders", "kafkaConsumer.pollTimeoutMs",
 )  # fmt: skip
 # The sink reads them in its own modules.
-SINK_NAMES: Final = ("topic", "root", "txnAppId", "txnVersion")
+SINK_NAMES: Final = ("topic", "root", "skipDecided", "txnAppId", "txnVersion")
 
 # Options of Spark's source and of Kafka's clients that mean nothing to this one: taken, so that a job can be moved.
 WITHOUT_EFFECT: Final = frozenset(

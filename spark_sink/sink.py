@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from random import randrange
 from time import monotonic, sleep, time
@@ -31,13 +31,23 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_sink.branch import Branch, Fenced, abandon, await_visible, decide, last_decided, roots_with_open
+from spark_sink.branch import (
+    Branch,
+    Fenced,
+    abandon,
+    await_visible,
+    decide,
+    last_decided,
+    last_decision,
+    roots_with_open,
+)
 from spark_sink.client import Client, ClientSettings
 from spark_sink.columns import Columns, check_schema, read
 from spark_sink.compress import CODES, NONE, compressor
+from spark_sink.decider import Decider, conflict, digest_of_offsets
 from spark_sink.encode import Encoder, Rows, Target
-from spark_sink.errors import OncelogError
-from spark_sink.messages import NamedBranch
+from spark_sink.errors import OncelogError, OptionError
+from spark_sink.messages import EndBranchesResponse, NamedBranch
 from spark_sink.partitioner import Partitioner
 from spark_sink.sink_options import SinkOptions
 from spark_sink.worker import spare_collections
@@ -57,6 +67,7 @@ SIZING: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 SIZING_OFF: Final = "2147483647"  # at exactly this value Spark does not measure at all
 
 QUERY_ID: Final = "sql.streaming.queryId"
+RUN_ID: Final = "spark.jobGroup.id"  # in a streaming query
 BATCH_ID: Final = "streaming.sql.batchId"
 
 # Rows are encoded when there are so many bytes of them: enough for large batches to each partition, few enough to stay
@@ -75,6 +86,10 @@ LARGEST_BATCH: Final = "max.message.bytes"
 KAFKA_LARGEST_BATCH_BYTES: Final = 1_048_588  # Kafka's default, where we may not ask
 
 
+class DecidedByAnother(OncelogError):
+    """Somebody else wrote under the root and number of this batch: its rows would be dropped."""
+
+
 class NoSuchTopic(OncelogError, ValueError):
     """A topic that rows are for does not exist. It is not made: how many partitions it should have is not known."""
 
@@ -89,6 +104,8 @@ class Written(WriterCommitMessage):
     rows: int = 0
     skipped: bool = False  # because the token is decided
     slow: bool = False  # a column of arrays held NULLs, and Spark measured it after every row
+    query: str = ""  # the streaming query that it is part of, and its run: the driver's side isn't told
+    run: str = ""
 
 
 class StreamSink(DataSourceStreamArrowWriter):
@@ -129,6 +146,20 @@ class BatchSink(DataSourceArrowWriter):
         self._root = options.root or str(uuid4())
         self._token = options.token or 0
         check_target(options, schema)
+        if options.app is not None and self._root == f"{options.app}/":
+            self._check_former_root(options.app)
+
+    def _check_former_root(self, app: str) -> None:
+        """Its root was once the name alone, which may be that of another application's writes to a topic."""
+        client = connected(self._options.client).client
+        former = last_decision(client, app)
+        unnamed = Decider.read(former.decided_by) is None
+        if former.last_token >= self._token and unnamed and last_decided(client, self._root) < 0:
+            raise OptionError(
+                "txnAppId",
+                f"version {self._token} of {app!r} may have been written by an earlier version of this package, or by"
+                " another application: go on with a higher txnVersion, or with a txnAppId without '/'",
+            )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         task = TaskContext.get()
@@ -167,16 +198,18 @@ def write(
     name = f"{options.mark}part-{task.partitionId()}.attempt-{task.attemptNumber()}.{uuid4().hex}"
     branch = Branch(client, root, token, name)
     share = _Share(options, branch)
+    query = task.getLocalProperty(QUERY_ID) or ""
+    written = Written(root, token, None, query=query, run=(task.getLocalProperty(RUN_ID) or "") if query else "")
     try:
         rows = share.write(iterator)
         if not rows:
-            return Written(root, token, None)
+            return written
         slow = share.null_arrays and not (task.getLocalProperty(SIZING) or "").startswith(SIZING_OFF)
-        return Written(root, token, branch.seal(), rows, slow=slow)
+        return replace(written, branch=branch.seal(), rows=rows, slow=slow)
     except Fenced:
         if last_decided(client, root) < token:
             raise
-        return Written(root, token, None, skipped=True)
+        return replace(written, skipped=True)
     except BaseException:
         if share.opened:
             branch.give_up()
@@ -193,16 +226,41 @@ def commit(options: SinkOptions, root: str | None, token: int, messages: Sequenc
     if any(one.skipped for one in written) and last_decided(client, root) < token:
         raise OncelogError(f"the brokers forgot that {token} of {root!r} was decided; nothing was decided now")
     branches = [one.branch for one in written if one.branch is not None]
-    answer = decide(client, root, token, branches)
+    me = _decider(options, token, written)
+    answer = decide(client, root, token, branches, str(me))
+    if not answer.decided_now:
+        check_is_ours(options, root, token, me, answer)
     if branches:
         await_visible(client, root, branches)
     if any(one.slow for one in written):
         warn_of_slow_arrays()
-    if not answer.decided_now and answer.last_token > token:
-        logger.warning(
-            "batch %s of %r was dropped: a later one, %s, is decided. The checkpoint was rewound, or another query has"
-            " the same root.", token, root, answer.last_token,
-        )  # fmt: skip
+
+
+def _decider(options: SinkOptions, token: int, written: Collection[Written]) -> Decider:
+    query, run = next(((one.query, one.run) for one in written if one.query), ("", ""))
+    if options.app is not None:
+        return Decider(query=query, app=options.app, topic=options.topic or "")
+    return Decider(query=query, run=run, reads=digest_of_offsets(options.checkpoint, token))
+
+
+def check_is_ours(options: SinkOptions, root: str, token: int, me: Decider, answer: EndBranchesResponse) -> None:
+    """A batch that was decided before was written by this very query, or its rows are about to be dropped."""
+    last, before = Decider.read(answer.decided_by), Decider.read(answer.decided_before)
+    problem = conflict(me, token, answer.last_token, last, before)
+    if problem is None:
+        if last is None:
+            logger.warning(
+                "batch %s of %r was decided before, by a version of this package that left no name: it is taken for the"
+                " same batch, and not written again", token, root,
+            )  # fmt: skip
+        return
+    dropped = f"batch {token} of {root!r} was not written: {problem}"
+    if not options.skip_decided:
+        own = "a txnAppId of its own" if me.app else "a root of its own (the option 'root', or a new checkpoint)"
+        raise DecidedByAnother(
+            f"{dropped}. So that its rows are written, give it {own}; to go on without them, set skipDecided=true"
+        )
+    logger.warning("%s", dropped)
 
 
 def abandon_with_late_tasks(

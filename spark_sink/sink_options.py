@@ -51,6 +51,9 @@ class SinkOptions:
     topic: str | None
     root: str | None  # streams: instead of the query's id
     token: int | None  # batch writes: txnVersion, with the root made of txnAppId
+    app: str | None
+    skip_decided: bool
+    checkpoint: str | None
     codec: str
     level: int | None
     largest_request_bytes: int | None
@@ -82,6 +85,9 @@ def read_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptio
         topic=_topic(options),
         root=root,
         token=token,
+        app=_name(options, "txnAppId"),
+        skip_decided=options.flag("skipDecided", False),
+        checkpoint=options.text("checkpointLocation"),
         codec=codec,
         level=levels.get(codec),
         largest_request_bytes=options.number("kafka.max.request.size"),
@@ -119,8 +125,11 @@ def _root_and_token(options: OptionReader, streaming: bool) -> tuple[str | None,
         missing, has = ("txnVersion", "txnAppId") if version is None else ("txnAppId", "txnVersion")
         raise OptionError(missing, f"must be set together with {has!r}")
     topic = options.text("topic")
-    # As in Delta Lake, where each table counts for itself: one application may write one version to two topics.
-    return (None if app is None else app if topic is None else f"{app}/{topic}"), version
+    if app is None:
+        return None, None
+    # As in Delta Lake, where each table counts for itself: one application may write one version to two topics. No
+    # topic's name holds a slash, so a name that holds one can be that of no application alone.
+    return (f"{app}/{topic}" if topic is not None else f"{app}/" if "/" in app else app), version
 
 
 def _name(options: OptionReader, option: str) -> str | None:

@@ -84,6 +84,7 @@ class LastDecision(NamedTuple):
     producer_id: int
     producer_epoch: int
     open_branches: tuple[str, ...]
+    by: str = ""
 
 
 class _Waiting(NamedTuple):
@@ -233,7 +234,7 @@ class TxnCoordinator:
         undecided = tuple(branch.transactional_id for branch in self._open_branches(None, root))
         if txn is None:
             return LastDecision(NO_TOKEN, NO_PRODUCER_ID, NO_PRODUCER_EPOCH, undecided)
-        return LastDecision(txn.decided_token, *txn.holder, undecided)
+        return LastDecision(txn.decided_token, *txn.holder, undecided, txn.decided_by)
 
     # -- commands
 

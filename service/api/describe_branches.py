@@ -25,5 +25,5 @@ def _describe(broker: Broker, root: str) -> DescribedRoot:
         return DescribedRoot(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, root)
     last = machine.last_decision(root)
     return DescribedRoot(
-        ErrorCode.NONE, root, last.token, last.producer_id, last.producer_epoch, list(last.open_branches)
+        ErrorCode.NONE, root, last.token, last.producer_id, last.producer_epoch, list(last.open_branches), last.by
     )

@@ -2471,6 +2471,7 @@ class DescribedRoot(Struct):
     producer_id: int = -1  # 0+
     producer_epoch: int = -1  # 0+
     open_branches: list[str] = field(default_factory=list)  # 0+
+    decided_by: str = ""  # 0+, tag 0
 
 
 class DescribeBranchesResponse(Struct):

@@ -1677,6 +1677,7 @@ STRUCTS: dict[str, tuple[str, ...]] = {
         "producer_id int64 0+",
         "producer_epoch int16 0+",
         "open_branches []string 0+",
+        "decided_by string 0+ tagged=0+:0",
     ),
     "DescribeBranchesResponse": (
         "throttle_time_ms int32 0+",

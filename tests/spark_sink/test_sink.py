@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -241,6 +242,24 @@ def test_a_query_that_is_stopped_in_the_middle_of_a_batch_leaves_nothing_open(
     assert values(bootstrap, topic) == []
 
 
+def test_a_second_query_with_the_same_root_fails_instead_of_dropping_its_rows(
+    stream: Stream, spark: SparkSession, bootstrap: str, topics: Topics, name: str, tmp_path: Path
+) -> None:
+    topic = topics.create()
+    stream.add("a")
+    stream.run(topic=topic, root=name)
+    (tmp_path / "other").mkdir()
+    other = Stream(spark, bootstrap, tmp_path / "other")
+    other.add("lost?")
+    with pytest.raises(PySparkException, match=r"batch 0 of .* was not written: it was decided by another one, query"):
+        other.run(topic=topic, root=name)
+    other.run(topic=topic)
+    stream.forget_the_last_commit()
+    stream.add("b")
+    stream.run(topic=topic, root=name)
+    assert values(bootstrap, topic) == ["a", "b", "lost?"]
+
+
 def test_a_stream_in_complete_mode_writes_the_whole_result_of_each_batch(
     stream: Stream, bootstrap: str, topics: Topics
 ) -> None:
@@ -271,6 +290,9 @@ def test_foreach_batch_writes_each_version_once(
     stream.finish(stream.lines().writeStream.foreachBatch(write_both))
     assert values(bootstrap, topic) == ["a", "b", "c", "d", "e", "f"]
     assert values(bootstrap, totals) == ["1", "2", "3"]
+    shutil.rmtree(stream.checkpoint)  # another query then, whose batches are counted anew
+    with pytest.raises(PySparkException, match=f"txnAppId '{name}' to topic '{topic}' in query"):
+        stream.finish(stream.lines().writeStream.foreachBatch(write_both))
 
 
 # -- SQL

@@ -141,6 +141,8 @@ def test_who_comes_with_a_decided_token_is_told_who_decided_and_who_before() -> 
     assert writers.decide(18) == Decided(18, 18, now=True, by="", before="second")
     assert isinstance(writers.decide(19, by="x" * (MAX_DECIDED_BY + 1)), InvalidRequest)
     assert writers.shard.machine.last_decision("clicks").token == 18
+    writers.decide(20, by="fourth")
+    assert writers.shard.machine.last_decision("clicks").by == "fourth"
 
 
 @rule("T", "opening, adding to or sealing a branch of a decided token is refused: zombies write nothing")
@@ -382,7 +384,7 @@ def test_a_decision_is_remembered_for_ninety_days() -> None:
 
 def test_what_is_open_and_what_was_decided_can_be_asked_for() -> None:
     writers = Writers()
-    assert writers.shard.machine.last_decision("clicks") == (-1, -1, -1, ())
+    assert writers.shard.machine.last_decision("clicks") == (-1, -1, -1, (), "")
     branch = writers.write(17, "a", ORDERS[0])
     assert writers.shard.machine.last_decision("clicks").open_branches == (branch.transactional_id,)
     writers.decide(17, branch)

@@ -1,0 +1,86 @@
+"""Who decided: the name that a sink gives itself with each decision, and what it makes of one that it finds made.
+
+The broker remembers for each root who made its last decision and the one before. A batch that Spark runs again after a
+crash finds its own query there, and has nothing to do. Whoever else is found there has written rows of his own under
+this number: to pass that over would drop the rows of this batch in silence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+DIGEST_CHARACTERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Decider:
+    """What is not known is empty."""
+
+    query: str = ""  # the id of the streaming query, which is its checkpoint's
+    run: str = ""  # that of its run: another one after each start
+    reads: str = ""  # which offsets the batch reads, in short
+    app: str = ""  # batch writes: txnAppId
+    topic: str = ""  # batch writes: the option
+
+    def __str__(self) -> str:
+        return json.dumps({name: value for name, value in asdict(self).items() if value})
+
+    @classmethod
+    def read(cls, text: str) -> Decider | None:
+        """None if nobody said, or said it in another way."""
+        try:
+            return cls(**json.loads(text)) if text else None
+        except (TypeError, ValueError):
+            return None
+
+    def described(self) -> str:
+        if self.app:
+            where = f" to topic {self.topic!r}" if self.topic else ""
+            return f"txnAppId {self.app!r}{where}" + (f" in query {self.query}" if self.query else "")
+        return f"query {self.query} in run {self.run}"
+
+
+def digest_of_offsets(checkpoint: str | None, batch: int) -> str:
+    """What Spark noted that the batch reads, if its checkpoint is a folder of this machine: the same text whenever the
+    batch runs again, another one in a copy that went its own way."""
+    if checkpoint is None:
+        return ""
+    try:
+        noted = (Path(checkpoint.removeprefix("file://").removeprefix("file:")) / "offsets" / str(batch)).read_bytes()
+    except OSError:
+        return ""
+    return hashlib.sha256(noted).hexdigest()[:DIGEST_CHARACTERS]
+
+
+def conflict(mine: Decider, token: int, last_token: int, last: Decider | None, before: Decider | None) -> str | None:
+    """Why a decision that was found made is not this batch's own; None: it is, as far as can be known."""
+    if mine.app:
+        return _conflict_of_apps(mine, last)
+    if last_token > token:
+        return (
+            f"a later batch, {last_token}, is decided: the checkpoint was rewound, or another query has the same root"
+        )
+    if last is None:
+        return None
+    if last.app or last.query != mine.query:
+        return f"it was decided by another one, {last.described()}"
+    if last.run == mine.run:
+        return None  # the answer was lost
+    if last.reads and mine.reads and last.reads != mine.reads:
+        return f"it was decided by {last.described()}, which read other offsets: the checkpoint was copied or rewound"
+    if before is not None and before.run == mine.run:
+        return f"it was decided by {last.described()}, while this run was under way: the checkpoint was copied"
+    return None
+
+
+def _conflict_of_apps(mine: Decider, last: Decider | None) -> str | None:
+    """A version that the same application wrote is written once; that is no conflict."""
+    if last is None:
+        return None
+    another_query = mine.query and last.query and mine.query != last.query
+    if (last.app, last.topic) != (mine.app, mine.topic) or another_query:
+        return f"it was decided by another one, {last.described()}"
+    return None

@@ -1,0 +1,184 @@
+"""A batch that was decided before is this query's own, or the query fails: no row is dropped in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.sql.types import StructType
+
+from spark_sink import sink
+from spark_sink.branch import decide, last_decided
+from spark_sink.client import Client
+from spark_sink.decider import Decider
+from spark_sink.errors import OptionError
+from spark_sink.sink_options import read_sink_options
+from tests.clients.topics import Topics
+from tests.spark_sink.reading import values
+from tests.spark_sink.test_sink_branch import Task
+
+VALUE = StructType().add("value", "string")
+Run = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def disconnect() -> Iterator[None]:
+    yield
+    for connected in sink._connected.values():
+        connected.client.close()
+    sink._connected.clear()
+
+
+@pytest.fixture
+def topic(topics: Topics) -> str:
+    return topics.create()
+
+
+@pytest.fixture
+def run(bootstrap: str, topic: str, name: str, tmp_path: Path) -> Run:
+    """One batch of a stream, as Spark runs it: the offsets are noted, a task writes a row, and the driver commits."""
+
+    def run(batch: int, row: str, *, query: str, run: str, reads: str = "", more: dict[str, str] | None = None) -> None:
+        offsets = tmp_path / query / "offsets"
+        offsets.mkdir(parents=True, exist_ok=True)
+        (offsets / str(batch)).write_text(reads or row)
+        given = {
+            "kafka.bootstrap.servers": bootstrap, "topic": topic, "root": name,
+            "checkpointLocation": f"file://{tmp_path / query}", **(more or {}),
+        }  # fmt: skip
+        options = read_sink_options(given, streaming=True)
+        properties = {"sql.streaming.queryId": query, "spark.jobGroup.id": run}
+        rows = iter([pa.record_batch({"value": [row]})])
+        written = sink.write(options, name, batch, cast(TaskContext, Task(**properties)), rows)
+        sink.commit(options, name, batch, [written])
+
+    return run
+
+
+def test_a_batch_that_runs_again_after_a_crash_writes_nothing_and_the_query_goes_on(
+    run: Run, bootstrap: str, topic: str
+) -> None:
+    run(0, "a", query="q", run="first")
+    run(1, "b", query="q", run="first")
+    run(1, "b", query="q", run="second")
+    run(1, "b", query="q", run="third")
+    run(2, "c", query="q", run="third")
+    run(2, "c", query="q", run="third")  # its answer was lost
+    assert values(bootstrap, topic) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_a_second_query_with_the_same_root_fails_before_its_rows_are_dropped(
+    run: Run, bootstrap: str, topic: str, name: str, batch: int
+) -> None:
+    run(0, "a", query="q", run="first")
+    run(1, "b", query="q", run="first")
+    with pytest.raises(sink.DecidedByAnother, match=f"batch {batch} of '{name}' was not written.*skipDecided=true"):
+        run(batch, "lost?", query="other", run="its first")
+    run(2, "c", query="q", run="first")
+    assert values(bootstrap, topic) == ["a", "b", "c"]
+
+
+def test_a_running_query_whose_number_was_decided_meanwhile_by_a_stranger_fails(
+    run: Run, bootstrap: str, topic: str
+) -> None:
+    run(0, "a", query="q", run="first")
+    run(5, "stranger's", query="other", run="its first")
+    with pytest.raises(sink.DecidedByAnother, match="a later batch, 5, is decided"):
+        run(1, "lost?", query="q", run="first")
+    assert values(bootstrap, topic) == ["a", "stranger's"]
+
+
+def test_of_two_runs_of_one_query_the_one_that_comes_second_fails(run: Run) -> None:
+    """A copied checkpoint: both have the same query id, and read the same."""
+    run(0, "a", query="q", run="first")
+    run(1, "b", query="q", run="first")
+    run(1, "b", query="q", run="copy")  # its first batch may be the last one of a run that has died
+    run(2, "c", query="q", run="copy")
+    with pytest.raises(sink.DecidedByAnother, match="a later batch, 2, is decided"):
+        run(1, "b", query="q", run="first")
+    run(3, "d", query="q", run="copy")
+    run(4, "e", query="q", run="first")
+    with pytest.raises(sink.DecidedByAnother, match="while this run was under way"):
+        run(4, "e", query="q", run="copy")
+
+
+def test_a_copied_checkpoint_that_went_its_own_way_fails_in_its_first_batch(run: Run) -> None:
+    run(0, "a", query="q", run="first", reads="offsets 0 to 10")
+    with pytest.raises(sink.DecidedByAnother, match="read other offsets"):
+        run(0, "b", query="q", run="copy", reads="offsets 0 to 12")
+
+
+def test_who_asks_for_it_goes_on_without_the_rows_and_is_told(
+    run: Run, caplog: pytest.LogCaptureFixture, bootstrap: str, topic: str
+) -> None:
+    run(0, "a", query="q", run="first")
+    run(0, "dropped", query="other", run="its first", more={"skipDecided": "true"})
+    assert values(bootstrap, topic) == ["a"]
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "was not written: it was decided by another one, query q in run first" in warning
+
+
+def test_a_decision_of_before_that_names_nobody_is_taken_for_the_same_batch_with_a_warning(
+    run: Run, client: Client, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    decide(client, name, 0, ())
+    run(0, "a", query="q", run="first")
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "left no name" in warning
+    run(1, "b", query="q", run="first")
+
+
+def test_a_name_that_is_written_in_another_way_is_nobodys() -> None:
+    me = Decider(query="q", run="r", reads="0")
+    assert Decider.read(str(me)) == me
+    assert [Decider.read(text) for text in ("", "spark", "[]", '{"later": 1}')] == [None] * 4
+
+
+# -- batch writes
+
+
+def write_version(
+    bootstrap: str, row: str, app: str, version: int, topic: str | None = None, column: str = "", query: str = ""
+) -> None:
+    given = {"kafka.bootstrap.servers": bootstrap, "txnAppId": app, "txnVersion": str(version)}
+    options = read_sink_options(given | ({"topic": topic} if topic else {}), streaming=False)
+    schema = VALUE if topic else StructType().add("value", "string").add("topic", "string")
+    writer = sink.BatchSink(options, schema)
+    columns = {"value": [row]} | ({} if topic else {"topic": [column]})
+    properties = {"sql.streaming.queryId": query} if query else {}
+    rows = iter([pa.record_batch(columns)])
+    root = writer._root
+    writer.commit([sink.write(options, root, version, cast(TaskContext, Task(**properties)), rows)])
+
+
+def test_applications_and_topics_whose_names_look_alike_have_roots_of_their_own(
+    bootstrap: str, topic: str, name: str
+) -> None:
+    write_version(bootstrap, "to the topic", name, 0, topic=topic)
+    write_version(bootstrap, "by the column", f"{name}/{topic}", 0, column=topic)
+    assert values(bootstrap, topic) == ["by the column", "to the topic"]
+
+
+def test_a_version_that_may_have_been_written_under_the_former_root_is_refused(
+    client: Client, bootstrap: str, topic: str, name: str
+) -> None:
+    app = f"{name}/x"
+    decide(client, app, 7, ())
+    with pytest.raises(OptionError, match=r"'txnAppId': version 7 of .* higher txnVersion"):
+        write_version(bootstrap, "a", app, 7, column=topic)
+    write_version(bootstrap, "b", app, 8, column=topic)
+    assert values(bootstrap, topic) == ["b"]
+    assert last_decided(client, app) == 7
+
+
+def test_another_query_that_writes_the_versions_of_an_application_fails(bootstrap: str, topic: str, name: str) -> None:
+    write_version(bootstrap, "a", name, 0, topic=topic, query="q")
+    write_version(bootstrap, "a", name, 0, topic=topic, query="q")
+    with pytest.raises(sink.DecidedByAnother, match=f"txnAppId '{name}'.* in query q"):
+        write_version(bootstrap, "lost?", name, 0, topic=topic, query="other")
+    assert values(bootstrap, topic) == ["a"]
