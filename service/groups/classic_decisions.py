@@ -164,6 +164,7 @@ class ClassicDecisions:
             case ClassicState.STABLE if group.protocol_name == group.select_protocol():
                 assignments = {each.member_id: each.assignment for each in group.members.values()}
                 draft.records.append(classic_group_record(group, assignments))
+                group.subscribed_topics = group.topics_of_members()
                 member.awaiting_join = None
                 draft.answer(token, _resumed(group, member, ask, old_leader))
             case ClassicState.STABLE:

@@ -33,6 +33,7 @@ class ClassicMember:
     awaiting_sync: Token | None = None
 
     def metadata(self, protocol_name: str) -> bytes:
+        """What it says for the protocol that the group has chosen, which all members of the generation support."""
         return next(metadata for name, metadata in self.protocols if name == protocol_name)
 
     @property
@@ -56,7 +57,7 @@ class ClassicGroup:
     pending_joins: dict[str, None] = field(default_factory=dict)  # ids given out with MEMBER_ID_REQUIRED
     pending_syncs: dict[str, None] = field(default_factory=dict)
     new_member_added: bool = False  # since the initial delay was last prolonged
-    subscribed_topics: frozenset[str] | None = frozenset()  # None: not known
+    subscribed_topics: frozenset[str] | None = None  # None: not known
 
     # What the last record of this group in the log says; None before the first. Written by `apply` only.
     stored: bytes | None = None
@@ -170,6 +171,22 @@ class ClassicGroup:
 
     def _supporters(self, protocol_name: str) -> int:
         return sum(1 for member in self.members.values() if any(name == protocol_name for name, _ in member.protocols))
+
+    def facts(self) -> object:
+        """What the group's record tells while it is Stable or Empty, and what follows from that."""
+        members = {
+            member.member_id: (
+                member.instance_id,
+                member.client_id,
+                member.client_host,
+                member.rebalance_timeout_ms,
+                member.session_timeout_ms,
+                member.metadata(self.protocol_name or ""),
+                member.assignment,
+            )
+            for member in self.members.values()
+        }
+        return self.generation, self.protocol_type, self.protocol_name, self.leader, members, self.subscribed_topics
 
     # Changing ---------------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from service.groups.records import (
     consumer_epoch_record,
     consumer_member_record,
     current_record,
+    fits,
     member_tombstones,
     partition_metadata_tombstone,
     regex_record,
@@ -79,6 +80,8 @@ class ConsumerDecisions:
             return _invalid("the instance id may not be empty")
         if _is_blank(ask.rack_id):
             return _invalid("the rack id may not be empty")
+        if not fits(ask.group_id, ask.member_id, ask.subscribed_regex):
+            return _invalid("the group id, the member id or the regular expression is too long")
         if epoch == JOIN_EPOCH:
             if ask.rebalance_timeout_ms == -1:
                 return _invalid("a member that joins must say its rebalance timeout")

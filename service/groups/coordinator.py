@@ -60,6 +60,7 @@ from service.groups.records import (
     classic_group_tombstone,
     consumer_group_tombstones,
     empty_classic_group_record,
+    fits,
     read_classic_facts,
     read_held,
     read_key,
@@ -168,12 +169,19 @@ class GroupCoordinator:
     def durable_facts(self) -> object:
         """All that the log says, in a form that can be compared: two machines that applied the same log agree on it."""
         groups = {
-            group_id: group.stored
+            group_id: self._classic_facts(group)
             if isinstance(group, ClassicGroup)
             else replace(group, seen_version=None, seen_at_epoch=-1, regex_version=None, regex_time_ms=None)
             for group_id, group in self._groups.items()
         }
         return groups, self._offsets.facts()
+
+    def _classic_facts(self, group: ClassicGroup) -> object:
+        """A group that stands still must live as its record says; one that rebalances only goes back to it."""
+        if group.stored is None:
+            return None
+        stands_still = self._is_live and group.state in (ClassicState.STABLE, ClassicState.EMPTY)
+        return group.stored, (group if stands_still else _from_stored(group)).facts()
 
     # Deciding
     # -----------------------------------------------------------------------------------------------------------
@@ -187,8 +195,7 @@ class GroupCoordinator:
             if isinstance(group, ConsumerGroup):
                 self._consumer.resume(group, draft)
             elif group.stored is not None:
-                value = read_value(GroupMetadataValue, group.stored)
-                live = self._groups[group_id] = ClassicGroup.from_stored(group_id, group.stored, value)
+                live = self._groups[group_id] = _from_stored(group)
                 self._classic.resume(live, draft)
 
     def _decide(self, command: Command, token: Token, draft: Draft) -> None:
@@ -229,6 +236,12 @@ class GroupCoordinator:
                 assert_never(command)
 
     def _join(self, ask: JoinGroup, token: Token, draft: Draft) -> None:
+        if not fits(ask.group_id):
+            draft.answer(token, JoinReply(ask.member_id, Fault.INVALID_GROUP_ID))
+            return
+        if not fits(ask.instance_id, ask.client_id, ask.protocol_type, *(name for name, _ in ask.protocols)):
+            draft.answer(token, JoinReply(ask.member_id, Fault.INVALID_REQUEST))
+            return
         limits = (self._settings.group_min_session_timeout_ms, self._settings.group_max_session_timeout_ms)
         if not limits[0] <= ask.session_timeout_ms <= limits[1]:
             draft.answer(token, JoinReply(ask.member_id, Fault.INVALID_SESSION_TIMEOUT))
@@ -539,6 +552,11 @@ def _with_assignment(member: ConsumerMember, said: ConsumerGroupCurrentMemberAss
         assigned=read_held(said.assigned_partitions, said.member_epoch),
         revoking=read_held(said.partitions_pending_revocation, said.member_epoch),
     )
+
+
+def _from_stored(group: ClassicGroup) -> ClassicGroup:
+    assert group.stored is not None
+    return ClassicGroup.from_stored(group.group_id, group.stored, read_value(GroupMetadataValue, group.stored))
 
 
 def _may_be_buried(group: Group) -> bool:

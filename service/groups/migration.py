@@ -92,9 +92,10 @@ class Migration:
         return made
 
     def _upgraded_member(self, group: ClassicGroup, member: ClassicMember) -> ConsumerMember | Refusal:
-        # Before a group's first generation no protocol is chosen; a member's first one speaks for it.
-        name = group.protocol_name if group.protocol_name is not None else member.protocols[0][0]
-        subscription = read_subscription(member.metadata(name))
+        # Before a group's first generation no protocol is chosen, and who came since the last one may not know that
+        # one's: a member's first one speaks for it.
+        _, metadata = next((each for each in member.protocols if each[0] == group.protocol_name), member.protocols[0])
+        subscription = read_subscription(metadata)
         assignment = read_assignment(member.assignment)
         if subscription is None or assignment is None:
             return _not_upgradable(group, "a subscription or assignment can't be read")

@@ -25,13 +25,14 @@ from service.groups.commands import (
 )
 from service.groups.consumer_group import ConsumerGroup, ConsumerMember
 from service.groups.offsets import CommittedOffset, Offsets
-from service.groups.records import offset_record, offset_tombstone
+from service.groups.records import fits, offset_record, offset_tombstone
 from service.groups.settings import GroupSettings
 from service.groups.states import ClassicState
 from service.groups.verdicts import Draft, Fault
 
 Group = ClassicGroup | ConsumerGroup
 ZERO_TOPIC_ID = bytes(16)
+END_OF_TIME_MS = (1 << 63) - 1
 
 # Expired offsets go in decisions of this many records, so that a log full of them makes no batch too large to write
 # (1 MB by default, a tombstone is about 100 bytes).
@@ -54,13 +55,17 @@ class OffsetDecisions:
     # ---------------------------------------------------------------------------------------------------------
 
     def commit(self, group: Group | None, ask: CommitOffsets, draft: Draft) -> CommitReply:
+        if not fits(ask.group_id):
+            return CommitReply(Fault.INVALID_GROUP_ID)
         check = self._may_commit(group, ask)
         if isinstance(check, Fault):
             return CommitReply(check)
-        expire_ms = None if ask.retention_ms == -1 else draft.wall_ms + ask.retention_ms
+        expire_ms = None if ask.retention_ms == -1 else min(draft.wall_ms + ask.retention_ms, END_OF_TIME_MS)
         return self._record(ask.group_id, ask.offsets, check, expire_ms, draft)
 
     def commit_in_transaction(self, group: Group | None, ask: CommitTransactionalOffsets, draft: Draft) -> CommitReply:
+        if not fits(ask.group_id):
+            return CommitReply(Fault.INVALID_GROUP_ID)
         check = self._may_commit_in_transaction(group, ask)
         if isinstance(check, Fault):
             return CommitReply(check)
@@ -81,7 +86,7 @@ class OffsetDecisions:
     ) -> CommitReply:
         faults: list[Fault | None] = []
         for each in offsets:
-            if len(each.metadata) > self._settings.offset_metadata_max_bytes:
+            if len(each.metadata) > self._settings.offset_metadata_max_bytes or not fits(each.metadata):
                 faults.append(Fault.OFFSET_METADATA_TOO_LARGE)
                 continue
             if (fault := check(each)) is not None:

@@ -74,7 +74,17 @@ EXPIRING_OFFSET_VERSION = 1
 GROUP_METADATA_VERSION = 3
 CONSUMER_VERSION = 0
 
+# The most that a name may have in bytes, less what a member's id has behind the client's or instance's name.
+NAME_BYTES_MAX = (1 << 15) - 1 - 64
+
 Value = TypeVar("Value", bound=Struct)
+
+
+def fits(*names: str | None) -> bool:
+    """Whether records can hold these: keys and old values count a name's bytes in 16 bits, requests do not."""
+    return all(
+        name is None or len(name) <= NAME_BYTES_MAX // 4 or len(name.encode()) <= NAME_BYTES_MAX for name in names
+    )
 
 
 def read_key(key: bytes) -> Key | None:

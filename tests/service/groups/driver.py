@@ -42,6 +42,7 @@ from service.wire.codec import encode_data
 from service.wire.messages import ConsumerProtocolSubscription, ConsumerProtocolSubscriptionTopicPartition
 
 PENDING = "pending"
+REPLAYED_AT_EVERY_STEP = 50  # batches of the log; a longer one is replayed at restarts only
 
 
 class Topics:
@@ -119,6 +120,8 @@ class Driver:
             self.machine.apply(key, value, producer_id=decision.producer_id, producer_epoch=decision.producer_epoch)
         if decision.records:
             self.log.append(Entry(decision.records, decision.producer_id))
+            if len(self.log) <= REPLAYED_AT_EVERY_STEP:
+                self.check_replay()
         for token, reply in decision.answers:
             assert token not in self.answers, "answered twice"
             self.answers[token] = reply
@@ -144,8 +147,12 @@ class Driver:
                 machine.apply_marker(entry.producer_id, 0, entry.marker)
         return machine
 
-    def restart(self, *, down_ms: int = 0) -> None:
+    def check_replay(self) -> None:
+        """The machine that lives is the one that its log makes."""
         assert self.replayed().durable_facts() == self.machine.durable_facts()
+
+    def restart(self, *, down_ms: int = 0) -> None:
+        self.check_replay()
         self.machine = self.replayed()
         # Every shard's steady clock begins where the wall clock stands.
         self.now_ms += self.wall_ahead_ms + down_ms

@@ -257,6 +257,23 @@ def test_members_that_never_sync_are_removed_after_the_rebalance_timeout(driver:
     assert driver.heartbeat(leader) is Fault.REBALANCE_IN_PROGRESS
 
 
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"group": "g" * 40_000}, Fault.INVALID_GROUP_ID),
+        ({"instance_id": "i" * 40_000}, Fault.INVALID_REQUEST),
+        ({"client_id": "c" * 32_767}, Fault.INVALID_REQUEST),
+        ({"protocol_type": "p" * 40_000}, Fault.INVALID_REQUEST),
+        ({"assignors": ("ä" * 20_000,)}, Fault.INVALID_REQUEST),
+    ],
+)
+def test_a_join_with_a_name_that_no_record_can_hold_is_refused(
+    driver: Driver, changes: dict[str, Any], fault: Fault
+) -> None:
+    assert driver.join(**changes).fault is fault
+    assert driver.listed() == {}
+
+
 # Heartbeats and sessions
 
 

@@ -64,6 +64,14 @@ def test_a_heartbeat_that_makes_no_sense_is_refused(
     assert driver.listed() == {}
 
 
+@pytest.mark.parametrize("name", ["group_id", "member_id", "subscribed_regex"])
+def test_a_heartbeat_with_a_name_that_no_record_can_hold_is_refused(driver: Driver, name: str) -> None:
+    changes: dict[str, Any] = {name: "ä" * 20_000}
+    reply = driver.beat("m", 0, **changes)
+    assert reply.fault is Fault.INVALID_REQUEST
+    assert driver.listed() == {}
+
+
 def test_an_assignor_that_is_not_here_is_refused(driver: Driver) -> None:
     reply = driver.beat("m", 0, server_assignor="sticky")
     assert reply.fault is Fault.UNSUPPORTED_ASSIGNOR

@@ -99,6 +99,16 @@ def test_followers_waiting_for_their_assignment_are_sent_to_join_again(driver: D
     assert driver.answers[follower].fault is Fault.REBALANCE_IN_PROGRESS
 
 
+def test_a_member_that_came_since_the_last_generation_is_upgraded_though_it_does_not_know_its_protocol(
+    driver: Driver,
+) -> None:
+    classic_group(driver, assignors=("range", "sticky"))
+    late = driver.start_join(member=driver.member_id(), assignors=("sticky",))
+    assert driver.beat("c", 0).fault is None
+    assert driver.answers[late].fault is Fault.REBALANCE_IN_PROGRESS
+    assert len(driver.consumer().members) == 3
+
+
 def test_a_refused_member_upgrades_nothing(driver: Driver) -> None:
     classic = classic_group(driver)
     reply = driver.beat("c", 0, subscribed_topics=None, subscribed_regex="(")

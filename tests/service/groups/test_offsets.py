@@ -103,6 +103,20 @@ def test_an_empty_consumer_group_takes_commits_of_anybody(driver: Driver) -> Non
     assert driver.commit(11) is None
 
 
+def test_what_no_record_can_hold_is_not_committed() -> None:
+    driver = Driver(GroupSettings(offset_metadata_max_bytes=50_000))
+    assert driver.commit(group="g" * 40_000) is Fault.INVALID_GROUP_ID
+    assert driver.commit_in_transaction(9, group="g" * 40_000) is Fault.INVALID_GROUP_ID
+    assert driver.commit(metadata="ä" * 20_000) is Fault.OFFSET_METADATA_TOO_LARGE
+    assert driver.listed() == {}
+
+
+def test_a_retention_without_end_is_kept(driver: Driver) -> None:
+    assert driver.commit(11, retention_ms=(1 << 63) - 1) is None
+    driver.wait(30 * DAY_MS)
+    assert driver.committed() == 11
+
+
 # Fetching
 
 

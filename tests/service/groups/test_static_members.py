@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.groups.commands import JoinReply, LeavingMember
+from service.groups.commands import DeleteOffsets, JoinReply, LeavingMember
 from service.groups.verdicts import Fault
 from tests.service.groups.driver import Driver
 
@@ -60,6 +60,15 @@ def test_a_replacement_survives_a_restart_of_the_broker(driver: Driver) -> None:
     driver.restart()
     assert driver.heartbeat(back, instance_id="i2") is None
     assert driver.sync(back, instance_id="i2").assignment == b"i2"
+
+
+def test_a_restarted_instance_that_subscribes_to_other_topics_is_protected_like_any_other(driver: Driver) -> None:
+    static_group(driver, "i1", "i2")
+    driver.join(instance_id="i2", topics=("events",))
+    driver.commit(topic="events", member=driver.join(instance_id="i2", topics=("events",)).member_id, generation=1)
+    deleted = driver.ask(DeleteOffsets("g", (("events", (0,)),)))
+    assert deleted.topics == (("events", ((0, Fault.GROUP_SUBSCRIBED_TO_TOPIC),)),)
+    driver.restart()
 
 
 def test_the_older_process_of_an_instance_is_fenced_everywhere(driver: Driver) -> None:
