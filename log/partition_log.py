@@ -362,7 +362,11 @@ class PartitionLog:
         """Epochs and snapshots, so that the next recovery need not read the segments that are durable now."""
         if self.epochs.changed:
             self.epochs.changed = False
-            await self._disk.write_atomic(f"{self.folder}/{CHECKPOINT}", self.epochs.to_text())
+            try:
+                await self._disk.write_atomic(f"{self.folder}/{CHECKPOINT}", self.epochs.to_text())
+            except BaseException:
+                self.epochs.changed = True  # cancelled, maybe before it began
+                raise
         for offset, snapshot in sorted(self._pending_snapshots.items()):
             await self._disk.write_atomic(f"{self.folder}/{snapshot_name(offset)}", encode_snapshot(snapshot))
             if self._pending_snapshots.get(offset) is snapshot:
@@ -609,19 +613,23 @@ class PartitionLog:
         ]
         return expired(ages, self.config, now_ms=now_ms, start_offset=self.start_offset, high_watermark=high_watermark)
 
-    async def remove_oldest(self, count: int) -> int:
-        """Let the oldest `count` segments go; the log starts after them. Returns the bytes that were freed."""
+    async def remove_oldest(self, how_many: Callable[[], int]) -> int:
+        """Let the oldest segments go, as many as `how_many` says; the log starts after them. Returns the freed bytes.
+
+        It is asked when nobody else is at work here, and what it says is done before anything else can happen: appends,
+        the cleaner and deletions have changed the segments since it was thought that some may go.
+        """
         async with self.alone():
-            leaving = self._segments[:count]
-            if not leaving:
+            wanted = min(how_many(), len(self._segments))
+            if not wanted:
                 return 0
-            if count >= len(self._segments) and not self._active_is_empty():
-                self._roll(leaving[-1].appended_ms)  # an empty segment says where the log goes on
+            if wanted == len(self._segments) and not self._active_is_empty():
+                self._roll(self._segments[-1].appended_ms)  # an empty segment says where the log goes on
             # What the leaving segments told the views must be stored first.
             await self._settle(self.end_offset)
-            if self._segments[: len(leaving)] != leaving or len(self._segments) == len(leaving):
-                return 0  # cut or compacted while this waited: there will be another time
-            return await self._remove_leaving(leaving)
+            # The last segment stays: it may have been empty when the wait began, and hold a fresh record now.
+            leaving = self._segments[: min(how_many(), len(self._segments) - 1)]
+            return await self._remove_leaving(leaving) if leaving else 0
 
     def _active_is_empty(self) -> bool:
         return self._active is not None and not self._active.size_bytes
@@ -656,10 +664,12 @@ class PartitionLog:
         async with self.alone():
             if self.gone:
                 return
-            self.roll(now_ms)
-            self._take_snapshot()
-            renewed = self.end_offset
-            await self._settle(renewed)
+            renewed = -1
+            while self._views and renewed not in self._snapshots:  # the log may be cut meanwhile
+                self.roll(now_ms)
+                self._take_snapshot()
+                renewed = self.end_offset
+                await self._settle(renewed)
             for offset in [offset for offset in self._snapshots if offset < renewed]:
                 self._disk.unlink(f"{self.folder}/{snapshot_name(offset)}")
                 self._snapshots.remove(offset)

@@ -48,6 +48,8 @@ async def _delete(broker: Broker, topic: str, wanted: DeleteRecordsPartition) ->
     except DiskFault as fault:
         partition.folder.fail(fault)
         return _error(index, ErrorCode.KAFKA_STORAGE_ERROR)
+    if partition.log.gone:  # its topic was deleted while this waited
+        return _error(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     return DeleteRecordsPartitionResult(index, partition.log.start_offset)
 
 

@@ -76,6 +76,8 @@ class Housekeeper:
                     await work(partition)
                 except (DiskFault, CorruptBatch) as error:
                     partition.folder.blame(error, partition.topic_partition)
+                except Exception:  # one partition's misfortune; the others still want to be kept
+                    logger.exception("%s: %s failed; it is tried again later", partition.topic_partition, work.__name__)
             if count % PARTITIONS_A_TURN == 0:
                 await asyncio.sleep(0)
 
@@ -96,10 +98,17 @@ class Housekeeper:
 
     async def _remove_expired(self, partition: Partition) -> None:
         log = partition.log
-        count = log.expired_segments(now_ms=self._env.clock.wall_ms(), high_watermark=partition.high_watermark)
-        if count:
-            freed_bytes = await log.remove_oldest(count)
-            logger.info("%s: removed %d segments, %d bytes", partition.topic_partition, count, freed_bytes)
+        if self._expired_segments(partition):
+            freed_bytes = await log.remove_oldest(lambda: self._expired_segments(partition))
+            logger.info(
+                "%s: removed what has expired, %d bytes; it starts at offset %d",
+                *(partition.topic_partition, freed_bytes, log.start_offset),
+            )
+
+    def _expired_segments(self, partition: Partition) -> int:
+        return partition.log.expired_segments(
+            now_ms=self._env.clock.wall_ms(), high_watermark=partition.high_watermark
+        )
 
     async def _forget_idle_producers(self, partition: Partition) -> None:
         partition.producers.expire(self._env.clock.wall_ms(), self._config.producer_id_expiration_ms)

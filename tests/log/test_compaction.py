@@ -12,6 +12,7 @@ from log.config import LogConfig
 from log.control import ControlType
 from log.disk import DiskFault
 from log.swap import CLEANED, PLAN, SwapPlan, change_names
+from tests.log.building import append, stamped
 from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, Facts, committed_records, no_breath, table
 from tests.log.memory_disk import MemoryDisk
 
@@ -280,7 +281,7 @@ def test_a_log_that_changes_under_the_cleaner_stays_as_it_is(what: str) -> None:
             breaths += 1
             if breaths == 6:  # in the middle of rewriting
                 if what == "remove":
-                    await bench.log.remove_oldest(2)
+                    await bench.log.remove_oldest(lambda: 2)
                 elif what == "truncate":
                     bench.log.truncate_to(500)
                 else:
@@ -292,6 +293,45 @@ def test_a_log_that_changes_under_the_cleaner_stays_as_it_is(what: str) -> None:
         assert not [name for name in bench.disk.listdir("table-0") if name.endswith(CLEANED) or name == PLAN]
         expected = {"remove": 1000 - bench.log.start_offset, "truncate": 500, "restart": 0}[what]
         assert len(list(bench.log.scan(bench.log.start_offset))) == expected
+
+    asyncio.run(run())
+
+
+def test_retention_that_waits_for_the_cleaner_takes_only_what_has_expired() -> None:
+    """The cleaner merges small neighbours, so that as many segments as had expired hold young records afterwards."""
+
+    async def run() -> None:
+        config = LogConfig(
+            cleanup_policy=("compact", "delete"),
+            segment_bytes=600,
+            min_cleanable_dirty_ratio=0.0,
+            retention_ms=500,
+        )
+        bench = Bench(MemoryDisk(), config)
+        log = bench.log
+        for count in range(40):  # the timestamps are the offsets
+            bench.put((b"%d" % (count % 3), b"x" * 100))
+        await bench.clean(now_ms=40)
+        for count in range(30):
+            append(log, stamped([b"young"], base_offset=log.end_offset, timestamp=NOW_MS, key=b"y%d" % count))
+        log.roll(NOW_MS)
+        await log.flush()
+        work = find_work(log, bench.disk, now_ms=NOW_MS, limit_offset=log.end_offset)
+        assert work is not None
+        facts = Facts(bench.stable, bench.producers)
+
+        def expired() -> int:
+            return log.expired_segments(NOW_MS, log.end_offset)
+
+        assert expired() > 1
+        cleaning = asyncio.ensure_future(
+            compact(log, bench.disk, work, facts, now_ms=NOW_MS, breathe=no_breath)
+        )
+        while not log.alone().locked():
+            await asyncio.sleep(0)
+        await log.remove_oldest(expired)
+        assert (await cleaning).swapped
+        assert len([record for record in records(bench) if record[0] >= 40]) == 30
 
     asyncio.run(run())
 

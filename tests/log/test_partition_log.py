@@ -121,7 +121,7 @@ def test_a_slice_read_earlier_survives_the_removal_of_its_segment(tmp_path: Path
     assert found is not None
     found.pin()
     before = found.read()
-    asyncio.run(log.remove_oldest(2))
+    asyncio.run(log.remove_oldest(lambda: 2))
     assert found.read() == before
     found.unpin()
     with pytest.raises(DiskFault):
@@ -316,13 +316,59 @@ def test_all_of_a_log_can_expire_and_its_offsets_are_not_given_again() -> None:
     log, _ = open_log(disk, config=config)
     fill(log, 10)
     asyncio.run(log.flush())
-    count = log.expired_segments(10_000_000, 10)
-    assert count == len(log.segments)
-    assert asyncio.run(log.remove_oldest(count)) > 1000
+    assert log.expired_segments(10_000_000, 10) == len(log.segments)
+    assert asyncio.run(log.remove_oldest(lambda: log.expired_segments(10_000_000, 10))) > 1000
     assert (log.start_offset, log.end_offset, log.size_bytes) == (10, 10, 0)
     again, view = open_log(disk, config=config)
     assert (again.start_offset, again.end_offset) == (10, 10)
     assert len(view.seen) == 10, "the views know what the removed segments held"
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_what_is_appended_while_retention_waits_stays(turns: int) -> None:
+    """Every segment has expired. The check waits for whoever is at work on the log, then for the disk; meanwhile a
+    fresh record arrives.
+    """
+
+    async def main() -> None:
+        log, _ = open_log(MemoryDisk(), config=LogConfig(segment_bytes=1000, retention_ms=1000))
+        fill(log, 10)
+
+        def expired() -> int:
+            return log.expired_segments(10_000_000, log.end_offset)
+
+        assert expired() == len(log.segments)
+        async with log.alone():
+            check = asyncio.ensure_future(log.remove_oldest(expired))
+            await asyncio.sleep(0)
+            if not turns:
+                append(log, stamped([b"fresh"], base_offset=10, timestamp=10_000_000))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if turns:
+            append(log, stamped([b"fresh"], base_offset=10, timestamp=10_000_000))
+        await check
+        assert base_offsets(log)[-1:] == [10]
+
+    asyncio.run(main())
+
+
+def test_a_log_that_is_cut_while_its_snapshots_are_renewed_has_a_new_one_and_none_older() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        log, view = open_log(disk, config=SMALL)
+        fill(log, 20)
+        await log.flush()
+        renewing = asyncio.ensure_future(log.renew_snapshots(5))
+        await asyncio.sleep(0)
+        log.truncate_to(15)
+        seen = list(view.seen)
+        await renewing
+        assert [name for name in disk.listdir(FOLDER) if name.endswith(".snapshot")] == [f"{15:020}.snapshot"]
+        again, view = open_log(disk, config=SMALL)
+        assert view.seen == seen
+
+    asyncio.run(main())
 
 
 def test_a_discarded_log_leaves_nothing_behind_whatever_was_under_way() -> None:
@@ -334,13 +380,17 @@ def test_a_discarded_log_leaves_nothing_behind_whatever_was_under_way() -> None:
         disk = MemoryDisk()
         log, _ = open_log(disk)
         fill(log, 3)
-        begun = asyncio.gather(log.flush(), log.raise_start_offset(1), log.renew_snapshots(5), log.remove_oldest(1))
+
+        async def work(offset: int) -> None:
+            removal = log.remove_oldest(lambda: 1)
+            await asyncio.gather(log.flush(), log.raise_start_offset(offset), log.renew_snapshots(5), removal)
+
+        begun = asyncio.ensure_future(work(1))
         await asyncio.sleep(0)
         discarded = asyncio.ensure_future(log.discard())
-        late = asyncio.gather(log.flush(), log.raise_start_offset(2), log.renew_snapshots(5), log.remove_oldest(1))
-        await asyncio.gather(begun, discarded, late)
+        await asyncio.gather(begun, discarded, work(2))
         assert disk.listdir("") == []
-        await asyncio.gather(log.flush(), log.raise_start_offset(3), log.renew_snapshots(5), log.remove_oldest(1))
+        await work(3)
         assert disk.listdir("") == []
         fresh, _ = open_log(disk)
         assert (fresh.start_offset, fresh.end_offset) == (0, 0)

@@ -17,7 +17,14 @@ from log.manifest import MANIFEST, RECOVERY_POINTS
 from service.broker.partition import Appended, Partition
 from service.ports import RealClock
 from service.stores.memory import MemoryServer
-from service.wire.messages import DeleteTopicsRequest, DeleteTopicState
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+    DeleteTopicsRequest,
+    DeleteTopicState,
+)
 from tests.service.api.admin_stage import Stage, on_stage
 
 HERE = TopicPartition("orders", 0)
@@ -83,6 +90,24 @@ def test_a_flush_that_comes_back_after_its_topic_was_deleted_harms_nobody(
         assert (new.log.start_offset, new.log.end_offset, values(new)) == (0, 1, 1)
         assert old.log.gone
         assert stage.broker.folders[0].failed is None
+
+    on_stage(tmp_path, scene, FSYNC)
+
+
+def test_whose_records_were_to_be_deleted_when_the_topic_went_is_told_so(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders")
+        partition = await until_served(stage)
+        await write(partition, b"1", b"2")
+        async with partition.log.alone():
+            wanted = DeleteRecordsTopic("orders", [DeleteRecordsPartition(0, 1)])
+            asked = asyncio.ensure_future(stage.ask(DeleteRecordsRequest([wanted], 5000)))
+            removing = asyncio.ensure_future(delete(stage))
+            await asyncio.sleep(0.05)
+            partition.log.gone = True  # as if the removal had come first
+        answer = (await asked).topics[0].partitions[0]
+        assert (answer.error_code, answer.low_watermark) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)
+        await removing
 
     on_stage(tmp_path, scene, FSYNC)
 

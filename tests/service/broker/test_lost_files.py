@@ -283,6 +283,26 @@ def test_housekeeping_that_meets_rot_goes_on_with_the_next_partition(tmp_path: P
     on_stage(tmp_path, scene, SETTINGS)
 
 
+def test_housekeeping_that_fails_unforeseen_goes_on_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene(stage: Stage) -> None:
+        await two_topics(stage)
+        visited = []
+
+        async def work(partition: Partition) -> None:
+            visited.append(partition.topic_partition.topic)
+            raise ValueError("bytes that nobody foresaw")
+
+        await stage.broker.housekeeper._each(work)
+        assert sorted(visited) == ["bills", "orders"]
+        assert stage.broker.folders[0].failed is None
+        assert all(f"{topic}-0: work failed" in caplog.text for topic in visited)
+        assert "bytes that nobody foresaw" in caplog.text
+
+    on_stage(tmp_path, scene, SETTINGS)
+
+
 def test_a_data_folder_that_is_emptied_under_the_broker_is_out_of_service(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
