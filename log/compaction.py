@@ -36,7 +36,7 @@ from log.control import ControlType, read_marker
 from log.disk import Disk, DiskFault
 from log.partition_log import PartitionLog
 from log.segment import SEGMENT_BYTES_MAX, SUFFIXES, Segment
-from log.swap import CLEANED, PLAN, SwapPlan, change_names
+from log.swap import CLEANED, PLAN, SwapPlan, change_names, forget_plan
 from log.unbroken import unbroken
 
 KEYS_MAX: Final = 500_000
@@ -98,6 +98,8 @@ class CompactionReport:
 
 def find_work(log: PartitionLog, disk: Disk, *, now_ms: int, limit_offset: int) -> Work | None:
     """What a pass over this log would do now, None when it isn't due. The topic's policy is the caller's question."""
+    if log.swap_unfinished:
+        return None
     segments = _cleanable(log, now_ms, min(limit_offset, log.flushed_offset))
     if not segments:
         return None
@@ -290,7 +292,7 @@ class _Cleaning:
                 self.log.replace_segments(self.old, self.new)
                 await self.disk.sync_dir(self.log.folder)
                 await write_offset(self.disk, self.log.folder, CLEANED_OFFSET, plan.cleaned_offset)
-            self.disk.unlink(f"{self.log.folder}/{PLAN}")
+            await forget_plan(self.disk, self.log.folder)
 
     def _plan(self) -> SwapPlan:
         add, remove = ([segment.base_offset for segment in segments] for segments in (self.new, self.old))

@@ -33,7 +33,7 @@ from log.recovery import Damage, Recovered, RecoveryReport, recover
 from log.retention import SegmentAge, expired
 from log.segment import Segment, SegmentFacts
 from log.snapshots import Snapshot, encode_snapshot, restore, restore_newest, snapshot_name, superfluous, take_snapshot
-from log.swap import PLAN, SwapPlan
+from log.swap import SwapPlan, forget_plan
 from log.unbroken import unbroken
 from log.views import View
 
@@ -223,8 +223,15 @@ class PartitionLog:
 
     @property
     def flush_due(self) -> bool:
-        """A roll has left a sealed segment behind that is not durable: flush soon, in every mode of durability."""
-        return bool(self._unsynced)
+        """A roll has left a sealed segment behind that is not durable, or a crash a swap: flush soon, in every mode of
+        durability.
+        """
+        return bool(self._unsynced or self._plan_left)
+
+    @property
+    def swap_unfinished(self) -> bool:
+        """A recovery went through with a swap of the cleaner, and its plan is still there: no other may begin."""
+        return self._plan_left is not None
 
     # -- writing
 
@@ -376,8 +383,8 @@ class PartitionLog:
                 self._disk.unlink(f"{self.folder}/{snapshot_name(offset)}")
         if self._plan_left is not None:
             await write_offset(self._disk, self.folder, CLEANED_OFFSET, self._plan_left.cleaned_offset)
+            await forget_plan(self._disk, self.folder)
             self._plan_left = None
-            self._disk.unlink(f"{self.folder}/{PLAN}")
         self._drop_old_snapshots()
 
     def _drop_old_snapshots(self) -> None:

@@ -2,7 +2,8 @@
 
 What always holds:
 * Below the trusted offset (known durable before the crash) nothing is cut. What is wrong there is bit rot or a missing
-  file: it stays as it is and comes back as `Damage`, and the caller must not lead with this log.
+  file, or a segment that reaches into the next one: it stays as it is and comes back as `Damage`, and the caller must
+  not lead with this log.
 * From the trusted offset on, the log ends before the first batch that is not whole, not right by its checksum, not next
   by its offset, or of an older leader epoch than the one before. What follows was never promised to anybody: it is cut
   off and reported. Offsets above the trusted one have no gaps, because compaction works below it only.
@@ -14,6 +15,7 @@ opened here is closed here. Nothing found counts as durable until the log's next
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -25,7 +27,7 @@ from log.ids import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
 from log.segment import LOG_SUFFIX, OFFSET_SUFFIX, SCAN_BYTES, SUFFIXES, TIME_SUFFIX, Segment, SegmentFacts
 from log.snapshots import SUFFIX as SNAPSHOT_SUFFIX
 from log.snapshots import Snapshot, restore_newest, take_snapshot
-from log.swap import SwapPlan, finish_swap
+from log.swap import BadPlan, SwapPlan, finish_swap
 from log.views import View
 
 
@@ -82,7 +84,11 @@ def recover(
     """Read what is in `folder`, make it consistent, and say what was wrong. `on_read` hears of every segment that was
     read, from whatever thread this runs in.
     """
-    plan_left = finish_swap(disk, folder)
+    plan_left, bad_plan = None, ""
+    try:
+        plan_left = finish_swap(disk, folder)
+    except BadPlan as error:  # nobody knows which files of that swap are the log's
+        bad_plan = str(error)
     bases, snapshots = _take_stock(disk, folder)
     cleaned_offset = plan_left.cleaned_offset if plan_left is not None else 0
     trusted = max(recovery_point, cleaned_offset, read_offset(disk, folder, CLEANED_OFFSET) or 0)
@@ -97,6 +103,8 @@ def recover(
     recovery.restore_views(views, snapshots, scan_from)
     recovery.scan(bases[first_scanned:], views)
     end_offset = recovery.settle_end(start_offset)
+    if bad_plan:
+        report.damage.append(Damage(start_offset, 0, 0, start_offset, end_offset, bad_plan))
     for view in views:
         view.set_start_offset(start_offset)
     recovery.epochs.truncate_from_start(start_offset)
@@ -174,8 +182,19 @@ class _Recovery:
         for index in range(count):
             segment = Segment(self.disk, self.folder, self._facts(bases[index], bases[index + 1]), sealed=True)
             segment.learn_times()
+            self._look_for_overlap(segment)
             segment.close()
             self.segments.append(segment)
+
+    def _look_for_overlap(self, segment: Segment) -> None:
+        """Whether the segment keeps to its own offsets. Only its end is read; rot in there is not looked for."""
+        with suppress(CorruptBatch):
+            for position, header in segment.headers(segment.last_known_position()):
+                if not segment.base_offset <= header.base_offset <= header.last_offset < segment.end_offset:
+                    first, last, base = header.base_offset, header.last_offset, segment.base_offset
+                    reason = f"offsets {first} to {last} stand in the segment {base}"
+                    self.report.damage.append(Damage(base, position, header.size_bytes, base, last + 1, reason))
+                    return
 
     def _facts(self, base_offset: int, end_offset: int) -> SegmentFacts:
         file = self.disk.open(f"{self.folder}/{base_offset:020}{LOG_SUFFIX}")

@@ -458,6 +458,10 @@ class Segment:
         position = self._true_position(slot)
         return position if position is not None else self._indexed_position(offset)
 
+    def last_known_position(self) -> int:
+        """The last batch boundary that the index knows."""
+        return self._indexed_position(self.end_offset)
+
     def _true_position(self, slot: int) -> int | None:
         """Where the batch of an index entry stands; None when the index lied and has been built anew."""
         key, position = self.offsets.entry(slot)

@@ -3,7 +3,10 @@
 How it goes: the new segments are written and made durable beside the old ones, under names with `.cleaned` at the end;
 then one atomic write of the plan decides; then names change; then the plan goes. A restart without a plan throws the
 `.cleaned` files away, a restart with one changes the names again, which harms nobody when they are changed already.
-Called by `log.compaction` and `log.recovery`.
+
+What always holds: while a plan is there, or could be there again after a power cut, a `.cleaned` file is one that it
+means. So a plan is forgotten durably before a cleaner makes the next such file.
+Called by `log.compaction`, `log.partition_log` and `log.recovery`.
 """
 
 import json
@@ -15,6 +18,10 @@ from log.segment import LOG_SUFFIX, OFFSET_SUFFIX, SUFFIXES, TIME_SUFFIX, segmen
 
 PLAN: Final = "compaction-swap.json"
 CLEANED: Final = ".cleaned"
+
+
+class BadPlan(ValueError):
+    """The bytes are not a plan."""
 
 
 class SwapPlan(NamedTuple):
@@ -32,8 +39,12 @@ class SwapPlan(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> "SwapPlan":
-        fields = json.loads(data)
-        return cls(tuple(map(int, fields["add"])), tuple(map(int, fields["remove"])), int(fields["cleaned_offset"]))
+        """The inverse of `encode`; `BadPlan` for anything else."""
+        try:
+            fields = json.loads(data)
+            return cls(tuple(map(int, fields["add"])), tuple(map(int, fields["remove"])), int(fields["cleaned_offset"]))
+        except (ValueError, LookupError, TypeError) as error:
+            raise BadPlan(f"{PLAN} can't be read") from error
 
 
 def change_names(disk: Disk, folder: str, plan: SwapPlan) -> None:
@@ -48,6 +59,12 @@ def change_names(disk: Disk, folder: str, plan: SwapPlan) -> None:
         if base_offset not in plan.add:
             for suffix in SUFFIXES:
                 disk.discard(f"{folder}/{segment_name(base_offset, suffix)}")
+
+
+async def forget_plan(disk: Disk, folder: str) -> None:
+    """The new names are durable, and so is the offset below which the log is cleaned now."""
+    disk.unlink(f"{folder}/{PLAN}")
+    await disk.sync_dir(folder)
 
 
 def finish_swap(disk: Disk, folder: str) -> SwapPlan | None:

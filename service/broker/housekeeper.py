@@ -106,9 +106,7 @@ class Housekeeper:
             )
 
     def _expired_segments(self, partition: Partition) -> int:
-        return partition.log.expired_segments(
-            now_ms=self._env.clock.wall_ms(), high_watermark=partition.high_watermark
-        )
+        return partition.log.expired_segments(now_ms=self._env.clock.wall_ms(), high_watermark=partition.high_watermark)
 
     async def _forget_idle_producers(self, partition: Partition) -> None:
         partition.producers.expire(self._env.clock.wall_ms(), self._config.producer_id_expiration_ms)

@@ -324,10 +324,8 @@ def test_retention_that_waits_for_the_cleaner_takes_only_what_has_expired() -> N
             return log.expired_segments(NOW_MS, log.end_offset)
 
         assert expired() > 1
-        cleaning = asyncio.ensure_future(
-            compact(log, bench.disk, work, facts, now_ms=NOW_MS, breathe=no_breath)
-        )
-        while not log.alone().locked():
+        cleaning = asyncio.ensure_future(compact(log, bench.disk, work, facts, now_ms=NOW_MS, breathe=no_breath))
+        for _ in iter(log.alone().locked, True):
             await asyncio.sleep(0)
         await log.remove_oldest(expired)
         assert (await cleaning).swapped

@@ -365,7 +365,7 @@ def test_a_log_that_is_cut_while_its_snapshots_are_renewed_has_a_new_one_and_non
         seen = list(view.seen)
         await renewing
         assert [name for name in disk.listdir(FOLDER) if name.endswith(".snapshot")] == [f"{15:020}.snapshot"]
-        again, view = open_log(disk, config=SMALL)
+        _, view = open_log(disk, config=SMALL)
         assert view.seen == seen
 
     asyncio.run(main())

@@ -8,6 +8,7 @@ import pytest
 from log.config import LogConfig
 from log.partition_log import PartitionLog
 from log.segment import OFFSET_SUFFIX, TIME_SUFFIX
+from log.swap import CLEANED, PLAN
 from tests.log.building import FOLDER, base_offsets, contents, fill, open_log, stamped
 from tests.log.memory_disk import MemoryDisk
 
@@ -180,6 +181,28 @@ def test_segments_below_the_recovery_point_are_not_read() -> None:
     assert report.replayed_from_offset == log.segments[-1].base_offset
     assert view.seen == contents(again)
     assert again.flushed_offset == 20
+
+
+def test_a_segment_that_reaches_into_the_next_one_is_damage() -> None:
+    disk, log = written()
+    first, second, *_ = log.segments
+    disk.files[first.path()].data += disk.files[second.path()].data
+    again, _ = open_log(disk, config=SMALL, recovery_point=20)
+    (damage,) = again.damage
+    assert (damage.segment, damage.first_offset) == (0, 0)
+    assert f"stand in the segment {first.base_offset}" in damage.reason
+
+
+@pytest.mark.parametrize("plan", [b"", b"{}", b'{"add": 1, "remove": [], "cleaned_offset": 0}'])
+def test_a_log_whose_plan_of_a_swap_cant_be_read_is_damaged_and_keeps_its_files(plan: bytes) -> None:
+    disk, log = written()
+    for path, data in ((f"{FOLDER}/{PLAN}", plan), (log.segments[0].path() + CLEANED, b"maybe the log's")):
+        disk.open(path, create=True).append([data])
+    before = sorted(disk.listdir(FOLDER))
+    again, _ = open_log(disk, config=SMALL, recovery_point=20)
+    (damage,) = again.damage
+    assert (damage.first_offset, damage.end_offset, damage.reason) == (0, 20, f"{PLAN} can't be read")
+    assert sorted(disk.listdir(FOLDER)) == before
 
 
 @pytest.mark.parametrize("damage", ["gone", "noise", "zeros"])

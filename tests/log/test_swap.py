@@ -1,0 +1,113 @@
+"""A swap of the cleaner, cut short by a loss of power at each of its steps, and of those of the recoveries after it."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from itertools import count
+
+from log.compaction import compact, find_work
+from log.config import LogConfig
+from log.disk import DiskFault
+from tests.log.compacting import NOW_MS, Bench, Facts, committed_records, no_breath, table
+from tests.log.memory_disk import MemoryDisk, Node
+
+CONFIG = LogConfig(
+    cleanup_policy=("compact",), segment_bytes=400, index_interval_bytes=100, min_cleanable_dirty_ratio=0.0
+)
+LIVES = 3
+END_OFFSET = 6
+
+
+def opened(disk: MemoryDisk) -> Bench:
+    return Bench(disk, CONFIG, recovery_point=END_OFFSET)
+
+
+def written() -> MemoryDisk:
+    """A log of several small segments, durable, its newest record in the active one."""
+
+    async def write() -> MemoryDisk:
+        disk = MemoryDisk()
+        bench = Bench(disk, CONFIG)
+        bench.put((b"x", b"1"))
+        bench.log.roll(NOW_MS)
+        bench.put((b"a", b"1"), (b"b", b"1"))
+        bench.log.roll(NOW_MS)
+        bench.put((b"c", bytes(200)))
+        bench.put((b"a", b"2"), producer=7)
+        bench.log.roll(NOW_MS)
+        bench.put((b"d", b"4"))
+        await bench.log.flush()
+        assert bench.log.end_offset == END_OFFSET
+        return disk
+
+    return asyncio.run(write())
+
+
+async def live(disk: MemoryDisk) -> None:
+    """What a broker does between two crashes: recover, clean, flush, clean again."""
+    bench = opened(disk)
+    for _ in range(2):
+        work = find_work(bench.log, disk, now_ms=NOW_MS, limit_offset=END_OFFSET)
+        if work is not None:
+            facts = Facts(bench.stable, bench.producers)
+            await compact(bench.log, disk, work, facts, now_ms=NOW_MS, breathe=no_breath)
+        await bench.log.flush()
+
+
+def outcomes(disk: MemoryDisk) -> Iterator[MemoryDisk]:
+    """What is durable when power is lost at any change of a life that begins with `disk`: of the names that were
+    changed and not synced, the first few, and no byte that was not synced.
+    """
+    for change in count(1):
+        cut = durable_part(disk)
+        cut.fail_at = change
+        with contextlib.suppress(DiskFault):
+            asyncio.run(live(cut))
+        yield cut
+        for op in cut.pending_names:
+            cut._settle_name(op)
+            yield cut
+        if cut.fault is None:
+            return
+
+
+def durable_part(disk: MemoryDisk) -> MemoryDisk:
+    """Another disk that holds what is durable on this one."""
+    other = MemoryDisk()
+    other.folders, other.durable_folders = dict(disk.durable_folders), dict(disk.durable_folders)
+    for path, node in disk.durable_files.items():
+        other.files[path] = other.durable_files[path] = Node()
+        other.files[path].data, other.files[path].durable = bytearray(node.durable), node.durable
+    return other
+
+
+def fingerprint(disk: MemoryDisk) -> frozenset[tuple[str, bytes]]:
+    return frozenset((path, node.durable) for path, node in disk.durable_files.items())
+
+
+def test_power_may_go_at_each_step_of_a_swap_and_of_the_recoveries_after_it() -> None:
+    """Method: every state that the disk can be in after one life is the beginning of the next, three lives long."""
+    first = written()
+    bench = opened(durable_part(first))
+    before = committed_records(bench.log, bench.stable)
+    known, beginnings = {fingerprint(first)}, [first]
+    for _ in range(LIVES):
+        ends = []
+        for disk in beginnings:
+            for after in outcomes(disk):
+                if fingerprint(after) not in known:
+                    known.add(fingerprint(after))
+                    ends.append(durable_part(after))
+                    check(opened(durable_part(after)), before)
+        beginnings = ends
+    assert len(known) > 100
+
+
+def check(bench: Bench, before: list[tuple[int, bytes | None, bytes | None]]) -> None:
+    assert not bench.log.damage
+    assert bench.log.end_offset == END_OFFSET
+    after = committed_records(bench.log, bench.stable)
+    assert set(after) <= set(before)
+    assert [offset for offset, _, _ in after] == sorted({offset for offset, _, _ in after})
+    assert table(after) == table(before)
+    assert bench.producers.last == {7: 4}
