@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 from idempotence.epochs import is_exhausted
 from log.ids import NO_PRODUCER_ID, NO_TIMESTAMP
 from txn.commands import EndBranches, NamedBranch
+from txn.records import fits_key
 from txn.states import COMPLETED, State, Txn
 from txn.verdicts import BranchFault, BranchNotReady, Fenced, InvalidRequest, Verdict, WrongState
 
@@ -82,7 +83,7 @@ def reusable(txn: Txn) -> bool:
 
 def check_decision(root: Txn | None, ask: EndBranches) -> Verdict | None:
     """Why nothing can be decided for this root by this caller now; None: it can."""
-    if not ask.root or branch_of(ask.root) is not None:
+    if not ask.root or branch_of(ask.root) is not None or not fits_key(ask.root):
         return InvalidRequest("not the id of a root")
     if not 0 <= ask.token <= MAX_TOKEN:
         return InvalidRequest("a token is a number from 0 to 2^63 - 1")

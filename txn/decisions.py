@@ -13,6 +13,7 @@ from idempotence.epochs import FENCE_EPOCH, bumped, is_exhausted
 from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP
 from txn.branches import branch_of
 from txn.commands import AddPartitions, EndTransaction, InitProducer, VerifyPartitions
+from txn.records import fits_key
 from txn.settings import TxnSettings
 from txn.states import AT_REST, PREPARED, TWO_PHASE_TIMEOUT_MS, State, Txn
 from txn.verdicts import (
@@ -78,6 +79,8 @@ def decide_init(
 def _check_init(ask: InitProducer, settings: TxnSettings) -> Verdict | None:
     if not ask.transactional_id:
         return InvalidRequest("an empty transactional id")
+    if not fits_key(ask.transactional_id):
+        return InvalidRequest("a transactional id of more than 32767 bytes")
     if (ask.producer_id == NO_PRODUCER_ID) != (ask.producer_epoch == NO_PRODUCER_EPOCH):
         return InvalidRequest("a producer id without its epoch, or an epoch without its producer id")
     if ask.keep_prepared and not ask.two_phase_commit:

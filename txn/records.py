@@ -22,6 +22,7 @@ from txn.states import NO_TOKEN, State, Txn
 
 KEY_VERSION: Final = 0
 VALUE_VERSION: Final = 1
+LONGEST_ID_BYTES: Final = 2**15 - 1
 
 PREVIOUS_PRODUCER_ID, NEXT_PRODUCER_ID, CLIENT_VERSION, NEXT_PRODUCER_EPOCH = range(4)
 LAST_PRODUCER_EPOCH, SEALED_MS, DECIDED_TOKEN, DECIDED_BY, DECIDED_BEFORE = range(10_000, 10_005)
@@ -50,6 +51,11 @@ class BadRecord(ValueError):
 
 
 # ---------------------------------------------------------------- writing
+
+
+def fits_key(transactional_id: str) -> bool:
+    """Whether a record can be about this id."""
+    return len(transactional_id.encode("utf-8", "surrogateescape")) <= LONGEST_ID_BYTES
 
 
 def write_key(transactional_id: str) -> bytes:

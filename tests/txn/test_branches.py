@@ -397,6 +397,7 @@ def test_what_is_open_and_what_was_decided_can_be_asked_for() -> None:
 def test_senseless_decisions_are_refused() -> None:
     writers = Writers()
     assert isinstance(writers.shard.ask(EndBranches("", 1, commit=True)), InvalidRequest)
+    assert isinstance(writers.shard.ask(EndBranches("r" * 32_768, 1, commit=True)), InvalidRequest)
     assert isinstance(writers.shard.ask(EndBranches("a::1/x", 1, commit=True)), InvalidRequest)
     assert isinstance(writers.decide(-1), InvalidRequest)
     assert isinstance(writers.decide(1, owner=(5, 0)), InvalidRequest)

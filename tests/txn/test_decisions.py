@@ -92,6 +92,13 @@ def end(
 # ---------------------------------------------------------------- InitProducerId
 
 
+@rule("B.3", "a transactional id that no record of the log could hold is an invalid request")
+def test_an_id_fits_its_record() -> None:
+    assert isinstance(init(None, InitProducer("x" * 32_767, 1_000)).verdict, Initialized)
+    assert isinstance(init(None, InitProducer("x" * 32_768, 1_000)).verdict, InvalidRequest)
+    assert isinstance(init(None, InitProducer("é" * 16_384, 1_000)).verdict, InvalidRequest)
+
+
 @rule("B.3", "an empty transactional id is an invalid request")
 def test_an_empty_id_is_refused() -> None:
     assert isinstance(init(None, InitProducer("", 1_000)).verdict, InvalidRequest)

@@ -26,6 +26,7 @@ from service.wire.codec import (
     write_request_header,
     write_response_header,
 )
+from service.wire.decoders import LONGEST_STRING
 from service.wire.error_codes import ErrorCode
 from service.wire.layout import is_flexible, layout_of
 from service.wire.messages import (
@@ -33,6 +34,7 @@ from service.wire.messages import (
     FetchableTopicResponse,
     FetchResponse,
     FetchResponsePartitionData,
+    JoinGroupRequest,
     MetadataRequest,
     MetadataRequestTopic,
     PartitionProduceData,
@@ -246,6 +248,17 @@ def test_a_message_has_a_most_of_elements_however_long_its_frame_is() -> None:
 def test_text_that_is_not_utf8_is_malformed() -> None:
     with pytest.raises(MalformedRequest):
         decode_request(3, 1, struct.pack(">ih", 1, 2) + b"\xff\xfe")
+
+
+def test_no_string_is_longer_than_the_records_of_coordinators_hold() -> None:
+    """In versions with compact strings the length would allow it."""
+    for name, fits in (("g" * LONGEST_STRING, True), ("g" * (LONGEST_STRING + 1), False), ("é" * 20_000, False)):
+        body = encode_request(11, 9, JoinGroupRequest(group_id="g", member_id="m", group_instance_id=name))
+        if fits:
+            assert decode_request(11, 9, body).group_instance_id == name
+        else:
+            with pytest.raises(MalformedRequest, match="32767"):
+                decode_request(11, 9, body)
 
 
 # ---------------------------------------------------------------- whose bytes
