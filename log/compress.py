@@ -16,8 +16,8 @@ import lz4.frame
 import zstandard
 from isal import isal_zlib
 
-MAX_PLAIN_BYTES: Final = 64 << 20
-"""What one batch may unpack to. A full batch of 1 MB seldom unpacks to a tenth of it; a bomb wants gigabytes."""
+MAX_PLAIN_BYTES: Final = 128 << 20
+"""What one batch may unpack to: a hundred times what a full batch of 1 MB holds. A bomb wants gigabytes."""
 
 LZ4_DEFAULT_LEVEL: Final = 9
 XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
@@ -25,6 +25,7 @@ XERIAL_HEADER_BYTES: Final = 16
 XERIAL_BLOCK_BYTES: Final = 32 << 10
 ZSTD_WINDOW_BYTES: Final = 64 << 20
 """A frame that asks for a larger window is refused: the window is reserved before a byte is unpacked."""
+ZSTD_LOOK_BYTES: Final = 1 << 20
 GZIP: Final = 31
 """zlib's `wbits` for a gzip header with the largest window."""
 GZIP_ERROR: Final = cast(type[Exception], isal_zlib.error)
@@ -43,6 +44,13 @@ class Codec(IntEnum):
 
 class BadCompression(ValueError):
     """The compressed bytes are broken, or unpack to more than was allowed."""
+
+
+class UnpacksTooLarge(BadCompression):
+    """The bytes may be sound, but there is more in them than was allowed."""
+
+    def __init__(self) -> None:
+        super().__init__("unpacks to more than was allowed")
 
 
 def compress(codec: int, plain: bytes, level: int | None = None) -> bytes:
@@ -126,7 +134,7 @@ def _unpack_stream(new_unpacker: _NewUnpacker, packed: bytes, limit_bytes: int) 
         part = unpacker.decompress(packed, max_length=room + 1)
         room -= len(part)
         if room < 0:
-            raise BadCompression("unpacks to more than was allowed")
+            raise UnpacksTooLarge
         if not unpacker.eof:
             raise BadCompression("the compressed bytes end too early")
         parts.append(part)
@@ -140,9 +148,22 @@ def _unpack_zstd(packed: bytes, limit_bytes: int) -> bytes:
         return b""
     claimed = zstandard.frame_content_size(packed)
     if claimed > limit_bytes:
-        raise BadCompression("unpacks to more than was allowed")
+        raise UnpacksTooLarge
     decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES)
-    return decompressor.decompress(packed, max_output_size=limit_bytes, allow_extra_data=False)
+    try:
+        return decompressor.decompress(packed, max_output_size=limit_bytes, allow_extra_data=False)
+    except zstandard.ZstdError:
+        if _is_longer(decompressor, packed, limit_bytes):  # which the library calls by the same name as a torn frame
+            raise UnpacksTooLarge from None
+        raise
+
+
+def _is_longer(decompressor: zstandard.ZstdDecompressor, packed: bytes, limit_bytes: int) -> bool:
+    room = limit_bytes
+    with decompressor.stream_reader(packed) as reader:
+        while room >= 0 and (part := reader.read(ZSTD_LOOK_BYTES)):
+            room -= len(part)
+    return room < 0
 
 
 def _unpack_snappy(packed: bytes, limit_bytes: int) -> bytes:
@@ -168,7 +189,7 @@ def _unpack_snappy(packed: bytes, limit_bytes: int) -> bytes:
 def _unpack_snappy_block(block: bytes, limit_bytes: int) -> bytes:
     claimed = cramjam.snappy.decompress_raw_len(block)
     if claimed > limit_bytes:
-        raise BadCompression("unpacks to more than was allowed")
+        raise UnpacksTooLarge
     return bytes(cramjam.snappy.decompress_raw(block))
 
 

@@ -45,5 +45,14 @@ class LogConfig:
         return "compact" in self.cleanup_policy
 
     @property
+    def opens_batches(self) -> bool:
+        """Whether what clients send must be looked into, and not only judged by the headers of batches."""
+        return (
+            self.compression_type != "producer"
+            or self.message_timestamp_before_max_ms < UNLIMITED
+            or "compact" in self.cleanup_policy
+        )
+
+    @property
     def deletes(self) -> bool:
         return "delete" in self.cleanup_policy

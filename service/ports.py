@@ -33,6 +33,9 @@ class Clock(Protocol):
 
 
 class Tasks(Protocol):
+    failed: int
+    """How many tasks have ended with an error."""
+
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` beside everything else. What it raises is reported, never lost."""
         ...
@@ -70,7 +73,7 @@ class LoopTasks:
 
     def __init__(self, on_failure: Callable[[str, BaseException], None]) -> None:
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._started = 0
+        self._started = self.failed = 0
         self._on_failure = on_failure
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -81,6 +84,7 @@ class LoopTasks:
         def ended(task: asyncio.Task[None]) -> None:
             del self._running[number]
             if not task.cancelled() and (error := task.exception()) is not None:
+                self.failed += 1
                 self._on_failure(name, error)
 
         task.add_done_callback(ended)
@@ -100,7 +104,8 @@ class LoopTasks:
 
 
 def report_failure(name: str, error: BaseException) -> None:
-    logger.error("task %s failed", name, exc_info=error)
+    """The broker goes on: what it has acknowledged it still serves, and other tasks may be all that is asked of it."""
+    logger.critical("task %s ended with an error, and what it did is not done any more", name, exc_info=error)
 
 
 class RealEnv:

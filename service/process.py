@@ -59,6 +59,7 @@ async def run_broker(
         servers = await listen(broker, descriptors.connections)
     except (MetadataLost, StoreError) as error:
         raise StartError(str(error)) from None
+    env.tasks.spawn("loop watch", broker.loop_watch.run())
     on_ready(broker)
     await stop.wait()
     for server in servers:

@@ -1,7 +1,9 @@
 # Hot path: one call a Produce request; `python -m tests.bench --only throughput` answers for it.
 """Produce, versions 3 to 13 (13: topic ids).
 
-Every batch is appended before the first await: the bytes are views of the connection's buffer. `acks=0` is never
+Every batch is appended before the first await, since the bytes are views of the connection's buffer; but for what must
+be confirmed by a transaction coordinator, or looked into for longer than a turn of the loop may take: that is copied,
+and takes its turn. `acks=0` is never
 answered, and closes the connection on an
 error, which is the only way to tell. `acks=all` is answered when every in-sync replica holds the batches, or with
 REQUEST_TIMED_OUT after the caller's
@@ -13,7 +15,8 @@ from collections.abc import Awaitable, Iterator, Mapping
 
 from idempotence.producers import Guard
 from log.batch import CODEC_BITS, HEADER_BYTES, TRANSACTIONAL, CorruptBatch, read_header
-from service.broker.acceptance import CODECS, Refused, one_batch
+from log.config import LogConfig
+from service.broker.acceptance import CODECS, Opened, Refused, one_batch
 from service.broker.internal_topics import INTERNAL_TOPICS
 from service.broker.node import Broker
 from service.broker.partition import ACKS_ALL, Appended, Partition, PartitionLost
@@ -59,8 +62,11 @@ def handle(
     if (wrong := _wrong_transaction(request)) is not None:
         return _refuse_all(request, wrong)
     if session.produce_turn is not None or any(_unconfirmed(broker, header, request)):
-        return _when_confirmed(broker, session, header, request)
-    return _append_all(broker, header, request, {})
+        return _when_admitted(broker, session, header, request)
+    opened = _open_now(broker, header, request)
+    if opened is None:
+        return _when_admitted(broker, session, header, request)
+    return _append_all(broker, header, request, {}, opened)
 
 
 def _needs_guard(broker: Broker, header: RequestHeader) -> bool:
@@ -100,9 +106,15 @@ def _refuse_all(request: ProduceRequest, error: ErrorCode) -> ProduceResponse | 
 
 
 def _append_all(
-    broker: Broker, header: RequestHeader, request: ProduceRequest, admitted: Mapping[int, Guard | Refused | None]
+    broker: Broker,
+    header: RequestHeader,
+    request: ProduceRequest,
+    admitted: Mapping[int, Guard | Refused | None],
+    opened: Mapping[int, Opened],
 ) -> ProduceResponse | Signal | Awaitable[ProduceResponse]:
-    """Append what may be appended now. `admitted`: what the gate said, by the identity of the partition's data."""
+    """Append what may be appended now. `admitted`: what the gate said, by the identity of the partition's data;
+    `opened`: what a look into the batch has come to.
+    """
     acks = request.acks
     now_ms = broker.env.clock.wall_ms()
     needs_guard = _needs_guard(broker, header)
@@ -121,7 +133,8 @@ def _append_all(
                 answer = refused(data.index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             else:
                 answer = _append(
-                    partition, data, acks, now_ms, uncommitted, admitted.get(id(data)), header, needs_guard=needs_guard
+                    *(partition, data, acks, now_ms, uncommitted, admitted.get(id(data)), opened.get(id(data)), header),
+                    needs_guard=needs_guard,
                 )
             failed = failed or answer.error_code != 0
             answers.append(answer)
@@ -172,7 +185,51 @@ def _unconfirmed(
                 )
 
 
-def _when_confirmed(
+def _to_open(
+    broker: Broker, header: RequestHeader, request: ProduceRequest
+) -> Iterator[tuple[int, memoryview, LogConfig]]:
+    """The batches that their topics want looked into."""
+    for topic in request.topic_data:
+        partitions = _partitions(broker, header.api_version, topic)
+        if isinstance(partitions, ErrorCode):
+            continue
+        for data in topic.partition_data:
+            partition = partitions.get(data.index)
+            if partition is None:
+                continue
+            config = partition.log.config
+            if not config.opens_batches:
+                break  # nor do the topic's other partitions
+            batch = one_batch(memoryview(data.records or b""))
+            if partition.replicas is not None and not isinstance(batch, Refused):
+                yield id(data), batch, config
+
+
+def _open_now(broker: Broker, header: RequestHeader, request: ProduceRequest) -> dict[int, Opened] | None:
+    """What is inside, or None when it takes longer than one turn of the loop may."""
+    opened: dict[int, Opened] = {}
+    for key, batch, config in _to_open(broker, header, request):
+        found = broker.opener.open_now(batch, config, broker.env.clock.wall_ms())
+        if found is None:
+            return None
+        opened[key] = found
+    return opened
+
+
+async def _open(broker: Broker, header: RequestHeader, request: ProduceRequest, opened: dict[int, Opened]) -> None:
+    """Look into what has not been looked into under the settings that hold when this returns."""
+    opener, clock = broker.opener, broker.env.clock
+    while unknown := [each for each in _to_open(broker, header, request) if _is_unknown(opened.get(each[0]), each[2])]:
+        for key, batch, config in unknown:
+            now_ms = clock.wall_ms()
+            opened[key] = opener.open_now(batch, config, now_ms) or await opener.open(batch, config, now_ms)
+
+
+def _is_unknown(opened: Opened | None, config: LogConfig) -> bool:
+    return opened is None or opened.config is not config
+
+
+def _when_admitted(
     broker: Broker, session: Session, header: RequestHeader, request: ProduceRequest
 ) -> Awaitable[ProduceResponse | Signal]:
     """Take a place in the row: what a connection produces is appended in the order in which it was sent."""
@@ -182,10 +239,10 @@ def _when_confirmed(
                 data.records = memoryview(bytearray(data.records))  # the connection's buffer is not ours afterwards
     before, turn = session.produce_turn, asyncio.get_running_loop().create_future()
     session.produce_turn = turn
-    return _confirm_and_append(broker, session, header, request, before, turn)
+    return _admit_and_append(broker, session, header, request, before, turn)
 
 
-async def _confirm_and_append(
+async def _admit_and_append(
     broker: Broker,
     session: Session,
     header: RequestHeader,
@@ -196,11 +253,14 @@ async def _confirm_and_append(
     try:
         if before is not None:
             await before
+        opened: dict[int, Opened] = {}
+        await _open(broker, header, request, opened)
         admitted = {
             id(data): await broker.transaction_gate.admit(partition, writer, timeout_ms=request.timeout_ms)
             for partition, data, writer in list(_unconfirmed(broker, header, request))
         }
-        answer = _append_all(broker, header, request, admitted)
+        await _open(broker, header, request, opened)  # of topics that were given other settings meanwhile
+        answer = _append_all(broker, header, request, admitted, opened)
     finally:
         if session.produce_turn is turn:
             session.produce_turn = None
@@ -215,6 +275,7 @@ def _append(
     now_ms: int,
     uncommitted: list[Uncommitted],
     admitted: Guard | Refused | None,
+    opened: Opened | None,
     header: RequestHeader,
     *,
     needs_guard: bool,
@@ -231,7 +292,9 @@ def _append(
         return refused(data.index, ErrorCode.INVALID_TOPIC_EXCEPTION)
     if header.api_version < ZSTD_SINCE and batch[ATTRIBUTES_AT] & CODEC_BITS == CODECS["zstd"]:
         return refused(data.index, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
-    outcome = partition.append_from_client(batch, acks=acks, now_ms=now_ms, guard=admitted, needs_guard=needs_guard)
+    outcome = partition.append_from_client(
+        batch, acks=acks, now_ms=now_ms, guard=admitted, needs_guard=needs_guard, opened=opened
+    )
     if not isinstance(outcome, Appended):
         answer = refused(data.index, outcome.error)
         if outcome.error not in SAY_NOTHING_OF_THE_LOG:

@@ -36,7 +36,9 @@ from service.broker.flusher import WORKERS
 from service.broker.housekeeper import Housekeeper
 from service.broker.internal_topics import GROUP_TOPIC, TRANSACTION_TOPIC, InternalTopics
 from service.broker.log_folder import LogFolder
+from service.broker.loop_watch import LoopWatch
 from service.broker.marker_courier import MarkerCourier, MarkerWriter
+from service.broker.opener import Opener
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.producer_id_source import ProducerIdSource
@@ -125,6 +127,8 @@ class Broker:
         }
         self.marker_writer = MarkerWriter(self.partitions, self.groups, env)
         self.marker_courier = MarkerCourier(self.transactions, self.marker_writer, self.metadata, env)
+        self.opener = Opener(env)
+        self.loop_watch = LoopWatch()
         self.transaction_gate = TransactionGate(self.transactions, env)
         self._leaving: dict[TopicPartition, Partition] = {}
         self.node_id = -1

@@ -31,14 +31,22 @@ from idempotence.verdicts import (
     Verdict,
 )
 from isolation.stable import StableOffsets
-from log.batch import TRANSACTIONAL, BatchHeader, CorruptBatch, read_header, restamp, set_log_append_time
+from log.batch import (
+    TRANSACTIONAL,
+    BatchHeader,
+    CorruptBatch,
+    clear_attributes,
+    read_header,
+    restamp,
+    set_log_append_time,
+)
 from log.config import LogConfig
 from log.control import ControlType, build_marker
 from log.disk import NO_DESCRIPTORS, DiskFault, FileSlice
 from log.ids import TopicId, TopicPartition
 from log.partition_log import PartitionLog
 from log.replica import ReplicaSet
-from service.broker.acceptance import Refused, inspect_batch, missing_key, recompressed, wanted_codec
+from service.broker.acceptance import BROKERS_BITS, Opened, Refused, inspect_batch, must_open, open_at_once
 from service.broker.log_folder import LogFolder
 from service.wire.error_codes import ErrorCode
 
@@ -166,9 +174,11 @@ class Partition:
         now_ms: int,
         guard: Guard | None = None,
         needs_guard: bool = True,
+        opened: Opened | None = None,
     ) -> Appended | Refused:
         """Append one client's batch, stamped in place in `records`, or say why not; then nothing has changed.
 
+        `opened`: what is known of its inside, for settings that ask for that. What isn't known yet is looked up here.
         `guard`: what `producers.start_verification` gave out before the transaction coordinator confirmed the batch.
         """
         replicas = self.replicas
@@ -181,17 +191,19 @@ class Partition:
         header = inspect_batch(records, config, now_ms)
         if isinstance(header, Refused):
             return header
-        if config.compacts and (refused := missing_key(records, header)):
-            return refused
+        if must_open(header, config, now_ms):
+            if opened is None or opened.config is not config:
+                opened = open_at_once(records, header, config, now_ms)
+            if opened.refused is not None:
+                return opened.refused
         if header.producer_id >= 0:
             verdict = self.producers.check(header, now_ms=now_ms, guard=guard, needs_guard=needs_guard)
             if verdict is not ACCEPTED:
                 return _not_new(verdict)
-        if (codec := wanted_codec(header, config)) != header.codec:
-            changed = recompressed(records, header, codec, config)
-            if isinstance(changed, Refused):
-                return changed
-            records = memoryview(changed)
+        if opened is not None and opened.records is not None:
+            records = memoryview(opened.records)
+        if header.attributes & BROKERS_BITS:
+            clear_attributes(records, BROKERS_BITS)
         append_time_ms = -1
         if config.message_timestamp_type == "LogAppendTime":
             append_time_ms = now_ms

@@ -1,0 +1,39 @@
+"""Watches for turns of the event loop that last too long: while one does, nobody else is served.
+
+It looks at how late its own timer comes. What is counted may also be the machine's fault (a process that gets no
+processor, a disk that makes a write wait), so the line tells how much of it was spent computing.
+
+Started by `service.process`, beside the broker. A simulated broker has none: its time passes between turns.
+"""
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+logger = logging.getLogger("oncelog.loop")
+
+HELD_MS: Final = 50
+"""Held up longer than this, a client would notice."""
+TICK_S: Final = 0.01
+"""What a turn may escape by: one of HELD_MS and this is always seen. A hundred ticks a second are 0.2 % of a core."""
+
+
+class LoopWatch:
+    def __init__(self) -> None:
+        self.turns_held = 0
+        self.longest_ms = 0
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s, computed_s = loop.time() + TICK_S, time.thread_time()
+            await asyncio.sleep(TICK_S)
+            self.note(int((loop.time() - due_s) * 1000), int((time.thread_time() - computed_s) * 1000))
+
+    def note(self, late_ms: int, computed_ms: int) -> None:
+        if late_ms < HELD_MS:
+            return
+        self.turns_held += 1
+        self.longest_ms = max(self.longest_ms, late_ms)
+        logger.warning("nobody was served for %d ms, of which %d ms were spent computing", late_ms, computed_ms)

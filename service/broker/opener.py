@@ -1,0 +1,86 @@
+"""Looks into batches before they are appended, where a topic asks for that, without holding anybody up.
+
+What always holds: a turn of the loop looks into RECORDS_AT_ONCE records and BYTES_AT_ONCE plain bytes at most, of all
+connections together. Small batches have theirs at once, in the turn they came in. The rest waits in a row, is unpacked
+and packed beside the loop (one at a time, so that what is unpacked is bounded too), and judged step by step.
+
+Called by the handler of Produce.
+"""
+
+import asyncio
+
+from log.batch import CorruptBatch, read_header
+from log.compress import BadCompression
+from log.config import LogConfig
+from service.broker.acceptance import (
+    BYTES_AT_ONCE,
+    RECORDS_AT_ONCE,
+    Opened,
+    Opening,
+    must_open,
+)
+from service.ports import Env
+
+
+class Opener:
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self._row = asyncio.Lock()
+        self._records_left = RECORDS_AT_ONCE
+        self._bytes_left = BYTES_AT_ONCE
+        self._is_new_turn_due = False
+
+    def open_now(self, batch: memoryview, config: LogConfig, now_ms: int) -> Opened | None:
+        """What is inside, or None when that is more than there is room for in this turn."""
+        opening = _opening(batch, config, now_ms)
+        if isinstance(opening, Opened):
+            return opening
+        count = opening.header.record_count
+        if count > self._records_left or len(batch) > self._bytes_left:
+            return None
+        if not self._is_new_turn_due:
+            self._is_new_turn_due = True
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+        self._records_left -= count
+        try:
+            opening.unpack(batch, self._bytes_left)
+        except BadCompression:
+            self._bytes_left = 0
+            return None  # too much for now, or broken
+        self._bytes_left -= opening.plain_bytes
+        opening.judge(count)
+        if opening.is_to_be_packed:
+            opening.pack()
+        return opening.opened
+
+    def _begin_turn(self) -> None:
+        self._is_new_turn_due = False
+        self._records_left, self._bytes_left = RECORDS_AT_ONCE, BYTES_AT_ONCE
+
+    async def open(self, batch: memoryview, config: LogConfig, now_ms: int) -> Opened:
+        """What is inside, however much that is. The batch must stay as it is meanwhile."""
+        opening = _opening(batch, config, now_ms)
+        if isinstance(opening, Opened):
+            return opening
+        async with self._row:
+            try:
+                await self._env.blocking(opening.unpack, batch)
+            except BadCompression as error:
+                opening.refuse_unpacking(error)
+                return opening.opened
+            for _ in range(0, opening.header.record_count, RECORDS_AT_ONCE):
+                if opening.judge(RECORDS_AT_ONCE):
+                    break
+                await asyncio.sleep(0)
+            if opening.is_to_be_packed:
+                await self._env.blocking(opening.pack)
+        return opening.opened
+
+
+def _opening(batch: memoryview, config: LogConfig, now_ms: int) -> Opening | Opened:
+    """What there is to do; nothing where the header says enough, or says nothing, for which the append refuses it."""
+    try:
+        header = read_header(batch)
+    except CorruptBatch:
+        return Opened(config)
+    return Opening(header, config, now_ms) if must_open(header, config, now_ms) else Opened(config)

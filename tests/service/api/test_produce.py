@@ -1,0 +1,157 @@
+"""Produce to topics whose batches must be looked into, as on one connection or on several.
+
+Method: requests in buffers that are overwritten once a handler has returned, as a connection's are.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from log.batch import CRC_AT, DELETE_HORIZON, Record, build_batch, crc32c, read_header, read_records
+from log.ids import TopicPartition
+from service.api import produce
+from service.broker.acceptance import RECORDS_AT_ONCE, Opening
+from service.broker.session import Session
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from tests.service.api.txn_stage import TxnStage, on_txn_stage
+
+PRODUCE, VERSION = 0, 12
+NONE = ErrorCode.NONE
+
+
+def long_batch(records: int = 20 * RECORDS_AT_ONCE, *, now_ms: int, key: bytes | None = b"k", **how: Any) -> bytes:
+    return build_batch([(key, b"v", (), now_ms)] * records, **how)
+
+
+def send(stage: TxnStage, session: Session, topic: str, *batches: bytes) -> Any:
+    """One request with a batch for each of the topic's first partitions."""
+    buffers = [bytearray(batch) for batch in batches]
+    data = [PartitionProduceData(index, memoryview(buffer)) for index, buffer in enumerate(buffers)]
+    request = ProduceRequest(None, 1, 5000, [TopicProduceData(topic, partition_data=data)])
+    answer = produce.handle(stage.broker, session, RequestHeader(PRODUCE, VERSION, 1, "test"), request)
+    if isinstance(answer, Awaitable):
+        for buffer in buffers:
+            buffer[:] = bytes(len(buffer))
+    return answer
+
+
+def error_of(answer: Any) -> ErrorCode:
+    assert isinstance(answer, ProduceResponse)
+    return ErrorCode(answer.responses[0].partition_responses[0].error_code)
+
+
+def stored(stage: TxnStage, topic: str) -> list[Record]:
+    log = stage.broker.partitions.get(TopicPartition(topic, 0)).log  # type: ignore[union-attr]
+    return [record for header, batch in log.scan(0) for record in read_records(batch, header)]
+
+
+SETTINGS = {
+    "compacted": {"cleanup_policy": "compact"},
+    "recompressing": {"compression_type": "lz4"},
+    "not too old": {"message_timestamp_before_max_ms": "3600000"},
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_no_turn_of_the_loop_looks_into_more_records_than_it_may(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several clients send long batches and short ones at once; every callback of the loop is watched."""
+    looked_at: list[int] = [0]
+    judge = Opening.judge
+
+    def counted(opening: Opening, records: int) -> bool:
+        looked_at[-1] += min(records, opening.header.record_count)
+        return judge(opening, records)
+
+    monkeypatch.setattr(Opening, "judge", counted)
+
+    async def scene(stage: TxnStage) -> None:
+        await stage.create("table", 1, **SETTINGS[kind])
+        loop, now_ms = asyncio.get_running_loop(), stage.broker.env.clock.wall_ms()
+        sessions = [Session("10.0.0.1", port) for port in range(4)]
+        answers = [send(stage, session, "table", long_batch(now_ms=now_ms)) for session in sessions]
+        short = [long_batch(30, now_ms=now_ms) for _ in range(100)]
+        answers += [send(stage, Session("10.0.0.2", port), "table", batch) for port, batch in enumerate(short)]
+        done = asyncio.gather(*(answer for answer in answers if isinstance(answer, Awaitable)))
+
+        def turn() -> None:
+            looked_at.append(0)
+            if not done.done():
+                loop.call_soon(turn)
+
+        loop.call_soon(turn)
+        finished = await done
+        assert [error_of(answer) for answer in finished] == [NONE] * len(finished)
+        assert len(stored(stage, "table")) == 4 * 20 * RECORDS_AT_ONCE + 100 * 30
+
+    on_txn_stage(tmp_path, scene)
+    # A turn is what stands between two of ours: one step of the row, and what came new.
+    assert max(looked_at) <= 2 * RECORDS_AT_ONCE
+    assert sum(looked_at) >= 4 * 20 * RECORDS_AT_ONCE
+
+
+def test_what_a_connection_sends_behind_a_long_batch_is_appended_behind_it(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        await stage.create("table", 1, cleanup_policy="compact")
+        session, now_ms = Session("10.0.0.1", 1), stage.broker.env.clock.wall_ms()
+        numbered: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0}
+        batches = [
+            long_batch(5_000, now_ms=now_ms, base_sequence=0, **numbered),
+            long_batch(1, now_ms=now_ms, base_sequence=5_000, **numbered),
+            long_batch(2_000, now_ms=now_ms, base_sequence=5_001, codec=4, **numbered),
+            long_batch(1, now_ms=now_ms, base_sequence=7_001, **numbered),
+        ]
+        answers = [send(stage, session, "table", batch) for batch in batches]
+        other = send(stage, Session("10.0.0.2", 1), "table", long_batch(1, now_ms=now_ms, key=b"other"))
+        assert error_of(other) is NONE
+        assert [record.key for record in stored(stage, "table")] == [b"other"]
+        assert [error_of(answer) for answer in await asyncio.gather(*answers)] == [NONE] * 4
+        assert session.produce_turn is None
+        assert len(stored(stage, "table")) == 1 + 7_002
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_long_batch_is_judged_by_the_settings_at_its_append(tmp_path: Path) -> None:
+    """They change while it is looked into, to what refuses it and to what takes it."""
+
+    async def scene(stage: TxnStage) -> None:
+        for topic, after, expected in (("delete", "compact", ErrorCode.INVALID_RECORD), ("compact", "delete", NONE)):
+            await stage.create(topic, 1, cleanup_policy=topic, compression_type="gzip")
+            partition = await stage.served(topic)
+            now_ms = stage.broker.env.clock.wall_ms()
+            answer = send(stage, Session("10.0.0.1", 1), topic, long_batch(now_ms=now_ms, key=None))
+            waiting = asyncio.ensure_future(answer)
+            await asyncio.sleep(0)
+            partition.set_config(dataclasses.replace(partition.log.config, cleanup_policy=(after,)), fsync=False)
+            assert error_of(await waiting) is expected
+            assert bool(stored(stage, topic)) is (expected is NONE)
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_what_only_a_broker_says_of_a_batch_is_taken_out_when_a_client_says_it(tmp_path: Path) -> None:
+    """A delete horizon in the past would let tombstones go before every reader has seen them."""
+
+    async def scene(stage: TxnStage) -> None:
+        await stage.create("table", 1, cleanup_policy="compact")
+        now_ms = stage.broker.env.clock.wall_ms()
+        forged = bytearray(build_batch([(b"k", None, (), now_ms)]))
+        forged[22] |= DELETE_HORIZON | 0x08
+        forged[CRC_AT : CRC_AT + 4] = crc32c(forged[21:]).to_bytes(4, "big")
+        assert error_of(send(stage, Session("10.0.0.1", 1), "table", bytes(forged))) is NONE
+        log = stage.broker.partitions.get(TopicPartition("table", 0)).log  # type: ignore[union-attr]
+        ((header, batch),) = [(header, bytes(batch)) for header, batch in log.scan(0)]
+        assert header.delete_horizon_ms is None
+        assert not header.log_append_time
+        assert header.crc == crc32c(batch[21:])
+        assert read_header(batch).base_timestamp == now_ms
+
+    on_txn_stage(tmp_path, scene)

@@ -1,0 +1,34 @@
+"""The watch over the event loop."""
+
+import asyncio
+import logging
+import time
+
+import pytest
+
+from service.broker.loop_watch import HELD_MS, LoopWatch
+
+
+def test_a_turn_that_holds_the_loop_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> LoopWatch:
+        watch = LoopWatch()
+        task = asyncio.create_task(watch.run())
+        await asyncio.sleep(0.02)
+        time.sleep(4 * HELD_MS / 1000)  # noqa: ASYNC251 - this is what must be seen
+        await asyncio.sleep(0.02)
+        task.cancel()
+        return watch
+
+    with caplog.at_level(logging.WARNING, "oncelog.loop"):
+        watch = asyncio.run(main())
+    assert watch.turns_held >= 1
+    assert watch.longest_ms >= HELD_MS
+    assert "nobody was served for" in caplog.text
+
+
+def test_short_turns_are_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    watch = LoopWatch()
+    for late_ms in (0, 1, HELD_MS - 1):
+        watch.note(late_ms, late_ms)
+    assert (watch.turns_held, watch.longest_ms) == (0, 0)
+    assert not caplog.text
