@@ -4,8 +4,9 @@ ENV        := .venv/bin
 PYTHON_RUN := $(ENV)/python
 SOURCES := service txn idempotence log isolation spark_sink monitoring tests
 
-# make sim SEED=7 replays one run; make sim N=1000 runs many
+# make sim SEED=7 replays one run; make sim N=1000 runs many, of seeds drawn anew unless FROM=7 says where they begin
 SEED   ?=
+FROM   ?=
 N      ?=
 FRAMES ?= 200000
 ARGS   ?=
@@ -59,7 +60,7 @@ test: lint types ## everything the build machine runs: style, types and the whol
 	$(PYTHON_RUN) -m pytest -rs
 
 sim: install-dev ## the whole broker in one seeded simulation: SEED=n replays a run, N=1000 runs many
-	$(PYTHON_RUN) -m tests.sim $(if $(SEED),--seed $(SEED)) $(if $(N),--runs $(N)) $(ARGS)
+	$(PYTHON_RUN) -m tests.sim $(if $(SEED),--seed $(SEED)) $(if $(FROM),--from $(FROM)) $(if $(N),--runs $(N)) $(ARGS)
 
 mutants: install-dev ## plant known bugs and show that the simulation catches each
 	$(PYTHON_RUN) -m tests.sim.mutants $(ARGS)

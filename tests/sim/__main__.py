@@ -1,7 +1,9 @@
 """`python -m tests.sim`: run the whole broker in the simulation.
 
     --seed N          one run, replayed exactly; says what was done and what was wrong
-    --runs N          N runs, from --first on; every twentieth twice, and the two must be alike
+    --runs N          N runs, of seeds that were most likely never run before; every twentieth twice, and the two must
+                      be alike
+    --from N          those runs begin with this seed, as they did when it was printed
     --seconds S       as many runs as fit into S seconds
 
 Exit status 0 only if nothing was wrong. A failure prints the commit, the Python version and the seed: no more is needed
@@ -11,17 +13,18 @@ to see it again.
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import subprocess
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import as_completed
 from importlib.metadata import version
 from pathlib import Path
 
 from tests.sim.checkers import Violation
-from tests.sim.run import Report, run
+from tests.sim.run import Report, fresh_seed, processes, run
 
 TWICE_EVERY = 20
 LIBRARIES = (
@@ -38,14 +41,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, help="replay this run")
     parser.add_argument("--runs", type=int, default=100, help="how many runs (default 100)")
-    parser.add_argument("--first", type=int, default=1, help="the first seed (default 1)")
+    parser.add_argument("--from", type=int, dest="first", help="the first seed (default: drawn anew)")
     parser.add_argument("--seconds", type=float, help="stop after this long")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at work (default 1)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at work (default: one a core)")
     parser.add_argument("--trace", action="store_true", help="with --seed: print what happened, moment by moment")
     arguments = parser.parse_args()
     if arguments.seed is not None:
         return replay(arguments.seed, trace=arguments.trace)
-    return many(arguments.first, arguments.runs, arguments.seconds, arguments.jobs)
+    first = fresh_seed() if arguments.first is None else arguments.first
+    return many(first, arguments.runs, arguments.seconds, arguments.jobs)
 
 
 def replay(seed: int, *, trace: bool) -> int:
@@ -74,7 +78,7 @@ def complain(report: Report) -> None:
     print(f"\nseed {report.seed} is wrong, at {setting()}:")
     for violation in report.violations:
         print(f"  {violation}")
-    print(f"see it again with: python -m tests.sim --seed {report.seed}\n", flush=True)
+    print(f"see it again with: make sim SEED={report.seed}\n", flush=True)
 
 
 def setting() -> str:
@@ -88,17 +92,18 @@ def setting() -> str:
 def many(first: int, count: int, seconds: float | None, jobs: int) -> int:
     begun = time.monotonic()
     wrong, done, totals = [], 0, Counter[str]()
-    seeds = range(first, first + count)
-    with ProcessPoolExecutor(jobs) as pool:
-        for batch in range(0, count, jobs):
-            for report in pool.map(checked_run, seeds[batch : batch + jobs]):
-                done += 1
-                totals.update(report.faults)
-                totals.update(callbacks=report.callbacks, acknowledged=report.acknowledged, deaths=report.deaths)
-                if not report.right:
-                    wrong.append(report.seed)
-                    complain(report)
+    print(f"seeds {first} to {first + count - 1}; the same again: make sim N={count} FROM={first}", flush=True)
+    with processes(jobs) as pool:
+        for asked in as_completed([pool.submit(checked_run, seed) for seed in range(first, first + count)]):
+            report = asked.result()
+            done += 1
+            totals.update(report.faults)
+            totals.update(callbacks=report.callbacks, acknowledged=report.acknowledged, deaths=report.deaths)
+            if not report.right:
+                wrong.append(report.seed)
+                complain(report)
             if seconds is not None and time.monotonic() - begun > seconds:
+                pool.shutdown(wait=False, cancel_futures=True)
                 break
     took = time.monotonic() - begun
     print(f"{done} runs in {took:.0f} s ({3600 * done / took:.0f} an hour), {len(wrong)} wrong: {wrong[:20]}")

@@ -57,6 +57,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.ready: deque[asyncio.Handle] = deque()
         self.dead = False
         self.paused = False
+        self.steps = 0  # callbacks run so far
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timer_sequence = 0
         self._alarm = float("inf")  # the earliest moment the world will wake this loop for its timers

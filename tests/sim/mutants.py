@@ -12,9 +12,10 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +46,7 @@ from service.broker.shard import Shard
 from service.broker.transaction_gate import TransactionGate, Writer
 from service.groups.coordinator import GroupCoordinator
 from service.wire.error_codes import ErrorCode
-from tests.sim.run import Simulation, replaced, run
+from tests.sim.run import Simulation, processes, replaced, run
 from txn.commands import EndTransaction
 from txn.coordinator import TxnCoordinator
 from txn.markers import SendMarkers
@@ -460,23 +461,30 @@ MUTANTS = (
 
 @dataclass(frozen=True, slots=True)
 class Caught:
-    mutant: Mutant
+    mutant: str
     seeds: int
     broken: str  # the promises that were broken; empty: not caught
     seconds: float
 
 
-def hunt(mutant: Mutant, max_seeds: int = MAX_SEEDS) -> Caught:
-    """Seed after seed, until the mutant is caught."""
-    begun = time.monotonic()
+def hunt(name: str, max_seeds: int = MAX_SEEDS) -> Caught:
+    """Seed after seed, until the mutant of that name is caught."""
+    [mutant] = [mutant for mutant in MUTANTS if mutant.name == name]
+    begun = time.process_time()
     seeds = (seed for seed in itertools.count(1) if not mutant.transactional or Simulation(seed).plan.transactional)
     for tried, seed in enumerate(itertools.islice(seeds, max_seeds), start=1):
         with mutant.plant():
             report = run(seed)
         if not report.right and run(seed).right:  # and not wrong anyway
             broken = ", ".join(dict.fromkeys(violation.promise for violation in report.violations))
-            return Caught(mutant, tried, broken, time.monotonic() - begun)
-    return Caught(mutant, max_seeds, "", time.monotonic() - begun)
+            return Caught(name, tried, broken, time.process_time() - begun)
+    return Caught(name, max_seeds, "", time.process_time() - begun)
+
+
+def hunt_all(mutants: Sequence[Mutant], max_seeds: int = MAX_SEEDS) -> Iterator[Caught]:
+    """Side by side; in the order given."""
+    with processes(os.cpu_count() or 1) as pool:
+        yield from pool.map(hunt, [mutant.name for mutant in mutants], itertools.repeat(max_seeds))
 
 
 def main() -> int:
@@ -488,12 +496,12 @@ def main() -> int:
     arguments = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if arguments.only is None or arguments.only in mutant.name]
     verdicts = []
-    print(f"{'planted bug':38} {'seeds':>5} {'seconds':>7}  broken promise")
-    for mutant in chosen:
-        verdict = hunt(mutant, arguments.seeds)
+    print(f"{'planted bug':46} {'seeds':>5} {'seconds':>7}  broken promise")
+    for verdict in hunt_all(chosen, arguments.seeds):
         verdicts.append(verdict)
         print(
-            f"{mutant.name:38} {verdict.seeds:5} {verdict.seconds:7.0f}  {verdict.broken or 'NOT CAUGHT'}", flush=True
+            f"{verdict.mutant:46} {verdict.seeds:5} {verdict.seconds:7.0f}  {verdict.broken or 'NOT CAUGHT'}",
+            flush=True,
         )
     caught = sum(bool(verdict.broken) for verdict in verdicts)
     print(f"{caught} of {len(verdicts)} caught")

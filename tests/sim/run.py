@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
+import secrets
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,6 +35,7 @@ from tests.sim.env import SimEnv
 from tests.sim.faults import Fate
 from tests.sim.history import Crash, FinalLog, History, Record
 from tests.sim.idempotent import IdempotentWriter
+from tests.sim.loop import SimLoop
 from tests.sim.plan import Plan, draw_plan
 from tests.sim.postman import Postman
 from tests.sim.transactions import CommittedReader, Transactor, fetch_committed
@@ -158,6 +162,7 @@ class Simulation:
     history: History = field(init=False)
     broker: Broker | None = field(init=False, default=None)
     finished: bool = field(init=False, default=False)
+    _looked_at: tuple[SimLoop, int] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.world = World(self.seed, trace=self.trace)
@@ -216,9 +221,10 @@ class Simulation:
 
     def _look_inside(self) -> None:
         """What must hold within the broker at any moment."""
-        broker = self.broker
-        if broker is None or not self.world.hosts[BROKER].alive:
+        broker, loop = self.broker, self.world.hosts[BROKER].loop
+        if broker is None or loop is None or (loop, loop.steps) == self._looked_at:
             return
+        self._looked_at = (loop, loop.steps)
         for partition in broker.partitions:
             if partition.replicas is None:
                 continue
@@ -318,3 +324,13 @@ def run(seed: int, *, trace: bool = False, tamper: Callable[[Simulation], None] 
     simulation = Simulation(seed, trace)
     tamper(simulation)
     return simulation.run()
+
+
+def fresh_seed() -> int:
+    """Where a range of seeds may begin that was most likely never run before."""
+    return secrets.randbelow(10**6) * 10**4
+
+
+def processes(jobs: int) -> ProcessPoolExecutor:
+    """For many runs side by side. What is loaded already isn't looked through when a run's leavings are collected."""
+    return ProcessPoolExecutor(jobs, initializer=gc.freeze)

@@ -189,6 +189,7 @@ class World:
         if handle.cancelled():
             return
         self.callbacks += 1
+        loop.steps += 1
         self.now += CALLBACK_SECONDS
         self.current = loop
         _set_running_loop(loop)
