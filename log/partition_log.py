@@ -31,7 +31,7 @@ from log.identity import write_topic_id
 from log.ids import NO_TIMESTAMP, TopicId
 from log.recovery import Damage, Recovered, RecoveryReport, recover
 from log.retention import SegmentAge, expired
-from log.segment import Segment, SegmentFacts
+from log.segment import SUFFIXES, Segment, SegmentFacts
 from log.snapshots import Snapshot, encode_snapshot, restore, restore_newest, snapshot_name, superfluous, take_snapshot
 from log.swap import SwapPlan, forget_plan
 from log.unbroken import unbroken
@@ -685,17 +685,32 @@ class PartitionLog:
     # -- ends
 
     @property
-    def is_unflushed(self) -> bool:
-        """Whether `close` would have to wait for the disk."""
-        return self.flushed_offset < self.end_offset or self._is_unsettled()
+    def unsynced_files(self) -> int:
+        """How many files, about, `close` would have to wait for one by one."""
+        if self.flushed_offset == self.end_offset and not self._is_unsettled():
+            return 0
+        return 1 + len(self._unsynced) * len(SUFFIXES) + len(self._pending_snapshots)
+
+    def write_snapshots(self) -> None:
+        """What `close` would write, for somebody who is about to sync the whole disk. One that a crash tears is known
+        by its checksum.
+        """
+        for offset, snapshot in sorted(self._pending_snapshots.items()):
+            file = self._disk.open(f"{self.folder}/{snapshot_name(offset)}", create=True)
+            file.truncate(0)
+            file.append((encode_snapshot(snapshot),))
+            file.close()
 
     def note_disk_synced(self) -> None:
-        """The whole disk was synced since the last change here. What is written beside the batches (snapshots, a
-        plan) still wants its own flush.
+        """The whole disk was synced since the last change here, and since `write_snapshots`. Only what is left of a
+        swap still wants a flush.
         """
-        if not (self._unsynced or self._pending_snapshots or self._plan_left):
-            self._folder_is_new = self._names_changed = self._truncated = False
-            self.flushed_offset = self.end_offset
+        for segment in self._unsynced:
+            segment.note_synced()
+        self._snapshots = sorted({*self._snapshots, *self._pending_snapshots})
+        self._unsynced, self._pending_snapshots = [], {}
+        self._folder_is_new = self._names_changed = self._truncated = False
+        self.flushed_offset = self.end_offset
 
     async def close(self) -> CleanState | None:
         """Make everything durable and say what there is; the log is not used again.

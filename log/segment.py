@@ -355,6 +355,10 @@ class Segment:
         for suffix in (OFFSET_SUFFIX, TIME_SUFFIX):
             if self.sealed and not self.gone:
                 await self._fsync_once(suffix)
+        self.note_synced()
+
+    def note_synced(self) -> None:
+        """All its files are durable: indexes that grow no more can be read from theirs."""
         if self.sealed and type(self._offsets) is GrowingIndex:
             self._offsets = self._times = None
 

@@ -67,7 +67,7 @@ logger = logging.getLogger("oncelog.broker")
 SUPPORTED_FEATURES = {"group.version": (0, 1), "transaction.version": (0, 2)}
 SESSION_TIMEOUT_S = 18.0
 SYNCED_TOGETHER = 64
-"""From so many unflushed logs on, a stop syncs the whole disk instead of each of them."""
+"""From so many files on that are not durable, a stop syncs the whole disk instead of each of them."""
 OPENED_AT_ONCE = 256
 """Partitions opened before others get a turn."""
 
@@ -224,13 +224,16 @@ class Broker:
         await self.metadata.close()
 
     async def _sync_together(self, folder: LogFolder) -> None:
-        """Where many logs are not durable yet, make them so by one call instead of several for each."""
-        unflushed = [
-            partition.log for partition in self.partitions if partition.folder is folder and partition.log.is_unflushed
-        ]
-        if len(unflushed) < SYNCED_TOGETHER or folder.failed is not None:
+        """Where many files are not durable yet, make them so by one call: a stop may not take longer the more segments
+        there are.
+        """
+        logs = [partition.log for partition in self.partitions if partition.folder is folder]
+        unflushed = [log for log in logs if log.unsynced_files]
+        if folder.failed is not None or sum(log.unsynced_files for log in unflushed) < SYNCED_TOGETHER:
             return
         try:
+            for log in unflushed:
+                log.write_snapshots()
             await folder.disk.sync_all()
         except DiskFault as fault:
             folder.fail(fault)

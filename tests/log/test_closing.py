@@ -10,7 +10,7 @@ from log.batch import build_batch, read_header
 from log.config import LogConfig
 from log.disk import RealDisk
 from log.partition_log import PartitionLog
-from tests.log.building import FOLDER, fill
+from tests.log.building import FOLDER, contents, fill, open_log
 from tests.log.memory_disk import MemoryDisk
 
 
@@ -26,10 +26,10 @@ def test_a_log_whose_disk_was_synced_needs_no_flush_of_its_own(tmp_path: Path) -
     async def stop() -> None:
         disk = RealDisk(str(tmp_path))
         log = filled(disk, LogConfig(), 3)
-        before = log.is_unflushed, log.flushed_offset
+        before = log.unsynced_files, log.flushed_offset
         await disk.sync_all()
         log.note_disk_synced()
-        assert (before, log.is_unflushed, log.flushed_offset) == ((True, 0), False, 3)
+        assert (before, log.unsynced_files, log.flushed_offset) == ((1, 0), 0, 3)
         state = await log.close()
         disk.close()
         again = RealDisk(str(tmp_path))
@@ -40,18 +40,30 @@ def test_a_log_whose_disk_was_synced_needs_no_flush_of_its_own(tmp_path: Path) -
     asyncio.run(stop())
 
 
-def test_a_log_with_a_rolled_segment_still_flushes_itself(tmp_path: Path) -> None:
-    async def stop() -> None:
-        disk = RealDisk(str(tmp_path))
-        log = filled(disk, LogConfig(segment_bytes=200), 3)
+def test_what_a_log_waits_for_once_the_disk_was_synced_does_not_grow_with_its_segments() -> None:
+    async def stop(batches: int) -> int:
+        disk = MemoryDisk()
+        log, view = open_log(disk, config=LogConfig(segment_bytes=300))
+        fill(log, batches)
+        seen = list(view.seen)
+        assert log.unsynced_files > batches
+        log.write_snapshots()
         await disk.sync_all()
         log.note_disk_synced()
-        before = log.is_unflushed  # its sealed segments' indexes are not stored yet
-        await log.flush()
-        assert (before, log.is_unflushed) == (True, False)
-        disk.close()
+        before = disk.changes
+        state = await log.close()
+        assert state is not None
+        waits = disk.changes - before
+        for known in (state, None):
+            disk.cut_power(random.Random(1))
+            again, view = open_log(disk, config=LogConfig(segment_bytes=300), known=known, recovery_point=batches)
+            assert not again.damage
+            assert contents(again) == seen == view.seen
+            replayed_from = None if again.recovery is None else again.recovery.replayed_from_offset
+            assert replayed_from == (None if known is not None else again.segments[-1].base_offset)
+        return waits
 
-    asyncio.run(stop())
+    assert asyncio.run(stop(100)) == asyncio.run(stop(10))
 
 
 @pytest.mark.parametrize("steps", range(25))

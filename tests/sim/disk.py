@@ -470,16 +470,28 @@ class Mount:
         await self.in_writer(self._sync_all())
 
     async def _sync_all(self) -> None:
-        await self._sync_under(self.device.root, "")
+        """One wait for all of it, as one barrier is enough for a file system."""
+        dirty = [(inode, inode.dirty[-1].number) for inode in self._inodes(self.device.root) if inode.dirty]
+        changes = list(self.device.name_changes)
+        await self.device.delay(self.life)
+        try:
+            with self._changing("sync_all", ""):
+                for inode, up_to in dirty:
+                    inode.harden(up_to)
+                for change in changes:
+                    change.apply(lambda folder: folder.durable)
+                self.device.name_changes = [each for each in self.device.name_changes if each not in changes]
+        except DiskFault:
+            for inode, up_to in dirty:
+                inode.dirty = [change for change in inode.dirty if change.number > up_to]
+            raise
 
-    async def _sync_under(self, folder: Folder, path: str) -> None:
-        for name, node in list(folder.entries.items()):
-            inner = f"{path}/{name}" if path else name
+    def _inodes(self, folder: Folder) -> Iterator[Inode]:
+        for node in folder.entries.values():
             if isinstance(node, Folder):
-                await self._sync_under(node, inner)
+                yield from self._inodes(node)
             else:
-                await self.open(inner).sync_now()
-        await self._sync_dir(path)
+                yield node
 
     async def write_atomic(self, path: str, data: bytes) -> None:
         self.check()
