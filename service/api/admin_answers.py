@@ -4,6 +4,7 @@ them give.
 
 from typing import TypeVar
 
+from service.broker.internal_topics import KEPT_SETTINGS
 from service.broker.node import Broker
 from service.cluster.config_commands import AlterConfigs, ResourceChange
 from service.cluster.controller import Command, Refusal
@@ -39,7 +40,9 @@ async def altered(
     broker: Broker, resources: tuple[ResourceChange, ...], *, validate_only: bool
 ) -> list[tuple[ErrorCode, str | None, int, str]]:
     """What became of changes of settings: error, message, kind and name of each resource."""
-    results = await executed(broker, AlterConfigs(resources, broker.config, broker.node_id, validate_only))
+    results = await executed(
+        broker, AlterConfigs(resources, broker.config, broker.node_id, KEPT_SETTINGS, validate_only)
+    )
     if isinstance(results, Refusal):
         return [(results.error, results.message, one.kind, one.name) for one in resources]
     return [(one.error, one.message, one.kind, one.name) for one in results]

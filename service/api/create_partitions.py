@@ -3,6 +3,7 @@ partitions.
 """
 
 from service.api.admin_answers import executed
+from service.broker.internal_topics import is_internal, kept_from_clients
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.controller import Refusal
@@ -23,7 +24,12 @@ async def handle(
     names = [topic.name for topic in request.topics]
     twice = dict.fromkeys(name for name in names if names.count(name) > 1)
     answers = [_result(name, ErrorCode.INVALID_REQUEST, "Duplicate topic name.") for name in twice]
-    wanted = tuple(_wanted(topic) for topic in request.topics if topic.name not in twice)
+    for name in names:
+        if is_internal(name) and name not in twice:
+            answers.append(_result(name, ErrorCode.INVALID_TOPIC_EXCEPTION, kept_from_clients(name)))
+    wanted = tuple(
+        _wanted(topic) for topic in request.topics if topic.name not in twice and not is_internal(topic.name)
+    )
     results = await executed(broker, CreatePartitions(wanted, request.validate_only))
     if isinstance(results, Refusal):
         answers += [_result(topic.name, results.error, results.message) for topic in wanted]

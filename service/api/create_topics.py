@@ -7,6 +7,7 @@ and creates nothing. The request's timeout is not used: an answer waits for one 
 from log.ids import TopicId
 from service.api.admin_answers import executed
 from service.api.config_answers import describe_topic
+from service.broker.internal_topics import is_internal, kept_from_clients
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.controller import Refusal
@@ -26,7 +27,8 @@ async def handle(
     broker: Broker, session: Session, header: RequestHeader, request: CreateTopicsRequest
 ) -> CreateTopicsResponse:
     names = [topic.name for topic in request.topics]
-    once = [topic for topic in request.topics if names.count(topic.name) == 1]
+    internal = [name for name in names if is_internal(name) and name not in broker.image.topics]
+    once = [topic for topic in request.topics if names.count(topic.name) == 1 and topic.name not in internal]
     command = CreateTopics(
         tuple(_new(topic, TopicId(broker.env.unique())) for topic in once),
         broker.config.num_partitions,
@@ -40,6 +42,9 @@ async def handle(
         answers = [_result(broker, result) for result in results]
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):
         answers.append(_refused(name, ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
+    for name in internal:
+        if names.count(name) == 1:
+            answers.append(_refused(name, ErrorCode.INVALID_TOPIC_EXCEPTION, kept_from_clients(name)))
     return CreateTopicsResponse(topics=answers)
 
 

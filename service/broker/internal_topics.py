@@ -21,6 +21,8 @@ logger = logging.getLogger("oncelog.broker")
 GROUP_TOPIC = "__consumer_offsets"
 TRANSACTION_TOPIC = "__transaction_state"
 INTERNAL_TOPICS = (GROUP_TOPIC, TRANSACTION_TOPIC)
+KEPT_SETTINGS = {name: {"cleanup.policy": "compact"} for name in INTERNAL_TOPICS}
+"""What no client may change: a coordinator's memory that loses its oldest records loses ids, groups and offsets."""
 TOPIC_OF_KEY_TYPE = {0: GROUP_TOPIC, 1: TRANSACTION_TOPIC}
 
 
@@ -91,3 +93,10 @@ class InternalTopics:
 
 def is_internal(topic: str) -> bool:
     return topic in INTERNAL_TOPICS
+
+
+def kept_from_clients(topic: str) -> str:
+    """Why no client makes, widens or deletes an internal topic. A key belongs to a partition by their number, and what
+    a coordinator has forgotten it decides again.
+    """
+    return f"'{topic}' is the memory of this cluster's coordinators: it is made when it is needed, and stays as it is."

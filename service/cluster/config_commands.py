@@ -89,12 +89,13 @@ class _Refused(Exception):
 @dataclass(frozen=True, slots=True)
 class AlterConfigs:
     """`config` is the configuration of the broker that decides: lists are appended to what holds, which may be its
-    static value.
+    static value. `kept`: by topic, the settings that must have this value.
     """
 
     resources: tuple[ResourceChange, ...]
     config: BrokerConfig
     node_id: int
+    kept: Mapping[str, Mapping[str, str]]
     validate_only: bool = False
 
     def decide(self, image: Image, *, retried: bool) -> Decision[list[ResourceResult]]:
@@ -146,6 +147,9 @@ class AlterConfigs:
             raise _Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
         if values == topic.config:
             return None
+        for key, value in self.kept.get(topic.name, {}).items():
+            if values.get(key) != value:
+                raise _Refused(ErrorCode.INVALID_CONFIG, f"The {key} of topic '{topic.name}' stays {value}.")
         return Put(topic_key(topic.name), encode_topic(topic.id, len(topic.partitions), values), topic.version)
 
     def _alter_broker(self, resource: ResourceChange, image: Image) -> Op | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -170,16 +171,18 @@ def test_who_pins_a_partition_is_told_and_is_not_called_hanging(run: Run, broker
 def test_a_transaction_that_no_coordinator_has_open_hangs_until_it_is_aborted(tmp_path: Path) -> None:
     """Coordinators that lost their memory leave such; so did clients of old, who wrote after the end (KIP-890)."""
     with serving(tmp_path / "data") as running:
+        oncelog("topic", "create", "orders", "-p", "2", bootstrap=running.bootstrap)
+        opened(running.bootstrap, "lost", "orders", "a", "b")
+    for folder in (tmp_path / "data").glob("__transaction_state-*"):
+        shutil.rmtree(folder)
+    with serving(tmp_path / "data") as running:
 
         def run(*arguments: str, status: int = 0) -> Ended:
             ended = oncelog(*arguments, bootstrap=running.bootstrap)
             assert ended.status == status, ended
             return ended
 
-        run("topic", "create", "orders", "-p", "2")
-        opened(running.bootstrap, "lost", "orders", "a", "b")
         (producer,) = run("txn", "producers", "orders", "-o", "json").json()
-        run("topic", "delete", "__transaction_state", "--yes")
         ended = run("txn", "hanging", "--older-than", "0s", "-o", "json", status=int(Exit.CONDITION))
         (row,) = ended.json()
         assert (row["topic"], row["partition"], row["producer_id"]) == ("orders", 0, producer["producer_id"])

@@ -17,6 +17,7 @@ from tests.service.cluster.worlds import World
 
 TOPIC, BROKER = ResourceType.TOPIC, ResourceType.BROKER
 SET, DELETE, APPEND, SUBTRACT = Operation
+KEPT = {"kept": {"cleanup.policy": "compact"}}
 
 
 def change(kind: int, name: str, *changes: tuple[str, int, str | None], replace_all: bool = False) -> ResourceChange:
@@ -24,7 +25,7 @@ def change(kind: int, name: str, *changes: tuple[str, int, str | None], replace_
 
 
 def alter(world: World, *resources: ResourceChange, validate_only: bool = False) -> list[ResourceResult]:
-    return world.run(AlterConfigs(resources, BrokerConfig(), 1, validate_only))
+    return world.run(AlterConfigs(resources, BrokerConfig(), 1, KEPT, validate_only))
 
 
 @pytest.fixture
@@ -200,3 +201,25 @@ def test_a_resource_named_twice_is_refused_in_both_places_and_others_are_done(wo
         ErrorCode.INVALID_REQUEST,
     ]
     assert config_of(world) == {"segment.ms": "7"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        change(TOPIC, "kept", ("cleanup.policy", SET, "delete")),
+        change(TOPIC, "kept", ("cleanup.policy", APPEND, "delete")),
+        change(TOPIC, "kept", ("cleanup.policy", DELETE, None)),
+        change(TOPIC, "kept", ("segment.bytes", SET, "1048576"), replace_all=True),
+    ],
+)
+def test_a_setting_that_is_kept_has_its_value_whatever_is_asked(world: World, changes: ResourceChange) -> None:
+    world.add_topic("kept", 2)
+    alter(world, change(TOPIC, "kept", ("cleanup.policy", SET, "compact")))
+    (refused,) = alter(world, changes)
+    assert (refused.error, refused.message) == (
+        ErrorCode.INVALID_CONFIG,
+        "The cleanup.policy of topic 'kept' stays compact.",
+    )
+    (taken,) = alter(world, change(TOPIC, "kept", ("segment.bytes", SET, "1048576")))
+    assert taken.error is ErrorCode.NONE
+    assert world.image.topics["kept"].config == {"cleanup.policy": "compact", "segment.bytes": "1048576"}
