@@ -287,7 +287,14 @@ def _read_stored_record(body: bytes, header: BatchHeader) -> StoredRecord:
     key, at = _read_nullable(body, at)
     value_size, _ = _read_varint(body, at)
     timestamp = header.max_timestamp if header.log_append_time else header.base_timestamp + timestamp_delta
+    if not -(1 << 63) <= timestamp < 1 << 63:
+        timestamp = _wrapped(timestamp)
     return _new(StoredRecord, (header.base_offset + offset_delta, timestamp, key, value_size >= 0, body[tail_at:]))
+
+
+def _wrapped(number: int) -> int:
+    """What 64 bits hold of it: a batch that lies about its times is read by everybody else with numbers that wrap."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _read_value_and_headers(tail: bytes) -> tuple[bytes | None, tuple[tuple[str, bytes | None], ...]]:
@@ -397,7 +404,7 @@ def build_from_stored(
         max_timestamp = max((record.timestamp for record in records), default=max_timestamp)
     if not records:
         attributes &= ~CODEC_BITS
-    payload = b"".join(_write_record(record.timestamp - base_timestamp, record.tail) for record in records)
+    payload = b"".join(_write_record(_wrapped(record.timestamp - base_timestamp), record.tail) for record in records)
     kept = header._replace(
         attributes=attributes, base_timestamp=base_timestamp, max_timestamp=max_timestamp, record_count=len(records)
     )

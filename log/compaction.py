@@ -342,6 +342,7 @@ class _Keeper:
         self.now_ms = cleaning.now_ms
         self.horizon_ms = cleaning.now_ms + cleaning.log.config.delete_retention_ms
         self.with_data: set[int] = set()  # producers that have written since their last marker; only ever looked up
+        self.met_unreadable = False
         self.dropped_abort_markers: list[int] = []
 
     def keep(self, header: BatchHeader, batch: memoryview) -> bytes | memoryview | None:
@@ -353,6 +354,7 @@ class _Keeper:
             return self._keep_data(header, batch)
         except CorruptBatch:
             self.report.unreadable_batches += 1  # what can't be opened can't be judged
+            self.met_unreadable = True
             return batch
 
     def _keep_data(self, header: BatchHeader, batch: memoryview) -> bytes | memoryview | None:
@@ -381,8 +383,10 @@ class _Keeper:
 
     def _keep_marker(self, header: BatchHeader, batch: memoryview) -> bytes | memoryview | None:
         kind = read_marker(batch).type
-        if kind is None:
-            return batch
+        if kind is None or self.met_unreadable:
+            return (
+                batch  # what can't be read may be of the transaction that this ends; not even its producer is certain
+            )
         if header.producer_id in self.with_data:
             self.with_data.remove(header.producer_id)
             return batch  # a batch of the transaction is there: even an empty one begins what this ends

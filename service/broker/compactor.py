@@ -1,10 +1,14 @@
 """Compacts the compacted topics that are due, one partition after the other, in steps between which everybody else
 has their turn.
+
+What always holds: what goes wrong in one partition stays there. It is named in the log, counted, and tried again after
+a rest that doubles each time; the others have their turn.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from isolation.aborted import AbortedRange
 from log.batch import BatchHeader, CorruptBatch
@@ -19,6 +23,16 @@ logger = logging.getLogger("oncelog.compaction")
 
 BACKOFF_MS_MIN = 10
 """Looking without a pause for what may be compacted would take the loop from everybody."""
+PARTITIONS_A_TURN = 64
+REST_S_MIN, REST_S_MAX = 60.0, 3_600.0
+"""Between tries of a partition that could not be compacted."""
+
+
+class Rest(NamedTuple):
+    """How long a partition is left alone, and until when."""
+
+    for_s: float
+    ends_s: float
 
 
 class ProducersAndTransactions:
@@ -42,30 +56,53 @@ class Compactor:
         self._env = env
         self._config = config
         self._partitions = partitions
+        self._resting: dict[Partition, Rest] = {}
+        self.failures = 0
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(max(self._config.log_cleaner_backoff_ms, BACKOFF_MS_MIN) / 1000)
-            if not self._config.log_cleaner_enable:
-                continue
-            for partition in self._partitions:
-                if partition.log.config.compacts and not partition.offline and partition.folder.failed is None:
-                    await self._compact(partition)
+            if self._config.log_cleaner_enable:
+                await self._round()
+
+    async def _round(self) -> None:
+        seen: dict[Partition, None] = {}
+        for count, partition in enumerate(self._partitions):
+            seen[partition] = None
+            if partition.log.config.compacts and not partition.offline and partition.folder.failed is None:
+                await self._try(partition)
+            if count % PARTITIONS_A_TURN == 0:
+                await asyncio.sleep(0)
+        self._resting = {partition: rest for partition, rest in self._resting.items() if partition in seen}
+
+    async def _try(self, partition: Partition) -> None:
+        now_s = self._env.clock.monotonic()
+        rest = self._resting.get(partition)
+        if rest is not None and now_s < rest.ends_s:
+            return
+        try:
+            await self._compact(partition)
+        except Exception as error:
+            self.failures += 1
+            for_s = REST_S_MIN if rest is None else min(2 * rest.for_s, REST_S_MAX)
+            self._resting[partition] = Rest(for_s, now_s + for_s)
+            if isinstance(error, DiskFault | CorruptBatch):
+                partition.folder.blame(error, partition.topic_partition)
+            else:
+                logger.exception("%s can't be compacted; the next try is in %d s", partition.topic_partition, for_s)
+        else:
+            self._resting.pop(partition, None)
 
     async def _compact(self, partition: Partition) -> None:
         undecided = partition.stable.first_undecided_offset()
         limit = partition.high_watermark if undecided is None else min(undecided, partition.high_watermark)
         now_ms = self._env.clock.wall_ms()
         disk = partition.folder.disk
-        try:
-            work = find_work(partition.log, disk, now_ms=now_ms, limit_offset=limit)
-            if work is None:
-                return
-            facts = ProducersAndTransactions(partition)
-            report = await compact(partition.log, disk, work, facts, now_ms=now_ms, breathe=breathe)
-        except (DiskFault, CorruptBatch) as error:
-            partition.folder.blame(error, partition.topic_partition)
+        work = find_work(partition.log, disk, now_ms=now_ms, limit_offset=limit)
+        if work is None:
             return
+        facts = ProducersAndTransactions(partition)
+        report = await compact(partition.log, disk, work, facts, now_ms=now_ms, breathe=breathe)
         if report.unreadable_batches:
             logger.error(
                 "%s: %d damaged batch(es) stay as they are; `oncelog log verify` on the stopped broker's folder"

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from log.batch import checksum_ok, read_header
+from log.batch import HEADER_BYTES, assemble, build_batch, checksum_ok, read_header, read_records
 from log.checkpoints import CLEANED_OFFSET, read_offset
 from log.compaction import STEP_RECORDS, compact, find_work
 from log.config import LogConfig
@@ -362,6 +362,40 @@ def test_a_batch_that_rotted_is_not_given_a_new_checksum() -> None:
     assert report is not None
     assert report.unreadable_batches == 1
     assert [checksum_ok(batch, header) for header, batch in bench.log.scan(0)] == [False, True]
+
+
+def test_times_that_run_out_of_their_field_are_kept_as_everybody_reads_them() -> None:
+    """A batch may have come by another way than the checks of today, and the cleaner must live with it."""
+    bench = Bench(MemoryDisk())
+    batch = build_batch([(b"a", b"1", (), 5), (b"b", None, (), 6), (b"c", b"1", (), 7)], leader_epoch=0)
+    header = read_header(batch)._replace(base_timestamp=2**63 - 2)
+    append(bench.log, bytes(assemble(header, batch[HEADER_BYTES:])))
+    bench.put((b"a", b"2"))
+    times = {record.key: record.timestamp for record in read_records(next(bench.log.scan(0))[1])}
+    assert times == {b"a": 2**63 - 2, b"b": 2**63 - 1, b"c": -(2**63)}
+    cleaned(bench)
+    header, batch = next((header, bytes(batch)) for header, batch in bench.log.scan(0))
+    assert {record.key: record.timestamp for record in read_records(batch)} == {b"b": 2**63 - 1, b"c": -(2**63)}
+    assert header.delete_horizon_ms == NOW_MS + RETENTION_MS
+
+
+def test_a_transaction_whose_batch_rotted_keeps_its_marker() -> None:
+    """Readers that do not look at checksums would take the batch for committed once nobody tells them otherwise."""
+    bench = Bench(MemoryDisk())
+    bench.put((b"a", b"aborted"), producer=7, transactional=True)
+    bench.put((b"b", b"1"), producer=8, transactional=True)
+    bench.end(7, ControlType.ABORT)
+    bench.end(8, ControlType.ABORT)
+    bench.put((b"c", b"1"), producer=7)
+    bench.put((b"c", b"2"), producer=8)
+    assert isinstance(bench.disk, MemoryDisk)
+    stored = bench.disk.files[bench.log.segments[0].path()].data
+    stored[stored.index(b"aborted")] ^= 1
+    for now_ms in (NOW_MS, LATER, LATER + LATER):
+        bench.put((b"d", b"%d" % now_ms))
+        asyncio.run(bench.clean(now_ms=now_ms))
+    assert offsets(bench)[:3] == [0, 2, 3], "the batch, and both markers behind it"
+    assert len(bench.stable.aborted(0, 4)) == 2
 
 
 def test_a_decided_swap_is_gone_through_with_and_an_undecided_one_forgotten() -> None:

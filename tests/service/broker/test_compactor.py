@@ -1,0 +1,103 @@
+"""The broker's compactor: what goes wrong in one partition stays there."""
+
+import asyncio
+import itertools
+import logging
+import struct
+from pathlib import Path
+
+import pytest
+
+from log.batch import build_batch
+from log.compaction import find_work
+from log.partition_log import PartitionLog
+from service.broker import compactor
+from service.broker.partition import Partition
+from service.ports import LoopTasks, report_failure
+from tests.service.api.admin_stage import Stage, on_stage
+
+TABLE = {"cleanup_policy": "compact", "segment_bytes": "1048576", "min_cleanable_dirty_ratio": "0.0"}
+
+
+def fill(stage: Stage, partition: Partition, batches: int = 40) -> None:
+    now_ms = stage.broker.env.clock.wall_ms()
+    for number in range(batches):
+        batch = bytearray(build_batch([(b"%d" % (number % 3), bytes(60_000), (), now_ms)]))
+        partition.append_from_client(memoryview(batch), acks=1, now_ms=now_ms)
+
+
+async def until_smaller(partition: Partition, size_bytes: int) -> None:
+    async with asyncio.timeout(30):
+        while partition.log.size_bytes >= size_bytes:  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.02)
+
+
+def test_a_partition_that_cannot_be_compacted_keeps_no_other_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[str] = []
+
+    def refusing(log: PartitionLog, *args: object, **how: object) -> object:
+        tried.append(log.folder)
+        if log.folder == "evil-0":
+            raise struct.error("no room in this number")
+        return find_work(log, *args, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compactor, "find_work", refusing)
+
+    async def scene(stage: Stage) -> None:
+        for topic in ("evil", "innocent"):
+            await stage.create(topic, 1, **TABLE)
+        evil, innocent = await stage.served("evil"), await stage.served("innocent")
+        fill(stage, evil)
+        for _ in range(2):
+            fill(stage, innocent)
+            await until_smaller(innocent, 2_000_000)
+        assert tried.count("evil-0") == 1, "it is tried again later"
+        assert stage.broker.compactor.failures == 1
+        assert stage.broker.env.tasks.failed == 0
+
+    with caplog.at_level(logging.ERROR):
+        on_stage(tmp_path, scene, {"log.cleaner.backoff.ms": "20"})
+    assert "evil-0 can't be compacted; the next try is in 60 s" in caplog.text
+
+
+def test_a_partition_that_failed_rests_twice_as_long_each_time_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compactor, "REST_S_MIN", 0.05)
+    monkeypatch.setattr(compactor, "REST_S_MAX", 0.2)
+    tries: list[float] = []
+
+    def failing(log: PartitionLog, *args: object, **how: object) -> object:
+        tries.append(asyncio.get_running_loop().time())
+        if len(tries) <= 4:
+            raise ZeroDivisionError
+        return find_work(log, *args, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compactor, "find_work", failing)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("table", 1, **TABLE)
+        table = await stage.served("table")
+        fill(stage, table)
+        await until_smaller(table, 2_000_000)
+        assert stage.broker.compactor.failures == 4
+        pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]
+        assert all(pause >= least for pause, least in zip(pauses, (0.05, 0.1, 0.2, 0.2), strict=False))
+
+    on_stage(tmp_path, scene, {"log.cleaner.backoff.ms": "10"})
+
+
+def test_a_task_that_dies_is_told_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    async def fails() -> None:
+        raise ZeroDivisionError
+
+    async def main() -> LoopTasks:
+        tasks = LoopTasks(report_failure)
+        await asyncio.wait([tasks.spawn("the undertaker", fails())])
+        return tasks
+
+    with caplog.at_level(logging.CRITICAL):
+        assert asyncio.run(main()).failed == 1
+    assert "task the undertaker ended with an error" in caplog.text
