@@ -14,9 +14,7 @@ deleted.
 - A watch is a hint that comes in order: it opens with a `Snapshot`, and what it missed it owns up to with a `Gap`
   followed by another.
 
-The shape is what SQL and ZooKeeper (`transaction()` with `check`, ephemeral nodes, zkVersion) can both promise;
-commits stay below ZooKeeper's limit of 1 MB only if callers keep them small. Callers: `service.cluster.metadata`.
-Implementations: `memory`, `sql`.
+Callers: `service.cluster.metadata`. Implementations: `memory`, `sql`, and `ledger` over `zookeeper`.
 """
 
 from collections.abc import AsyncIterator

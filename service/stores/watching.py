@@ -24,10 +24,15 @@ class Watcher:
 
     def publish(self, change: Change) -> None:
         if len(self._waiting) >= MAX_WAITING_CHANGES:
-            self._waiting.clear()
-            self._missed = True
+            self.miss()
         else:
             self._waiting.append(change)
+            self._wake.set()
+
+    def miss(self) -> None:
+        """Changes are lost to this watcher: it reads everything again."""
+        self._waiting.clear()
+        self._missed = True
         self._wake.set()
 
     def end(self) -> None:

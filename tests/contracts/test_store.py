@@ -5,15 +5,18 @@ failure would.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
+from uuid import uuid4
 
 import pytest
+from kazoo.client import KazooClient
 
 from log.disk import RealDisk
 from service.ports import RealEnv
+from service.stores.ledger import LedgerStore
 from service.stores.memory import MemoryServer, MemoryStore
 from service.stores.port import (
     Change,
@@ -32,6 +35,8 @@ from service.stores.port import (
 )
 from service.stores.sql import SqlStore
 from service.stores.watching import MAX_WAITING_CHANGES
+from service.stores.zookeeper import ZooKeeper, ZooKeeperSession
+from tests.peers.zookeeper import ZooKeeperServer, missing
 
 
 class Harness(Protocol):
@@ -65,13 +70,59 @@ class SqlHarness:
         await session.close()
 
 
+class ZooKeeperHarness:
+    def __init__(self, place: ZooKeeper, env: RealEnv) -> None:
+        self._env = env
+        self._ledgers: dict[int, ZooKeeperSession] = {}
+        self._place = place
+        self.store = LedgerStore(self._connect, env)
+
+    async def _connect(self, timeout_s: float) -> ZooKeeperSession:
+        ledger = await self._place.session(timeout_s, self._env)
+        self._ledgers[ledger.id] = ledger
+        return ledger
+
+    async def session(self) -> Session:
+        return await self.store.session(60)
+
+    async def expire(self, session: Session) -> None:
+        """As another client that has the session's password: ZooKeeper then ends it for both."""
+        twin = KazooClient(self._place.connect, client_id=self._ledgers[session.id]._client.client_id)
+        await self._env.blocking(twin.start)
+        await self._env.blocking(twin.stop)
+        await self._env.blocking(twin.close)
+
+
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], str]]:
+    """Starts the real server when somebody first asks for its address."""
+    servers: list[ZooKeeperServer] = []
+
+    def address() -> str:
+        if reason := missing():
+            pytest.skip(reason)
+        if not servers:
+            servers.append(ZooKeeperServer(tmp_path_factory.mktemp("zookeeper")))
+            servers[0].start()
+        return servers[0].address
+
+    yield address
+    for server in servers:
+        server.stop()
+
+
 @asynccontextmanager
-async def harness_of(kind: str, folder: Path) -> AsyncIterator[Harness]:
+async def harness_of(kind: str, folder: Path, zookeeper: Callable[[], str]) -> AsyncIterator[Harness]:
     env = RealEnv(RealDisk(str(folder)))
     if kind == "memory":
         memory = MemoryHarness(env)
         yield memory
         await memory.store.close()
+    elif kind == "zookeeper":
+        place = ZooKeeper(f"{zookeeper()}/{uuid4()}")
+        zoo = ZooKeeperHarness(place, env)
+        yield zoo
+        await zoo.store.close()
     else:
         sql = SqlHarness(await SqlStore.open(f"sqlite:///{folder}/metadata.db", env))
         yield sql
@@ -82,13 +133,13 @@ async def harness_of(kind: str, folder: Path) -> AsyncIterator[Harness]:
 Test = Callable[[Callable[[Harness], Awaitable[None]]], None]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def holds(request: pytest.FixtureRequest, tmp_path: Path) -> Test:
+@pytest.fixture(params=["memory", "sqlite", "zookeeper"])
+def holds(request: pytest.FixtureRequest, tmp_path: Path, zookeeper: Callable[[], str]) -> Test:
     """Run a promise against the store."""
 
     def run(promise: Callable[[Harness], Awaitable[None]]) -> None:
         async def main() -> None:
-            async with harness_of(request.param, tmp_path) as harness:
+            async with harness_of(request.param, tmp_path, zookeeper) as harness:
                 await promise(harness)
 
         asyncio.run(main())

@@ -1,0 +1,387 @@
+"""A metadata store over a ledger: numbered records that many processes append to, one after the other.
+
+The state is the fold over the records. Everybody who is in session keeps it in memory and follows; a commit is decided
+on that memory and appended under the next number, which only one can take. Whoever was too late reads what came
+before and decides again. So a commit of any size is one record, commits have one order, and conditions on versions
+hold although the ledger itself knows no keys.
+
+What always holds: the memory is the fold up to `number`; watchers hear of each record once, in order; a conflict is
+only answered when nobody has appended since. An ephemeral key names its session; when that is over, those who are left
+append the record that takes the key away, and one of them succeeds.
+
+A ledger is ZooKeeper (`zookeeper.py`). Nothing here knows what the keys mean.
+"""
+
+import asyncio
+import json
+import logging
+import zlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from enum import Enum
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from service.ports import Env
+from service.stores.port import (
+    Change,
+    Check,
+    Create,
+    Delete,
+    Entry,
+    Event,
+    Op,
+    Put,
+    Result,
+    SessionExpired,
+    Snapshot,
+    StoreError,
+)
+from service.stores.watching import Watcher
+
+logger = logging.getLogger("oncelog.store")
+
+T = TypeVar("T")
+
+BASE_EVERY: Final = 500
+"""Records between two bases: a newcomer reads a base and at most so many records, and a few that came meanwhile."""
+KEPT_RECORDS: Final = 2 * BASE_EVERY
+"""Records that stay behind a base, for those who follow slowly."""
+REREAD_S: Final = 5.0
+"""A hint that something was appended can be lost; after so long we look without one."""
+
+
+class Outcome(Enum):
+    """How an append ended."""
+
+    OK = "ok"
+    BEHIND = "behind"
+    """The number is taken."""
+    EXPIRED = "expired"
+    UNKNOWN = "unknown"
+
+
+class LedgerSession(Protocol):
+    """One life of a process in the ledger. Whatever is asked of a session that is over raises `SessionExpired`, but
+    for `append`; what can't be had just now raises `LedgerAway`.
+    """
+
+    id: int
+
+    def lease_left(self) -> float: ...
+
+    async def newest(self) -> int:
+        """The number of the newest record, at least as new as every append that was answered before."""
+        ...
+
+    async def append(self, number: int, record: bytes) -> Outcome:
+        """Append `record` as `number`, if that is the next one and this session lives."""
+        ...
+
+    async def read(self, after: int) -> list[bytes] | None:
+        """The records behind number `after`, in order; None when they are not there any more: begin with the base."""
+        ...
+
+    async def base(self) -> tuple[int, bytes]:
+        """The newest base and its number; number 0 and nothing at the beginning."""
+        ...
+
+    async def set_base(self, number: int, base: bytes, *, drop_to: int) -> None:
+        """Keep a base, unless there is a newer one; records up to `drop_to` may go."""
+        ...
+
+    async def living(self) -> frozenset[int]:
+        """The sessions that are not over."""
+        ...
+
+    async def hint(self) -> bool:
+        """Wait until something may have changed; False when this session is over."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class LedgerAway(Exception):
+    """The ledger does not answer now."""
+
+
+class Held(NamedTuple):
+    """What a key holds, and the session it goes with."""
+
+    value: bytes
+    version: int
+    session: int | None
+
+
+class _Conflict(Exception):
+    """Some op's condition does not hold."""
+
+
+Changed = dict[str, Held | None]
+
+
+def staged(entries: Mapping[str, Held], ops: tuple[Op, ...], session: int) -> Changed:
+    """What `ops` make of `entries`, in the order of the ops. Raises `_Conflict`."""
+    changed: Changed = {}
+
+    def at(key: str, version: int) -> Held:
+        held = changed[key] if key in changed else entries.get(key)
+        if held is None or held.version != version:
+            raise _Conflict
+        return held
+
+    for op in ops:
+        match op:
+            case Create(key, value, ephemeral):
+                if (changed[key] if key in changed else entries.get(key)) is not None:
+                    raise _Conflict
+                _put(changed, key, Held(value, 0, session if ephemeral else None))
+            case Put(key, value, version):
+                _put(changed, key, Held(value, version + 1, at(key, version).session))
+            case Delete(key, version):
+                at(key, version)
+                _put(changed, key, None)
+            case Check(key, version):
+                at(key, version)
+    return changed
+
+
+def _put(changed: Changed, key: str, held: Held | None) -> None:
+    changed.pop(key, None)  # the order is that of the last op of each key
+    changed[key] = held
+
+
+def encode(changed: Mapping[str, Held | None]) -> bytes:
+    """One record, or a base. Values are small JSON as a rule, so a thousand of them pack well."""
+    rows = [
+        [key, None] if held is None else [key, held.value.decode("latin-1"), held.version, held.session]
+        for key, held in changed.items()
+    ]
+    return zlib.compress(json.dumps(rows, separators=(",", ":")).encode("ascii"), 1)
+
+
+def decode(record: bytes) -> Changed:
+    changed: Changed = {}
+    for key, value, *rest in json.loads(zlib.decompress(record)) if record else ():
+        changed[key] = None if value is None else Held(value.encode("latin-1"), *rest)
+    return changed
+
+
+class LedgerStoreSession:
+    """One life of a broker in the store."""
+
+    def __init__(self, ledger: LedgerSession, env: Env) -> None:
+        self.id = ledger.id
+        self._ledger = ledger
+        self._env = env
+        self._entries: dict[str, Held] = {}
+        self._number = 0
+        self._watchers: list[Watcher] = []
+        self._turn = asyncio.Lock()  # one reads, or decides and appends, at a time
+        self._ended = False
+
+    @classmethod
+    async def open(cls, ledger: LedgerSession, env: Env) -> "LedgerStoreSession":
+        session = cls(ledger, env)
+        try:
+            await session._catch_up()
+            await session._reap()
+        except (LedgerAway, SessionExpired) as error:
+            await session.close()
+            raise StoreError(f"the metadata store can't be read: {error!r}") from None
+        env.tasks.spawn(f"metadata session {ledger.id}", session._follow())
+        return session
+
+    def lease_left(self) -> float:
+        return 0.0 if self._ended else self._ledger.lease_left()
+
+    async def commit(self, *ops: Op) -> tuple[Result, int]:
+        return await self._detached(self._commit(ops))
+
+    async def read(self, prefix: str) -> dict[str, Entry]:
+        return await self._detached(self._read(prefix))
+
+    async def watch(self) -> AsyncIterator[Event]:
+        if self._ended:
+            return
+        watcher = Watcher(self._newest_snapshot)
+        self._watchers.append(watcher)
+        async for happened in watcher.events():
+            yield happened
+
+    async def close(self) -> None:
+        self._end()
+        await self._ledger.close()
+
+    # -- deciding
+
+    async def _commit(self, ops: tuple[Op, ...]) -> tuple[Result, int]:
+        async with self._turn:
+            try:
+                while not self._ended:
+                    outcome = await self._try(ops)
+                    if outcome is not None:
+                        return outcome, self._number
+            except LedgerAway:
+                return Result.UNKNOWN, self._number
+            except SessionExpired:
+                self._end()
+            return Result.EXPIRED, self._number
+
+    async def _try(self, ops: tuple[Op, ...]) -> Result | None:
+        """Decide and append; None when somebody else was faster, and there is news to decide on."""
+        try:
+            changed = staged(self._entries, ops, self.id)
+        except _Conflict:
+            decided_on = self._number
+            await self._catch_up()
+            return Result.CONFLICT if self._number == decided_on else None
+        match await self._append(changed):
+            case Outcome.OK:
+                return Result.OK
+            case Outcome.UNKNOWN:
+                return Result.UNKNOWN
+            case Outcome.EXPIRED:
+                raise SessionExpired
+            case Outcome.BEHIND:
+                await self._catch_up()
+                return None
+
+    async def _append(self, changed: Changed) -> Outcome:
+        outcome = await self._ledger.append(self._number + 1, encode(changed))
+        if outcome is Outcome.OK:
+            self._apply(changed)
+            if self._number % BASE_EVERY == 0:
+                self._env.tasks.spawn("metadata base", self._set_base(self._number, dict(self._entries)))
+        return outcome
+
+    async def _set_base(self, number: int, entries: Mapping[str, Held | None]) -> None:
+        base = await self._env.blocking(encode, entries)
+        try:
+            await self._ledger.set_base(number, base, drop_to=number - KEPT_RECORDS)
+        except (LedgerAway, SessionExpired) as error:
+            logger.warning("the metadata store keeps more than it needs: %r", error)  # the next one may
+
+    # -- following
+
+    async def _follow(self) -> None:
+        while not self._ended:
+            hinted = await self._hinted()
+            if not hinted:
+                break
+            async with self._turn:
+                try:
+                    await self._catch_up()
+                    await self._reap()
+                except LedgerAway:
+                    continue
+                except SessionExpired:
+                    break
+        self._end()
+
+    async def _hinted(self) -> bool:
+        try:
+            async with asyncio.timeout(REREAD_S):
+                return await self._ledger.hint()
+        except TimeoutError:
+            return True
+
+    async def _catch_up(self) -> None:
+        while self._number < await self._ledger.newest():
+            records = await self._ledger.read(self._number)
+            if records is not None:
+                for record in records:
+                    self._apply(decode(record))
+                continue
+            number, base = await self._ledger.base()
+            if number > self._number:
+                self._entries = {key: held for key, held in decode(base).items() if held is not None}
+                self._number = number
+                for watcher in self._watchers:
+                    watcher.miss()
+
+    async def _reap(self) -> None:
+        """Take away what dead sessions left."""
+        while any(held.session is not None for held in self._entries.values()):
+            living = await self._ledger.living()
+            if self.id not in living:
+                raise SessionExpired
+            owners = ((key, held.session) for key, held in self._entries.items())
+            left: Changed = {key: None for key, owner in owners if owner is not None and owner not in living}
+            if not left or await self._append(left) is Outcome.OK:
+                return
+            await self._catch_up()
+
+    async def _read(self, prefix: str) -> dict[str, Entry]:
+        async with self._turn:
+            if self._ended or self.id not in await self._ledger.living():
+                self._end()
+                raise SessionExpired
+            await self._catch_up()
+            await self._reap()
+            return {key: entry for key, entry in self._snapshot().entries.items() if key.startswith(prefix)}
+
+    async def _newest_snapshot(self) -> Snapshot:
+        async with self._turn:
+            try:
+                await self._catch_up()
+            except LedgerAway as away:
+                logger.warning("session %d begins with what it knows: %s", self.id, away)
+            except SessionExpired:
+                self._end()
+            return self._snapshot()
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(self._number, {key: Entry(*self._entries[key][:2]) for key in sorted(self._entries)})
+
+    def _apply(self, changed: Changed) -> None:
+        for key, held in changed.items():
+            if held is None:
+                self._entries.pop(key, None)
+            else:
+                self._entries[key] = held
+        self._number += 1
+        told = tuple((key, None if held is None else Entry(held.value, held.version)) for key, held in changed.items())
+        for watcher in self._watchers:
+            watcher.publish(Change(self._number, told))
+
+    def _end(self) -> None:
+        self._ended = True
+        for watcher in self._watchers:
+            watcher.end()
+
+    async def _detached(self, work: Coroutine[Any, Any, T]) -> T:
+        """Go through with `work`, also when the caller is cancelled: what was appended must reach our memory."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        async def job() -> None:
+            try:
+                result = await work
+            except Exception as error:  # noqa: BLE001 - the caller is told
+                if not answer.done():
+                    answer.set_exception(error)
+            else:
+                if not answer.done():
+                    answer.set_result(result)
+            finally:
+                if not answer.done():
+                    answer.cancel()
+
+        self._env.tasks.spawn("metadata store", job())
+        return await answer
+
+
+class LedgerStore:
+    """The store as the broker sees it. `connect` begins a session of the ledger."""
+
+    def __init__(self, connect: Callable[[float], Coroutine[Any, Any, LedgerSession]], env: Env) -> None:
+        self._connect = connect
+        self._env = env
+        self._sessions: list[LedgerStoreSession] = []
+
+    async def session(self, timeout_s: float) -> LedgerStoreSession:
+        session = await LedgerStoreSession.open(await self._connect(timeout_s), self._env)
+        self._sessions.append(session)
+        return session
+
+    async def close(self) -> None:
+        for session in self._sessions:
+            await session.close()

@@ -1,0 +1,328 @@
+"""ZooKeeper as a ledger, through kazoo.
+
+| znode | |
+|---|---|
+| `head` | its version is the number of the newest record: to append is to set it at the version one knows |
+| `records/<number>` | a record, or the list of its parts |
+| `parts/…` | pieces of what is larger than ZooKeeper takes at once; they count when a record or the base names them |
+| `base` | the number of the newest base, and its parts |
+| `sessions/s-<id>` | ephemeral: a session that lives. Every append checks that its own is there |
+
+What always holds: an append is one transaction of ZooKeeper's, so a record is there wholly or not at all, whatever its
+size; a session that is over appends nothing, also when its request was under way. After an answer was lost, whatever is
+appended next makes the lost request fail or come before it.
+
+kazoo has threads of its own. What they say comes back into the loop by one door, `_from_kazoo`.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kazoo.client import KazooClient, KazooState, TransactionRequest
+from kazoo.exceptions import (
+    AuthFailedError,
+    BadVersionError,
+    ConnectionLoss,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    SessionExpiredError,
+)
+from kazoo.retry import KazooRetry
+from kazoo.security import make_digest_acl
+
+from service.ports import Env
+from service.stores.ledger import LedgerAway, Outcome
+from service.stores.port import SessionExpired, StoreError
+
+logger = logging.getLogger("oncelog.store")
+
+PART_BYTES: Final = 512 * 1024
+"""Half of what ZooKeeper takes in one request (`jute.maxbuffer`)."""
+WHOLE, IN_PARTS = b"\0", b"\1"
+READ_AT_ONCE: Final = 500
+SAFE_SHARE: Final = 0.8
+"""Of the session's timeout: clocks may run at different speeds, and the loop may be late."""
+BEATS: Final = 6
+"""Signs of life in the time of a session."""
+
+
+@dataclass(frozen=True, slots=True)
+class ZooKeeper:
+    """Where the ensemble is: `host:port,host:port/chroot`; with `user`, what we make is ours alone (digest)."""
+
+    connect: str
+    user: str = ""
+    password: str = ""
+
+    async def session(self, timeout_s: float, env: Env) -> "ZooKeeperSession":
+        """A session, once the ensemble answers. Raises `StoreError`."""
+        session = ZooKeeperSession(self, timeout_s, env)
+        await session.begin()
+        return session
+
+
+class ZooKeeperSession:
+    """See `LedgerSession`."""
+
+    def __init__(self, place: ZooKeeper, timeout_s: float, env: Env) -> None:
+        self.id = -1
+        self._place = place
+        self._env = env
+        self._loop = asyncio.get_running_loop()
+        self._timeout_s = timeout_s
+        self._heard_s = float("-inf")
+        self._stirred = asyncio.Event()
+        self._over = False
+        self._head = 0
+        self._parts_made = 0
+        acl = [make_digest_acl(place.user, place.password, all=True)] if place.user else None
+        self._client = KazooClient(
+            place.connect,
+            timeout=timeout_s,
+            auth_data=[("digest", f"{place.user}:{place.password}")] if place.user else None,
+            default_acl=acl,
+            connection_retry=KazooRetry(max_tries=-1, max_delay=1.0),
+            logger=logging.getLogger("oncelog.zookeeper"),
+        )
+        self._client.add_listener(lambda state: self._from_kazoo(self._state_changed, state))
+        self._learn_timeout()
+
+    def _learn_timeout(self) -> None:
+        """The ensemble may grant less time than was asked for, and kazoo tells nobody: it is seen where it connects."""
+        connection = self._client._connection
+        connect = connection._connect
+
+        def connect_and_tell(*address: Any) -> tuple[float, float]:
+            read_timeout_ms, connect_timeout_ms = connect(*address)
+            self._timeout_s = read_timeout_ms * 1.5 / 1000  # kazoo waits two thirds of it for an answer
+            return read_timeout_ms, connect_timeout_ms
+
+        connection._connect = connect_and_tell
+
+    # -- life
+
+    async def begin(self) -> None:
+        await self._env.blocking(self._client.start_async().wait, self._timeout_s)
+        if not self._client.connected:
+            await self.close()
+            raise StoreError(f"no ZooKeeper answered at {self._place.connect} within {self._timeout_s:g} s")
+        try:
+            for path in ("/records", "/parts", "/sessions"):
+                await self._ask(lambda path=path: self._client.ensure_path_async(path))  # type: ignore[misc]
+            for path in ("/head", "/base"):
+                await self._make_once(path)
+            name = await self._ask(
+                lambda: self._client.create_async("/sessions/s-", b"", ephemeral=True, sequence=True)
+            )
+        except (LedgerAway, SessionExpired, KazooException) as error:
+            await self.close()
+            raise StoreError(f"ZooKeeper at {self._place.connect} can't be used: {error!r}") from None
+        self.id = int(name.rpartition("-")[2])
+        self._env.tasks.spawn(f"heartbeat of session {self.id}", self._beat())
+
+    async def _make_once(self, path: str) -> None:
+        try:
+            await self._ask(lambda: self._client.create_async(path, b""))
+        except NodeExistsError:
+            return
+
+    async def _beat(self) -> None:
+        while not self._over:
+            try:
+                await self._look_at_head()
+            except (LedgerAway, SessionExpired) as error:
+                logger.debug("session %d: %r", self.id, error)  # the lease says how long that may last
+            await asyncio.sleep(self._timeout_s / BEATS)
+
+    def lease_left(self) -> float:
+        if self._over:
+            return 0.0
+        return self._heard_s + SAFE_SHARE * self._timeout_s - self._env.clock.monotonic()
+
+    async def hint(self) -> bool:
+        await self._stirred.wait()
+        self._stirred.clear()
+        return not self._over
+
+    async def close(self) -> None:
+        self._end()
+        await self._env.blocking(self._stop)
+
+    def _stop(self) -> None:
+        self._client.stop()
+        self._client.close()
+
+    def _end(self) -> None:
+        self._over = True
+        self._stirred.set()
+
+    # -- kazoo's threads
+
+    def _from_kazoo(self, call: Callable[..., None], *arguments: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _state_changed(self, state: KazooState) -> None:
+        if state == KazooState.LOST:
+            self._end()
+        else:
+            self._stirred.set()  # watches went with the connection
+
+    def _watched(self, event: object) -> None:
+        self._from_kazoo(self._stirred.set)
+
+    async def _ask(self, call: Callable[[], Any]) -> Any:
+        """What kazoo answers to `call`. Raises `LedgerAway`, `SessionExpired`, and the errors of the request itself."""
+        if self._over:
+            raise SessionExpired
+        answer: asyncio.Future[Any] = self._loop.create_future()
+
+        def settle(result: Any) -> None:
+            if answer.done():
+                return
+            if result.exception is not None:
+                answer.set_exception(result.exception)
+            else:
+                answer.set_result(result.value)
+
+        asked_s = self._env.clock.monotonic()
+        call().rawlink(lambda result: self._from_kazoo(settle, result))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                found = await answer
+        except (TimeoutError, ConnectionLoss) as error:
+            raise LedgerAway(repr(error)) from None
+        except (SessionExpiredError, AuthFailedError):
+            raise SessionExpired from None
+        self._heard_s = max(self._heard_s, asked_s)
+        return found
+
+    # -- the ledger
+
+    async def newest(self) -> int:
+        _, head = await asyncio.gather(self._ask(lambda: self._client.sync_async("/head")), self._look_at_head())
+        return head
+
+    async def _look_at_head(self) -> int:
+        stat = await self._ask(lambda: self._client.exists_async("/head", watch=self._watched))
+        if stat is None:
+            raise LedgerAway("somebody has removed the metadata from ZooKeeper")
+        head: int = stat.version
+        if head > self._head:
+            self._stirred.set()
+        self._head = max(self._head, head)
+        return head
+
+    async def append(self, number: int, record: bytes) -> Outcome:
+        try:
+            if len(record) <= PART_BYTES:
+                value = WHOLE + record
+            else:
+                value = IN_PARTS + await self._put_parts(f"r-{number:010d}", record)
+            transaction = self._checked()
+            transaction.set_data("/head", b"", version=number - 1)
+            transaction.create(_record_path(number), value)
+            alive, appended, _ = await self._ask(transaction.commit_async)
+        except LedgerAway:
+            return Outcome.UNKNOWN
+        except SessionExpired:
+            return Outcome.EXPIRED
+        if isinstance(alive, NoNodeError):
+            self._end()
+            return Outcome.EXPIRED
+        if isinstance(appended, BadVersionError):
+            return Outcome.BEHIND
+        if isinstance(appended, Exception):
+            logger.error("ZooKeeper refused a record of %d bytes: %r", len(record), appended)
+            return Outcome.UNKNOWN
+        self._head = max(self._head, number)
+        return Outcome.OK
+
+    def _checked(self) -> TransactionRequest:
+        transaction = self._client.transaction()
+        transaction.check(f"/sessions/s-{self.id:010d}", 0)
+        return transaction
+
+    async def read(self, after: int) -> list[bytes] | None:
+        numbers = range(after + 1, min(self._head, after + READ_AT_ONCE) + 1)
+        asked = [self._get(_record_path(number)) for number in numbers]
+        try:
+            found = await asyncio.gather(*asked)
+            return [await self._join_parts(value[1:]) if value[:1] == IN_PARTS else value[1:] for value, _ in found]
+        except NoNodeError:
+            return None
+
+    async def base(self) -> tuple[int, bytes]:
+        while True:
+            value, _ = await self._get("/base")
+            if not value:
+                return 0, b""
+            number, _, parts = value.partition(b"\n")
+            try:
+                return int(number), await self._join_parts(parts)
+            except NoNodeError:
+                continue  # a newer one has taken its place
+
+    async def set_base(self, number: int, base: bytes, *, drop_to: int) -> None:
+        parts = await self._put_parts(f"b-{number:010d}", base)
+        value, stat = await self._get("/base")
+        if not value or int(value.partition(b"\n")[0]) < number:
+            transaction = self._checked()
+            transaction.set_data("/base", b"%d\n%b" % (number, parts), version=stat.version)
+            await self._ask(transaction.commit_async)  # or somebody else has set one: this round's or a later
+        await self._sweep(drop_to)
+
+    async def _sweep(self, drop_to: int) -> None:
+        """Remove old records, and the parts that nothing names any more."""
+        value, _ = await self._get("/base")
+        number, _, named = value.partition(b"\n")
+        keep = set(json.loads(named))
+        for name in await self._ask(lambda: self._client.get_children_async("/records")):
+            if int(name) <= drop_to:
+                await self._remove(f"/records/{name}")
+        for name in await self._ask(lambda: self._client.get_children_async("/parts")):
+            kind, of = name.split("-")[:2]
+            if name not in keep and int(of) <= (drop_to if kind == "r" else int(number)):
+                await self._remove(f"/parts/{name}")
+
+    async def _remove(self, path: str) -> None:
+        try:
+            await self._ask(lambda: self._client.delete_async(path))
+        except NoNodeError:
+            return  # another broker sweeps too
+
+    async def living(self) -> frozenset[int]:
+        names = await self._ask(lambda: self._client.get_children_async("/sessions", watch=self._watched))
+        return frozenset(int(name.rpartition("-")[2]) for name in names)
+
+    # -- parts
+
+    async def _put_parts(self, name: str, data: bytes) -> bytes:
+        """Store `data` in pieces of their own; what to join them by."""
+        names = []
+        for start in range(0, len(data), PART_BYTES):
+            self._parts_made += 1
+            part = f"{name}-{self.id}-{self._parts_made}"
+            await self._ask(
+                lambda part=part, start=start: self._client.create_async(  # type: ignore[misc]
+                    f"/parts/{part}", data[start : start + PART_BYTES]
+                )
+            )
+            names.append(part)
+        return json.dumps(names).encode("ascii")
+
+    async def _join_parts(self, names: bytes) -> bytes:
+        found = await asyncio.gather(*(self._get(f"/parts/{name}") for name in json.loads(names)))
+        return b"".join(data for data, _ in found)
+
+    async def _get(self, path: str) -> Any:
+        return await self._ask(lambda: self._client.get_async(path))
+
+
+def _record_path(number: int) -> str:
+    return f"/records/{number:010d}"

@@ -1,0 +1,105 @@
+"""The real ZooKeeper as a child process, from the jars that PySpark brings; one server or an ensemble."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from tests.peers.process import free_port
+
+PATIENCE_S = 30.0
+
+
+def missing() -> str | None:
+    """Why ZooKeeper can't be run here."""
+    if shutil.which("java") is None:
+        return "no java on the path"
+    if find_spec("pyspark") is None:
+        return "no pyspark, whose jars hold ZooKeeper"
+    return None
+
+
+class ZooKeeperServer:
+    """One server. `members` are the addresses of an ensemble (peer port, election port), this one's own at `index`."""
+
+    def __init__(self, folder: Path, *, members: list[tuple[int, int]] | None = None, index: int = 0) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = [
+            "tickTime=500",
+            "maxSessionTimeout=60000",
+            "maxClientCnxns=0",
+            "admin.enableServer=false",
+            "4lw.commands.whitelist=*",
+            f"dataDir={folder}",
+            f"clientPort={self.port}",
+            "clientPortAddress=127.0.0.1",
+        ]
+        if members:
+            lines += ["initLimit=20", "syncLimit=10", "standaloneEnabled=false"]
+            lines += [
+                f"server.{number}=127.0.0.1:{peer}:{election}" for number, (peer, election) in enumerate(members, 1)
+            ]
+            (folder / "myid").write_text(str(index + 1))
+        (folder / "zoo.cfg").write_text("\n".join(lines) + "\n")
+        self._main = "quorum.QuorumPeerMain" if members else "ZooKeeperServerMain"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def launch(self) -> None:
+        spec = find_spec("pyspark")
+        assert spec is not None
+        assert spec.origin is not None
+        jars = Path(spec.origin).parent / "jars"
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *("java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{jars}/*"),
+                    *(f"org.apache.zookeeper.server.{self._main}", str(self.folder / "zoo.cfg")),
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def start(self) -> None:
+        self.launch()
+        self.wait()
+
+    def wait(self) -> None:
+        """Until it serves, in an ensemble with a quorum."""
+        deadline = time.monotonic() + PATIENCE_S
+        while b"Mode:" not in self._says("srvr"):
+            if time.monotonic() > deadline or self._process is None or self._process.poll() is not None:
+                raise RuntimeError((self.folder / "server.log").read_text()[-2000:])
+            time.sleep(0.05)
+
+    def _says(self, word: str) -> bytes:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                connection.sendall(word.encode())
+                return connection.recv(65536)
+        except OSError:
+            return b""
+
+    def stop(self, how: int = signal.SIGKILL) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(PATIENCE_S)
+            self._process = None
+
+    def pause(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)

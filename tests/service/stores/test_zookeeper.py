@@ -1,0 +1,213 @@
+"""What the contract leaves open, on the real ZooKeeper: servers that stop and stand still, sessions that run out,
+commits larger than ZooKeeper takes at once, newcomers, strangers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
+
+from log.disk import RealDisk
+from service.ports import RealEnv
+from service.stores.ledger import BASE_EVERY, KEPT_RECORDS, LedgerStore
+from service.stores.port import Change, Create, Put, Result, Session, Snapshot, StoreError
+from service.stores.zookeeper import PART_BYTES, ZooKeeper
+from tests.peers.process import free_port
+from tests.peers.zookeeper import ZooKeeperServer, missing
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ZooKeeperServer]:
+    server = ZooKeeperServer(tmp_path / "zookeeper")
+    server.start()
+    yield server
+    server.stop()
+
+
+@asynccontextmanager
+async def store_at(place: ZooKeeper) -> AsyncIterator[LedgerStore]:
+    env = RealEnv(RealDisk("."))
+    store = LedgerStore(lambda timeout_s: place.session(timeout_s, env), env)
+    yield store
+    await store.close()
+    await env.tasks.cancel_all()
+
+
+def run(place: ZooKeeper, promise: Callable[[LedgerStore], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with store_at(place) as store:
+            await asyncio.wait_for(promise(store), 2 * PATIENCE_S)
+
+    asyncio.run(main())
+
+
+async def until_ok(session: Session, key: str) -> None:
+    """Create `key` again and again until that is done, however often the answer is lost."""
+    while True:
+        result, _ = await session.commit(Create(key, b""))
+        if result is Result.OK or (result is Result.CONFLICT and key in await session.read(key)):
+            return
+        assert result is Result.UNKNOWN, result
+        await asyncio.sleep(0.1)
+
+
+def test_a_commit_larger_than_a_request_may_be_is_there_wholly(server: ZooKeeperServer) -> None:
+    async def promise(store: LedgerStore) -> None:
+        one, other = await store.session(20), await store.session(20)
+        values = {f"large/{number}": os.urandom(PART_BYTES) for number in range(5)}
+        events = aiter(other.watch())
+        assert isinstance(await anext(events), Snapshot)
+        assert (await one.commit(*(Create(key, value) for key, value in values.items())))[0] is Result.OK
+        change = await anext(events)
+        assert isinstance(change, Change)
+        assert {key: entry and entry.value for key, entry in change.entries} == values
+        assert {key: entry.value for key, entry in (await other.read("large/")).items()} == values
+
+    run(ZooKeeper(server.address), promise)
+
+
+def test_a_newcomer_begins_with_the_base_and_old_records_go(server: ZooKeeperServer) -> None:
+    async def promise(store: LedgerStore) -> None:
+        one = await store.session(20)
+        await one.commit(Create("count", b"0"), Create("large", os.urandom(2 * PART_BYTES)))
+        commits = KEPT_RECORDS + 2 * BASE_EVERY
+        for version in range(commits):
+            assert (await one.commit(Put("count", b"%d" % version, version)))[0] is Result.OK
+        newcomer = await store.session(20)
+        assert (await newcomer.read("count"))["count"] == (b"%d" % (commits - 1), commits)
+        zookeeper = KazooClient(server.address)
+        zookeeper.start()
+
+        def swept() -> bool:
+            bases = {name.split("-")[1] for name in zookeeper.get_children("/parts") if name.startswith("b-")}
+            return len(zookeeper.get_children("/records")) <= KEPT_RECORDS + BASE_EVERY and len(bases) == 1
+
+        for _ in range(int(PATIENCE_S / 0.05)):
+            if swept():
+                break
+            await asyncio.sleep(0.05)
+        assert swept()
+        zookeeper.stop()
+        zookeeper.close()
+
+    run(ZooKeeper(server.address), promise)
+
+
+def test_a_session_outlives_a_server_that_is_killed_and_comes_back_in_time(server: ZooKeeperServer) -> None:
+    async def promise(store: LedgerStore) -> None:
+        one, other = await store.session(20), await store.session(20)
+        events = aiter(other.watch())
+        await anext(events)
+        await one.commit(Create("mine", b"", ephemeral=True))
+        server.stop()
+        doubtful = asyncio.create_task(one.commit(Create("lost", b"")))
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(server.start)
+        assert (await doubtful)[0] in (Result.UNKNOWN, Result.OK)
+        await until_ok(one, "after")
+        seen: list[str] = []
+        while "after" not in seen:
+            event = await anext(events)
+            assert isinstance(event, Change)
+            seen += [key for key, _ in event.entries]
+        assert seen[0] == "mine"
+        assert "mine" in await other.read("")
+        assert one.lease_left() > 0
+
+    run(ZooKeeper(server.address), promise)
+
+
+def test_a_lease_is_over_before_the_session_is(server: ZooKeeperServer) -> None:
+    """The server stands still; nobody hears of us, and so we must not act when the session may have run out."""
+
+    async def promise(store: LedgerStore) -> None:
+        one = await store.session(4)
+        assert 0 < one.lease_left() <= 4
+        server.pause()
+        try:
+            await asyncio.sleep(4)
+            assert one.lease_left() <= 0
+        finally:
+            server.resume()
+        result, _ = await one.commit(Create("late", b""))
+        assert result in (Result.EXPIRED, Result.OK, Result.UNKNOWN)
+
+    run(ZooKeeper(server.address), promise)
+
+
+def test_what_a_session_left_goes_when_its_process_is_gone(server: ZooKeeperServer) -> None:
+    async def promise(store: LedgerStore) -> None:
+        other = await store.session(20)
+        async with store_at(ZooKeeper(server.address)) as third:
+            one = await third.session(2)
+            await one.commit(Create("mine", b"", ephemeral=True))
+            events = aiter(other.watch())
+            opening = await anext(events)
+            assert isinstance(opening, Snapshot)
+            assert "mine" in opening.entries
+        change = await anext(events)
+        assert isinstance(change, Change)
+        assert change.entries == (("mine", None),)
+
+    run(ZooKeeper(server.address), promise)
+
+
+def test_an_ensemble_goes_on_without_one_member_and_waits_without_two(tmp_path: Path) -> None:
+    members = [(free_port(), free_port()) for _ in range(3)]
+    servers = [ZooKeeperServer(tmp_path / str(index), members=members, index=index) for index in range(3)]
+    try:
+        for server in servers:
+            server.launch()
+        for server in servers:
+            server.wait()
+
+        async def promise(store: LedgerStore) -> None:
+            one = await store.session(10)
+            await until_ok(one, "first")
+            servers[0].stop()
+            await until_ok(one, "second")
+            servers[1].stop()
+            result, _ = await one.commit(Create("third", b""))
+            assert result is not Result.OK
+            await asyncio.to_thread(servers[1].start)
+            again = await store.session(10)
+            await until_ok(again, "fourth")
+            assert {"first", "second", "fourth"} <= set(await again.read(""))
+
+        run(ZooKeeper(",".join(server.address for server in servers)), promise)
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def test_with_a_user_the_metadata_is_closed_to_strangers(server: ZooKeeperServer) -> None:
+    async def promise(store: LedgerStore) -> None:
+        one = await store.session(20)
+        assert (await one.commit(Create("secret", b"")))[0] is Result.OK
+        stranger = KazooClient(server.address)
+        stranger.start()
+        for path in ("/oncelog/head", "/oncelog/records/0000000001"):
+            with pytest.raises(NoAuthError):
+                stranger.get(path)
+        stranger.stop()
+        stranger.close()
+
+    run(ZooKeeper(server.address + "/oncelog", user="oncelog", password="clue"), promise)
+
+
+def test_an_ensemble_that_is_not_there_is_told_in_one_line() -> None:
+    async def promise(store: LedgerStore) -> None:
+        with pytest.raises(StoreError, match=r"no ZooKeeper answered at 127\.0\.0\.1:1 within 1 s"):
+            await store.session(1)
+
+    run(ZooKeeper("127.0.0.1:1"), promise)
