@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, cast
+from uuid import UUID
 
 import numpy as np
 from kio.schema.api_versions.v3 import ApiVersionsRequest, ApiVersionsResponse
@@ -44,6 +45,7 @@ FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
 LATE_ANSWER_SECONDS = 5.0
 MOST_CLIENTS = 8  # kept for the next task
+NO_ID = UUID(int=0)
 LARGEST_ANSWER_BYTES = 1 << 30  # a length beyond this is not an answer but another protocol
 
 R = TypeVar("R", bound=ResponsePayload)
@@ -65,9 +67,11 @@ class ClientSettings:
 
 @dataclass(frozen=True)
 class Topic:
-    """What the brokers tell about a topic: the leader of each partition, -1 where there is none now."""
+    """What the brokers tell about a topic: the leader of each partition, -1 where there is none now; and its id, which
+    tells it from another one that was made under its name."""
 
     name: str
+    id: UUID
     leaders: dict[int, int] = field(default_factory=dict)
 
 
@@ -262,7 +266,8 @@ class Client:
             if names is None and topic.is_internal:
                 continue
             name = cast(str, topic.name)
-            found[name] = Topic(name, {part.partition_index: part.leader_id for part in topic.partitions})
+            leaders: dict[int, int] = {part.partition_index: part.leader_id for part in topic.partitions}
+            found[name] = Topic(name, topic.topic_id or NO_ID, leaders)
         self._topics.update(found)
         return found
 
@@ -271,11 +276,18 @@ class Client:
         self.topics([])
         return sorted(self._addresses)
 
+    def topic(self, name: str) -> Topic:
+        """A topic, as far as is known; asks when nothing is known."""
+        known = self._topics.get(name) or self.topics([name]).get(name)
+        if known is None:
+            raise BrokerError(ErrorCode.unknown_topic_or_partition, f"looking for topic {name!r}")
+        return known
+
     def leader(self, topic: str, partition: int) -> int:
         """The broker that leads a partition, as far as is known; asks when nothing is known."""
-        known = self._topics.get(topic) or self.topics([topic]).get(topic)
+        known = self.topic(topic)
         doing = f"looking for the leader of {topic}-{partition}"
-        if known is None or partition not in known.leaders:
+        if partition not in known.leaders:
             raise BrokerError(ErrorCode.unknown_topic_or_partition, doing)
         if known.leaders[partition] < 0:
             raise BrokerError(ErrorCode.leader_not_available, doing)

@@ -55,6 +55,21 @@ class DataLost(OncelogError):
     """Offsets that were to be read are no longer in the log."""
 
 
+class TopicMadeAnew(OncelogError):
+    """Another topic stands under the name of the one that was meant."""
+
+    def __init__(self, message: str, *, retriable: bool = False) -> None:
+        super().__init__(message)
+        self.retriable = retriable
+
+
+class TopicGone(OncelogError):
+    """Partitions that were read so far are not there, and may come back: brokers that just started may not know them
+    yet."""
+
+    retriable = True
+
+
 class CorruptBatch(OncelogError):
     """A record batch whose checksum or structure is wrong."""
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
+from time import monotonic
+from uuid import UUID
 
 import pyarrow as pa
 from kio.schema.errors import ErrorCode
-from kio.schema.fetch.v12 import FetchRequest, FetchResponse
-from kio.schema.fetch.v12.request import FetchPartition, FetchTopic
-from kio.schema.fetch.v12.response import PartitionData
-from kio.schema.types import TopicName
+from kio.schema.fetch.v13 import FetchRequest, FetchResponse
+from kio.schema.fetch.v13.request import FetchPartition, FetchTopic
+from kio.schema.fetch.v13.response import PartitionData
 from kio.static.primitive import i8, i32, i64
 
 from spark_sink.client import Client, Pending, milliseconds
 from spark_sink.decode import Decoder, visible, whole_batches
-from spark_sink.errors import BrokerError, CorruptBatch, DataLost, OncelogError, check
+from spark_sink.errors import BrokerError, CorruptBatch, DataLost, OncelogError, TopicMadeAnew, check
 from spark_sink.log_offsets import edges
 from spark_sink.offsets import Range
 from spark_sink.options import Edge, SourceOptions
@@ -25,6 +27,10 @@ logger = logging.getLogger(__name__)
 # How many bytes a record may take, as long as nothing is known: a small range shall not fetch what lies behind it.
 FIRST_GUESS_BYTES = 1024
 SMALLEST_FETCH_BYTES = 64 << 10
+# A broker that lags behind may still tell of a topic that was deleted. After so long none does.
+ANOTHER_TOPIC_SECONDS = 5.0
+
+GONE = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
 
 
 class NotYetReadable(OncelogError):
@@ -47,8 +53,11 @@ def read_range(client: Client, range_: Range, options: SourceOptions) -> Iterato
         while position < range_.end:
             try:
                 part = client.retrying(lambda at=position: fetcher.chunk(at))  # type: ignore[misc]
+            except TopicMadeAnew as error:
+                report_loss(options, f"{name} should be read from offset {position} to {range_.end}, but {error}")
+                return
             except BrokerError as error:
-                if error.code == ErrorCode.unknown_topic_or_partition:
+                if error.code in GONE:
                     report_loss(options, f"{name} should be read from offset {position} to {range_.end}, and is gone")
                     return
                 if error.code != ErrorCode.offset_out_of_range:
@@ -58,7 +67,7 @@ def read_range(client: Client, range_: Range, options: SourceOptions) -> Iterato
             except NotYetReadable as error:
                 if options.fail_on_data_loss or error.high_watermark >= range_.end:
                     raise
-                report_loss(options, f"{error}: it was made anew")
+                report_loss(options, f"{error}: it has lost its end")
                 return
             chunk = part.records or b""
             batches = list(whole_batches(chunk))
@@ -83,7 +92,9 @@ def _after_loss(client: Client, range_: Range, position: int, options: SourceOpt
     report_loss(
         options,
         f"{range_.topic}-{range_.partition} should be read from offset {position} to {range_.end}, but "
-        + (f"begins at {begin}: it was deleted up to there" if begin > position else "ends before: it was made anew"),
+        + (
+            f"begins at {begin}: it was deleted up to there" if begin > position else "ends before: it has lost its end"
+        ),
     )
     return go_on
 
@@ -104,14 +115,12 @@ class _Fetcher:
         self._options = options
         self._record_bytes = float(FIRST_GUESS_BYTES)
         self._ahead: tuple[int, Pending[FetchResponse]] | None = None
+        self._another_since: float | None = None
 
     def ask(self, position: int) -> None:
         """Send for what is at `position`. If that can't be sent, `chunk` finds out."""
-        try:
+        with suppress(OncelogError):
             self._ahead = position, self._send(position)
-        except OncelogError as error:
-            if not error.retriable:
-                raise
 
     def chunk(self, position: int) -> PartitionData:
         """What is at `position`. Tries once."""
@@ -149,8 +158,18 @@ class _Fetcher:
             max_wait=milliseconds(self._options.fetch_wait_ms),
             min_bytes=i32(1),
             isolation_level=i8(self._options.committed),
-            topics=(FetchTopic(topic=TopicName(self._range.topic), partitions=(part,)),),
+            topics=(FetchTopic(topic_id=self._topic_id(), partitions=(part,)),),
             forgotten_topics_data=(),
         )
         leader = self._client.leader(self._range.topic, self._range.partition)
         return self._client.send(leader, request, FetchResponse)
+
+    def _topic_id(self) -> UUID:
+        """That of the topic that was meant when the range was planned."""
+        found = self._client.topic(self._range.topic)
+        if not self._range.topic_id or str(found.id) == self._range.topic_id:
+            return found.id
+        now = monotonic()
+        self._another_since = self._another_since or now
+        problem = f"topic {self._range.topic!r} was deleted and made anew"
+        raise TopicMadeAnew(problem, retriable=now - self._another_since < ANOTHER_TOPIC_SECONDS)

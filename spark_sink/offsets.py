@@ -5,7 +5,10 @@ are equal text. Keys that begin with `@` can't be topics and are ours:
 
 - `@initial`: the start of a query that has read nothing. It names no offsets on purpose, because Spark doesn't log it.
 - `@init`: in the end of a batch, where partitions begin that its start doesn't name: all of them in the first batch,
-  later those that are new. Spark logs the end before the batch runs, so a replay begins where the first try did.
+  later those that are new, or hold no longer what was to be read. Spark logs the end before the batch runs, so a replay
+  begins where the first try did.
+- `@ids`: in the end of a batch, the id of each topic: a topic that is made again under its name has another one.
+  Checkpoints of earlier versions lack it.
 - `@offsetsBehindLatest`: in what is reported as latest, the records that are not yet taken into a batch.
 """
 
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +25,7 @@ from pyspark.sql.datasource import InputPartition
 from spark_sink.options import TopicPartition
 
 Offsets = dict[TopicPartition, int]
+Ids = dict[str, str]
 INITIAL: dict[str, Any] = {"@initial": True}
 
 
@@ -33,6 +37,7 @@ class Range(InputPartition):
     partition: int
     start: int
     end: int
+    topic_id: str = ""  # empty: whatever has the name
 
     @property
     def size(self) -> int:
@@ -59,13 +64,31 @@ def is_initial(offset: Mapping[str, Any]) -> bool:
     return "@initial" in offset
 
 
-def end_of_batch(end: Offsets, begins: Offsets) -> dict[str, Any]:
+def end_of_batch(end: Offsets, begins: Offsets, ids: Ids) -> dict[str, Any]:
     """The end of a batch as Spark logs it, with the beginnings that its start doesn't name."""
-    return {**({"@init": to_json(begins)} if begins else {}), **to_json(end)}
+    named = {topic: ids[topic] for topic in sorted({topic for topic, _ in end}) if topic in ids}
+    return {
+        **({"@ids": named} if named else {}),
+        **({"@init": to_json(begins)} if begins else {}),
+        **to_json(end),
+    }
 
 
-def begins_of(end: Mapping[str, Any]) -> Offsets:
-    return from_json(end.get("@init", {}))
+def ids_of(offset: Mapping[str, Any]) -> Ids:
+    return dict(offset.get("@ids", {}))
+
+
+def remade(parts: Iterable[TopicPartition], before: Ids, now: Ids) -> set[TopicPartition]:
+    """Those whose topic is another one than before, as far as both ids are known."""
+    return {part for part in parts if before.get(part[0], now.get(part[0])) != now.get(part[0], before.get(part[0]))}
+
+
+def begins_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> Offsets:
+    """Where the partitions of a batch begin, as far as its start and its end tell."""
+    ends, before = from_json(end), from_json(start)
+    others = remade(before, ids_of(start), ids_of(end))
+    held = {part: offset for part, offset in before.items() if part not in others and offset <= ends.get(part, offset)}
+    return from_json(end.get("@init", {})) | held
 
 
 def limited(start: Offsets, end: Offsets, most: int) -> Offsets:
@@ -102,4 +125,4 @@ def tasks(ranges: Iterable[Range], *, at_least: int | None, most_records: int | 
 def _cut(range_: Range, pieces: int) -> list[Range]:
     pieces = min(pieces, range_.size)
     edges = [range_.start + range_.size * piece // pieces for piece in range(pieces + 1)]
-    return [Range(range_.topic, range_.partition, start, end) for start, end in pairwise(edges)]
+    return [replace(range_, start=start, end=end) for start, end in pairwise(edges)]

@@ -27,19 +27,22 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_sink.client import Client, client_of
-from spark_sink.errors import OncelogError, OptionError, SchemaError
-from spark_sink.fetch import read_range, report_loss
+from spark_sink.client import NO_ID, Client, client_of
+from spark_sink.errors import OncelogError, OptionError, SchemaError, TopicGone
+from spark_sink.fetch import ANOTHER_TOPIC_SECONDS, read_range, report_loss
 from spark_sink.log_offsets import assigned, check_exist, edges, ends, publish, starts
 from spark_sink.offsets import (
     INITIAL,
+    Ids,
     Offsets,
     Range,
     begins_of,
     end_of_batch,
     from_json,
+    ids_of,
     is_initial,
     limited,
+    remade,
     tasks,
     to_json,
 )
@@ -119,7 +122,8 @@ class OncelogReader(DataSourceReader):
             end = ends(client, parts, options)
             _check_within_log(client, start, options.starting, options)
             _check_within_log(client, end, options.ending, options)
-            return [Range(*part, start[part], end[part]) for part in sorted(parts)]
+            ids = _ids(client, parts)
+            return [Range(*part, start[part], end[part], ids.get(part[0], "")) for part in sorted(parts)]
 
         return _tasks(client.retrying(plan), options)
 
@@ -134,11 +138,15 @@ class OncelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = source_options(options, streaming=True)
         self._planned = INITIAL  # where the last batch ended. PySpark 4.0 and 4.1 plan it again first, after a restart
         self._known: set[TopicPartition] = set()
+        self._ids: Ids = {}
+        self._given_up: set[TopicPartition] = set()  # they are gone, and were waited for
+        self._others_since: float | None = None  # when topics were first seen that were made anew
         self._looked_at = float("-inf")
         self._latest: Offsets = {}
         self._taken: Offsets = {}
         self._target: Offsets | None = None  # of availableNow: no batch goes further
         self._last_batch_at = time.monotonic()
+        self._warned = False
 
     def initialOffset(self) -> dict[str, Any]:
         return INITIAL
@@ -146,7 +154,13 @@ class OncelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         """Where the next batch ends; `start` itself if there is nothing to read."""
         client = client_of(self._options.client)
-        return client.retrying(lambda: self._next_end(self._planned if start is None else start, limit))
+        start = self._planned if start is None else start
+        try:
+            return client.retrying(lambda: self._next_end(start, limit))
+        except TopicGone as error:
+            report_loss(self._options, str(error))
+            self._given_up = from_json(start).keys() - self._latest.keys()
+        return client.retrying(lambda: self._next_end(start, limit))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         options = self._options
@@ -167,13 +181,14 @@ class OncelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         self._planned = end
-        begins = {**begins_of(end), **({} if is_initial(start) else from_json(start))}
-        ends = from_json(end)
+        begins = begins_of({} if is_initial(start) else start, end)
+        ends, ids = from_json(end), ids_of(end)
         unnamed = ends.keys() - begins.keys()
         if unnamed:
             client = client_of(self._options.client)
             begins |= client.retrying(lambda: self._begins_of_unnamed(start, unnamed))
-        return _tasks([Range(*part, begins[part], offset) for part, offset in ends.items()], self._options)
+        ranges = [Range(*part, begins[part], offset, ids.get(part[0], "")) for part, offset in ends.items()]
+        return _tasks(ranges, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._options)
@@ -194,6 +209,7 @@ class OncelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         client = client_of(self._options.client)
         if look_around or time.monotonic() - self._looked_at > LOOK_AROUND_SECONDS:
             self._known = assigned(client, self._options.subscription)
+            self._ids = _ids(client, self._known)
             self._looked_at = time.monotonic()
         self._latest = edges(client, self._known, Edge.LATEST, committed=self._options.committed)
         return self._latest
@@ -201,21 +217,70 @@ class OncelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next_end(self, start: dict[str, Any], limit: ReadLimit | None) -> dict[str, Any]:
         options, client = self._options, client_of(self._options.client)
         latest = self._look(look_around=is_initial(start))
+        ids = self._ids
         if is_initial(start):
             check_exist(options.subscription, self._known)
             parts = self._known if self._target is None else self._known & self._target.keys()
             begins = new = starts(client, parts, options)
             _check_within_log(client, begins, options.starting, options)
+            latest = _not_before(client, begins, latest)
         else:
-            before = from_json(start)
-            new = self._begins_of_new(before, latest)
-            begins = before | new
-        latest = _not_before(client, begins, latest)
-        if not is_initial(start):
-            _check_nothing_is_gone(begins, latest, options)
-        end = self._limited(begins, {part: latest[part] for part in begins if part in latest}, limit)
+            before, known = from_json(start), ids_of(start)
+            self._warn_of_unknown(before, known)
+            others = remade(before, known, ids)
+            self._check_there(before, others, latest)
+            same = {part: offset for part, offset in before.items() if part not in others}
+            latest = _not_before(client, same, latest)
+            new = self._begins_of_new(before, latest) | self._begins_of_lost(before, others, known, latest)
+            begins = same | new
+            latest = {part: begins[part] for part in same} | latest  # who is waited for stays where he was
+            ids = {topic: known[topic] for topic, _ in same if topic in known} | ids
+        end = self._limited(begins, {part: latest[part] for part in begins}, limit)
         self._taken = end
-        return start if end == begins and not is_initial(start) and not new else end_of_batch(end, new)
+        then = end_of_batch(end, new, ids)
+        idle = not new and not is_initial(start) and end == begins and ids_of(then) == ids_of(start)
+        return start if idle else then
+
+    def _warn_of_unknown(self, before: Offsets, known: Ids) -> None:
+        unknown = sorted({topic for topic, _ in before} - known.keys())
+        if unknown and not self._warned:
+            self._warned = True
+            logger.warning(
+                "the checkpoint was written by an earlier version and does not tell which topics it means by %s: those"
+                " that are there now are taken for them", ", ".join(map(repr, unknown)),
+            )  # fmt: skip
+
+    def _check_there(self, before: Offsets, others: set[TopicPartition], latest: Offsets) -> None:
+        """A topic that is not told of, or is another one, may be so to a broker that has just started: it is waited
+        for, and its position kept."""
+        self._given_up -= latest.keys()
+        gone = sorted(before.keys() - latest.keys() - others - self._given_up)
+        if gone:
+            self._looked_at = float("-inf")
+            raise TopicGone(
+                ", ".join(f"{_name(part)} was read up to offset {before[part]} and is gone" for part in gone)
+            )
+        if others and not self._options.fail_on_data_loss:
+            now = time.monotonic()
+            self._others_since = self._others_since or now
+            if now - self._others_since < min(ANOTHER_TOPIC_SECONDS, self._options.client.patience_seconds):
+                self._looked_at = float("-inf")
+                raise TopicGone("another topic is in the place of " + ", ".join(sorted({topic for topic, _ in others})))
+        self._others_since = None
+
+    def _begins_of_lost(self, before: Offsets, others: set[TopicPartition], known: Ids, latest: Offsets) -> Offsets:
+        """Where to go on if what was to be read is gone: in a topic that was made anew with its first record, in one
+        that has lost its end from there on. An error unless loss is allowed."""
+        shorter = {part for part in before.keys() & latest.keys() - others if latest[part] < before[part]}
+        for part in sorted(others):
+            report_loss(self._options, f"{_name(part)} was read up to offset {before[part]}, and was made anew")
+        for part in sorted(shorter):
+            what = f"{_name(part)} was read up to offset {before[part]} and ends at {latest[part]} now"
+            report_loss(self._options, what if part[0] in known else f"{what}: it was made anew")
+        anew = others & latest.keys() | {part for part in shorter if part[0] not in known}
+        client = client_of(self._options.client)
+        first = edges(client, anew, Edge.EARLIEST, committed=self._options.committed)
+        return {part: latest[part] for part in shorter} | first
 
     def _begins_of_new(self, before: Offsets, latest: Offsets) -> Offsets:
         """Partitions that appeared since the query began are read from their first record on."""
@@ -262,13 +327,13 @@ def _not_before(client: Client, begins: Offsets, latest: Offsets) -> Offsets:
     return latest | {part: begins[part] for part in before if written[part] >= begins[part]}
 
 
-def _check_nothing_is_gone(begins: Offsets, latest: Offsets, options: SourceOptions) -> None:
-    for (topic, partition), begin in sorted(begins.items()):
-        end = latest.get((topic, partition))
-        if end is None:
-            report_loss(options, f"{topic}-{partition} was read up to offset {begin} and is gone")
-        elif end < begin:
-            report_loss(options, f"{topic}-{partition} was read up to offset {begin} and ends at {end} now: made anew?")
+def _name(part: TopicPartition) -> str:
+    return f"{part[0]}-{part[1]}"
+
+
+def _ids(client: Client, parts: set[TopicPartition]) -> Ids:
+    found = {topic: client.topic(topic).id for topic in {topic for topic, _ in parts}}
+    return {topic: str(id_) for topic, id_ in found.items() if id_ != NO_ID}
 
 
 def _check_within_log(client: Client, offsets: Offsets, place: Place, options: SourceOptions) -> None:

@@ -14,6 +14,7 @@ from spark_sink.offsets import (
     begins_of,
     end_of_batch,
     from_json,
+    ids_of,
     is_initial,
     limited,
     tasks,
@@ -26,10 +27,22 @@ positions = st.dictionaries(parts, st.integers(0, 1 << 50), max_size=8)
 
 @given(offsets=positions, begins=positions)
 def test_an_end_is_read_as_it_was_written(offsets: Offsets, begins: Offsets) -> None:
-    end = json.loads(json.dumps(end_of_batch(offsets, begins)))
+    ids = {topic: f"id of {topic}" for topic, _ in offsets}
+    end = json.loads(json.dumps(end_of_batch(offsets, begins, ids | {"another": "id"})))
     assert from_json(end) == offsets
-    assert begins_of(end) == begins
+    assert begins_of({}, end) == begins
+    assert ids_of(end) == ids
     assert not is_initial(end)
+
+
+def test_a_batch_begins_where_its_start_says_unless_that_is_of_another_topic_or_behind_its_end() -> None:
+    start = {"@ids": {"same": "1", "anew": "2"}, "same": {"0": 5}, "anew": {"0": 5}, "old": {"0": 5}}
+    init = {"same": {"0": 4}, "anew": {"0": 0, "1": 0}, "old": {"0": 1}}
+    end = {"@ids": {"same": "1", "anew": "3", "old": "4"}, "@init": init, "same": {"0": 9}, "anew": {"0": 9, "1": 9}}
+    assert begins_of(start, end | {"old": {"0": 5}}) == {
+        ("same", 0): 5, ("anew", 0): 0, ("anew", 1): 0, ("old", 0): 5
+    }  # fmt: skip
+    assert begins_of(start, end | {"old": {"0": 3}})["old", 0] == 1
 
 
 @given(offsets=positions, data=st.data())

@@ -24,6 +24,7 @@ from spark_sink.client import Client
 from spark_sink.decode import Decoder
 from spark_sink.errors import CorruptBatch, DataLost, OptionError
 from spark_sink.fetch import NotYetReadable
+from spark_sink.log_offsets import assigned
 from spark_sink.source import OncelogReader, OncelogStreamReader
 from tests.clients.topics import Topics
 from tests.peers.process import BrokerProcess
@@ -339,9 +340,9 @@ def test_a_batch_waits_for_enough_records_but_not_for_ever(bootstrap: str, new_t
     produce(bootstrap, topic, numbers(0, 9))
     limit = patient.getDefaultReadLimit()
     assert patient.latestOffset(first, limit) is first
-    _when(lambda: hasty.latestOffset(first, limit), lambda end: end == {topic: {"0": 9}})
+    _when(lambda: hasty.latestOffset(first, limit), lambda end: end[topic] == {"0": 9})
     produce(bootstrap, topic, numbers(9, 10))
-    assert patient.latestOffset(first, limit) == {topic: {"0": 10}}
+    assert patient.latestOffset(first, limit)[topic] == {"0": 10}
 
 
 def test_available_now_reads_what_was_there_and_ends(bootstrap: str, topics: Topics) -> None:
@@ -357,7 +358,7 @@ def test_available_now_reads_what_was_there_and_ends(bootstrap: str, topics: Top
     first = reader.latestOffset(reader.initialOffset(), limit)
     assert first[topic] == {"0": 40}
     second = reader.latestOffset(first, limit)
-    assert second == {topic: {"0": 50}}
+    assert second[topic] == {"0": 50}
     assert reader.latestOffset(second, limit) is second
 
 
@@ -375,7 +376,7 @@ def test_older_sparks_ask_without_saying_from_where(bootstrap: str, new_topic: C
     assert values(query.rows_between(first, second)) == numbers(30, 60)
     restarted = query.stream()
     restarted.partitions(second, second)
-    assert restarted.latestOffset() == {topic: {"0": 90}}
+    assert restarted.latestOffset()[topic] == {"0": 90}
 
 
 def test_how_far_behind_a_stream_is(bootstrap: str, new_topic: Callable[..., str]) -> None:
@@ -424,38 +425,134 @@ def test_deleted_records_are_an_error_or_are_passed_over(bootstrap: str, new_top
     assert values(Source(bootstrap, subscribe=topic).batch()) == numbers(4, 10)
 
 
-def test_a_topic_that_is_gone_or_was_made_anew(bootstrap: str, topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+class Remade:
+    """A topic of which a stream has read ten records, and which is then deleted and may be made again."""
+
+    def __init__(self, bootstrap: str, topics: Topics) -> None:
+        self._bootstrap = bootstrap
+        self._admin = topics.admin
+        self.topic = topics.create()
+        produce(bootstrap, self.topic, numbers(0, 10))
+        self.begin = self.query().stream().initialOffset()
+        self.end = self.query().stream().latestOffset(self.begin)
+
+    def query(self, *, lax: bool = False, patience_ms: int = 300) -> Source:
+        given = {"kafkaConsumer__pollTimeoutMs": str(patience_ms), "kafka__fetch__max__wait__ms": "50"}
+        strict = str(not lax).lower()
+        return Source(self._bootstrap, subscribe=self.topic, startingOffsets="earliest", failOnDataLoss=strict, **given)
+
+    def delete(self) -> None:
+        self._admin.delete_topics([self.topic])[self.topic].result(20)
+
+    def make_again(self, records: int, partitions: int = 1) -> None:
+        self.delete()
+        self._admin.create_topics([NewTopic(self.topic, partitions, 1)])[self.topic].result(20)
+        produce(self._bootstrap, self.topic, [b"new %d" % number for number in range(records)])
+
+    def goes_on(self, start: dict[str, Any] | None = None) -> list[bytes]:
+        """What a query that may lose data reads next, and the same after a restart in the middle of that."""
+        start = self.end if start is None else start
+        end = self.query(lax=True).stream().latestOffset(start)
+        found = values(self.query(lax=True).rows_between(start, end))
+        assert values(self.query(lax=True).rows_between(start, end)) == found
+        return found
+
+
+@pytest.fixture
+def remade(bootstrap: str, topics: Topics, monkeypatch: pytest.MonkeyPatch) -> Remade:
     monkeypatch.setattr(source, "LOOK_AROUND_SECONDS", 0)
-    topic, kept = topics.create(), topics.create()
-    pattern = topic[: topic.rindex("-") + 1] + "\\d+"
-    produce(bootstrap, topic, numbers(0, 10))
-    strict = Source(bootstrap, subscribePattern=pattern).stream()
-    lax = Source(bootstrap, subscribePattern=pattern, failOnDataLoss="false").stream()
-    end = strict.latestOffset(strict.initialOffset())
-    topics.admin.delete_topics([topic])[topic].result(20)
-    gone = _when(lambda: lax.latestOffset(end), lambda end: topic not in end)
-    assert kept in gone
-    with pytest.raises(DataLost, match=f"{topic}-0 was read up to offset 10 and is gone"):
-        strict.latestOffset(end)
-    impatient = {"subscribe": topic, "kafkaConsumer__pollTimeoutMs": "300", "kafka__fetch__max__wait__ms": "50"}
-    planned = {topic: {"0": 0}}, end  # a batch that was planned before, and is read again after each restart
-    with pytest.raises(DataLost, match=f"{topic}-0 should be read from offset 0 to 10, and is gone"):
-        Source(bootstrap, **impatient).rows_between(*planned)
-    assert Source(bootstrap, failOnDataLoss="false", **impatient).rows_between(*planned) == []
-    topics.admin.create_topics([_again(topic)])[topic].result(20)
-    produce(bootstrap, topic, numbers(0, 3))
-    with pytest.raises(NotYetReadable, match=f"{topic}-0 has nothing readable at offset 3"):
-        Source(bootstrap, **impatient).rows_between(*planned)
-    again = Source(bootstrap, failOnDataLoss="false", **impatient).rows_between(*planned)
-    assert values(again) == numbers(0, 3)
-    with pytest.raises(DataLost, match=f"{topic}-0 was read up to offset 10 and ends at 3"):
-        strict.latestOffset(end)
-    assert _when(lambda: lax.latestOffset(end), lambda end: topic in end)[topic] == {"0": 3}
-    assert Source(bootstrap, subscribe=topic, failOnDataLoss="false").rows_between({topic: {"0": 5}}, end) == []
+    return Remade(bootstrap, topics)
 
 
-def _again(topic: str) -> Any:
-    return NewTopic(topic, 1, 1)
+@pytest.mark.parametrize("lax", [False, True], ids=["strict", "lax"])
+def test_a_topic_that_a_broker_does_not_tell_of_is_waited_for_and_nothing_comes_again(
+    remade: Remade, monkeypatch: pytest.MonkeyPatch, lax: bool
+) -> None:
+    """A broker that has just started may not know it yet."""
+    asked = 0
+
+    def forgetful(*given: Any) -> set[tuple[str, int]]:
+        nonlocal asked
+        asked += 1
+        return assigned(*given) if asked > 3 else set()
+
+    reader = remade.query(lax=lax, patience_ms=20_000).stream()
+    monkeypatch.setattr(source, "assigned", forgetful)
+    assert reader.latestOffset(remade.end) is remade.end
+    assert asked == 4
+
+
+def test_a_topic_that_stays_away_is_an_error_or_its_position_waits_for_it(
+    remade: Remade, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(source, "assigned", lambda *_: set())
+    with pytest.raises(DataLost, match=f"{remade.topic}-0 was read up to offset 10 and is gone"):
+        remade.query().stream().latestOffset(remade.end)
+    reader = remade.query(lax=True).stream()
+    for _ in range(2):  # the second time nobody waits
+        assert reader.latestOffset(remade.end) is remade.end
+    assert len([record for record in caplog.records if "is gone" in record.getMessage()]) == 1
+    monkeypatch.setattr(source, "assigned", assigned)
+    assert reader.latestOffset(remade.end) is remade.end
+
+
+@pytest.mark.parametrize("records", [15, 10, 3], ids=["longer", "as long", "shorter"])
+def test_a_topic_that_was_made_anew_is_an_error_or_is_read_from_its_beginning(remade: Remade, records: int) -> None:
+    remade.make_again(records)
+    with pytest.raises(DataLost, match=f"{remade.topic}-0 was read up to offset 10, and was made anew.*failOnDataLoss"):
+        remade.query().stream().latestOffset(remade.end)
+    assert remade.goes_on() == [b"new %d" % number for number in range(records)]
+
+
+def test_a_topic_that_was_made_anew_with_more_or_fewer_partitions_is_read_whole(remade: Remade) -> None:
+    remade.make_again(3, partitions=2)
+    more = remade.query(lax=True).stream().latestOffset(remade.end)
+    assert more[remade.topic] == {"0": 3, "1": 0}
+    remade.make_again(2)
+    fewer = remade.query(lax=True).stream().latestOffset(more)
+    assert fewer[remade.topic] == {"0": 2}
+    assert values(remade.query(lax=True).rows_between(more, fewer)) == [b"new 0", b"new 1"]
+
+
+def test_a_topic_that_was_made_anew_since_a_batch_was_planned_is_not_read_in_its_place(remade: Remade) -> None:
+    remade.make_again(15)
+    with pytest.raises(DataLost, match=f"from offset 0 to 10, but topic '{remade.topic}' was deleted and made anew"):
+        remade.query().rows_between(remade.begin, remade.end)
+    assert remade.query(lax=True).rows_between(remade.begin, remade.end) == []
+    remade.delete()
+    with pytest.raises(DataLost, match=f"{remade.topic}-0 should be read from offset 0 to 10, and is gone"):
+        remade.query().rows_between(remade.begin, remade.end)
+    assert remade.query(lax=True).rows_between(remade.begin, remade.end) == []
+
+
+def test_a_topic_that_lost_its_end_is_an_error_or_goes_on_at_its_end(remade: Remade) -> None:
+    """Not made anew: what is there was read."""
+    beyond = remade.end | {remade.topic: {"0": 99}}
+    with pytest.raises(DataLost, match=f"{remade.topic}-0 was read up to offset 99 and ends at 10 now"):
+        remade.query().stream().latestOffset(beyond)
+    end = remade.query(lax=True).stream().latestOffset(beyond)
+    assert end[remade.topic] == {"0": 10}
+    assert remade.query(lax=True).rows_between(beyond, end) == []
+    assert remade.query(lax=True).stream().latestOffset(end)[remade.topic] == {"0": 10}
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read_with_a_warning_and_names_its_topics_from_then_on(
+    remade: Remade, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = {remade.topic: remade.end[remade.topic]}
+    reader = remade.query().stream()
+    then = reader.latestOffset(old)
+    assert then == {"@ids": remade.end["@ids"], **old}
+    assert remade.query().rows_between(old, then) == []
+    assert reader.latestOffset(then) is then
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert f"earlier version and does not tell which topics it means by '{remade.topic}'" in warning
+    remade.make_again(3)
+    with pytest.raises(
+        DataLost, match=f"{remade.topic}-0 was read up to offset 10 and ends at 3 now: it was made anew"
+    ):
+        remade.query().stream().latestOffset(old)
+    assert remade.goes_on(old) == [b"new 0", b"new 1", b"new 2"]
 
 
 def test_what_is_not_readable_yet_is_waited_for_and_then_named(
