@@ -1,7 +1,7 @@
 """ConsumerGroupHeartbeat (KIP-848), versions 0 and 1 (1: regular expressions, and members name themselves).
 
-One API to join (epoch 0), to stay, to leave (-1) and to leave for a while (-2, static members). Expressions are RE2's
-as far as topic names need it (service/groups/regex.py says what is left out).
+One API to join (epoch 0), to stay, to leave (-1) and to leave for a while (-2, static members). Expressions are
+RE2's (service/groups/regex.py).
 """
 
 from service.api.group_answers import ask, error_code, fresh_member_id, host_of

@@ -36,7 +36,7 @@ from service.groups.records import (
     target_epoch_record,
     target_record,
 )
-from service.groups.regex import InvalidRegex, TopicRegex
+from service.groups.regex import STEPS_AT_ONCE, InvalidRegex, RegexRound, TopicMatches, TopicRegex
 from service.groups.settings import GroupSettings
 from service.groups.states import MemberState
 from service.groups.topics import TopicView, fingerprint
@@ -108,22 +108,7 @@ class ConsumerDecisions:
         found = self._find_member(group, ask, member_id, draft)
         if isinstance(found, Refusal):
             return found
-        member = replace(
-            found,
-            instance_id=found.instance_id if ask.instance_id is None else ask.instance_id,
-            rack_id=found.rack_id if ask.rack_id is None else ask.rack_id,
-            rebalance_timeout_ms=(
-                found.rebalance_timeout_ms if ask.rebalance_timeout_ms == -1 else ask.rebalance_timeout_ms
-            ),
-            server_assignor=found.server_assignor if ask.server_assignor is None else ask.server_assignor,
-            subscribed_topics=(
-                found.subscribed_topics if ask.subscribed_topics is None else frozenset(ask.subscribed_topics)
-            ),
-            subscribed_regex=found.subscribed_regex if ask.subscribed_regex is None else ask.subscribed_regex,
-            client_id=ask.client_id,
-            client_host=ask.client_host,
-            classic=None,
-        )
+        member = _as_it_says(found, ask)
         regex_change = self.change_regex(group, found, member, draft)
         if isinstance(regex_change, Refusal):
             return regex_change
@@ -202,24 +187,24 @@ class ConsumerDecisions:
         about.
         """
         change = RegexChange(has_changed=new.subscribed_regex != old.subscribed_regex, is_resolved=False)
-        others = [member for member in group.members_with(new).values() if member is not new]
-        users = group.regexes(others)
         is_new = False
         if change.has_changed:
-            if old.regex_or_none is not None and old.regex_or_none not in users and old.regex_or_none in group.resolved:
-                draft.records.append(regex_tombstone(group.group_id, old.regex_or_none))
-            if new.regex_or_none is None:
-                change = RegexChange(True, is_resolved=old.regex_or_none is not None)
-            elif new.regex_or_none in users:
-                change = RegexChange(True, is_resolved=new.regex_or_none in group.resolved)
+            replaced = group.replaced_by(new)
+            before, after = old.regex_or_none, new.regex_or_none
+            if before is not None and before in group.resolved and not group.uses(before, without=replaced):
+                draft.records.append(regex_tombstone(group.group_id, before))
+            if after is None:
+                change = RegexChange(True, is_resolved=before is not None)
+            elif group.uses(after, without=replaced):
+                change = RegexChange(True, is_resolved=after in group.resolved)
             else:
                 try:
-                    TopicRegex(new.regex_or_none)
+                    TopicRegex(after)
                 except InvalidRegex as error:
-                    return Refusal(Fault.INVALID_REGULAR_EXPRESSION, f"{new.regex_or_none}: {error}")
+                    return Refusal(Fault.INVALID_REGULAR_EXPRESSION, f"{after}: {error}")
                 is_new = True
-        if users or new.regex_or_none is not None:
-            self._maybe_resolve(group, is_new or any(regex not in group.resolved for regex in users), draft)
+        if group.tallies.using or is_new:
+            self._maybe_resolve(group, is_new or bool(group.unresolved), draft)
         return change
 
     def _maybe_resolve(self, group: ConsumerGroup, is_unresolved: bool, draft: Draft) -> None:
@@ -232,26 +217,53 @@ class ConsumerDecisions:
             self._deadlines.set(name, draft.now_ms)
 
     def resolve_regexes(self, group: ConsumerGroup, draft: Draft) -> None:
-        """Find the topics of every expression in use; if they are others than before, the group's epoch is raised."""
-        group.regex_time_ms = draft.now_ms
-        group.regex_version = self._topics.version
-        names = sorted(self._topics.names())
-        resolved = dict(group.resolved)
+        """Find the topics of every expression in use; if they are others than before, the group's epoch is raised.
+
+        Done in turns, of which the records of each stand for themselves: `regex` is due again until the round is over.
+        """
+        if group.regex_round is None:
+            group.regex_round = RegexRound.over(self._topics.names(), group.tallies.using)
+            group.regex_time_ms = draft.now_ms
+            group.regex_version = self._topics.version
+        matched, is_over = self._match(group, group.regex_round)
         changed = False
-        for regex in group.regexes(group.members.values()):
-            compiled = TopicRegex(regex)
-            topics = frozenset(name for name in names if compiled.matches(name))
-            before = resolved.get(regex)
+        new_topics: set[str] = set()
+        for regex, topics in matched.items():
+            before = group.resolved.get(regex)
             if before is None or before.topics != topics:
                 changed = changed or bool(topics) or before is not None
-                resolved[regex] = ResolvedRegex(topics, self._topics.version, draft.wall_ms)
-                draft.records.append(regex_record(group.group_id, regex, resolved[regex]))
-        matched = set().union(*(resolved[regex].topics for regex in group.regexes(group.members.values())))
-        named = set().union(*(member.subscribed_topics for member in group.members.values()))
-        metadata_hash = fingerprint(self._topics, matched | named)
-        if changed or metadata_hash != group.metadata_hash:
-            draft.records.append(consumer_epoch_record(group.group_id, group.epoch + 1, metadata_hash))
-            self._note_metadata(group, group.epoch + 1)
+                resolved = ResolvedRegex(topics, self._topics.version, draft.wall_ms)
+                draft.records.append(regex_record(group.group_id, regex, resolved))
+                new_topics |= topics
+        if changed or is_over:
+            metadata_hash = fingerprint(self._topics, group.topics_subscribed() | new_topics)
+            if changed or metadata_hash != group.metadata_hash:
+                draft.records.append(consumer_epoch_record(group.group_id, group.epoch + 1, metadata_hash))
+                self._note_metadata(group, group.epoch + 1)
+        if is_over:
+            group.regex_round = None
+            unused = [regex for regex in group.regex_matches if regex not in group.tallies.using]
+            for regex in unused:
+                del group.regex_matches[regex]
+        else:
+            self._deadlines.set(("regex", group.group_id, ""), draft.now_ms)
+
+    def _match(self, group: ConsumerGroup, ahead: RegexRound) -> tuple[dict[str, frozenset[str]], bool]:
+        """The topics of as many expressions as one turn allows, and whether those were the last."""
+        matched: dict[str, frozenset[str]] = {}
+        steps = STEPS_AT_ONCE
+        while ahead.regexes and steps > 0:
+            regex = ahead.regexes[-1]
+            if regex in group.tallies.using:
+                known = group.regex_matches.get(regex)
+                if known is None:
+                    known = group.regex_matches[regex] = TopicMatches(regex)
+                steps = known.look(ahead.names, steps)
+                if not known.is_done:
+                    break
+                matched[regex] = known.topics
+            ahead.regexes.pop()
+        return matched, not ahead.regexes
 
     def maybe_raise_epoch(
         self, group: ConsumerGroup, member: ConsumerMember, subscription_changed: bool, draft: Draft
@@ -259,7 +271,7 @@ class ConsumerDecisions:
         """The group's epoch, raised if the member's subscription or the topics subscribed to have changed."""
         if not subscription_changed and not group.must_look_at_metadata(self._topics.version):
             return group.epoch
-        topics = group.topics_subscribed(group.members_with(member).values())
+        topics = group.topics_subscribed(without=group.replaced_by(member), and_by=member)
         metadata_hash = fingerprint(self._topics, topics)
         epoch = group.epoch
         if subscription_changed or metadata_hash != group.metadata_hash:
@@ -283,7 +295,7 @@ class ConsumerDecisions:
         members = group.members_with(member)
         specs = {each.member_id: self._spec(group, each) for each in members.values()}
         counts: dict[bytes, int] = {}
-        for topic in group.topics_subscribed(members.values()):
+        for topic in group.topics_subscribed(without=group.replaced_by(member), and_by=member):
             if (facts := self._topics.by_name(topic)) is not None:
                 counts[facts.topic_id] = facts.partitions
         name = group.preferred_assignor(members.values()) or self._settings.group_consumer_assignors[0]
@@ -380,12 +392,11 @@ class ConsumerDecisions:
         for member_id in gone:
             draft.records.extend(member_tombstones(group.group_id, member_id))
             self.forget_member(group.group_id, member_id)
-        rest = group.members_with(None, without=gone)
-        still_used = group.regexes(rest.values())
-        for regex in group.regexes(gone.values()):
-            if regex not in still_used:
+        regexes = {member.regex_or_none: None for member in gone.values() if member.regex_or_none is not None}
+        for regex in regexes:
+            if not group.uses(regex, without=gone.values()):
                 draft.records.append(regex_tombstone(group.group_id, regex))
-        metadata_hash = fingerprint(self._topics, group.topics_subscribed(rest.values()))
+        metadata_hash = fingerprint(self._topics, group.topics_subscribed(without=gone.values()))
         draft.records.append(consumer_epoch_record(group.group_id, group.epoch + 1, metadata_hash))
 
     def forget_member(self, group_id: str, member_id: str) -> None:
@@ -412,6 +423,38 @@ class RegexChange:
 
     has_changed: bool
     is_resolved: bool
+
+
+def _as_it_says(found: ConsumerMember, ask: ConsumerHeartbeat) -> ConsumerMember:
+    """The member with what the heartbeat says anew: most say nothing."""
+    says_nothing = (
+        ask.subscribed_topics is None
+        and ask.subscribed_regex is None
+        and ask.rebalance_timeout_ms == -1
+        and ask.server_assignor is None
+        and ask.rack_id in (None, found.rack_id)
+        and ask.instance_id in (None, found.instance_id)
+        and (ask.client_id, ask.client_host) == (found.client_id, found.client_host)
+        and found.classic is None
+    )
+    if says_nothing:
+        return found
+    return replace(
+        found,
+        instance_id=found.instance_id if ask.instance_id is None else ask.instance_id,
+        rack_id=found.rack_id if ask.rack_id is None else ask.rack_id,
+        rebalance_timeout_ms=(
+            found.rebalance_timeout_ms if ask.rebalance_timeout_ms == -1 else ask.rebalance_timeout_ms
+        ),
+        server_assignor=found.server_assignor if ask.server_assignor is None else ask.server_assignor,
+        subscribed_topics=(
+            found.subscribed_topics if ask.subscribed_topics is None else frozenset(ask.subscribed_topics)
+        ),
+        subscribed_regex=found.subscribed_regex if ask.subscribed_regex is None else ask.subscribed_regex,
+        client_id=ask.client_id,
+        client_host=ask.client_host,
+        classic=None,
+    )
 
 
 def _partitions(held: EpochsByTopic) -> PartitionsByTopic:

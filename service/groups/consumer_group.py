@@ -2,14 +2,20 @@
 
 Everything here is written by `apply` from records, in live service as in recovery; the two notes about the metadata
 that was last looked at are soft. Decisions read it and never change it. Members are values: a changed member is a new
-one. Invariant: `holders` has an entry for exactly the partitions that some member has assigned or still to revoke.
+one. Invariants: `holders` has an entry for exactly the partitions that some member has assigned or still to revoke;
+`tallies` say what counting all members would. A heartbeat asks those: it may not cost more in a larger group.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from service.groups.commands import LEAVE_EPOCH
+from service.groups.regex import RegexRound, TopicMatches
 from service.groups.states import ConsumerState, MemberState
+
+Key = TypeVar("Key")
 
 # Partition -> the member epoch at which it was given, by topic id. Treated as immutable.
 EpochsByTopic = Mapping[bytes, Mapping[int, int]]
@@ -70,6 +76,35 @@ class ResolvedRegex:
 
 
 @dataclass(slots=True)
+class Tallies:
+    """How many members there are of each kind. No count stays at zero."""
+
+    naming: dict[str, int] = field(default_factory=dict)  # a topic
+    using: dict[str, int] = field(default_factory=dict)  # a regular expression
+    supporting: dict[str, int] = field(default_factory=dict)  # a protocol, of the members that speak the classic one
+    stable_at: dict[int, int] = field(default_factory=dict)  # a member epoch
+    classic: int = 0
+
+    def count(self, member: ConsumerMember, by: int) -> None:
+        for topic in member.subscribed_topics:
+            _add(self.naming, topic, by)
+        if member.regex_or_none is not None:
+            _add(self.using, member.regex_or_none, by)
+        if member.classic is not None:
+            self.classic += by
+            for name in {name for name, _ in member.classic.protocols}:
+                _add(self.supporting, name, by)
+        if member.state is MemberState.STABLE:
+            _add(self.stable_at, member.member_epoch, by)
+
+
+def _add(counts: dict[Key, int], key: Key, by: int) -> None:
+    counts[key] = counts.get(key, 0) + by
+    if not counts[key]:
+        del counts[key]
+
+
+@dataclass(slots=True)
 class ConsumerGroup:
     group_id: str
     epoch: int = INITIAL_EPOCH
@@ -82,12 +117,17 @@ class ConsumerGroup:
     resolved: dict[str, ResolvedRegex] = field(default_factory=dict)
     has_partition_metadata: bool = False  # an old version's record, to be removed at the next change
     holders: dict[tuple[bytes, int], int] = field(default_factory=dict)  # partition -> epoch of the member holding it
+    tallies: Tallies = field(default_factory=Tallies)
+    unresolved: dict[str, None] = field(default_factory=dict)  # expressions in use whose topics are not known yet
 
-    # Soft: the metadata this group was last compared with, and when its regular expressions were last resolved.
-    seen_version: int | None = None
-    seen_at_epoch: int = -1
-    regex_version: int | None = None
-    regex_time_ms: int | None = None
+    # Soft: the metadata this group was last compared with, and when its regular expressions were last resolved; the
+    # round that resolves them now, and what the last one learned of each.
+    seen_version: int | None = field(default=None, compare=False)
+    seen_at_epoch: int = field(default=-1, compare=False)
+    regex_version: int | None = field(default=None, compare=False)
+    regex_time_ms: int | None = field(default=None, compare=False)
+    regex_round: RegexRound | None = field(default=None, compare=False)
+    regex_matches: dict[str, TopicMatches] = field(default_factory=dict, compare=False)
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
@@ -97,9 +137,8 @@ class ConsumerGroup:
             return ConsumerState.EMPTY
         if self.epoch > self.assignment_epoch:
             return ConsumerState.ASSIGNING
-        if all(member.is_reconciled_to(self.assignment_epoch) for member in self.members.values()):
-            return ConsumerState.STABLE
-        return ConsumerState.RECONCILING
+        reconciled = self.tallies.stable_at.get(self.assignment_epoch, 0)
+        return ConsumerState.STABLE if reconciled == len(self.members) else ConsumerState.RECONCILING
 
     def static_member(self, instance_id: str | None) -> ConsumerMember | None:
         if instance_id is None:
@@ -116,34 +155,44 @@ class ConsumerGroup:
     def must_look_at_metadata(self, version: int) -> bool:
         return self.seen_version != version or self.epoch < self.seen_at_epoch
 
-    def members_with(self, changed: ConsumerMember | None, without: Iterable[str] = ()) -> dict[str, ConsumerMember]:
-        """The members as they will be. The one whose static place `changed` takes is gone."""
-        gone = set(without)
-        if changed is not None and changed.instance_id is not None:
-            previous = self.static_members.get(changed.instance_id)
-            if previous is not None and previous != changed.member_id:
-                gone.add(previous)
-        members = {member_id: member for member_id, member in self.members.items() if member_id not in gone}
-        if changed is not None:
-            members[changed.member_id] = changed
+    def replaced_by(self, member: ConsumerMember) -> list[ConsumerMember]:
+        """Who goes when `member` is put: itself as it was, and whose static place it takes."""
+        old = (self.members.get(member.member_id), self.static_member(member.instance_id))
+        return list({each.member_id: each for each in old if each is not None}.values())
+
+    def members_with(self, member: ConsumerMember) -> dict[str, ConsumerMember]:
+        """The members as they will be."""
+        members = self.members.copy()
+        for gone in self.replaced_by(member):
+            del members[gone.member_id]
+        members[member.member_id] = member
         return members
 
-    def topics_subscribed(self, members: Iterable[ConsumerMember]) -> set[str]:
-        """Every topic that one of `members` names or has matched by a resolved expression."""
-        topics: set[str] = set()
-        for member in members:
-            topics |= self.topics_of(member)
-        return topics
+    def uses(self, regex: str, *, without: Collection[ConsumerMember]) -> bool:
+        """Whether some member has this expression, these left aside."""
+        return self.tallies.using.get(regex, 0) > sum(member.subscribed_regex == regex for member in without)
+
+    def topics_subscribed(
+        self, *, without: Collection[ConsumerMember] = (), and_by: ConsumerMember | None = None
+    ) -> set[str]:
+        """Every topic that a member names or has matched by a resolved expression; of the members as they will be when
+        some are gone and one has come.
+        """
+        fewer = Counter(topic for member in without for topic in member.subscribed_topics)
+        topics = {topic for topic, count in self.tallies.naming.items() if count > fewer[topic]}
+        for regex in self.tallies.using:
+            if regex in self.resolved and self.uses(regex, without=without):
+                topics |= self.resolved[regex].topics
+        return topics if and_by is None else topics | self.topics_of(and_by)
 
     def topics_of(self, member: ConsumerMember) -> frozenset[str]:
         resolved = self.resolved.get(member.regex_or_none or "")
         return member.subscribed_topics if resolved is None else member.subscribed_topics | resolved.topics
 
-    def regexes(self, members: Iterable[ConsumerMember]) -> dict[str, None]:
-        return {member.regex_or_none: None for member in members if member.regex_or_none is not None}
-
     def is_subscribed_to(self, topic: str) -> bool:
-        return any(topic in self.topics_of(member) for member in self.members.values())
+        return topic in self.tallies.naming or any(
+            topic in self.resolved[regex].topics for regex in self.tallies.using if regex in self.resolved
+        )
 
     def preferred_assignor(self, members: Iterable[ConsumerMember]) -> str | None:
         """The one most members ask for, the first by name among equals; None if nobody asks."""
@@ -170,6 +219,11 @@ class ConsumerGroup:
         old = self.members.get(member.member_id)
         if old is not None:
             self._release(old)
+            self.tallies.count(old, -1)
+        self.tallies.count(member, 1)
+        for each in (old, member):
+            if each is not None and each.regex_or_none is not None:
+                self._note_unresolved(each.regex_or_none)
         for held in (member.assigned, member.revoking):
             for topic_id, partitions in held.items():
                 for partition in partitions:
@@ -190,8 +244,24 @@ class ConsumerGroup:
         if member is None:
             return
         self._release(member)
+        self.tallies.count(member, -1)
+        if member.regex_or_none is not None:
+            self._note_unresolved(member.regex_or_none)
         if member.instance_id is not None and self.static_members.get(member.instance_id) == member_id:
             del self.static_members[member.instance_id]
+
+    def resolve(self, regex: str, resolved: ResolvedRegex | None) -> None:
+        if resolved is None:
+            self.resolved.pop(regex, None)
+        else:
+            self.resolved[regex] = resolved
+        self._note_unresolved(regex)
+
+    def _note_unresolved(self, regex: str) -> None:
+        if regex in self.tallies.using and regex not in self.resolved:
+            self.unresolved[regex] = None
+        else:
+            self.unresolved.pop(regex, None)
 
     def _release(self, member: ConsumerMember) -> None:
         """A partition may meanwhile be another's, at a newer epoch: records of one decision move it in either order."""

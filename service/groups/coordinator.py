@@ -11,15 +11,15 @@ What is durable is written by these two alone. Rebalances of classic groups, par
 they die with the machine, and clients join again. No clock, no randomness, no I/O: time, fresh ids, and views of the
 topics and of the wall clock come in. `now_ms` only ever runs on; what is stored is stamped by the wall clock.
 
-`next_deadline_ms` says when `expire` wants to be called. One call does as much as fits into one batch, so that it may
-be due again at once.
+`next_deadline_ms` says when `expire` wants to be called. One call does as much as fits into one batch and one turn of
+the loop, so that it may be due again at once.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 
-from service.groups.classic_decisions import ClassicDecisions, DeadlineName
+from service.groups.classic_decisions import ClassicDecisions, DeadlineKind, DeadlineName
 from service.groups.classic_group import ClassicGroup
 from service.groups.commands import (
     JOIN_EPOCH,
@@ -98,6 +98,11 @@ NO_PRODUCER_ID = -1
 FAILED_AGAIN_MS = 60_000
 EXPIRY: DeadlineName = ("offsets", "", "")
 
+# A turn of the loop is for everybody: one call of `expire` ends this many members' sessions, or does one piece of what
+# is done in pieces, and is due again at once.
+DUE_AT_ONCE = 100
+IN_TURNS: tuple[DeadlineKind, ...] = ("regex", "offsets")
+
 
 class GroupCoordinator:
     def __init__(self, settings: GroupSettings, topics: TopicView, wall_ms: Callable[[], int]) -> None:
@@ -133,13 +138,18 @@ class GroupCoordinator:
     def expire(self, now_ms: int) -> Decision:
         draft = Draft(now_ms, self._wall_ms())
         self._become_live(draft)
-        # What follows from records can be decided only once they are applied.
-        while not draft.records and (name := self._deadlines.pop_due(now_ms)) is not None:
+        for _ in range(DUE_AT_ONCE):
+            name = self._deadlines.pop_due(now_ms)
+            if name is None:
+                break
             try:
                 self._fall_due(name, draft)
             except Exception:
                 self._deadlines.set(name, now_ms + FAILED_AGAIN_MS)  # a deadline that raises is not forgotten
                 raise
+            # What follows from records can be decided only once they are applied.
+            if draft.records or name[0] in IN_TURNS:
+                break
         return draft.seal()
 
     def apply(
@@ -169,9 +179,7 @@ class GroupCoordinator:
     def durable_facts(self) -> object:
         """All that the log says, in a form that can be compared: two machines that applied the same log agree on it."""
         groups = {
-            group_id: self._classic_facts(group)
-            if isinstance(group, ClassicGroup)
-            else replace(group, seen_version=None, seen_at_epoch=-1, regex_version=None, regex_time_ms=None)
+            group_id: self._classic_facts(group) if isinstance(group, ClassicGroup) else group
             for group_id, group in self._groups.items()
         }
         return groups, self._offsets.facts()
@@ -487,7 +495,7 @@ class GroupCoordinator:
             case ConsumerGroupCurrentMemberAssignmentKey():
                 group.unassign(key.member_id)
             case ConsumerGroupRegularExpressionKey():
-                group.resolved.pop(key.regular_expression, None)
+                group.resolve(key.regular_expression, None)
             case _:
                 assert_never(key)
 
@@ -517,9 +525,8 @@ def _apply_consumer_value(group: ConsumerGroup, key: ConsumerKey, value: bytes) 
             group.put(_with_assignment(_member(group, key.member_id), current))
         case ConsumerGroupRegularExpressionKey():
             resolved = read_value(ConsumerGroupRegularExpressionValue, value)
-            group.resolved[key.regular_expression] = ResolvedRegex(
-                frozenset(resolved.topics), resolved.version, resolved.timestamp
-            )
+            topics = frozenset(resolved.topics)
+            group.resolve(key.regular_expression, ResolvedRegex(topics, resolved.version, resolved.timestamp))
         case _:
             assert_never(key)
 

@@ -88,7 +88,7 @@ class Migration:
             made.target[member.member_id] = {
                 topic_id: frozenset(partitions) for topic_id, partitions in member.assigned.items()
             }
-        made.metadata_hash = fingerprint(self._topics, made.topics_subscribed(made.members.values()))
+        made.metadata_hash = fingerprint(self._topics, made.topics_subscribed())
         return made
 
     def _upgraded_member(self, group: ClassicGroup, member: ClassicMember) -> ConsumerMember | Refusal:
@@ -138,11 +138,12 @@ class Migration:
     # ---------------------------------------------------------------------------------------------
 
     def may_downgrade_without(self, group: ConsumerGroup, leaving: set[str]) -> bool:
-        rest = [member for member_id, member in group.members.items() if member_id not in leaving]
+        rest = len(group.members) - len(leaving)
+        classic_leaving = sum(group.members[member_id].classic is not None for member_id in leaving)
         return (
             self._settings.may_downgrade
-            and 0 < len(rest) <= self._settings.group_max_size
-            and all(member.classic is not None for member in rest)
+            and 0 < rest <= self._settings.group_max_size
+            and group.tallies.classic - classic_leaving == rest
         )
 
     def downgrade(
@@ -256,10 +257,8 @@ class Migration:
     def _refuse_join(self, group: ConsumerGroup, ask: JoinGroup) -> Refusal | None:
         if (full := self._consumer.refuse_when_full(group, ask.member_id)) is not None:
             return full
-        classic = [member.classic for member in group.members.values() if member.classic is not None]
         supported = ask.protocol_type == PROTOCOL_TYPE and any(
-            all(any(name == supported for supported, _ in facts.protocols) for facts in classic)
-            for name, _ in ask.protocols
+            group.tallies.supporting.get(name, 0) == group.tallies.classic for name, _ in ask.protocols
         )
         return None if supported else Refusal(Fault.INCONSISTENT_GROUP_PROTOCOL)
 
@@ -279,12 +278,11 @@ class Migration:
 
     def _replacement_downgrades(self, group: ConsumerGroup, replaced: ConsumerMember) -> bool:
         """Whether the member that is replaced was the last one of the new protocol."""
-        others = [member for member in group.members.values() if member.member_id != replaced.member_id]
         return (
             self._settings.may_downgrade
             and replaced.classic is None
             and len(group.members) <= self._settings.group_max_size
-            and all(member.classic is not None for member in others)
+            and group.tallies.classic == len(group.members) - 1
         )
 
     def _downgrade_by(

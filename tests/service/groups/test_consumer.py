@@ -35,6 +35,23 @@ def pair(driver: Driver) -> None:
     assert driver.consumer().state == "Stable"
 
 
+def group_of(driver: Driver) -> ConsumerGroup:
+    group = driver.machine._groups["g"]
+    assert isinstance(group, ConsumerGroup)
+    return group
+
+
+def settle(driver: Driver, *members: str) -> None:
+    """Beat until each has let go of what it must and got what it may."""
+    for _ in range(6):
+        for member_id in members:
+            member = group_of(driver).members[member_id]
+            held = {topic_id: tuple(partitions) for topic_id, partitions in member.assigned.items()}
+            driver.beat(member_id, member.member_epoch, owned=held)
+            driver.wait(0)
+    assert driver.consumer().state == "Stable"
+
+
 # The request by itself
 
 
@@ -273,6 +290,43 @@ def test_names_and_an_expression_add_up(driver: Driver) -> None:
     driver.beat("a", 0, subscribed_topics=("events",), subscribed_regex="o.*")
     driver.wait(0)
     assert driver.named(driver.beat("a", 2)) == {"orders": ALL, "events": [0, 1, 2]}
+
+
+def test_expressions_that_take_long_are_resolved_in_turns(driver: Driver) -> None:
+    for number in range(300):
+        driver.topics.put(f"orders.eu-west-1.customer-events.v{number:05d}.aggregated", 1)
+    driver.beat("a", 0, subscribed_topics=None, subscribed_regex="(.?.?.?.?){240}z")
+    driver.beat("b", 0, subscribed_topics=None, subscribed_regex="orders.*v.*")
+    turns = 0
+    while driver.machine.next_deadline_ms() == driver.now_ms:
+        driver.take(driver.machine.expire(driver.now_ms))
+        turns += 1
+    assert turns > 100
+    settle(driver, "a", "b")
+    facts = {member.member_id: member for member in driver.consumer().members}
+    assert [len(facts[member].assigned) for member in "ab"] == [0, 300]
+
+
+class Unwalked(dict[str, Any]):
+    """Members that may be looked up, one by one."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("all members were walked over")
+
+    keys = values = items = copy = __iter__
+
+
+def test_a_heartbeat_that_changes_nothing_looks_at_no_other_member(driver: Driver) -> None:
+    pair(driver)
+    driver.beat("c", 0, subscribed_topics=None, subscribed_regex="or.*")
+    driver.wait(0)
+    settle(driver, "a", "b", "c")
+    group = group_of(driver)
+    epoch = group.epoch
+    group.members = Unwalked(group.members)
+    driver.wait(11_000)  # expressions are looked at again
+    for member in "abc":
+        assert driver.beat(member, epoch).fault is None
 
 
 # Silence and leaving
