@@ -20,12 +20,13 @@ is as fast. Figures in README.md.
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
 from idempotence.sequence import MAX_SEQUENCE, next_sequence
+from idempotence.shelves import Shelves
 from idempotence.verdicts import (
     ACCEPTED,
     CoordinatorFenced,
@@ -125,7 +126,7 @@ class ProducerStates:
         """`open_transactions` is a live mapping that somebody else owns: producer id to first offset."""
         self._open_transactions = open_transactions
         self._limit = limit
-        self._producers: dict[int, bytes] = {}
+        self._producers = Shelves()
         self._verifying: dict[int, _Verifying] = {}
         self._now_s = 0
         self._unseen_since_s = 0
@@ -315,7 +316,8 @@ class ProducerStates:
             if current_epoch == epoch:
                 kept = entry[WINDOW_AT:KEPT_BEFORE_PUSH]
                 count = 1 + len(kept) // BATCH.size
-        self._producers[producer_id] = (
+        self._producers.put(
+            producer_id,
             HEAD_AND_BATCH.pack(
                 producer_id,
                 epoch,
@@ -328,7 +330,7 @@ class ProducerStates:
                 delta,
                 timestamp_ms,
             )
-            + kept
+            + kept,
         )
 
     def _apply_unnumbered(self, header: BatchHeader, entry: bytes | None) -> None:
@@ -355,7 +357,7 @@ class ProducerStates:
     def _put(self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int, window: bytes) -> None:
         count = len(window) // BATCH.size
         head = HEAD.pack(producer_id, epoch, count, coordinator_epoch, timestamp_ms, self._now_s)
-        self._producers[producer_id] = head + window
+        self._producers.put(producer_id, head + window)
 
     def set_start_offset(self, offset: int) -> None:
         """Nothing: what a producer wrote counts although the log has dropped it (only time makes us forget)."""
@@ -379,7 +381,7 @@ class ProducerStates:
             and producer_id not in self._open_transactions
         ]
         for producer_id in gone:
-            del self._producers[producer_id]
+            self._producers.remove(producer_id)
         given_up = [
             producer_id
             for producer_id, verifying in self._verifying.items()
@@ -417,15 +419,15 @@ class ProducerStates:
 
     # -- snapshots
 
-    def snapshot(self) -> bytes:
+    def snapshot(self) -> list[Collection[bytes]]:
         """Everything that `apply` built, the whole windows included."""
-        return _SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, len(self._producers)) + b"".join(self._producers.values())
+        return [(_SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, len(self._producers)),), *self._producers.lend()]
 
     def restore(self, data: bytes | None) -> None:
         """Become what `snapshot` saw; None: empty. ValueError when the bytes are no snapshot, and then nothing has
         changed.
         """
-        restored = {} if data is None else _read_snapshot(data)
+        restored = Shelves() if data is None else _read_snapshot(data)
         self._producers = restored
         self._verifying.clear()
 
@@ -440,12 +442,12 @@ def _coordinator_epoch(entry: bytes | None, marker: Marker) -> int:
     return coordinator_epoch
 
 
-def _read_snapshot(data: bytes) -> dict[int, bytes]:
+def _read_snapshot(data: bytes) -> Shelves:
     try:
         version, count = _SNAPSHOT_HEAD.unpack_from(data)
         if version != _SNAPSHOT_VERSION:
             raise ValueError(f"producer snapshot of version {version}")
-        producers: dict[int, bytes] = {}
+        producers = Shelves(count)
         at = _SNAPSHOT_HEAD.size
         read, head_bytes, batch_bytes = _PRODUCER_AND_COUNT.unpack_from, WINDOW_AT, BATCH.size
         for _ in range(count):
@@ -453,7 +455,7 @@ def _read_snapshot(data: bytes) -> dict[int, bytes]:
             end = at + head_bytes + batch_count * batch_bytes
             if batch_count > WINDOW_BATCHES:
                 raise ValueError(f"{batch_count} batches in a window")
-            producers[producer_id] = data[at:end]
+            producers.put(producer_id, data[at:end])
             at = end
     except struct.error as error:
         raise ValueError("the producer snapshot is cut short") from error

@@ -112,7 +112,7 @@ class Disk(Protocol):
         than thousands.
         """
 
-    async def write_atomic(self, path: str, data: bytes) -> None:
+    async def write_atomic(self, path: str, data: Buffer) -> None:
         """After any crash the file holds its old bytes or the new ones; durable when it returns."""
 
     def space(self) -> "Space":
@@ -405,7 +405,7 @@ class RealDisk:
     async def sync_all(self) -> None:
         await self.in_writer("", _sync_file_system, self._root)
 
-    async def write_atomic(self, path: str, data: bytes) -> None:
+    async def write_atomic(self, path: str, data: Buffer) -> None:
         await self.in_writer(path, _write_atomic, self._real(path), data)
 
     async def in_writer(self, path: str, job: Callable[..., None], *args: object) -> None:
@@ -499,7 +499,7 @@ def _sync_file_system(real_path: str) -> None:
         os.close(descriptor)
 
 
-def _write_atomic(real_path: str, data: bytes) -> None:
+def _write_atomic(real_path: str, data: Buffer) -> None:
     temporary = real_path + TEMPORARY
     with open(temporary, "wb") as file:
         file.write(data)

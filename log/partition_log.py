@@ -32,10 +32,19 @@ from log.ids import NO_TIMESTAMP, TopicId
 from log.recovery import Damage, Recovered, RecoveryReport, recover
 from log.retention import SegmentAge, expired
 from log.segment import SUFFIXES, Segment, SegmentFacts
-from log.snapshots import Snapshot, encode_snapshot, restore, restore_newest, snapshot_name, superfluous, take_snapshot
+from log.snapshots import (
+    Snapshot,
+    encode_snapshot,
+    encoding,
+    restore,
+    restore_newest,
+    snapshot_name,
+    superfluous,
+    take_snapshot,
+)
 from log.swap import SwapPlan, forget_plan
 from log.unbroken import unbroken
-from log.views import View
+from log.views import View, whole
 
 SNAPSHOT_WORTH_BYTES: Final = 1 << 20
 """A recovery that read less leaves no snapshot: reading it again costs less than a file for each of many partitions."""
@@ -375,7 +384,10 @@ class PartitionLog:
                 self.epochs.changed = True  # cancelled, maybe before it began
                 raise
         for offset, snapshot in sorted(self._pending_snapshots.items()):
-            await self._disk.write_atomic(f"{self.folder}/{snapshot_name(offset)}", encode_snapshot(snapshot))
+            data = bytearray()
+            for _ in encoding(snapshot, data):
+                await asyncio.sleep(0)
+            await self._disk.write_atomic(f"{self.folder}/{snapshot_name(offset)}", data)
             if self._pending_snapshots.get(offset) is snapshot:
                 del self._pending_snapshots[offset]
                 self._snapshots = sorted({*self._snapshots, offset})
@@ -725,7 +737,7 @@ class PartitionLog:
             tuple(segment.facts() for segment in self._segments),
             tuple(self.epochs.entries()),
             tuple(self._snapshots),
-            {view.name: view.snapshot() for view in self._views},
+            {view.name: whole(view.snapshot()) for view in self._views},
         )
         for segment in self._segments:
             segment.close()

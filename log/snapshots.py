@@ -12,19 +12,21 @@ and `log.recovery`.
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from log.batch import crc32c
 from log.disk import Disk
 from log.epochs import LeaderEpochs
 from log.ids import NO_EPOCH
-from log.views import View
+from log.views import Content, View, whole
 
 SUFFIX: Final = ".snapshot"
 MAGIC: Final = b"OLSN"
 VERSION: Final = 1
 NEWEST_KEPT: Final = 2
+WORTH_A_STEP: Final = 1_000
+"""With fewer parts nobody need be let in between."""
 _HEADER: Final = struct.Struct(">4sHHIqi")
 _CHECKED_FROM: Final = 12
 
@@ -34,7 +36,7 @@ class Snapshot(NamedTuple):
 
     offset: int
     leader_epoch: int
-    views: Mapping[str, bytes]
+    views: Mapping[str, Content]
 
 
 class BadSnapshot(ValueError):
@@ -49,13 +51,35 @@ def take_snapshot(views: Sequence[View], *, offset: int, leader_epoch: int) -> S
     return Snapshot(offset, leader_epoch, {view.name: view.snapshot() for view in views})
 
 
-def encode_snapshot(snapshot: Snapshot) -> bytes:
-    data = bytearray(_HEADER.pack(MAGIC, VERSION, len(snapshot.views), 0, snapshot.offset, snapshot.leader_epoch))
+def encode_snapshot(snapshot: Snapshot) -> bytearray:
+    data = bytearray()
+    for _ in encoding(snapshot, data):
+        pass
+    return data
+
+
+def encoding(snapshot: Snapshot, data: bytearray) -> Iterator[None]:
+    """Fills `data` step by step; others may have a turn in between."""
+    data += _HEADER.pack(MAGIC, VERSION, len(snapshot.views), 0, snapshot.offset, snapshot.leader_epoch)
+    checksum = crc32c(data[_CHECKED_FROM:])
     for name, content in snapshot.views.items():
+        size_bytes = 0
+        collections = [(content,)] if isinstance(content, bytes) else content
+        for parts in collections:
+            size_bytes += sum(map(len, parts))
+            if len(parts) > WORTH_A_STEP:
+                yield
         encoded = name.encode("utf-8")
-        data += struct.pack(">H", len(encoded)) + encoded + struct.pack(">I", len(content)) + content
-    struct.pack_into(">I", data, 8, crc32c(data[_CHECKED_FROM:]))
-    return bytes(data)
+        prefix = struct.pack(">H", len(encoded)) + encoded + struct.pack(">I", size_bytes)
+        data += prefix
+        checksum = crc32c(prefix, checksum)
+        for parts in collections:
+            joined = b"".join(parts)
+            data += joined
+            checksum = crc32c(joined, checksum)
+            if len(parts) > WORTH_A_STEP:
+                yield
+    struct.pack_into(">I", data, 8, checksum)
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
@@ -65,7 +89,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
     magic, version, count, checksum, offset, leader_epoch = _HEADER.unpack_from(data)
     if magic != MAGIC or version != VERSION or crc32c(data[_CHECKED_FROM:]) != checksum:
         raise BadSnapshot("wrong magic, version or checksum")
-    views: dict[str, bytes] = {}
+    views: dict[str, Content] = {}
     at = _HEADER.size
     for _ in range(count):
         name, at = _take(data, at, ">H")
@@ -93,9 +117,10 @@ def restore_newest(
     return 0
 
 
-def restore(views: Sequence[View], contents: Mapping[str, bytes]) -> None:
+def restore(views: Sequence[View], contents: Mapping[str, Content]) -> None:
     for view in views:
-        view.restore(contents.get(view.name))
+        content = contents.get(view.name)
+        view.restore(None if content is None else whole(content))
 
 
 def _read_if_right(disk: Disk, path: str) -> Snapshot | None:

@@ -5,9 +5,20 @@ has seen since its last `restore`. The log calls; views live in other packages (
 `isolation.stable`) and know nothing of files.
 """
 
+from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Protocol
 
 from log.batch import BatchHeader, Buffer
+
+Content = bytes | Sequence[Collection[bytes]]
+"""What a view knows: the bytes, or collections of parts that make them up. Millions of parts are handed out at once,
+and are put together later, a collection at a time, between other work.
+"""
+
+
+def whole(content: Content) -> bytes:
+    return content if isinstance(content, bytes) else b"".join(chain.from_iterable(content))
 
 
 class View(Protocol):
@@ -20,8 +31,8 @@ class View(Protocol):
     def apply(self, header: BatchHeader, batch: Buffer) -> None:
         """The next batch. `batch` is valid during the call only."""
 
-    def snapshot(self) -> bytes:
-        """All that is known, as bytes for `restore`."""
+    def snapshot(self) -> Content:
+        """All that is known, for `restore`. It stays as it is while the view goes on."""
 
     def restore(self, data: bytes | None) -> None:
         """Know what the snapshot says and nothing else; None: know nothing."""

@@ -18,6 +18,7 @@ from idempotence.verdicts import (
 )
 from isolation.stable import StableOffsets
 from log.batch import build_batch, build_from_stored, read_header
+from log.views import whole
 from tests import batches
 from tests.rules import rule
 
@@ -94,7 +95,7 @@ class Partition:
         self.stable.restore(None)
         self.stable.restore(stable)
         self.producers.restore(None)
-        self.producers.restore(producers)
+        self.producers.restore(whole(producers))
 
 
 # ---------------------------------------------------------------- duplicates
@@ -561,13 +562,13 @@ def test_a_damaged_snapshot_is_refused_and_changes_nothing(harm: str) -> None:
     partition = Partition()
     partition.write(1)
     partition.write(2)
-    whole = partition.producers.snapshot()
+    intact = whole(partition.producers.snapshot())
     damaged = {
-        "short": whole[:-1],
-        "long": whole + b"\0",
-        "version": b"\x09" + whole[1:],
-        "window": whole[:15] + b"\x06" + whole[16:],
+        "short": intact[:-1],
+        "long": intact + b"\0",
+        "version": b"\x09" + intact[1:],
+        "window": intact[:15] + b"\x06" + intact[16:],
     }[harm]
     with pytest.raises(ValueError, match=r"snapshot|window"):
         partition.producers.restore(damaged)
-    assert partition.producers.snapshot() == whole
+    assert whole(partition.producers.snapshot()) == intact

@@ -209,7 +209,7 @@ class MemoryDisk:
         while self.pending_names:
             await self.sync_dir(posixpath.dirname(self.pending_names[-1].path))
 
-    async def write_atomic(self, path: str, data: bytes) -> None:
+    async def write_atomic(self, path: str, data: Buffer) -> None:
         temporary = self.open(path + ".tmp", create=True)
         temporary.truncate(0)
         temporary.append([data])

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from log.batch import HEADER_BYTES, assemble, build_batch, checksum_ok, read_header, read_records
+from log.batch import HEADER_BYTES, Buffer, assemble, build_batch, checksum_ok, read_header, read_records
 from log.checkpoints import CLEANED_OFFSET, read_offset
 from log.compaction import STEP_RECORDS, compact, find_work
 from log.config import LogConfig
@@ -503,5 +503,5 @@ def test_a_swap_that_is_cancelled_is_made_or_not_made(steps: int) -> None:
 class WritingOnDisk(MemoryDisk):
     """As the real one: a wait that is cancelled does not stop what its writer has begun."""
 
-    async def write_atomic(self, path: str, data: bytes) -> None:
+    async def write_atomic(self, path: str, data: Buffer) -> None:
         await asyncio.shield(asyncio.ensure_future(super().write_atomic(path, data)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from log.batch import read_header, split
+from log.batch import Buffer, read_header, split
 from log.config import LogConfig
 from log.disk import DiskFault, RealDisk
 from log.partition_log import OffsetOutOfRange, PartitionLog
@@ -283,7 +283,7 @@ def test_a_start_that_is_not_durable_yet_promises_nothing_to_who_asks_for_a_lowe
     may_write.set()
 
     class SlowDisk(MemoryDisk):
-        async def write_atomic(self, path: str, data: bytes) -> None:
+        async def write_atomic(self, path: str, data: Buffer) -> None:
             asked.set()
             await may_write.wait()
             await super().write_atomic(path, data)

@@ -8,6 +8,7 @@ from log.snapshots import (
     Snapshot,
     decode_snapshot,
     encode_snapshot,
+    encoding,
     restore_newest,
     snapshot_name,
     superfluous,
@@ -19,11 +20,22 @@ SNAPSHOT = Snapshot(1500, 4, {"producers": b"\x00\x01", "stable": b""})
 
 
 def test_a_snapshot_survives_its_bytes() -> None:
-    assert decode_snapshot(encode_snapshot(SNAPSHOT)) == SNAPSHOT
+    assert decode_snapshot(bytes(encode_snapshot(SNAPSHOT))) == SNAPSHOT
+
+
+def test_parts_are_put_together_in_steps_of_bounded_size() -> None:
+    some, more = [b"some"] * 5_000, [b"more"] * 7_000
+    snapshot = Snapshot(1500, 4, {"producers": [(b"head",), some, more], "stable": b"s"})
+    data, sizes = bytearray(), []
+    for _ in encoding(snapshot, data):
+        sizes.append(len(data))
+    head = sizes[0]
+    assert sizes == [head, head, head + 15 + 4 + 20_000, head + 15 + 4 + 48_000], "each counted, then each joined"
+    assert decode_snapshot(bytes(data)).views["producers"] == b"".join([b"head", *some, *more])
 
 
 def test_any_damage_is_noticed() -> None:
-    data = encode_snapshot(SNAPSHOT)
+    data = bytes(encode_snapshot(SNAPSHOT))
     for at in range(len(data)):
         with pytest.raises(BadSnapshot):
             decode_snapshot(data[:at])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from idempotence.producers import ProducerStates
 from idempotence.verdicts import ACCEPTED, Duplicate, Fenced, OutOfOrder, TransactionOpen, Verdict
 from isolation.stable import StableOffsets
+from log.views import whole
 from tests import batches
 from tests.rules import rule
 
@@ -118,10 +119,10 @@ class Both:
         self.offset += 1
 
     def restart(self) -> None:
-        snapshots = self.stable.snapshot(), self.producers.snapshot()
+        snapshots = self.stable.snapshot(), whole(self.producers.snapshot())
         self.stable.restore(snapshots[0])
         self.producers.restore(snapshots[1])
-        assert (self.stable.snapshot(), self.producers.snapshot()) == snapshots
+        assert (self.stable.snapshot(), whole(self.producers.snapshot())) == snapshots
 
     def _apply(self, batch: batches.Batch) -> None:
         self.log.append(batch)
@@ -151,7 +152,7 @@ def test_a_follower_that_only_applied_the_log_judges_like_the_leader(steps: list
     for batch in leader.log[:cut]:
         first._apply(batch)
     follower.stable.restore(first.stable.snapshot())
-    follower.producers.restore(first.producers.snapshot())
+    follower.producers.restore(whole(first.producers.snapshot()))
     for batch in leader.log[cut:]:
         follower._apply(batch)
     assert list(follower.producers.describe()) == list(leader.producers.describe())

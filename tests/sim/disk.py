@@ -493,7 +493,7 @@ class Mount:
             else:
                 yield node
 
-    async def write_atomic(self, path: str, data: bytes) -> None:
+    async def write_atomic(self, path: str, data: Buffer) -> None:
         self.check()
         await self.in_writer(self._write_atomic(path, data))
 
@@ -520,7 +520,7 @@ class Mount:
             assert isinstance(node, Folder), f"{path} is a file"
             self.device.harden_names(node, changes)
 
-    async def _write_atomic(self, path: str, data: bytes) -> None:
+    async def _write_atomic(self, path: str, data: Buffer) -> None:
         temporary = path + TEMPORARY
         file = self.open(temporary, create=True)
         file.pin()

@@ -340,7 +340,8 @@ def transactions_of_one_epoch() -> Iterator[None]:
         return decide_end(ending, dataclasses.replace(ask, transaction_version=0), **circumstances)
 
     def apply_marker(view: ProducerStates, header: BatchHeader, batch: Buffer) -> None:
-        view._producers.pop(header.producer_id, None)
+        if view._producers.get(header.producer_id) is not None:
+            view._producers.remove(header.producer_id)
         original(view, header, batch)
 
     with replaced(txn.coordinator, "decide_end", decide), replaced(ProducerStates, "_apply_marker", apply_marker):
