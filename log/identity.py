@@ -1,8 +1,8 @@
 """Which topic a partition's folder belongs to, in Kafka's `partition.metadata`.
 
 A topic may be deleted and another be made with its name; after a crash in between the folder of the first must not be
-taken for that of the second. Written when the folder is made, and never changed. A power cut may leave the file empty;
-then the folder is believed to be what its name says. Called by `log.partition_log` and by the broker's start.
+taken for that of the second. Written when the folder is made, durable with its first flush, and never changed. A folder
+without the file is believed to be what its name says. Called by `log.partition_log` and by the broker's start.
 """
 
 from typing import Final
@@ -18,6 +18,17 @@ def write_topic_id(disk: Disk, folder: str, topic_id: TopicId) -> None:
     file.truncate(0)
     file.append((f"version: 0\ntopic_id: {format_topic_id(topic_id)}\n".encode(),))
     file.close()
+
+
+async def sync_topic_id(disk: Disk, folder: str) -> None:
+    try:
+        file = disk.open(f"{folder}/{PARTITION_METADATA}")
+    except FileNotFoundError:
+        return
+    try:
+        await file.fsync()
+    finally:
+        file.close()
 
 
 def read_topic_id(disk: Disk, folder: str) -> TopicId | None:

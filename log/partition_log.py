@@ -27,7 +27,7 @@ from log.checkpoints import CLEANED_OFFSET, START_OFFSET, write_offset
 from log.config import LogConfig
 from log.disk import Disk, FileSlice
 from log.epochs import CHECKPOINT, LeaderEpochs
-from log.identity import write_topic_id
+from log.identity import sync_topic_id, write_topic_id
 from log.ids import NO_TIMESTAMP, TopicId
 from log.recovery import Damage, Recovered, RecoveryReport, recover
 from log.retention import SegmentAge, expired
@@ -369,6 +369,8 @@ class PartitionLog:
     async def _sync_names(self) -> None:
         if not self._disk.exists(self.folder):
             return
+        if self._folder_is_new:
+            await sync_topic_id(self._disk, self.folder)
         await self._disk.sync_dir(self.folder)
         if self._folder_is_new:
             await self._disk.sync_dir("")
@@ -757,3 +759,4 @@ class PartitionLog:
             self.start_offset = self.flushed_offset = self.end_offset
             self.gone = True
             self._disk.discard(self.folder)
+            await self._disk.sync_dir("")  # a power cut must not bring it back when another topic has the name

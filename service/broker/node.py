@@ -442,7 +442,10 @@ class Broker:
                     folder.disk.discard(name)
             except DiskFault as fault:
                 folder.fail(fault)
-        return self._add(topic, index, self._emptiest_folder(), config, None, 0)
+        home = self._emptiest_folder()
+        # What is left on a disk that has failed is nobody's: it is set aside at the next start.
+        known = None if home.failed is None else CleanState(name, 0, 0, (), (), (), {})
+        return self._add(topic, index, home, config, known, 0)
 
     def _drop(self, partition: Partition) -> None:
         """Serve it no longer. Its folder goes when whoever is at work on it has finished; until then nobody else may

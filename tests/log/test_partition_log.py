@@ -10,6 +10,8 @@ import pytest
 from log.batch import Buffer, read_header, split
 from log.config import LogConfig
 from log.disk import DiskFault, RealDisk
+from log.identity import read_topic_id
+from log.ids import TopicId
 from log.partition_log import OffsetOutOfRange, PartitionLog
 from tests.log.building import FOLDER, append, base_offsets, contents, fill, open_log, stamped
 from tests.log.memory_disk import MemoryDisk
@@ -457,3 +459,24 @@ def test_what_lies_below_a_raised_start_is_durable_before_it_is_raised() -> None
     again, _ = open_log(disk, config=SMALL, recovery_point=log.flushed_offset)
     assert again.start_offset == 15
     assert not again.damage
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whose_a_folder_is_stands_in_it_as_soon_as_anything_durable_does(seed: int) -> None:
+    disk = MemoryDisk()
+    log = PartitionLog.open(disk, FOLDER, SMALL, (), known=None, now_ms=0, topic_id=TopicId(b"i" * 16))
+    fill(log, 3)
+    asyncio.run(log.flush())
+    disk.cut_power(random.Random(seed))
+    assert read_topic_id(disk, FOLDER) == b"i" * 16
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_discarded_folder_does_not_come_back_after_a_loss_of_power(seed: int) -> None:
+    disk = MemoryDisk()
+    log, _ = open_log(disk)
+    fill(log, 3)
+    asyncio.run(log.flush())
+    asyncio.run(log.discard())
+    disk.cut_power(random.Random(seed))
+    assert not disk.exists(FOLDER)

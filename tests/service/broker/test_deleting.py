@@ -5,12 +5,13 @@ service; after a crash a new topic was measured by how far its predecessor had c
 """
 
 import asyncio
+import errno
 from pathlib import Path
 
 import pytest
 
 from log.batch import build_batch
-from log.disk import RealDisk
+from log.disk import DiskFault, RealDisk
 from log.identity import PARTITION_METADATA
 from log.ids import TopicPartition, format_topic_id
 from log.manifest import MANIFEST, RECOVERY_POINTS
@@ -158,6 +159,35 @@ def test_a_folder_found_where_a_new_topic_wants_to_be_is_set_aside(tmp_path: Pat
         assert values(await until_served(stage)) == 0
 
     on_stage(tmp_path, scene)
+
+
+def test_a_topic_made_again_while_its_disk_has_failed_holds_nothing_old_and_keeps_nobody_from_following(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its predecessor's folder can't be set aside, and must not be read for it either."""
+
+    def refuses(disk: RealDisk, path: str) -> None:
+        disk.fault = DiskFault(errno.EIO, "broken", path)
+        raise disk.fault
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders")
+        await write(await until_served(stage), b"old")
+        monkeypatch.setattr(RealDisk, "discard", refuses)
+        await delete(stage)
+        new_id = await stage.create("orders")
+        while True:
+            partition = stage.broker.partitions.get(HERE)
+            if partition is not None:
+                break
+            await asyncio.sleep(0.005)
+        assert (partition.topic_id, partition.log.end_offset) == (new_id, 0)
+        assert partition.offline
+        assert stage.broker.folders[0].failed is not None
+        await stage.create("another")
+        assert stage.broker.metadata.image.topics.get("another") is not None, "it follows the metadata still"
+
+    on_stage(tmp_path, scene, FSYNC)
 
 
 def test_a_new_topic_is_not_measured_by_how_far_its_predecessor_had_come(tmp_path: Path) -> None:
