@@ -136,6 +136,7 @@ class Fate:
         self.broker.resume()
 
     async def _jump_clock(self) -> None:
+        self.history.clock_jumped = True
         self.broker.clock_offset = self.chance.choice((-1500.0, -5.0, 5.0, 60.0)) * self.chance.random()
 
     # -- the network

@@ -169,6 +169,62 @@ class CommittedRead:
     completed: float
 
 
+@dataclass(slots=True)
+class Reborn:
+    """One life of the topic that is deleted and created again."""
+
+    topic_id: bytes
+    known: float  # since when somebody knows of it
+    deletion_invoked: float = NEVER
+    deleted: float = NEVER  # when its deletion was acknowledged
+
+
+@dataclass(slots=True)
+class RebornWrite:
+    """A batch sent to one life of that topic, by its id."""
+
+    topic_id: bytes
+    values: tuple[bytes, ...]
+    held: Held
+    invoked: float
+    completed: float = NEVER
+    outcome: Outcome = Outcome.UNKNOWN
+    base_offset: int = -1
+
+
+@dataclass(slots=True)
+class RebornRead:
+    """Everything that one life of that topic held, by its id."""
+
+    topic_id: bytes
+    records: tuple[tuple[int, bytes | None], ...]
+    high_watermark: int
+    held: Held
+    invoked: float
+    completed: float = NEVER
+
+
+@dataclass(slots=True)
+class SettingSet:
+    """A setting of a topic or of all brokers was to be changed."""
+
+    resource: str
+    key: str
+    value: str
+    invoked: float
+    completed: float = NEVER
+    outcome: Outcome = Outcome.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class SettingSeen:
+    resource: str
+    key: str
+    value: str
+    invoked: float
+    completed: float
+
+
 @dataclass(frozen=True, slots=True)
 class Crash:
     """The broker went down: `power` if the machine did, not only the process."""
@@ -197,6 +253,7 @@ class Topic:
     partitions: int
     compacted: bool = False
     retained: bool = False  # old segments go by size or age
+    retention_seconds: float | None = None  # by age alone
     trimmed: bool = False  # clients delete records
     transactional: bool = False  # markers take offsets of their own
 
@@ -213,6 +270,12 @@ class History:
     transactions: list[Transaction] = field(default_factory=list)
     owned: list[Owned] = field(default_factory=list)
     committed_reads: list[CommittedRead] = field(default_factory=list)
+    reborn: list[Reborn] = field(default_factory=list)
+    reborn_writes: list[RebornWrite] = field(default_factory=list)
+    reborn_reads: list[RebornRead] = field(default_factory=list)
+    settings_set: list[SettingSet] = field(default_factory=list)
+    settings_seen: list[SettingSeen] = field(default_factory=list)
+    clock_jumped: bool = False  # the broker's wall clock was set: nothing is said about ages any more
     crashes: list[Crash] = field(default_factory=list)
     rotten: dict[TopicPartition, float] = field(default_factory=dict)  # a stored bit was flipped at that time
     final: dict[TopicPartition, FinalLog] = field(default_factory=dict)

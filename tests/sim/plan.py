@@ -137,7 +137,7 @@ def _draw_disk(chance: random.Random) -> DiskFaults:
 
 def _draw_settings(chance: random.Random, durability: str) -> dict[str, str]:
     return {
-        "log.durability": durability,
+        "log.durability": chance.choice((durability, "auto")) if durability == "fsync" else durability,  # on one broker
         "log.retention.check.interval.ms": str(chance.choice((500, 2000))),
         "log.cleaner.backoff.ms": str(chance.choice((300, 2000))),
         "log.flush.offset.checkpoint.interval.ms": str(chance.choice((1000, 4000, 60_000))),  # longer than most runs
@@ -152,11 +152,23 @@ def _draw_settings(chance: random.Random, durability: str) -> dict[str, str]:
 def _draw_topics(chance: random.Random) -> tuple[TopicPlan, ...]:
     plain = TopicPlan(Topic("plain", chance.choice((1, 3))), _draw_segments(chance))
     trimmed = TopicPlan(Topic("trimmed", 1, trimmed=True), _draw_segments(chance))
+    by_age = chance.random() < 0.5
     retained = TopicPlan(
-        Topic("retained", 1, retained=True, trimmed=chance.random() < 0.3),
+        Topic("retained", 1, retained=True, retention_seconds=3.0 if by_age else None, trimmed=chance.random() < 0.3),
         {
             **_draw_segments(chance),
-            **chance.choice(({"retention.bytes": str(chance.choice((1000, 20_000)))}, {"retention.ms": "3000"})),
+            **({"retention.ms": "3000"} if by_age else {"retention.bytes": str(chance.choice((1000, 20_000)))}),
+        },
+    )
+    swept = TopicPlan(
+        Topic("swept", 1, compacted=True, retained=True, retention_seconds=3.0, trimmed=True),
+        {
+            **_draw_segments(chance),
+            "segment.ms": chance.choice(("200", "500")),
+            "cleanup.policy": "compact,delete",
+            "retention.ms": "3000",
+            "min.cleanable.dirty.ratio": "0.01",
+            "delete.retention.ms": chance.choice(("0", "1000")),
         },
     )
     compacted = TopicPlan(
@@ -169,7 +181,7 @@ def _draw_topics(chance: random.Random) -> tuple[TopicPlan, ...]:
         },
     )
     stamped = TopicPlan(Topic("stamped", 1), {**_draw_segments(chance), "message.timestamp.type": "LogAppendTime"})
-    return (plain, trimmed, retained, compacted, stamped)
+    return (plain, trimmed, retained, swept, compacted, stamped)
 
 
 def _draw_segments(chance: random.Random) -> dict[str, str]:

@@ -29,6 +29,8 @@ from service.process import listen
 from service.stores.memory import Fate as StoreFate
 from service.stores.memory import Faults as StoreFaults
 from service.stores.memory import MemoryServer, MemorySession, MemoryStore
+from tests.sim.admin_checkers import ADMIN_CHECKERS
+from tests.sim.administration import Recreator, Tinkerer
 from tests.sim.checkers import CHECKERS, LATEST, Violation, judge
 from tests.sim.disk import SimDisk
 from tests.sim.env import SimEnv
@@ -38,6 +40,7 @@ from tests.sim.idempotent import IdempotentWriter
 from tests.sim.loop import SimLoop
 from tests.sim.plan import Plan, draw_plan
 from tests.sim.postman import Postman
+from tests.sim.sessions import SessionReader
 from tests.sim.transactions import CommittedReader, Transactor, fetch_committed
 from tests.sim.txn_checkers import TXN_CHECKERS
 from tests.sim.workload import BROKER, PORT, Actor, Clients, Reader, forever, start_clients, until_true
@@ -191,7 +194,12 @@ class Simulation:
         disk = SimDisk(world.stream("disk"))
         disk.faults = self.plan.disk
         host = world.host(BROKER, self._broker_process, disk=disk)
-        others = transactional_actors(self.clients) if self.plan.transactional else []
+        others = [
+            SessionReader(self.clients, "session reader"),
+            Recreator(self.clients, "recreator"),
+            Tinkerer(self.clients, "tinkerer"),
+            *(transactional_actors(self.clients) if self.plan.transactional else ()),
+        ]
         actors = start_clients(world, self.clients, others)
         self.fate = Fate(world, host, self.plan, self.history, list(actors))
         world.host("fate", forever(lambda: self.fate.run(lambda: self.clients.created)))
@@ -299,7 +307,7 @@ class Simulation:
         if not self.finished and not world.failures and not history.stuck:
             history.stuck.append(f"the run did not come to its end within {LONGEST_RUN} virtual seconds")
         violations = [Violation("NothingFailsUnseen", str(failure)) for failure in world.failures[:3]]
-        violations += judge(history, (*CHECKERS, *TXN_CHECKERS) if self.plan.transactional else CHECKERS)
+        violations += judge(history, CHECKERS + ADMIN_CHECKERS + (TXN_CHECKERS if self.plan.transactional else ()))
         report = Report(
             self.seed,
             violations,
