@@ -331,6 +331,12 @@ class BrokerSettings:
         " have 8 MiB, and no more than this.",
         at_least=1,
     )
+    queued_max_request_bytes = long(
+        "queued.max.request.bytes",
+        536870912,
+        "What long requests (over 32 KiB) may hold of memory while they are read and wait to be written, over all"
+        " connections. Beyond that others are not read; one at a time is, so that all get on. -1: no limit.",
+    )
     max_connections = integer(
         "max.connections",
         MAX_INT,

@@ -8,6 +8,7 @@ import asyncio
 import math
 import os
 import resource
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -111,7 +112,12 @@ async def listen(broker: Broker, connections_max: int = MAX_INT) -> list[Server[
     """Open every listener, then join the cluster under the addresses that clients shall use."""
     loop, config = asyncio.get_running_loop(), broker.config
     limits = limits_of(config)
-    room = Room(lambda: config.max_connections, lambda: config.max_connections_per_ip, at_all=connections_max)
+    room = Room(
+        lambda: config.max_connections,
+        lambda: config.max_connections_per_ip,
+        at_all=connections_max,
+        most_request_bytes=lambda: most if (most := config.queued_max_request_bytes) >= 0 else sys.maxsize,
+    )
     servers = []
     ports: dict[str, int] = {}
     for endpoint in broker.config.endpoints:

@@ -47,7 +47,6 @@ NO_EFFECT_SETTINGS: dict[str, Setting[Any]] = {
         integer("num.io.threads", 8, _ONE_LOOP, at_least=1, mode=ANYWHERE),
         integer("background.threads", 10, _ONE_LOOP, at_least=1, mode=ANYWHERE),
         integer("queued.max.requests", 500, _ONE_LOOP, at_least=1),
-        long("queued.max.request.bytes", -1, _ONE_LOOP),
         integer("group.coordinator.threads", 4, _ONE_LOOP, at_least=1),
         integer("group.coordinator.background.threads", 2, _ONE_LOOP, at_least=1),
         integer("num.recovery.threads.per.data.dir", 2, _ONE_LOOP, at_least=1, mode=ANYWHERE),

@@ -18,7 +18,7 @@ from service.api import api_versions
 from service.api.routes import ROUTES, Route
 from service.broker.node import Broker
 from service.broker.session import Session
-from service.net.door import CLOSE, PeerInfo, Reply, Signal
+from service.net.door import CLOSE, Held, PeerInfo, Reply, Signal
 from service.wire.codec import MalformedRequest, RequestHeader, decode_request, encode_response
 from service.wire.versions import ApiKey
 
@@ -36,11 +36,13 @@ class BrokerDoor:
         return Session(peer.host, peer.port, peer.round_trip_us, self._listener)
 
     def disconnected(self, session: Session) -> None:
-        """Nothing outlives a connection yet but what its requests wrote."""
+        session.gone()
 
-    def request(self, session: Session, header: RequestHeader, body: memoryview) -> Reply | Awaitable[Reply]:
+    def request(
+        self, session: Session, header: RequestHeader, body: memoryview
+    ) -> Reply | Awaitable[Reply] | Held[Reply]:
         if not self._broker.ready.is_set():
-            return self._when_ready(session, header, bytes(body))
+            return Held(self._when_ready(session, header, bytearray(body)))
         route = ROUTES.get(header.api_key)
         if route is None or not route.lowest <= header.api_version <= route.highest:
             if header.api_key == ApiKey.API_VERSIONS:
@@ -57,14 +59,28 @@ class BrokerDoor:
             answer = route.handle(self._broker, session, header, request)
         except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
             return self._failed(session, route)
+        if isinstance(answer, Held):
+            return Held(self._held(session, header, route, answer.first))
         if isinstance(answer, Awaitable):
             return self._later(session, header, route, answer)
         return self._encoded(header, answer)
 
-    async def _when_ready(self, session: Session, header: RequestHeader, body: bytes) -> Reply:
-        await self._broker.ready.wait()
-        reply = self.request(session, header, memoryview(bytearray(body)))
-        return await reply if isinstance(reply, Awaitable) else reply
+    async def _when_ready(self, session: Session, header: RequestHeader, body: bytearray) -> Reply | Awaitable[Reply]:
+        with session.waits():
+            await self._broker.ready.wait()
+        reply = self.request(session, header, memoryview(body))
+        return await reply.first if isinstance(reply, Held) else reply
+
+    async def _held(
+        self, session: Session, header: RequestHeader, route: Route, first: Awaitable[Any]
+    ) -> Reply | Awaitable[Reply]:
+        try:
+            answer = await first
+        except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
+            return self._failed(session, route)
+        if isinstance(answer, Awaitable):
+            return self._later(session, header, route, answer)
+        return self._encoded(header, answer)
 
     async def _later(self, session: Session, header: RequestHeader, route: Route, answer: Awaitable[Any]) -> Reply:
         try:

@@ -40,6 +40,8 @@ READ_COMMITTED = 1
 NEAR_ANSWER_BYTES = 3 * 512 * 1024
 ANSWER_BYTES_PER_ROUND_TRIP_US = 10_000
 NO_RECORDS = b""
+LONGEST_WAIT_MS = 5 * 60 * 1000
+"""What librdkafka lets one ask for. Who asks for more is told sooner that there is nothing, and asks again."""
 
 
 def handle(
@@ -260,7 +262,7 @@ class Attempt:
 
     async def wait(self) -> FetchResponse:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.request.max_wait_ms / 1000
+        deadline = loop.time() + min(self.request.max_wait_ms, LONGEST_WAIT_MS) / 1000
         watched = [partition for key in self.wanted if not isinstance(partition := self._partition(key), ErrorCode)]
         for partition in watched:
             partition.watch(self)
@@ -269,7 +271,8 @@ class Attempt:
                 self.woken = loop.create_future()
                 timer = loop.call_at(deadline, self.moved)
                 try:
-                    await self.woken
+                    with self.caller.waits():
+                        await self.woken
                 finally:
                     timer.cancel()
                 if self.read() or loop.time() >= deadline:

@@ -41,7 +41,8 @@ async def handle(
         requires_member_id=version >= MEMBER_ID_REQUIRED_SINCE,
         can_skip_assignment=version >= SKIPS_ASSIGNMENT_SINCE,
     )
-    reply = await ask(broker, request.group_id, command, JoinReply)
+    with session.waits():
+        reply = await ask(broker, request.group_id, command, JoinReply)
     if isinstance(reply, ErrorCode):
         return refused(reply, "", version)
     return JoinGroupResponse(

@@ -3,7 +3,7 @@
 
 Every batch is appended before the first await, since the bytes are views of the connection's buffer; but for what must
 be confirmed by a transaction coordinator, or looked into for longer than a turn of the loop may take: that is copied,
-and takes its turn. `acks=0` is never
+and nothing starts behind it on its connection before it is appended. `acks=0` is never
 answered, and closes the connection on an
 error, which is the only way to tell. `acks=all` is answered when every in-sync replica holds the batches, or with
 REQUEST_TIMED_OUT after the caller's
@@ -23,7 +23,7 @@ from service.broker.partition import ACKS_ALL, Appended, Partition, PartitionLos
 from service.broker.partition_table import TopicPartitions
 from service.broker.session import Session
 from service.broker.transaction_gate import Writer
-from service.net.door import CLOSE, NO_REPLY, Signal
+from service.net.door import CLOSE, NO_REPLY, Held, Signal
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -58,15 +58,15 @@ Uncommitted = tuple[Partition, int, PartitionProduceResponse]
 
 def handle(
     broker: Broker, session: Session, header: RequestHeader, request: ProduceRequest
-) -> ProduceResponse | Signal | Awaitable[ProduceResponse | Signal]:
+) -> ProduceResponse | Signal | Awaitable[ProduceResponse] | Held[ProduceResponse | Signal]:
     if (wrong := _wrong_transaction(request)) is not None:
         return _refuse_all(request, wrong)
-    if session.produce_turn is not None or any(_unconfirmed(broker, header, request)):
+    if any(_unconfirmed(broker, header, request)):
         return _when_admitted(broker, session, header, request)
     opened = _open_now(broker, header, request)
     if opened is None:
         return _when_admitted(broker, session, header, request)
-    return _append_all(broker, header, request, {}, opened)
+    return _append_all(broker, session, header, request, {}, opened)
 
 
 def _needs_guard(broker: Broker, header: RequestHeader) -> bool:
@@ -107,6 +107,7 @@ def _refuse_all(request: ProduceRequest, error: ErrorCode) -> ProduceResponse | 
 
 def _append_all(
     broker: Broker,
+    session: Session,
     header: RequestHeader,
     request: ProduceRequest,
     admitted: Mapping[int, Guard | Refused | None],
@@ -143,7 +144,7 @@ def _append_all(
     if acks == 0:
         return CLOSE if failed else NO_REPLY
     response = ProduceResponse(topics)
-    return _when_committed(response, uncommitted, request.timeout_ms) if uncommitted else response
+    return _when_committed(session, response, uncommitted, request.timeout_ms) if uncommitted else response
 
 
 def _partitions(broker: Broker, version: int, topic: TopicProduceData) -> TopicPartitions | ErrorCode:
@@ -231,41 +232,25 @@ def _is_unknown(opened: Opened | None, config: LogConfig) -> bool:
 
 def _when_admitted(
     broker: Broker, session: Session, header: RequestHeader, request: ProduceRequest
-) -> Awaitable[ProduceResponse | Signal]:
-    """Take a place in the row: what a connection produces is appended in the order in which it was sent."""
+) -> Held[ProduceResponse | Signal]:
     for topic in request.topic_data:
         for data in topic.partition_data:
             if data.records is not None:
                 data.records = memoryview(bytearray(data.records))  # the connection's buffer is not ours afterwards
-    before, turn = session.produce_turn, asyncio.get_running_loop().create_future()
-    session.produce_turn = turn
-    return _admit_and_append(broker, session, header, request, before, turn)
+    return Held(_admit_and_append(broker, session, header, request))
 
 
 async def _admit_and_append(
-    broker: Broker,
-    session: Session,
-    header: RequestHeader,
-    request: ProduceRequest,
-    before: asyncio.Future[None] | None,
-    turn: asyncio.Future[None],
-) -> ProduceResponse | Signal:
-    try:
-        if before is not None:
-            await before
-        opened: dict[int, Opened] = {}
-        await _open(broker, header, request, opened)
-        admitted = {
-            id(data): await broker.transaction_gate.admit(partition, writer, timeout_ms=request.timeout_ms)
-            for partition, data, writer in list(_unconfirmed(broker, header, request))
-        }
-        await _open(broker, header, request, opened)  # of topics that were given other settings meanwhile
-        answer = _append_all(broker, header, request, admitted, opened)
-    finally:
-        if session.produce_turn is turn:
-            session.produce_turn = None
-        turn.set_result(None)
-    return await answer if isinstance(answer, Awaitable) else answer
+    broker: Broker, session: Session, header: RequestHeader, request: ProduceRequest
+) -> ProduceResponse | Signal | Awaitable[ProduceResponse | Signal]:
+    opened: dict[int, Opened] = {}
+    await _open(broker, header, request, opened)
+    admitted = {
+        id(data): await broker.transaction_gate.admit(partition, writer, timeout_ms=request.timeout_ms)
+        for partition, data, writer in list(_unconfirmed(broker, header, request))
+    }
+    await _open(broker, header, request, opened)  # of topics that were given other settings meanwhile
+    return _append_all(broker, session, header, request, admitted, opened)
 
 
 def _append(
@@ -316,11 +301,12 @@ def refused(index: int, error: ErrorCode) -> PartitionProduceResponse:
 
 
 async def _when_committed(
-    response: ProduceResponse, uncommitted: list[Uncommitted], timeout_ms: int
+    session: Session, response: ProduceResponse, uncommitted: list[Uncommitted], timeout_ms: int
 ) -> ProduceResponse:
     deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
     for partition, end_offset, answer in uncommitted:
-        error = await committed_or_error(partition, end_offset, deadline)
+        with session.waits():
+            error = await committed_or_error(partition, end_offset, deadline)
         if error:
             answer.error_code, answer.base_offset = error, -1
             answer.log_append_time_ms = answer.log_start_offset = -1

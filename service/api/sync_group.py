@@ -30,7 +30,8 @@ async def handle(
         request.protocol_name,
         tuple((each.member_id, each.assignment) for each in request.assignments),
     )
-    reply = await ask(broker, request.group_id, command, SyncReply)
+    with session.waits():
+        reply = await ask(broker, request.group_id, command, SyncReply)
     if isinstance(reply, ErrorCode):
         return SyncGroupResponse(error_code=reply)
     return SyncGroupResponse(

@@ -4,6 +4,7 @@ whatever must know the caller can.
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
 from service.broker.fetch_sessions import SessionKey
 
@@ -17,7 +18,30 @@ class Session:
     principal: str = "User:ANONYMOUS"
     software_name: str = ""
     software_version: str = ""
-    produce_turn: asyncio.Future[None] | None = None
-    """Done when the last Produce of this connection that had to wait before its append has appended."""
     fetched: dict[SessionKey, None] = field(default_factory=dict)
     """Partitions that answers to Fetch gave something of before they ended early, the latest last."""
+    _waiting: dict[asyncio.Task[Any], None] = field(default_factory=dict)
+
+    def waits(self) -> "Wait":
+        """`with session.waits():` around what does nothing but wait for what to answer: it ends with the connection."""
+        return Wait(self._waiting)
+
+    def gone(self) -> None:
+        """Nobody wants to know any more."""
+        for task in list(self._waiting):
+            task.cancel()
+
+
+class Wait:
+    __slots__ = ("_task", "_waiting")
+
+    def __init__(self, waiting: dict[asyncio.Task[Any], None]) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "only a task can wait"
+        self._task, self._waiting = task, waiting
+
+    def __enter__(self) -> None:
+        self._waiting[self._task] = None
+
+    def __exit__(self, *failure: object) -> None:
+        del self._waiting[self._task]

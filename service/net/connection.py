@@ -4,8 +4,11 @@
 What always holds:
 - A frame's length is refused before anything is allocated for it; a buffer grows with the bytes that came.
 - The next request starts when all before it are answered and their answers have left. The exception is a Produce behind
-  nothing but Produces (MAX_PRODUCES of them): a producer that pipelines must not wait for each fsync. What may not
-  start stays here as bytes; when READ_AHEAD_BYTES of it have come, the socket is no longer read.
+  nothing but Produces (MAX_PRODUCES of them): a producer that pipelines must not wait for each fsync. Behind a request
+  that still needs its bytes (`Held`) nothing starts. What may not start stays here as bytes; when READ_AHEAD_BYTES of
+  it have come, the socket is no longer read.
+- A frame that is longer than one read holds its bytes of what the broker grants (`request_bytes.py`) until it is
+  handled, and while it is `Held`; where there is no room, the socket is not read.
 - Whatever a peer does, its own connection is the only one that notices.
 
 Where the bytes are. All connections of a server read into its one scratch buffer, because a read and what is done with
@@ -25,7 +28,7 @@ from collections.abc import Awaitable
 from struct import Struct
 from typing import TYPE_CHECKING, Generic, cast
 
-from service.net.door import CLOSE, NO_REPLY, PeerInfo, Reply, SessionT, Signal
+from service.net.door import CLOSE, NO_REPLY, Held, PeerInfo, Reply, SessionT, Signal
 from service.net.outbox import Outbox
 from service.wire.codec import MalformedRequest, RequestHeader, read_request_header, write_response_header
 from service.wire.versions import ApiKey
@@ -70,6 +73,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         "_blocked",
         "_frames",
         "_frames_seen",
+        "_held",
         "_kept",
         "_large",
         "_large_end",
@@ -101,6 +105,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._large_end = 0
         self._blocked = False  # what is left over starts with a frame that may not start yet
         self._reading_paused = False
+        self._held = False  # the last request that started needs its bytes: nothing starts behind it
         self._unanswered: deque[Unanswered] = deque()
         self._frames = 0  # how many have come
         # What the last look at this connection saw, and since when it has been like that.
@@ -133,6 +138,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._outbox.drop()
         self._kept = b""
         self._forget_large()
+        self._server.room.request_bytes.release(self)
         self._unanswered.clear()
         self._taking = False
         if self._server.forget(self):
@@ -205,10 +211,10 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
                 start = self._close_in_turn(end)
                 break
             after = start + 4 + size
-            if after > end:
-                break
-            if (unanswered or outbox.busy) and not self._may_overtake(buffer, start):
+            if (unanswered or outbox.busy) and end - start >= 6 and not self._may_overtake(buffer, start):
                 self._blocked = True
+                break
+            if after > end:
                 break
             if self._frames == turn:
                 self._blocked = True
@@ -242,11 +248,14 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
                     gathered = 0
             elif reply is NO_REPLY:
                 continue
+            elif type(reply) is Held:
+                self._held = True
+                self._await(header, self._released(reply.first))
             elif isinstance(reply, Signal):
                 start = self._close_in_turn(end)
                 break
             else:
-                assert not isinstance(reply, list)
+                assert not isinstance(reply, (list, Held))
                 self._await(header, reply)
         if out:
             outbox.send(out)
@@ -277,7 +286,8 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         """Whether the frame at `start` may start although not all before it have been answered: Produce by Produce."""
         unanswered = self._unanswered
         return (
-            not self._outbox.busy
+            not self._held
+            and not self._outbox.busy
             and len(unanswered) < MAX_PRODUCES
             and unanswered[0].header.api_key == PRODUCE
             and unpack_size_and_key(buffer, start)[1] == PRODUCE
@@ -287,6 +297,8 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
 
     def _keep(self, buffer: memoryview, start: int, end: int) -> None:
         have = end - start
+        if start and not self._held:
+            self._server.room.request_bytes.release(self)  # the frame that held them is handled
         if have == 0:
             self._kept = b""
             self._forget_large()
@@ -306,10 +318,17 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
 
     def _keep_large(self, buffer: memoryview, start: int, end: int) -> None:
         """Moves what is left to a buffer as long as its frame, or half empty if it has not earned that yet."""
-        have = end - start
-        wanted = have if self._blocked else 4 + unpack_size(buffer, start)[0]
-        if start == 0 and buffer is self._large and len(buffer) == wanted:
-            return
+        have = wanted = end - start
+        here = start == 0 and buffer is self._large
+        if not self._blocked:
+            wanted = 4 + unpack_size(buffer, start)[0]
+            if here and len(buffer) == wanted:
+                return
+            self._blocked = not self._server.may_hold(self, wanted, have)
+        if self._blocked:
+            if here:
+                return
+            wanted = have
         large = self._server.take_buffer(wanted, have)
         large[:have] = buffer[start:end]
         self._forget_large()
@@ -332,6 +351,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         if self._large is not None:
             self._server.give_back(self._large)
             self._large = None
+            self._large_end = 0
 
     # ------------------------------------------------------------ answers
 
@@ -340,6 +360,20 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._unanswered.append(waiting)
         task = self._server.loop.create_task(self._answer_later(waiting, reply))
         self._server.hold(task)
+
+    async def _released(self, first: Awaitable[Reply | Awaitable[Reply]]) -> Reply:
+        """What a request is answered that needs its bytes until `first` is there."""
+        try:
+            reply = await first
+        finally:
+            self._held = False
+            self._server.room.request_bytes.release(self)  # the next long frame has not begun to be read
+            self._continue()
+        return await reply if isinstance(reply, Awaitable) else reply
+
+    def go_on(self) -> None:
+        """There may be room for the rest of a long frame."""
+        self._server.loop.call_soon(self._continue)
 
     async def _answer_later(self, waiting: Unanswered, reply: Awaitable[Reply]) -> None:
         try:
@@ -376,7 +410,8 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         """Why this connection is to be ended, if it is. Asked every few seconds, so that no request asks the clock."""
         limits = self._server.limits
         received = self._large_end if self._large is not None else len(self._kept)
-        if self._frames != self._frames_seen or self._unanswered or self._outbox.busy:
+        held = self._server.room.request_bytes
+        if self._frames != self._frames_seen or self._unanswered or self._outbox.busy or self in held.waiting:
             self._frames_seen = self._frames
             self._used_at = self._receiving_since = now
         elif not received:
@@ -386,7 +421,9 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
             self._sending_since = now
         if now - self._sending_since > limits.send_timeout_s:
             return "it does not read its answers"
-        if now - self._receiving_since > limits.receive_timeout_s + received / LEAST_BYTES_A_SECOND:
+        # With others waiting for room, nobody has longer than the timeout.
+        more_s = 0.0 if held.waiting else received / LEAST_BYTES_A_SECOND
+        if now - self._receiving_since > limits.receive_timeout_s + more_s:
             return "it does not finish its request"
         if now - self._used_at > limits.idle_timeout_s:
             return "it was idle"

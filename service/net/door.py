@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from service.wire.codec import RequestHeader
 
@@ -41,7 +41,19 @@ class PeerInfo:
 
 
 Reply: TypeAlias = "list[bytes | FileSlice] | Signal"  # the body; the connection adds length and header
+AnswerT = TypeVar("AnswerT")
 SessionT = TypeVar("SessionT")
+
+
+class Held(Generic[AnswerT]):
+    """An answer in two steps, of a request that keeps the bytes that came with it until the first is done. Nothing
+    starts behind it before that; the second, if there is one, is a wait like any other.
+    """
+
+    __slots__ = ("first",)
+
+    def __init__(self, first: Awaitable[AnswerT | Awaitable[AnswerT]]) -> None:
+        self.first = first
 
 
 class Door(Protocol[SessionT]):
@@ -51,8 +63,10 @@ class Door(Protocol[SessionT]):
         """A connection was made. What is returned goes with each of its requests."""
 
     def disconnected(self, session: SessionT) -> None:
-        """It is gone. Requests that were begun go on; nobody will see their answers."""
+        """It is gone. Requests that were begun go on, but those that only wait; nobody will see their answers."""
 
-    def request(self, session: SessionT, header: RequestHeader, body: memoryview) -> Reply | Awaitable[Reply]:
+    def request(
+        self, session: SessionT, header: RequestHeader, body: memoryview
+    ) -> Reply | Awaitable[Reply] | Held[Reply]:
         """Answer a request. `body` is a view that can be written to and that holds these bytes only during this call:
         what an awaitable needs of it must be copied before it is returned. May raise MalformedRequest."""

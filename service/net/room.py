@@ -2,7 +2,7 @@
 
 As in Kafka: an address that has its share is refused; when the broker has as many as it takes, who comes waits,
 connected but unheard, until somebody leaves. Who comes when the process has no file descriptors left to spare is
-refused too. Shared by the servers of all listeners.
+refused too. Shared by the servers of all listeners, and with it what their long requests may hold.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from service.net.door import PeerInfo
+from service.net.request_bytes import RequestBytes
 
 WAITING_MAX: Final = 1024
 """As many as a kernel keeps for a listener that does not accept (net.core.somaxconn). Who comes then is refused."""
@@ -42,7 +43,9 @@ class Room:
         most_per_ip: Callable[[], int] = unlimited,
         *,
         at_all: int = unlimited(),
+        most_request_bytes: Callable[[], int] = unlimited,
     ) -> None:
+        self.request_bytes = RequestBytes(most_request_bytes)
         self._most = most
         self._most_per_ip = most_per_ip
         self._at_all = at_all

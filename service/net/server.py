@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from service.net.connection import READ_BYTES, Connection
-from service.net.door import CLOSE, NO_REPLY, Door, PeerInfo, Reply, SessionT, Signal
+from service.net.door import CLOSE, NO_REPLY, Door, Held, PeerInfo, Reply, SessionT, Signal
 from service.net.room import Room
 
-__all__ = ["CLOSE", "NO_REPLY", "Door", "Limits", "PeerInfo", "Reply", "Room", "Server", "Signal", "serve"]
+__all__ = ["CLOSE", "NO_REPLY", "Door", "Held", "Limits", "PeerInfo", "Reply", "Room", "Server", "Signal", "serve"]
 
 logger = logging.getLogger("oncelog.net")
 
@@ -141,6 +141,10 @@ class Server(Generic[SessionT]):
             self._least_spare = min(self._least_spare, len(self._spare))
             return memoryview(buffer)[:wanted]
         return memoryview(bytearray(min(wanted, 2 * have)))
+
+    def may_hold(self, connection: Connection[SessionT], wanted: int, have: int) -> bool:
+        """Whether there is room for the buffer that `take_buffer` would give."""
+        return self.room.request_bytes.hold(connection, wanted if wanted <= BUFFER_BYTES else min(wanted, 2 * have))
 
     def give_back(self, buffer: memoryview) -> None:
         owner: Any = buffer.obj

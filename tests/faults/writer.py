@@ -149,8 +149,11 @@ class Writer:
         return ErrorCode(answer.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code)
 
     async def add_group(self, group: str, *, version: int = 3) -> ErrorCode:
+        """The first of a broker's life brings the groups' topic about, and is told to come again."""
         request = AddOffsetsToTxnRequest(self.transactional_id, self.id, self.epoch, group)
-        return ErrorCode((await self.client.request(request, version)).error_code)
+        while (answer := await self.client.request(request, version)).error_code in COMING:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        return ErrorCode(answer.error_code)
 
     async def commit_offset(
         self,

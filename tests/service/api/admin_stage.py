@@ -14,6 +14,7 @@ from service.broker.node import Broker
 from service.broker.partition import Partition
 from service.broker.session import Session
 from service.config import BrokerConfig, Endpoint
+from service.net.door import Held
 from service.ports import RealEnv
 from service.stores.memory import MemoryServer, MemoryStore
 from service.wire.base import Request, Struct
@@ -45,6 +46,8 @@ class Stage:
         read = decode_request(key, version, memoryview(encode_request(key, version, request)))
         header = RequestHeader(key, version, 1, "client")
         answer = ROUTES[key].handle(self.broker, Session("10.0.0.9", 1234), header, read)
+        if isinstance(answer, Held):
+            answer = await answer.first
         if isinstance(answer, Awaitable):
             answer = await answer
         parts = encode_response(key, version, answer)

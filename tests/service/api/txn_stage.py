@@ -10,6 +10,7 @@ from isolation.read_filter import visible_batches
 from log.batch import build_batch, read_records
 from service.api.routes import OFFERED, ROUTES
 from service.broker.session import Session
+from service.net.door import Held
 from service.wire.base import Request, Struct
 from service.wire.codec import (
     RequestHeader,
@@ -55,6 +56,8 @@ class TxnStage(Stage):
         answer = ROUTES[key].handle(
             self.broker, Session("10.0.0.9", 1234), RequestHeader(key, version, 1, "test"), read
         )
+        if isinstance(answer, Held):
+            answer = await answer.first
         if isinstance(answer, Awaitable):
             answer = await answer
         parts = [

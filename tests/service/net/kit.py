@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from service.net import outbox
-from service.net.server import Limits, PeerInfo, Reply, Room, Server, serve
+from service.net.server import Held, Limits, PeerInfo, Reply, Room, Server, serve
 from service.wire.codec import RequestHeader, write_request_header
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class EchoDoor:
         self.sessions: list[PeerInfo] = []
         self.gone: list[PeerInfo] = []
         self.requests: list[tuple[RequestHeader, bytes]] = []
-        self.answers: dict[int, Callable[[memoryview], Reply | Awaitable[Reply]]] = {}
+        self.answers: dict[int, Callable[[memoryview], Reply | Awaitable[Reply] | Held[Reply]]] = {}
 
     def connected(self, peer: PeerInfo) -> PeerInfo:
         self.sessions.append(peer)
@@ -59,7 +59,9 @@ class EchoDoor:
     def disconnected(self, session: PeerInfo) -> None:
         self.gone.append(session)
 
-    def request(self, session: PeerInfo, header: RequestHeader, body: memoryview) -> Reply | Awaitable[Reply]:
+    def request(
+        self, session: PeerInfo, header: RequestHeader, body: memoryview
+    ) -> Reply | Awaitable[Reply] | Held[Reply]:
         self.requests.append((header, bytes(body)))
         if header.correlation_id in self.answers:
             return self.answers[header.correlation_id](body)
@@ -81,6 +83,28 @@ class Later:
 
     async def _wait(self) -> Reply:
         return await self._reply
+
+    def comes(self, reply: Reply) -> None:
+        self._reply.set_result(reply)
+
+
+class TwoSteps:
+    """An answer whose request keeps its bytes until the test says so, and which comes when the test says so."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._released: asyncio.Future[None] = loop.create_future()
+        self._reply: asyncio.Future[Reply] = loop.create_future()
+
+    def __call__(self, body: memoryview) -> Held[Reply]:
+        return Held(self._first())
+
+    async def _first(self) -> Reply | Awaitable[Reply]:
+        await self._released
+        return self._reply
+
+    def release(self) -> None:
+        self._released.set_result(None)
 
     def comes(self, reply: Reply) -> None:
         self._reply.set_result(reply)

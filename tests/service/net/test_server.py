@@ -15,11 +15,23 @@ from log.disk import FileSlice, RealDisk
 from service.net import connection as connection_module
 from service.net import room as room_module
 from service.net import server as server_module
-from service.net.connection import LARGE_BYTES, MAX_PRODUCES, READ_BYTES
+from service.net.connection import LARGE_BYTES, MAX_PRODUCES, READ_AHEAD_BYTES, READ_BYTES
 from service.net.outbox import plain_descriptor
 from service.net.server import CLOSE, NO_REPLY, Limits, Reply, Room, Server
 from service.wire.codec import MalformedRequest
-from tests.service.net.kit import LOOPS, METADATA, PRODUCE, EchoDoor, Later, connect, frame, run, serving, until
+from tests.service.net.kit import (
+    LOOPS,
+    METADATA,
+    PRODUCE,
+    EchoDoor,
+    Later,
+    TwoSteps,
+    connect,
+    frame,
+    run,
+    serving,
+    until,
+)
 
 every_loop = pytest.mark.parametrize("loop", LOOPS)
 
@@ -234,6 +246,88 @@ def test_so_many_produces_are_unanswered_and_no_more(loop: str) -> None:
                 wait.comes([b"%d" % at])
             for at in range(len(waits)):
                 assert await peer.answer() == (at, b"%d" % at)
+
+    run(loop, main)
+
+
+@every_loop
+def test_nothing_starts_behind_a_request_that_needs_its_bytes(loop: str) -> None:
+    """Behind it Produces wait as well, unread; from then on they start, though it is not answered."""
+
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            door.answers[1] = first = TwoSteps()
+            peer, body = await connect(server), bytes(20_000_000)
+            await peer.send(frame(1, body[:1_000_000], api_key=PRODUCE))
+            await until(lambda: door.started == [1])
+            (connection,) = server._connections
+            held = server.room.request_bytes.total
+            assert held >= 1_000_000
+            sending = asyncio.create_task(peer.send(frame(2, body, api_key=PRODUCE)))
+            await until(lambda: connection._reading_paused)
+            assert connection._large_end <= READ_AHEAD_BYTES + READ_BYTES
+            assert (door.started, server.room.request_bytes.total) == ([1], held)
+            first.release()
+            await sending
+            await until(lambda: door.started == [1, 2])
+            assert server.room.request_bytes.total == 0
+            first.comes([b"first"])
+            assert await peer.answer() == (1, b"first")
+            assert await peer.answer() == (2, body)
+
+    run(loop, main)
+
+
+# ---------------------------------------------------------------- what long requests hold
+
+
+@every_loop
+def test_long_requests_hold_no_more_than_granted_and_yet_all_get_on(loop: str) -> None:
+    """However many have come half way: one after another is read to its end. Short requests are read all the while."""
+    granted, size, many = 3_000_000, 2_500_000, 6
+    room = Room(most_request_bytes=lambda: granted)
+
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door, room=room) as server:
+            peers = [await connect(server) for _ in range(many)]
+            whole = [frame(at, bytes([at]) * size, api_key=PRODUCE) for at in range(many)]
+            sending = [asyncio.create_task(peer.send(data[:-1])) for peer, data in zip(peers, whole, strict=True)]
+            await until(lambda: bool(room.request_bytes.waiting))
+            short = await connect(server)
+            await short.send(frame(99, b"short"))
+            assert await short.answer() == (99, b"short")
+
+            async def finish(at: int) -> None:
+                await sending[at]
+                await peers[at].send(whole[at][-1:])
+                assert await peers[at].answer() == (at, bytes([at]) * size)
+                assert room.request_bytes.total <= granted + size
+
+            await asyncio.gather(*map(finish, range(many)))
+            assert (room.request_bytes.total, room.request_bytes.waiting) == (0, {})
+
+    run(loop, main)
+
+
+@every_loop
+def test_who_goes_while_it_waits_for_room_or_has_it_leaves_it_to_others(loop: str) -> None:
+    room = Room(most_request_bytes=lambda: 1_000_000)
+
+    async def main() -> None:
+        async with serving(EchoDoor(), room=room) as server:
+            data = frame(1, bytes(3_000_000), api_key=PRODUCE)
+            peers = [await connect(server) for _ in range(4)]
+            for peer in peers:
+                await peer.send(data[:200_000])
+            await until(lambda: bool(room.request_bytes.waiting) or room.request_bytes.total >= 1_000_000)
+            for peer in peers[:3]:
+                peer.close()
+            await peers[3].send(data[200_000:])
+            assert await peers[3].answer() == (1, bytes(3_000_000))
+            await until(lambda: server.connections == 1)
+            assert (room.request_bytes.total, room.request_bytes.waiting) == (0, {})
 
     run(loop, main)
 

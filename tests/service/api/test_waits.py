@@ -1,0 +1,129 @@
+"""What a connection waits for ends with it, over real sockets."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from log.batch import build_batch
+from service.api import fetch
+from service.api.door import BrokerDoor
+from service.broker.flusher import Flusher
+from service.client.connection import Client
+from service.net.server import Server, serve
+from service.wire.base import Request
+from service.wire.messages import (
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+    PartitionProduceData,
+    ProduceRequest,
+    SyncGroupRequest,
+    TopicProduceData,
+)
+from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.api.txn_stage import TxnStage, find_coordinator
+from tests.service.net.kit import until
+
+FOR_EVER_MS = 2**31 - 1
+GROUP = "readers"
+JOIN, SYNC, FETCH, PRODUCE = 3, 3, 11, 9  # versions
+
+
+async def a_fetch(port: int) -> Request[Any]:
+    partition = FetchPartition(0, fetch_offset=0, partition_max_bytes=1 << 20)
+    return FetchRequest(
+        max_wait_ms=FOR_EVER_MS, min_bytes=1, topics=[FetchTopic("orders", partitions=[partition])], session_epoch=-1
+    )
+
+
+async def a_produce(port: int) -> Request[Any]:
+    """Its fsync never comes."""
+    data = PartitionProduceData(0, build_batch([(None, b"x", (), 1)]))
+    return ProduceRequest(None, -1, FOR_EVER_MS, [TopicProduceData("orders", partition_data=[data])])
+
+
+async def a_join(port: int) -> Request[Any]:
+    """The group waits for its first members for a while."""
+    return JoinGroupRequest(GROUP, 60_000, 60_000, "", None, "consumer", [JoinGroupRequestProtocol("range", b"")])
+
+
+async def a_sync(port: int) -> Request[Any]:
+    """A follower's, whose leader sends no assignment."""
+
+    async def joined() -> JoinGroupResponse:
+        async with Client("127.0.0.1", port) as client:
+            answer: JoinGroupResponse = await client.request(await a_join(port), JOIN)
+            return answer
+
+    members = await asyncio.gather(joined(), joined())
+    (follower,) = [member for member in members if member.member_id != member.leader]
+    return SyncGroupRequest(GROUP, follower.generation_id, follower.member_id)
+
+
+async def with_server(stage: Stage, scene: Callable[[Server[Any]], Awaitable[None]]) -> None:
+    server = await serve(asyncio.get_running_loop(), "127.0.0.1", 0, BrokerDoor(stage.broker, "PLAINTEXT"))
+    try:
+        await scene(server)
+    finally:
+        await server.close(grace_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("request_for", "version", "delay_ms"),
+    [(a_fetch, FETCH, 0), (a_produce, PRODUCE, 0), (a_join, JOIN, 60_000), (a_sync, SYNC, 500)],
+    ids=["Fetch", "Produce", "JoinGroup", "SyncGroup"],
+)
+def test_what_a_connection_waits_for_ends_with_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request_for: Callable[[int], Awaitable[Request[Any]]],
+    version: int,
+    delay_ms: int,
+) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders")
+        partition = await stage.served("orders")
+        await find_coordinator(TxnStage(stage.broker), GROUP, key_type=0)
+        if request_for is a_produce:
+            monkeypatch.setattr(Flusher, "request", lambda *_: None)
+
+        async def play(server: Server[Any]) -> None:
+            request = await request_for(server.port)
+            client = Client("127.0.0.1", server.port)
+            await client.connect()
+            waiting = asyncio.create_task(client.request(request, version))
+            await until(lambda: bool(server._tasks))
+            await asyncio.sleep(0.05)
+            assert server._tasks and not waiting.done()
+            await client.close()
+            await until(lambda: not server._tasks)
+            assert not partition._watchers
+            await asyncio.wait([waiting])
+            assert isinstance(waiting.exception(), OSError)
+
+        async with asyncio.timeout(20):
+            await with_server(stage, play)
+
+    on_stage(tmp_path, scene, {"log.durability": "fsync", "group.initial.rebalance.delay.ms": str(delay_ms)})
+
+
+def test_who_wants_to_wait_for_ever_is_told_that_there_is_nothing_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other end may have gone without a word."""
+    monkeypatch.setattr(fetch, "LONGEST_WAIT_MS", 50)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders")
+        await stage.served("orders")
+        async with asyncio.timeout(20):
+            answer = await stage.ask(await a_fetch(0), FETCH)
+        assert (answer.error_code, answer.responses[0].partitions[0].error_code) == (0, 0)
+
+    on_stage(tmp_path, scene)
