@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c as crc32c
 
 from log.compress import MAX_PLAIN_BYTES, BadCompression, compress, decompress
-from log.ids import NO_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
+from log.ids import NO_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP
 
 Buffer = bytes | bytearray | memoryview
 
@@ -107,6 +107,20 @@ class BatchHeader(NamedTuple):
     @property
     def has_producer(self) -> bool:
         return self.producer_id >= 0
+
+    @property
+    def newest_timestamp(self) -> int:
+        """The time of the newest record, as far as the header tells: none, where no record has a time.
+
+        A client that gives its records no time writes -1 for the first and may leave the newest at 0 (librdkafka). That
+        the newest is older than the first, only a header that lies says.
+        """
+        newest, first = self.max_timestamp, self.base_timestamp
+        if self.attributes & (LOG_APPEND_TIME | DELETE_HORIZON):
+            return newest
+        if newest <= 0 and first < 0:
+            return NO_TIMESTAMP
+        return max(newest, first)
 
     @property
     def delete_horizon_ms(self) -> int | None:
@@ -228,7 +242,11 @@ def read_stored_records(
     """Every record, opened as far as its key: what a cleaner needs, and can write back with `build_from_stored`."""
     if not header.record_count and header.size_bytes == HEADER_BYTES:
         return  # a cleaner has emptied it; not even an empty payload of its codec is there
-    payload = plain_payload(batch, header, limit_bytes=limit_bytes)
+    yield from open_records(plain_payload(batch, header, limit_bytes=limit_bytes), header)
+
+
+def open_records(payload: bytes, header: BatchHeader) -> Iterator[StoredRecord]:
+    """Every record of a payload that is unpacked already."""
     at = 0
     for _ in range(header.record_count):
         size, at = _read_varint(payload, at)

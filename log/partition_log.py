@@ -18,11 +18,11 @@ loop's thread, except `open`, which may run in another. Called by the broker's p
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from log.batch import BatchHeader, Buffer, crc32c, read_records
+from log.batch import BatchHeader, Buffer, StoredRecord, crc32c, open_records
 from log.checkpoints import CLEANED_OFFSET, START_OFFSET, write_offset
 from log.config import LogConfig
 from log.disk import Disk, FileSlice
@@ -48,6 +48,12 @@ from log.views import View, whole
 
 SNAPSHOT_WORTH_BYTES: Final = 1 << 20
 """A recovery that read less leaves no snapshot: reading it again costs less than a file for each of many partitions."""
+RECORDS_AT_ONCE: Final = 200
+HEADERS_AT_ONCE: Final = 500
+"""A search by time looks at so many and then lets others have their turn: half a millisecond."""
+
+Unpack = Callable[[bytes, BatchHeader], Awaitable[bytes]]
+"""The payload of a batch, plain. It may be a hundred megabytes, so who calls may want it done beside the loop."""
 
 
 class OffsetOutOfRange(LookupError):
@@ -458,49 +464,100 @@ class PartitionLog:
 
     # -- times
 
-    def offset_for_timestamp(self, timestamp: int, limit_offset: int) -> TimestampOffset | None:
+    async def offset_for_timestamp(self, timestamp: int, limit_offset: int, unpack: Unpack) -> TimestampOffset | None:
         """The first record at or after the start of the log whose timestamp is not below `timestamp`."""
-        for segment in self._segments:
-            if segment.largest_timestamp < timestamp or segment.end_offset <= self.start_offset:
-                continue
-            for position, header in segment.search_timestamp(timestamp, self.start_offset):
-                if header.base_offset >= limit_offset:
-                    return None
-                found = self._first_record(segment, position, header, timestamp)
-                if found is not None:
+        from_offset = self.start_offset
+        while (candidate := self._candidate(timestamp, from_offset)) is not None:
+            header, batch = candidate
+            if header.base_offset >= limit_offset:
+                return None
+            async for record in self._records(header, batch, unpack):
+                if record.timestamp >= timestamp and record.offset >= self.start_offset:
+                    found = TimestampOffset(record.offset, record.timestamp, header.leader_epoch)
                     return found if found.offset < limit_offset else None
+            from_offset = header.next_offset
         return None
 
-    def max_timestamp(self, limit_offset: int) -> TimestampOffset | None:
-        """The first record that has the largest timestamp of all below the limit."""
-        best = self._latest_of_cut_batch()
+    def _candidate(self, timestamp: int, from_offset: int) -> tuple[BatchHeader, bytes] | None:
+        """The first batch from there on that has such a record, by its header."""
         for segment in self._segments:
-            known = best.timestamp if best is not None else NO_TIMESTAMP
-            if segment.largest_timestamp <= known or segment.base_offset >= limit_offset:
-                continue
-            found = segment.largest_between(self.start_offset, limit_offset)
-            if found is not None and found[1].max_timestamp > known:
-                best = self._first_record(segment, *found, found[1].max_timestamp)
-        return best
-
-    def _latest_of_cut_batch(self) -> TimestampOffset | None:
-        """The batch that the start of the log goes through: its header speaks of records that are gone."""
-        for header, batch in self.scan(self.start_offset):
-            if header.base_offset >= self.start_offset:
-                break
-            left = [record for record in read_records(batch, header) if record.offset >= self.start_offset]
-            latest = max(left, key=lambda record: record.timestamp, default=None)
-            return latest and TimestampOffset(latest.offset, latest.timestamp, header.leader_epoch)
+            if segment.largest_timestamp >= timestamp and segment.end_offset > from_offset:
+                for position, header in segment.search_timestamp(timestamp, from_offset):
+                    return header, segment.file.pread(header.size_bytes, position)
         return None
 
-    def _first_record(
-        self, segment: Segment, position: int, header: BatchHeader, timestamp: int
-    ) -> TimestampOffset | None:
-        batch = segment.file.pread(header.size_bytes, position)
-        for record in read_records(batch, header):
-            if record.timestamp >= timestamp and record.offset >= self.start_offset:
-                return TimestampOffset(record.offset, record.timestamp, header.leader_epoch)
+    async def max_timestamp(self, limit_offset: int, unpack: Unpack) -> TimestampOffset | None:
+        """The first record that has the largest timestamp of all below the limit; if none has a time, the first of all
+        that says so.
+        """
+        while True:
+            segments = [segment for segment in self._segments if segment.end_offset > self.start_offset]
+            latest: tuple[BatchHeader, bytes] | None = None
+            for segment in segments:
+                known = NO_TIMESTAMP if latest is None else latest[0].newest_timestamp
+                if segment.largest_timestamp > known and segment.base_offset < limit_offset and not segment.gone:
+                    found = await self._largest(segment, limit_offset)
+                    if found is not None and found[1].newest_timestamp > known:
+                        latest = found[1], segment.file.pread(found[1].size_bytes, found[0])
+            if any(segment.gone for segment in segments):
+                continue  # compacted, or expired, while this looked
+            cut = await self._latest_of_cut_batch(limit_offset, unpack)
+            if latest is None:
+                return cut or await self._first_without_time(limit_offset, unpack)
+            best = await self._latest_in(*latest, unpack)
+            return cut if cut is not None and (best is None or cut.timestamp >= best.timestamp) else best
+
+    async def _largest(self, segment: Segment, limit_offset: int) -> tuple[int, BatchHeader] | None:
+        """The first batch that has the largest timestamp of those between the start of the log and the limit."""
+        largest = segment.largest_before(limit_offset)
+        if largest is None or largest[1].base_offset >= self.start_offset:
+            return largest
+        # The index knows of the latest so far, and that one has left the log: look at all that are left.
+        file, start_offset, largest = segment.file, self.start_offset, None
+        file.pin()
+        try:
+            for count, (position, header) in enumerate(segment.headers(segment.position_of(start_offset)), start=1):
+                if header.last_offset >= limit_offset:
+                    break
+                known = NO_TIMESTAMP if largest is None else largest[1].newest_timestamp
+                if header.base_offset >= start_offset and header.newest_timestamp > known:
+                    largest = (position, header)
+                if count % HEADERS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        finally:
+            file.unpin()
+        return None if segment.gone else largest
+
+    async def _latest_of_cut_batch(self, limit_offset: int, unpack: Unpack) -> TimestampOffset | None:
+        """In the batch that the start of the log goes through: its header speaks of records that are gone."""
+        for header, batch in self.scan(self.start_offset, limit_offset):
+            return await self._latest_in(header, batch, unpack) if header.base_offset < self.start_offset else None
         return None
+
+    async def _first_without_time(self, limit_offset: int, unpack: Unpack) -> TimestampOffset | None:
+        for header, batch in self.scan(self.start_offset, limit_offset):
+            async for record in self._records(header, batch, unpack):
+                if record.timestamp == NO_TIMESTAMP and record.offset >= self.start_offset:
+                    return TimestampOffset(record.offset, NO_TIMESTAMP, header.leader_epoch)
+            return None
+        return None
+
+    async def _latest_in(self, header: BatchHeader, batch: Buffer, unpack: Unpack) -> TimestampOffset | None:
+        latest: TimestampOffset | None = None
+        async for record in self._records(header, batch, unpack):
+            known = NO_TIMESTAMP if latest is None else latest.timestamp
+            if record.timestamp > known and record.offset >= self.start_offset:
+                latest = TimestampOffset(record.offset, record.timestamp, header.leader_epoch)
+        return latest
+
+    async def _records(self, header: BatchHeader, batch: Buffer, unpack: Unpack) -> AsyncIterator[StoredRecord]:
+        """The records of a batch, however many, with everybody else's turns between them."""
+        if header.record_count:
+            payload = await unpack(bytes(batch), header)
+            for count, record in enumerate(open_records(payload, header), start=1):
+                yield record
+                if count % RECORDS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
 
     # -- cutting
 

@@ -168,7 +168,7 @@ class Segment:
             return False
         # Kafka's rule: by the records' time where they have one, else by ours.
         if self.first_timestamp >= 0:
-            waited_ms = header.max_timestamp - self.first_timestamp
+            waited_ms = header.newest_timestamp - self.first_timestamp
         else:
             waited_ms = now_ms - self.appended_ms
         return waited_ms <= roll_ms
@@ -185,11 +185,14 @@ class Segment:
 
     def note(self, header: BatchHeader, position: int, interval_bytes: int) -> None:
         """The batch stands at `position`: move the end, the times and the indexes."""
+        newest = header.max_timestamp
+        if newest < header.base_timestamp or newest <= 0:  # or it is what it says: this is the hot path
+            newest = header.newest_timestamp
         if not position:
-            self.first_timestamp = header.max_timestamp
+            self.first_timestamp = newest
         last_offset = header.base_offset + header.last_offset_delta
-        if header.max_timestamp > self.largest_timestamp:
-            self.largest_timestamp = header.max_timestamp
+        if newest > self.largest_timestamp:
+            self.largest_timestamp = newest
             self.largest_timestamp_offset = last_offset
         if self._unindexed_bytes > interval_bytes:
             self._add_entries(last_offset, position)
@@ -488,7 +491,7 @@ class Segment:
         offset = self.base_offset + relative
         if self.sealed:
             _, header = next(self.headers(self.position_of(offset)), (0, None))
-            if header is None or (header.last_offset, header.max_timestamp) != (offset, timestamp):
+            if header is None or (header.last_offset, header.newest_timestamp) != (offset, timestamp):
                 self.rebuild_indexes()
                 return None
         return offset
@@ -530,33 +533,37 @@ class Segment:
 
     def search_timestamp(self, timestamp: int, from_offset: int) -> Iterator[tuple[int, BatchHeader]]:
         """The batches that may hold a record of `timestamp` or later, at or above `from_offset`, in order."""
-        slot = self.times.floor(timestamp)
-        if slot >= 0:
-            known = self._true_time(slot)
-            if known is None:
-                yield from self.search_timestamp(timestamp, from_offset)
-                return
-            from_offset = max(from_offset, known)
-        for position, header in self.headers(self.position_of(from_offset)):
-            if header.max_timestamp >= timestamp:
+        slot = self.times.floor(timestamp - 1)
+        earlier = self._true_time(slot) if slot >= 0 else self.base_offset
+        later = self._true_time(slot + 1) if slot + 1 < len(self.times) else self.end_offset
+        if earlier is None or later is None:
+            yield from self.search_timestamp(timestamp, from_offset)
+            return
+        # The first such batch comes after the offset entry before the one that the index names: with that one a time
+        # entry would have been made. Only a stored index that tells of no such batch may have lost the end of itself.
+        is_whole = later < self.end_offset or not self.sealed
+        start = self._indexed_position(later - 1) if is_whole else self.position_of(earlier)
+        for position, header in self.headers(max(start, self.position_of(from_offset))):
+            if header.newest_timestamp >= timestamp:
                 yield position, header
 
-    def largest_between(self, from_offset: int, limit_offset: int) -> tuple[int, BatchHeader] | None:
-        """The first batch that has the largest timestamp of all that start at `from_offset` and end below the limit."""
-        slot = self.times.floor_value(limit_offset - 1 - self.base_offset)
-        start = from_offset
-        if slot >= 0:
+    def largest_before(self, limit_offset: int) -> tuple[int, BatchHeader] | None:
+        """The first batch that has the largest timestamp of all that end below the limit; None: none has a time."""
+        slot = self.offsets.floor(limit_offset - 1 - self.base_offset)
+        start = self._true_position(slot) if slot >= 0 else 0
+        if start is None:
+            return self.largest_before(limit_offset)
+        largest: tuple[int, BatchHeader] | None = None
+        slot = self.times.floor_value(self.offsets.entry(slot)[0]) if slot >= 0 else -1
+        if slot >= 0:  # the index tells of all batches up to there
             known = self._true_time(slot)
             if known is None:
-                return self.largest_between(from_offset, limit_offset)
-            start = max(start, known)
-        largest: tuple[int, BatchHeader] | None = None
-        for position, header in self.headers(self.position_of(start)):
+                return self.largest_before(limit_offset)
+            largest = next(self.headers(self.position_of(known)))
+        for position, header in self.headers(start):
             if header.last_offset >= limit_offset:
                 break
-            if header.base_offset >= from_offset and (
-                largest is None or header.max_timestamp > largest[1].max_timestamp
-            ):
+            if header.newest_timestamp > (NO_TIMESTAMP if largest is None else largest[1].newest_timestamp):
                 largest = (position, header)
         return largest
 

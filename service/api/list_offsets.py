@@ -9,7 +9,7 @@ last stable offset.
 
 from collections import Counter
 
-from log.batch import CorruptBatch
+from log.batch import BatchHeader, CorruptBatch, plain_payload
 from log.disk import DiskFault
 from service.broker.node import Broker
 from service.broker.partition import Partition
@@ -31,7 +31,9 @@ READ_COMMITTED = 1
 CONSUMER = -1
 
 
-def handle(broker: Broker, session: Session, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
+async def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: ListOffsetsRequest
+) -> ListOffsetsResponse:
     topics = []
     for topic in request.topics:
         times_named = Counter(partition.partition_index for partition in topic.partitions)
@@ -47,7 +49,7 @@ def handle(broker: Broker, session: Session, header: RequestHeader, request: Lis
                 answers.append(_error(wanted, error))
             else:
                 try:
-                    answers.append(_answer(partition, wanted, header.api_version, request))
+                    answers.append(await _answer(broker, partition, wanted, header.api_version, request))
                 except (DiskFault, CorruptBatch) as failure:
                     answers.append(_error(wanted, partition.unreadable(failure)))
         twice = [index for index, times in times_named.items() if times > 1]
@@ -76,8 +78,8 @@ def _not_yet(wanted: ListOffsetsPartition, version: int) -> ListOffsetsPartition
     return _error(wanted, ErrorCode.OFFSET_NOT_AVAILABLE if known else ErrorCode.LEADER_NOT_AVAILABLE)
 
 
-def _answer(
-    partition: Partition, wanted: ListOffsetsPartition, version: int, request: ListOffsetsRequest
+async def _answer(
+    broker: Broker, partition: Partition, wanted: ListOffsetsPartition, version: int, request: ListOffsetsRequest
 ) -> ListOffsetsPartitionResponse:
     index, timestamp, log = wanted.partition_index, wanted.timestamp, partition.log
     if version < SINCE_VERSION.get(timestamp, 0) or timestamp < EARLIEST_PENDING_UPLOAD:
@@ -93,7 +95,17 @@ def _answer(
         return ListOffsetsPartitionResponse(index, 0, -1, log.start_offset, log.epochs.epoch_at(log.start_offset))
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return ListOffsetsPartitionResponse(index, 0, -1, -1, -1)
-    found = log.max_timestamp(limit) if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp, limit)
+
+    async def unpack(batch: bytes, header: BatchHeader) -> bytes:
+        if header.codec == 0:
+            return plain_payload(batch, header)
+        return await broker.env.blocking(plain_payload, batch, header)
+
+    async with broker.time_lookups:
+        if timestamp == MAX_TIMESTAMP:
+            found = await log.max_timestamp(limit, unpack)
+        else:
+            found = await log.offset_for_timestamp(timestamp, limit, unpack)
     if found is None:
         return _not_yet(wanted, version) if partition.is_catching_up else ListOffsetsPartitionResponse(index)
     return ListOffsetsPartitionResponse(index, 0, found.timestamp, found.offset, found.leader_epoch)

@@ -128,6 +128,7 @@ class Broker:
         self.marker_writer = MarkerWriter(self.partitions, self.groups, env)
         self.marker_courier = MarkerCourier(self.transactions, self.marker_writer, self.metadata, env)
         self.opener = Opener(env)
+        self.time_lookups = asyncio.Lock()  # one at a time: each may unpack a large batch
         self.loop_watch = LoopWatch()
         self.transaction_gate = TransactionGate(self.transactions, env)
         self._leaving: dict[TopicPartition, Partition] = {}

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from log.batch import BatchHeader, Buffer, build_batch, read_header, restamp
+from log.batch import BatchHeader, Buffer, build_batch, plain_payload, read_header, restamp
 from log.config import LogConfig
 from log.disk import Disk
 from log.partition_log import CleanState, PartitionLog
@@ -75,6 +75,11 @@ def open_log(
         disk, folder, config or LogConfig(), [view], known=known, now_ms=0, recovery_point=recovery_point
     )
     return log, view
+
+
+async def unpack(batch: bytes, header: BatchHeader) -> bytes:
+    """What the broker does beside the loop."""
+    return plain_payload(batch, header)
 
 
 def contents(log: PartitionLog) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from log.disk import DiskFault, RealDisk
 from log.identity import read_topic_id
 from log.ids import TopicId
 from log.partition_log import OffsetOutOfRange, PartitionLog
-from tests.log.building import FOLDER, append, base_offsets, contents, fill, open_log, stamped
+from tests.log.building import FOLDER, append, base_offsets, contents, fill, open_log, stamped, unpack
 from tests.log.memory_disk import MemoryDisk
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
@@ -25,7 +25,7 @@ def test_a_new_log_has_no_folder_until_it_is_written_to() -> None:
     assert (log.start_offset, log.flushed_offset, log.end_offset, log.size_bytes) == (0, 0, 0, 0)
     assert log.read(0, max_bytes=100, limit_offset=0, at_least_one=True) is None
     assert list(log.scan(0)) == []
-    assert log.max_timestamp(0) is None
+    assert asyncio.run(log.max_timestamp(0, unpack)) is None
     assert asyncio.run(log.flush()) == 0
     assert disk.changes == 0
     fill(log, 1)
@@ -250,7 +250,7 @@ def test_truncating_into_a_batch_takes_all_of_it() -> None:
     fill(log, 3, records=4)
     log.truncate_to(6)
     assert log.end_offset == 4
-    assert log.max_timestamp(4) == (3, 1003, 0)
+    assert asyncio.run(log.max_timestamp(4, unpack)) == (3, 1003, 0)
 
 
 def test_a_restarted_log_goes_on_elsewhere() -> None:
@@ -275,7 +275,7 @@ def test_a_raised_start_survives_a_crash() -> None:
     assert view.start_offset == log.start_offset == 5
     again, seen = open_log(disk, config=SMALL)
     assert again.start_offset == seen.start_offset == 5
-    assert again.offset_for_timestamp(0, 20) == (5, 1005, 0)
+    assert asyncio.run(again.offset_for_timestamp(0, 20, unpack)) == (5, 1005, 0)
 
 
 def test_a_start_that_is_not_durable_yet_promises_nothing_to_who_asks_for_a_lower_one() -> None:
@@ -408,12 +408,12 @@ def test_times_are_found_in_any_order_of_times(interval_bytes: int) -> None:
         append(log, stamped([b"x" * 50], base_offset=offset, timestamp=timestamp))
     for wanted in range(100):
         expected = next((offset for offset, timestamp in enumerate(times) if timestamp >= wanted), None)
-        found = log.offset_for_timestamp(wanted, 20)
+        found = asyncio.run(log.offset_for_timestamp(wanted, 20, unpack))
         assert (found and found.offset) == expected
-    assert log.offset_for_timestamp(90, 7) is None
-    assert log.max_timestamp(20) == (7, 90, 0)
-    assert log.max_timestamp(7) == (3, 70, 0)
-    assert log.max_timestamp(0) is None
+    assert asyncio.run(log.offset_for_timestamp(90, 7, unpack)) is None
+    assert asyncio.run(log.max_timestamp(20, unpack)) == (7, 90, 0)
+    assert asyncio.run(log.max_timestamp(7, unpack)) == (3, 70, 0)
+    assert asyncio.run(log.max_timestamp(0, unpack)) is None
 
 
 def test_an_idle_log_costs_little_memory() -> None:

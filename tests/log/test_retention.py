@@ -1,5 +1,13 @@
-from log.config import LogConfig
+import asyncio
+
+import pytest
+
+from log.batch import CHECKED_FROM, CRC_AT, MAX_TIMESTAMP_AT, build_batch, crc32c
+from log.config import DAY_MS, LogConfig
+from log.partition_log import RECORDS_AT_ONCE
 from log.retention import SegmentAge, expired
+from tests.log.building import append, open_log, stamped, unpack
+from tests.log.memory_disk import MemoryDisk
 
 DAY = 86_400_000
 SEGMENTS = [SegmentAge(0, 100, 1000, 1 * DAY), SegmentAge(100, 200, 1000, 3 * DAY), SegmentAge(200, 250, 500, 5 * DAY)]
@@ -52,3 +60,90 @@ def test_an_empty_active_segment_stays() -> None:
     assert count(99 * DAY, retention_ms=1, segments=segments) == 3
     assert count(99 * DAY, retention_ms=1, segments=segments[3:]) == 0
     assert count(segments=[]) == 0
+
+
+NOW_MS = 1_700_000_000_000
+OLD_MS = NOW_MS - 30 * DAY_MS
+NO_TIME, ZERO = (0, -1), (0, 0)
+
+
+@pytest.mark.parametrize("codec", range(5))
+@pytest.mark.parametrize(
+    ("times", "newest", "stays", "latest"),
+    [
+        ((-1, -1), 0, True, NO_TIME),  # librdkafka, of records without a time
+        ((-1, -1), -1, True, NO_TIME),  # the Java client
+        ((0, 0), 0, False, ZERO),  # 1970 is a time
+        ((-5, -7), 0, True, None),
+        ((-7, -5), -5, True, None),
+        ((-1, NOW_MS), NOW_MS, True, (1, NOW_MS)),
+        ((-1, OLD_MS), OLD_MS, False, (1, OLD_MS)),
+        ((NOW_MS, -1), NOW_MS, True, (0, NOW_MS)),
+        ((OLD_MS, OLD_MS), OLD_MS, False, (0, OLD_MS)),
+        ((NOW_MS, NOW_MS + 1), NOW_MS + 1, True, (1, NOW_MS + 1)),
+        ((NOW_MS + 1000, NOW_MS), NOW_MS + 1000, True, (0, NOW_MS + 1000)),
+        ((NOW_MS, NOW_MS), 0, True, (0, NOW_MS)),  # a newest that is older than the first
+        ((NOW_MS, NOW_MS), -1, True, (0, NOW_MS)),
+        ((NOW_MS, NOW_MS), OLD_MS, True, (0, NOW_MS)),
+    ],
+)
+def test_how_long_a_batch_lives_by_the_times_in_its_header_is_what_apache_kafka_grants(
+    codec: int, times: tuple[int, int], newest: int, stays: bool, latest: tuple[int, int] | None
+) -> None:
+    """Where no record has a time, that of the append counts. Kafka 4.3.0 was given such batches, and asked for
+    the latest time.
+    """
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        log, _ = open_log(disk, config=LogConfig(retention_ms=DAY_MS))
+        batch = bytearray(build_batch([(b"k", b"v", (), time) for time in times], codec=codec, leader_epoch=0))
+        batch[MAX_TIMESTAMP_AT : MAX_TIMESTAMP_AT + 8] = newest.to_bytes(8, "big", signed=True)
+        batch[CRC_AT:CHECKED_FROM] = crc32c(batch[CHECKED_FROM:]).to_bytes(4, "big")
+        append(log, batch, NOW_MS)
+        found = await log.max_timestamp(2, unpack)
+        assert (found and found[:2]) == latest
+        by_time = await log.offset_for_timestamp(0, 2, unpack)
+        assert (by_time and by_time[:2]) == next(((at, time) for at, time in enumerate(times) if time >= 0), None)
+        again, _ = open_log(disk, config=log.config, known=await log.close())
+        for opened in (log, again):
+            assert opened.expired_segments(NOW_MS + 1000, 2) == (not stays)
+
+    asyncio.run(main())
+
+
+def test_a_segment_whose_first_records_have_no_time_rolls_by_its_own_age() -> None:
+    log, _ = open_log(MemoryDisk(), config=LogConfig(segment_ms=1000))
+    untimed = bytearray(build_batch([(b"k", b"v", (), -1)], leader_epoch=0))
+    untimed[MAX_TIMESTAMP_AT : MAX_TIMESTAMP_AT + 8] = bytes(8)
+    append(log, untimed, NOW_MS)
+    append(log, stamped([b"timed"], base_offset=1, timestamp=NOW_MS), NOW_MS + 1000)
+    assert len(log.segments) == 1
+    append(log, stamped([b"late"], base_offset=2, timestamp=NOW_MS), NOW_MS + 2001)
+    assert len(log.segments) == 2
+
+
+@pytest.mark.parametrize("lookup", ["latest", "by time"])
+def test_a_search_by_time_in_a_batch_of_very_many_records_lets_others_have_their_turns(lookup: str) -> None:
+    count = 20_000
+
+    async def main() -> None:
+        log, _ = open_log(MemoryDisk())
+        append(log, build_batch([(None, b"", (), index) for index in range(count)], leader_epoch=0))
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            for turns in range(1, count):  # noqa: B007
+                await asyncio.sleep(0)
+
+        others = asyncio.ensure_future(count_turns())
+        if lookup == "latest":
+            found = await log.max_timestamp(count, unpack)
+        else:
+            found = await log.offset_for_timestamp(count - 1, count, unpack)
+        others.cancel()
+        assert (found and found.offset) == count - 1
+        assert turns >= count // RECORDS_AT_ONCE - 1
+
+    asyncio.run(main())
