@@ -20,21 +20,22 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from time import monotonic, sleep
+from uuid import UUID
 
 from kio.schema.describe_transactions.v0 import DescribeTransactionsRequest, DescribeTransactionsResponse
 from kio.schema.end_txn.v5 import EndTxnRequest, EndTxnResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.init_producer_id.v5 import InitProducerIdRequest, InitProducerIdResponse
 from kio.schema.list_transactions.v0 import ListTransactionsRequest, ListTransactionsResponse
-from kio.schema.produce.v12 import ProduceRequest, ProduceResponse
-from kio.schema.produce.v12.request import PartitionProduceData, TopicProduceData
-from kio.schema.produce.v12.response import PartitionProduceResponse
-from kio.schema.types import ProducerId, TopicName, TransactionalId
+from kio.schema.produce.v13 import ProduceRequest, ProduceResponse
+from kio.schema.produce.v13.request import PartitionProduceData, TopicProduceData
+from kio.schema.produce.v13.response import PartitionProduceResponse
+from kio.schema.types import ProducerId, TransactionalId
 from kio.static.primitive import Records, i16, i32, i64
 
-from spark_sink.client import TRANSACTION, Client, Pending, milliseconds
-from spark_sink.encode import RecordBatch
-from spark_sink.errors import BrokerError, OncelogError, OptionError, check
+from spark_sink.client import NO_ID, TRANSACTION, Client, Pending, milliseconds
+from spark_sink.encode import RecordBatch, Target
+from spark_sink.errors import BrokerError, OncelogError, OptionError, TopicMadeAnew, check
 from spark_sink.messages import (
     DescribeBranchesRequest,
     DescribeBranchesResponse,
@@ -50,6 +51,9 @@ ALL_REPLICAS = i16(-1)
 UNANSWERED_PER_PARTITION = 5
 # Bytes that were sent and not yet acknowledged: enough to keep a broker busy while the next rows are encoded.
 UNANSWERED_BYTES = 16 << 20
+# Of one request, unless a single batch is larger. A broker hangs up on one beyond its socket.request.max.bytes, which
+# is 100 MB if nobody sets it.
+REQUEST_BYTES = 8 << 20
 GIVE_UP_SECONDS = 5.0
 VISIBLE_SECONDS = 10.0
 VISIBLE_POLL_SECONDS = 0.002
@@ -74,6 +78,7 @@ class _Flight:
     """A Produce request that was sent."""
 
     batches: list[RecordBatch]
+    topics: dict[UUID, str]
     pending: Pending[ProduceResponse]
     size_bytes: int
 
@@ -115,7 +120,7 @@ class Branch:
                 self._make_room(batch)
                 self._unacknowledged.setdefault(batch.target.place, deque()).append(batch)
             try:
-                for node, share in self._by_leader(wave).items():
+                for node, share in self._requests(wave):
                     self._flights.append(self._launch(node, share))
             except OncelogError as error:
                 self._recover(error)
@@ -170,27 +175,50 @@ class Branch:
         ):
             self._settle()
 
-    def _by_leader(self, wave: Iterable[RecordBatch]) -> dict[int, list[RecordBatch]]:
-        shares: dict[int, list[RecordBatch]] = {}
+    def _requests(self, wave: Iterable[RecordBatch]) -> list[tuple[int, list[RecordBatch]]]:
+        """Which broker gets which batches, in requests of bounded size."""
+        requests: list[tuple[int, list[RecordBatch]]] = []
+        open_ones: dict[int, tuple[list[RecordBatch], int]] = {}
         for batch in wave:
-            shares.setdefault(self._client.leader(*batch.target.place), []).append(batch)
-        return shares
+            self._check_same_topic(batch.target)
+            node = self._client.leader(*batch.target.place)
+            share, size_bytes = open_ones.get(node, ([], REQUEST_BYTES))
+            if size_bytes + len(batch.data) > REQUEST_BYTES:
+                share, size_bytes = [], 0
+                requests.append((node, share))
+            share.append(batch)
+            open_ones[node] = share, size_bytes + len(batch.data)
+        return requests
+
+    def _check_same_topic(self, target: Target) -> None:
+        """Rows were placed among the partitions of one topic, and would be misplaced in another of its name."""
+        if target.topic_id in (None, self._client.topic(target.topic).id):
+            return
+        found = self._client.topics([target.topic]).get(target.topic)  # what was known may be older than the target
+        if found is not None and found.id != target.topic_id:
+            raise TopicMadeAnew(
+                f"topic {target.topic!r} was deleted and made anew while it was written to: nothing is written, and the"
+                " batch can run again"
+            )
 
     def _launch(self, node: int, batches: list[RecordBatch]) -> _Flight:
-        by_topic: dict[str, list[PartitionProduceData]] = {}
+        by_topic: dict[UUID, list[PartitionProduceData]] = {}
+        topics: dict[UUID, str] = {}
         for batch in batches:
             data = PartitionProduceData(index=i32(batch.target.partition), records=Records(batch.data))
-            by_topic.setdefault(batch.target.topic, []).append(data)
+            topic_id = batch.target.topic_id or self._client.topic(batch.target.topic).id
+            topics[topic_id] = batch.target.topic
+            by_topic.setdefault(topic_id, []).append(data)
         request = ProduceRequest(
             transactional_id=self.transactional_id,
             acks=ALL_REPLICAS,
             timeout=milliseconds(int(self._client.settings.request_timeout_seconds * 1000)),
             topic_data=tuple(
-                TopicProduceData(name=TopicName(topic), partition_data=tuple(data)) for topic, data in by_topic.items()
+                TopicProduceData(topic_id=topic_id, partition_data=tuple(data)) for topic_id, data in by_topic.items()
             ),
         )
         pending = self._client.send(node, request, ProduceResponse)
-        return _Flight(batches, pending, sum(len(batch.data) for batch in batches))
+        return _Flight(batches, topics, pending, sum(len(batch.data) for batch in batches))
 
     def _settle(self) -> None:
         """Collect the oldest answer."""
@@ -204,7 +232,7 @@ class Branch:
         """Take note of what is acknowledged; raise the first error of what isn't."""
         answer = flight.pending.result()
         results: dict[Place, PartitionProduceResponse] = {
-            (topic.name, partition.index): partition
+            (flight.topics[topic.topic_id or NO_ID], partition.index): partition
             for topic in answer.responses
             for partition in topic.partition_responses
         }
@@ -243,7 +271,7 @@ class Branch:
 
     def _send_again(self) -> None:
         while wave := [waiting[0] for waiting in self._unacknowledged.values() if waiting]:
-            flights = [self._launch(node, share) for node, share in self._by_leader(wave).items()]
+            flights = [self._launch(node, share) for node, share in self._requests(wave)]
             for flight in flights:
                 self._collect(flight)
 

@@ -46,6 +46,7 @@ LONGEST_PAUSE_SECONDS = 1.0
 LATE_ANSWER_SECONDS = 5.0
 MOST_CLIENTS = 8  # kept for the next task
 NO_ID = UUID(int=0)
+LARGE_REQUEST_BYTES = 1 << 20  # what may be too much for a broker
 LARGEST_ANSWER_BYTES = 1 << 30  # a length beyond this is not an answer but another protocol
 
 R = TypeVar("R", bound=ResponsePayload)
@@ -90,10 +91,13 @@ def open_socket(address: Address, settings: ClientSettings) -> socket.socket:
 class Pending(Generic[R]):
     """A request that was sent and whose answer is not yet collected."""
 
-    def __init__(self, connection: Connection, answer: type[R], correlation_id: int, timeout_seconds: float) -> None:
+    def __init__(
+        self, connection: Connection, answer: type[R], correlation_id: int, size_bytes: int, timeout_seconds: float
+    ) -> None:
         self.connection = connection
         self.answer = answer
         self.correlation_id = correlation_id
+        self.size_bytes = size_bytes
         self.deadline = time.monotonic() + timeout_seconds
         # Whoever comes to collect late finds the answer on its way: it had to wait for him, not he for it.
         self.grace_seconds = min(timeout_seconds, LATE_ANSWER_SECONDS)
@@ -148,15 +152,15 @@ class Connection:
         )
         entity_writer(request.__header_schema__)(frame, header)
         entity_writer(type(request))(frame, request)
-        pending = Pending(self, answer, self._correlation_id, timeout_seconds)
         with frame.getbuffer() as view:
+            pending = Pending(self, answer, self._correlation_id, len(view), timeout_seconds)
+            self._waiting.append(pending)
             struct.pack_into(">i", view, 0, len(view) - 4)
             try:
                 self._socket.settimeout(timeout_seconds)
                 self._socket.sendall(view)
             except OSError as error:
                 raise self._lose(error) from error
-        self._waiting.append(pending)
         return pending
 
     def receive(self, deadline: float) -> None:
@@ -188,7 +192,9 @@ class Connection:
         return received.toreadonly()  # kio reads nothing that could change under it
 
     def _lose(self, error: OSError) -> ConnectionLost:
-        lost = ConnectionLost(f"lost the connection to {self}: {error}")
+        largest = max((pending.size_bytes for pending in self._waiting), default=0)
+        hint = f" (a request of {largest} bytes was under way: is the broker's socket.request.max.bytes less?)"
+        lost = ConnectionLost(f"lost the connection to {self}: {error}{hint if largest > LARGE_REQUEST_BYTES else ''}")
         self.close()
         for pending in self._waiting:
             pending.settled = lost

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +56,7 @@ class Target:
     topic: str
     partition: int
     largest_bytes: int
+    topic_id: UUID | None = None  # None: whatever has the name
 
     @property
     def place(self) -> tuple[str, int]:

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from random import randrange
 from time import monotonic, sleep, time
+from types import MappingProxyType
 from typing import Final
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -75,8 +76,6 @@ BATCH_ID: Final = "streaming.sql.batchId"
 CHUNK_BYTES: Final = 1 << 20
 CHUNK_BYTES_PER_PARTITION: Final = 64 << 10
 LARGEST_CHUNK_BYTES: Final = 16 << 20
-# What a topic is like is asked again after so long: partitions may have been added.
-TOPIC_FACTS_SECONDS: Final = 60.0
 # A task that Spark has given up is killed two seconds later (spark.python.task.killTimeout). Until then it may write
 # on, and even open its branch: Spark ends its rows as if there were no more.
 LATE_TASKS_SECONDS: Final = 4.0
@@ -90,8 +89,21 @@ class DecidedByAnother(OncelogError):
     """Somebody else wrote under the root and number of this batch: its rows would be dropped."""
 
 
+class TopicChanged(OncelogError):
+    """Tasks of one batch saw a topic differently."""
+
+
 class NoSuchTopic(OncelogError, ValueError):
     """A topic that rows are for does not exist. It is not made: how many partitions it should have is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """What decides where rows go, and how large a batch of them may be."""
+
+    id: UUID
+    partitions: int
+    largest_bytes: int
 
 
 @dataclass
@@ -104,6 +116,7 @@ class Written(WriterCommitMessage):
     rows: int = 0
     skipped: bool = False  # because the token is decided
     slow: bool = False  # a column of arrays held NULLs, and Spark measured it after every row
+    topics: Mapping[str, TopicFacts] = field(default_factory=dict)  # as this task saw them
     query: str = ""  # the streaming query that it is part of, and its run: the driver's side isn't told
     run: str = ""
 
@@ -111,7 +124,7 @@ class Written(WriterCommitMessage):
 class StreamSink(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
-        check_target(options, schema)
+        self._topics = check_target(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         task = TaskContext.get()
@@ -119,7 +132,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         root = self._options.root or task.getLocalProperty(QUERY_ID)
         token = task.getLocalProperty(BATCH_ID)
         assert root and token, "Spark names the query and the batch to every task of a stream"
-        return write(self._options, root, int(token), task, iterator)
+        return write(self._options, root, int(token), task, iterator, self._topics)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         commit(self._options, self._root(messages), batchId, messages)
@@ -145,7 +158,7 @@ class BatchSink(DataSourceArrowWriter):
         self._options = options
         self._root = options.root or str(uuid4())
         self._token = options.token or 0
-        check_target(options, schema)
+        self._topics = check_target(options, schema)
         if options.app is not None and self._root == f"{options.app}/":
             self._check_former_root(options.app)
 
@@ -169,7 +182,7 @@ class BatchSink(DataSourceArrowWriter):
                 "a batch write inside foreachBatch is written again whenever Spark runs the batch again, unless the"
                 " options txnAppId and txnVersion (the batch id) say which write it is"
             )
-        return write(self._options, self._root, self._token, task, iterator)
+        return write(self._options, self._root, self._token, task, iterator, self._topics)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         commit(self._options, self._root, self._token, messages)
@@ -182,22 +195,31 @@ class BatchSink(DataSourceArrowWriter):
             abandon_with_late_tasks(client, lambda: [self._root], self._token, messages)
 
 
-def check_target(options: SinkOptions, schema: StructType) -> None:
-    """What can be known before any row is written."""
+def check_target(options: SinkOptions, schema: StructType) -> dict[str, TopicFacts]:
+    """What can be known before any row is written. All tasks of a batch are told what the driver saw of the topic: so
+    a key has one place, also if partitions are added meanwhile."""
     check_schema(schema, options.topic)
-    if options.topic is not None:
-        connected(options.client).targets(options.topic, options.largest_request_bytes)
+    if options.topic is None:
+        return {}
+    return {options.topic: connected(options.client).ask(options.topic)}
 
 
 def write(
-    options: SinkOptions, root: str, token: int, task: TaskContext, iterator: Iterator[pa.RecordBatch]
+    options: SinkOptions,
+    root: str,
+    token: int,
+    task: TaskContext,
+    iterator: Iterator[pa.RecordBatch],
+    topics: Mapping[str, TopicFacts] = MappingProxyType({}),
 ) -> Written:
     """One attempt of one task. The branch is opened when there is something to write."""
     client = connected(options.client).client
     # What an operator should see, and what makes the name unique: attempts are counted from 0 by every driver.
     name = f"{options.mark}part-{task.partitionId()}.attempt-{task.attemptNumber()}.{uuid4().hex}"
     branch = Branch(client, root, token, name)
-    share = _Share(options, branch)
+    known = connected(options.client).topics_of(root, token)
+    known.update(topics)
+    share = _Share(options, branch, known)
     query = task.getLocalProperty(QUERY_ID) or ""
     written = Written(root, token, None, query=query, run=(task.getLocalProperty(RUN_ID) or "") if query else "")
     try:
@@ -205,7 +227,7 @@ def write(
         if not rows:
             return written
         slow = share.null_arrays and not (task.getLocalProperty(SIZING) or "").startswith(SIZING_OFF)
-        return replace(written, branch=branch.seal(), rows=rows, slow=slow)
+        return replace(written, branch=branch.seal(), rows=rows, slow=slow, topics=share.topics)
     except Fenced:
         if last_decided(client, root) < token:
             raise
@@ -226,6 +248,7 @@ def commit(options: SinkOptions, root: str | None, token: int, messages: Sequenc
     if any(one.skipped for one in written) and last_decided(client, root) < token:
         raise OncelogError(f"the brokers forgot that {token} of {root!r} was decided; nothing was decided now")
     branches = [one.branch for one in written if one.branch is not None]
+    check_all_saw_the_same(written)
     me = _decider(options, token, written)
     answer = decide(client, root, token, branches, str(me))
     if not answer.decided_now:
@@ -234,6 +257,20 @@ def commit(options: SinkOptions, root: str | None, token: int, messages: Sequenc
         await_visible(client, root, branches)
     if any(one.slow for one in written):
         warn_of_slow_arrays()
+
+
+def check_all_saw_the_same(written: Collection[Written]) -> None:
+    """Tasks that are told the topic by a column ask for themselves what it is like."""
+    seen: dict[str, TopicFacts] = {}
+    for one in written:
+        for topic, facts in one.topics.items():
+            other = seen.setdefault(topic, facts)
+            if (other.id, other.partitions) != (facts.id, facts.partitions):
+                raise TopicChanged(
+                    f"topic {topic!r} was changed while a batch was written: to one task it had {other.partitions}"
+                    f" partitions, to another {facts.partitions}, or it was made anew. A key could be in two places, so"
+                    " nothing is written; the batch can run again"
+                )
 
 
 def _decider(options: SinkOptions, token: int, written: Collection[Written]) -> Decider:
@@ -290,9 +327,11 @@ def warn_of_slow_arrays() -> None:
 class _Share:
     """The rows of one task on their way into its branch."""
 
-    def __init__(self, options: SinkOptions, branch: Branch) -> None:
+    def __init__(self, options: SinkOptions, branch: Branch, topics: dict[str, TopicFacts]) -> None:
         self.opened = False
         self.null_arrays = False
+        self.topics: dict[str, TopicFacts] = {}
+        self._known = topics
         self._options = options
         self._branch = branch
         self._connected = connected(options.client)
@@ -327,8 +366,7 @@ class _Share:
         self._branch.send(self._opened_encoder().encode(rows, targets, now_ms))
 
     def _placed(self, columns: Columns) -> tuple[Rows, list[Target]]:
-        limit = self._options.largest_request_bytes
-        of_topics = [self._connected.targets(topic, limit) for topic in columns.topics]
+        of_topics = [self._targets(topic) for topic in columns.topics]
         counts = np.array([len(targets) for targets in of_topics])
         codes = np.zeros(len(columns.value), np.int64) if columns.topic_codes is None else columns.topic_codes
         chosen = self._partitioner.choose(columns.key, columns.partition, counts[codes], columns.size_bytes)
@@ -336,6 +374,13 @@ class _Share:
         chosen += (np.cumsum(counts) - counts)[codes]
         numbers = chosen.astype(np.min_scalar_type(len(targets)))
         return Rows(columns.key, columns.value, columns.headers, columns.timestamps, numbers), targets
+
+    def _targets(self, topic: str) -> list[Target]:
+        if topic not in self._known:
+            self._known[topic] = self._connected.ask(topic)
+        facts = self.topics[topic] = self._known[topic]
+        largest_bytes = min(facts.largest_bytes, self._options.largest_request_bytes or facts.largest_bytes)
+        return [Target(topic, partition, largest_bytes, facts.id) for partition in range(facts.partitions)]
 
     def _opened_encoder(self) -> Encoder:
         if self._encoder is None:
@@ -349,13 +394,20 @@ class _Share:
 
 
 def _of_bounded_size(iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Spark's bound on the bytes of a batch can be turned off, and its bound on the rows allows for gigabytes."""
+    """Spark's bound on the bytes of a batch can be turned off, and its bound on the rows allows for gigabytes, all of
+    which may be in a few of the rows."""
     for batch in iterator:
         if batch.num_rows:
-            pieces = min(1 + batch.nbytes // LARGEST_CHUNK_BYTES, batch.num_rows)
-            rows = -(-batch.num_rows // pieces)
-            for at in range(0, batch.num_rows, rows):
-                yield batch.slice(at, rows)
+            yield from _halved(batch)
+
+
+def _halved(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if batch.nbytes <= LARGEST_CHUNK_BYTES or batch.num_rows == 1:
+        yield batch
+        return
+    middle = batch.num_rows // 2
+    yield from _halved(batch.slice(0, middle))
+    yield from _halved(batch.slice(middle))
 
 
 class Connected:
@@ -363,18 +415,20 @@ class Connected:
 
     def __init__(self, settings: ClientSettings) -> None:
         self.client = Client(settings)
-        self._facts: dict[str, tuple[float, int, int]] = {}
+        self._batch = ("", -1)
+        self._topics: dict[str, TopicFacts] = {}
 
-    def targets(self, topic: str, limit_bytes: int | None) -> list[Target]:
-        """The partitions of a topic, and how large a batch may be: the topic's own limit, or the option's."""
-        known = self._facts.get(topic)
-        if known is None or monotonic() - known[0] > TOPIC_FACTS_SECONDS:
-            known = self._facts[topic] = (monotonic(), *self.client.retrying(lambda: self._ask(topic)))
-        _, partitions, largest_bytes = known
-        largest_bytes = min(largest_bytes, limit_bytes or largest_bytes)
-        return [Target(topic, partition, largest_bytes) for partition in range(partitions)]
+    def topics_of(self, root: str, token: int) -> dict[str, TopicFacts]:
+        """What tasks of this batch learned in this process. What those of another learned may be true no more."""
+        if self._batch != (root, token):
+            self._batch, self._topics = (root, token), {}
+        return self._topics
 
-    def _ask(self, topic: str) -> tuple[int, int]:
+    def ask(self, topic: str) -> TopicFacts:
+        """What a topic is like now."""
+        return self.client.retrying(lambda: self._ask(topic))
+
+    def _ask(self, topic: str) -> TopicFacts:
         found = self.client.topics([topic]).get(topic)
         if found is None:
             raise NoSuchTopic(f"there is no topic {topic!r}; create it with as many partitions as it should have")
@@ -387,7 +441,8 @@ class Connected:
         )
         (told,) = self.client.ask(None, question, DescribeConfigsResponse).results
         values = [one.value for one in told.configs if one.name == LARGEST_BATCH]
-        return len(found.leaders), int(values[0] or 0) if values else KAFKA_LARGEST_BATCH_BYTES
+        largest_bytes = int(values[0] or 0) if values else KAFKA_LARGEST_BATCH_BYTES
+        return TopicFacts(found.id, len(found.leaders), largest_bytes)
 
 
 _connected: dict[tuple[int, ClientSettings], Connected] = {}

@@ -272,9 +272,14 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
             if unpack_size_and_key(buffer, start)[1] == PRODUCE:
                 return True
         logger.warning(
-            "%s announced a request of %d bytes%s; its connection is closed", self.peer, size, _what_it_speaks(size)
-        )
+            "%s%s announced a request of %d bytes%s; its connection is closed",
+            self.peer, _client_named(buffer[start + 4 : end]), size, _what_it_speaks(size) or self._what_is_taken(size),
+        )  # fmt: skip
         return False
+
+    def _what_is_taken(self, size: int) -> str:
+        most = self._server.limits.request_bytes
+        return f", more than socket.request.max.bytes = {most}" if size > most else ""
 
     def _close_in_turn(self, end: int) -> int:
         """Takes nothing more and closes when all before it is answered. Returns `end`: no byte is left to handle."""
@@ -446,6 +451,15 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
     def abort(self) -> None:
         """Ends the connection now."""
         self._transport.abort()
+
+
+def _client_named(frame: memoryview) -> str:
+    """As far as the beginning of a request tells."""
+    try:
+        client_id = read_request_header(frame).client_id
+    except MalformedRequest:
+        return ""
+    return f", client {client_id!r}," if client_id else ""
 
 
 def _what_it_speaks(size: int) -> str:
