@@ -27,7 +27,9 @@ from service.groups.settings import GroupSettings
 from service.groups.states import ClassicState
 from service.groups.verdicts import Draft, Fault, Token
 
-DeadlineKind = Literal["session", "join", "initial", "sync", "rebalance", "regex", "rejoin", "resync", "offsets"]
+DeadlineKind = Literal[
+    "session", "join", "initial", "sync", "answers", "rebalance", "regex", "rejoin", "resync", "offsets"
+]
 DeadlineName = tuple[DeadlineKind, str, str]  # kind, group, member; the latter two may be empty
 
 EMPTY, PREPARING, COMPLETING, STABLE = (
@@ -36,6 +38,10 @@ EMPTY, PREPARING, COMPLETING, STABLE = (
     ClassicState.COMPLETING,
     ClassicState.STABLE,
 )
+
+
+# Parked requests that are answered in one turn of the loop: each answer wakes somebody who writes it.
+ANSWERED_AT_ONCE = 100
 
 
 class ClassicDecisions:
@@ -77,7 +83,7 @@ class ClassicDecisions:
             case ClassicState.PREPARING:
                 # Those who have rejoined count, not those who were members: the last to rejoin are left out if the
                 # limit was lowered meanwhile.
-                return (member is not None and member.awaiting_join is not None) or group.awaiting_join_count < limit
+                return (member is not None and member.awaiting_join is not None) or group.joined < limit
             case ClassicState.COMPLETING | ClassicState.STABLE:
                 return member is not None or len(group.members) < limit
 
@@ -165,7 +171,7 @@ class ClassicDecisions:
                 assignments = {each.member_id: each.assignment for each in group.members.values()}
                 draft.records.append(classic_group_record(group, assignments))
                 group.subscribed_topics = group.topics_of_members()
-                member.awaiting_join = None
+                group.take_join(member)
                 draft.answer(token, _resumed(group, member, ask, old_leader))
             case ClassicState.STABLE:
                 self._rebalance_or_complete(group, draft)
@@ -188,11 +194,13 @@ class ClassicDecisions:
         if group.state is COMPLETING:
             for member in group.members.values():
                 member.assignment = b""
-            self._answer_syncs(group, draft, Fault.REBALANCE_IN_PROGRESS)
         group.pending_syncs.clear()
         self._deadlines.cancel(("sync", group.group_id, ""))
         is_initial = group.state is EMPTY
+        must_answer = group.state is COMPLETING or group.unanswered
         group.move_to(PREPARING, draft.wall_ms)
+        if must_answer:
+            self._answer_all(group, draft)
         if is_initial:
             # The first members of a group usually come within moments of each other: wait, and rebalance once.
             delay_ms = self._settings.group_initial_rebalance_delay_ms
@@ -243,14 +251,42 @@ class ClassicDecisions:
         if group.state is EMPTY:
             draft.records.append(classic_group_record(group, {}))
             return
-        for member in group.members.values():
-            if member.awaiting_join is not None:
-                draft.answer(member.awaiting_join, _present_generation(group, member))
-                member.awaiting_join = None
+        group.pending_syncs = dict.fromkeys(group.members)
+        self._deadlines.set(("sync", group.group_id, ""), draft.now_ms + group.rebalance_timeout_ms)
+        self._answer_all(group, draft)
+
+    # Answering what is parked
+    # ------------------------------------------------------------------------------------------------
+
+    def _answer_all(self, group: ClassicGroup, draft: Draft) -> None:
+        """The parked requests of all members are answered as the group now stands, in turns if they are many."""
+        group.unanswered = list(group.members)
+        if group.leader in group.members:
+            group.unanswered.append(group.leader)  # it has most to do
+        self.answer_some(group, draft)
+
+    def answer_some(self, group: ClassicGroup, draft: Draft) -> None:
+        name: DeadlineName = ("answers", group.group_id, "")
+        self._deadlines.cancel(name)
+        for _ in range(min(ANSWERED_AT_ONCE, len(group.unanswered))):
+            member = group.members.get(group.unanswered.pop())
+            if member is not None:
+                self._answer(group, member, draft)
+        if group.unanswered:
+            self._deadlines.set(name, draft.now_ms)
+
+    def _answer(self, group: ClassicGroup, member: ClassicMember, draft: Draft) -> None:
+        """While the group prepares, parked joins wait on: who has not heard of the last generation joins the next."""
+        if group.state is not PREPARING:
+            if (join := group.take_join(member)) is not None:
+                draft.answer(join, _present_generation(group, member))
             member.is_new = False
             self._await_heartbeat(group, member, draft)
-            group.pending_syncs[member.member_id] = None
-        self._deadlines.set(("sync", group.group_id, ""), draft.now_ms + group.rebalance_timeout_ms)
+        if group.state is not COMPLETING and member.awaiting_sync is not None:
+            draft.answer(member.awaiting_sync, _assigned(group, member))
+            member.awaiting_sync = None
+            # While its request was parked here the member sent no heartbeats.
+            self._await_heartbeat(group, member, draft)
 
     def sync_deadline_over(self, group: ClassicGroup, draft: Draft) -> None:
         """Members that joined and never asked for their assignment hold partitions that nobody reads."""
@@ -271,7 +307,7 @@ class ClassicDecisions:
         member = group.members[ask.member_id]
         self._note_sync(group, member)
         if group.state is STABLE:
-            draft.answer(token, SyncReply(None, group.protocol_type, group.protocol_name, member.assignment))
+            draft.answer(token, _assigned(group, member))
             return
         if member.awaiting_sync is not None:  # from a connection that broke
             draft.answer(member.awaiting_sync, SyncReply(Fault.REBALANCE_IN_PROGRESS))
@@ -282,7 +318,7 @@ class ClassicDecisions:
                 each.assignment = assignments.get(each.member_id, b"")
             draft.records.append(classic_group_record(group, assignments))
             group.move_to(STABLE, draft.wall_ms)
-            self._answer_syncs(group, draft, None)
+            self._answer_all(group, draft)
 
     def _sync_fault(self, group: ClassicGroup, ask: SyncGroup) -> Fault | None:
         fault = group.member_fault(ask.member_id, ask.instance_id)
@@ -298,19 +334,6 @@ class ClassicDecisions:
         group.pending_syncs.pop(member.member_id, None)
         if not group.pending_syncs:
             self._deadlines.cancel(("sync", group.group_id, ""))
-
-    def _answer_syncs(self, group: ClassicGroup, draft: Draft, fault: Fault | None) -> None:
-        for member in group.members.values():
-            if member.awaiting_sync is None:
-                continue
-            if fault is None:
-                reply = SyncReply(None, group.protocol_type, group.protocol_name, member.assignment)
-            else:
-                reply = SyncReply(fault)
-            draft.answer(member.awaiting_sync, reply)
-            member.awaiting_sync = None
-            # While its request was parked here the member sent no heartbeats.
-            self._await_heartbeat(group, member, draft)
 
     # Heartbeats, leaving, silence
     # ----------------------------------------------------------------------------------------
@@ -399,7 +422,7 @@ class ClassicDecisions:
     def forget(self, group: ClassicGroup) -> None:
         """Call off all that was to happen to a group that goes."""
         self._initial_remaining_ms.pop(group.group_id, None)
-        kinds: tuple[DeadlineKind, ...] = ("join", "initial", "sync")
+        kinds: tuple[DeadlineKind, ...] = ("join", "initial", "sync", "answers")
         for kind in kinds:
             self._deadlines.cancel((kind, group.group_id, ""))
         for member_id in (*group.members, *group.pending_joins):
@@ -408,11 +431,17 @@ class ClassicDecisions:
     def dismiss(self, group: ClassicGroup, draft: Draft) -> None:
         """Send everyone who waits to join again: the group changes its protocol under them."""
         for member in group.members.values():
-            if member.awaiting_join is not None:
-                draft.answer(member.awaiting_join, JoinReply(member.member_id, Fault.REBALANCE_IN_PROGRESS))
+            if (join := group.take_join(member)) is not None:
+                draft.answer(join, JoinReply(member.member_id, Fault.REBALANCE_IN_PROGRESS))
             if member.awaiting_sync is not None:
                 draft.answer(member.awaiting_sync, SyncReply(Fault.REBALANCE_IN_PROGRESS))
-            member.awaiting_join = member.awaiting_sync = None
+            member.awaiting_sync = None
+
+
+def _assigned(group: ClassicGroup, member: ClassicMember) -> SyncReply:
+    if group.state is not STABLE:
+        return SyncReply(Fault.REBALANCE_IN_PROGRESS)
+    return SyncReply(None, group.protocol_type, group.protocol_name, member.assignment)
 
 
 def _present_generation(group: ClassicGroup, member: ClassicMember, *, as_follower: bool = False) -> JoinReply:

@@ -3,7 +3,8 @@
 Holds no clock and decides nothing about rebalances (classic_decisions.py does). The durable part is what its stored
 record says; everything else here dies with the coordinator and is rebuilt by `from_stored`.
 Invariants: `static_members` maps exactly the members with an instance id; the leader, if any, is a member or None;
-a member that awaits a join holds the token of its last JoinGroup.
+a member that awaits a join holds the token of its last JoinGroup; `joined` and `preferences` count what a walk over the
+members would, so that a join costs the same however many have come before.
 """
 
 from collections.abc import Sequence
@@ -29,8 +30,12 @@ class ClassicMember:
     protocols: Protocols
     assignment: bytes = b""
     is_new: bool = False  # has not had an answer to its first JoinGroup: it can't send heartbeats yet
-    awaiting_join: Token | None = None
+    awaiting_join: Token | None = None  # written by the group, which counts
     awaiting_sync: Token | None = None
+
+    @property
+    def preference(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.protocols)
 
     def metadata(self, protocol_name: str) -> bytes:
         """What it says for the protocol that the group has chosen, which all members of the generation support."""
@@ -56,6 +61,13 @@ class ClassicGroup:
     static_members: dict[str, str] = field(default_factory=dict)
     pending_joins: dict[str, None] = field(default_factory=dict)  # ids given out with MEMBER_ID_REQUIRED
     pending_syncs: dict[str, None] = field(default_factory=dict)
+    preferences: dict[tuple[str, ...], int] = field(
+        default_factory=dict
+    )  # protocols by name -> members that list them so
+    joined: int = 0  # members that await a join
+    unanswered: list[str] = field(
+        default_factory=list
+    )  # members whose parked requests have an answer, the next one last
     new_member_added: bool = False  # since the initial delay was last prolonged
     subscribed_topics: frozenset[str] | None = None  # None: not known
 
@@ -104,12 +116,8 @@ class ClassicGroup:
         return self.protocol_type is None and not self.members and not self.pending_joins
 
     @property
-    def awaiting_join_count(self) -> int:
-        return sum(1 for member in self.members.values() if member.awaiting_join is not None)
-
-    @property
     def all_joined(self) -> bool:
-        return not self.pending_joins and all(member.awaiting_join is not None for member in self.members.values())
+        return not self.pending_joins and self.joined == len(self.members)
 
     @property
     def rebalance_timeout_ms(self) -> int:
@@ -134,16 +142,14 @@ class ClassicGroup:
         """Whether a member with these protocols can take part: some protocol must remain that all support."""
         if self.state is ClassicState.EMPTY:
             return bool(protocol_type) and bool(protocols)
-        return self.protocol_type == protocol_type and any(
-            self._supporters(name) == len(self.members) for name in dict(protocols)
-        )
+        return self.protocol_type == protocol_type and any(self._all_support(name) for name, _ in protocols)
 
     def select_protocol(self) -> str:
         """The protocol with the most votes; each member votes for the first of its own that all support."""
         votes: dict[str, int] = {}
-        for member in self.members.values():
-            vote = next(name for name, _ in member.protocols if self._supporters(name) == len(self.members))
-            votes[vote] = votes.get(vote, 0) + 1
+        for names, members in self.preferences.items():
+            vote = next(name for name in names if self._all_support(name))
+            votes[vote] = votes.get(vote, 0) + members
         return max(votes, key=lambda name: votes[name])
 
     def joined_members(self) -> tuple[JoinedMember, ...]:
@@ -162,15 +168,16 @@ class ClassicGroup:
         if self.protocol_name is None:
             return None
         topics: set[str] = set()
-        for member in self.members.values():
-            names = subscribed_topics(member.metadata(self.protocol_name))
+        # Most say the same, and reading costs more than comparing.
+        for metadata in {member.metadata(self.protocol_name): None for member in self.members.values()}:
+            names = subscribed_topics(metadata)
             if names is None:
                 return None
             topics.update(names)
         return frozenset(topics)
 
-    def _supporters(self, protocol_name: str) -> int:
-        return sum(1 for member in self.members.values() if any(name == protocol_name for name, _ in member.protocols))
+    def _all_support(self, protocol_name: str) -> bool:
+        return all(protocol_name in names for names in self.preferences)
 
     def facts(self) -> object:
         """What the group's record tells while it is Stable or Empty, and what follows from that."""
@@ -205,26 +212,40 @@ class ClassicGroup:
         if self.leader is None:
             self.leader = member.member_id
         self.members[member.member_id] = member
+        self._count(member, 1)
         self.pending_joins.pop(member.member_id, None)
+
+    def _count(self, member: ClassicMember, by: int) -> None:
+        names = member.preference
+        self.preferences[names] = self.preferences.get(names, 0) + by
+        if not self.preferences[names]:
+            del self.preferences[names]
+        if member.awaiting_join is not None:
+            self.joined += by
 
     def remove(self, member_id: str) -> None:
         member = self.members.pop(member_id, None)
-        if member is not None and member.instance_id is not None:
-            del self.static_members[member.instance_id]
+        if member is not None:
+            self._count(member, -1)
+            if member.instance_id is not None:
+                del self.static_members[member.instance_id]
         if self.leader == member_id:
             self.leader = next(iter(self.members), None)
         self.pending_joins.pop(member_id, None)
         self.pending_syncs.pop(member_id, None)
 
     def update(self, member: ClassicMember, ask: JoinGroup, token: Token | None) -> None:
+        self._count(member, -1)
         member.protocols = ask.protocols
         member.rebalance_timeout_ms = ask.rebalance_timeout_ms
         member.session_timeout_ms = ask.session_timeout_ms
         member.awaiting_join = token
+        self._count(member, 1)
 
     def replace_static(self, instance_id: str, old_id: str, new_id: str) -> ClassicMember:
         """The member of this instance under its new id; its place in the order of members is the last."""
         old = self.members.pop(old_id)
+        self._count(old, -1)
         new = ClassicMember(
             new_id,
             instance_id,
@@ -236,11 +257,18 @@ class ClassicGroup:
             old.assignment,
         )
         self.members[new_id] = new
+        self._count(new, 1)
         self.pending_syncs.pop(old_id, None)
         self.static_members[instance_id] = new_id
         if self.leader == old_id:
             self.leader = new_id
         return new
+
+    def take_join(self, member: ClassicMember) -> Token | None:
+        """The token of its parked JoinGroup, which is to be answered now."""
+        token, member.awaiting_join = member.awaiting_join, None
+        self.joined -= token is not None
+        return token
 
     def elect_joined_leader(self) -> bool:
         """See that the leader is one that has rejoined; False when nobody has."""

@@ -101,7 +101,7 @@ EXPIRY: DeadlineName = ("offsets", "", "")
 # A turn of the loop is for everybody: one call of `expire` ends this many members' sessions, or does one piece of what
 # is done in pieces, and is due again at once.
 DUE_AT_ONCE = 100
-IN_TURNS: tuple[DeadlineKind, ...] = ("regex", "offsets")
+IN_TURNS: tuple[DeadlineKind, ...] = ("answers", "regex", "offsets")
 
 
 class GroupCoordinator:
@@ -148,7 +148,7 @@ class GroupCoordinator:
                 self._deadlines.set(name, now_ms + FAILED_AGAIN_MS)  # a deadline that raises is not forgotten
                 raise
             # What follows from records can be decided only once they are applied.
-            if draft.records or name[0] in IN_TURNS:
+            if draft.records or len(draft.answers) >= DUE_AT_ONCE or name[0] in IN_TURNS:
                 break
         return draft.seal()
 
@@ -413,6 +413,8 @@ class GroupCoordinator:
                 self._classic.complete_join(group, draft)
             case "sync":
                 self._classic.sync_deadline_over(group, draft)
+            case "answers":
+                self._classic.answer_some(group, draft)
 
     def _consumer_due(self, kind: str, group: ConsumerGroup, member_id: str, draft: Draft) -> None:
         if kind == "regex":

@@ -98,6 +98,7 @@ class Driver:
     log: list[Entry] = field(default_factory=list)
     answers: dict[object, Any] = field(default_factory=dict)
     tokens: int = 0
+    most_answers: int = 0  # of one decision
 
     def __post_init__(self) -> None:
         self.machine = GroupCoordinator(self.settings, self.topics, lambda: self.now_ms + self.wall_ahead_ms)
@@ -122,6 +123,7 @@ class Driver:
             self.log.append(Entry(decision.records, decision.producer_id))
             if len(self.log) <= REPLAYED_AT_EVERY_STEP:
                 self.check_replay()
+        self.most_answers = max(self.most_answers, len(decision.answers))
         for token, reply in decision.answers:
             assert token not in self.answers, "answered twice"
             self.answers[token] = reply
@@ -354,6 +356,15 @@ class Driver:
             facts = self.topics.by_id(topic_id)
             named[facts.name if facts is not None else "gone"] = list(partitions)
         return named
+
+
+class Unwalked(dict[str, Any]):
+    """Members that may be looked up, one by one."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("all members were walked over")
+
+    keys = values = items = copy = __iter__
 
 
 def assigned_at_once(group_id: str) -> ConsumerTimes:

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from service.groups.classic_decisions import ANSWERED_AT_ONCE
 from service.groups.commands import JoinReply, LeavingMember
 from service.groups.settings import GroupSettings
 from service.groups.verdicts import Fault
-from tests.service.groups.driver import PENDING, Driver, assignment, subscription
+from tests.service.groups.driver import PENDING, Driver, Unwalked, assignment, subscription
 
 
 @pytest.fixture
@@ -197,6 +198,42 @@ def test_a_new_member_that_waits_too_long_for_its_first_generation_is_dropped() 
     token = driver.start_join(member=driver.member_id())
     driver.wait(5_000)
     assert driver.answers[token].fault is Fault.UNKNOWN_MEMBER_ID
+
+
+def test_a_join_costs_the_same_however_many_have_come_before(driver: Driver) -> None:
+    driver.stable_group(members=3)
+    driver.join(member=driver.member_id())
+    group = driver.machine._groups["g"]
+    group.members = Unwalked(group.members)
+    assert driver.join(member=driver.member_id()) == PENDING
+    assert driver.join(instance_id="i") == PENDING
+    assert driver.join(instance_id="i") == PENDING
+
+
+def test_a_large_group_is_answered_in_turns(driver: Driver) -> None:
+    tokens = [driver.start_join(member=driver.member_id()) for _ in range(250)]
+    driver.wait(6_000)
+    replies = [driver.answers[token] for token in tokens]
+    leader = next(reply for reply in replies if reply.member_id == reply.leader)
+    followers = [driver.ask_sync_later(reply) for reply in replies if reply is not leader]
+    driver.sync(leader, assignments={reply.member_id: b"mine" for reply in replies})
+    driver.wait(0)
+    assert [driver.answers[token].assignment for token in followers] == [b"mine"] * 249
+    assert driver.most_answers == ANSWERED_AT_ONCE
+
+
+def test_those_who_have_not_heard_of_a_generation_when_it_ends_join_the_next(driver: Driver) -> None:
+    tokens = [driver.start_join(member=driver.member_id()) for _ in range(250)]
+    driver.wait(5_999)
+    driver.now_ms += 1
+    driver.take(driver.machine.expire(driver.now_ms))
+    first = [token for token in tokens if token in driver.answers]
+    assert len(first) == ANSWERED_AT_ONCE
+    driver.leave(driver.answers[first[0]].member_id)
+    for token in first[1:]:
+        tokens.append(driver.start_join(member=driver.answers[token].member_id))
+    driver.wait(0)
+    assert {driver.answers[token].generation for token in tokens if token not in first} == {2}
 
 
 # Syncing

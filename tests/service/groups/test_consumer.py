@@ -10,7 +10,7 @@ from service.groups.consumer_group import ConsumerGroup
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.states import MemberState
 from service.groups.verdicts import Fault
-from tests.service.groups.driver import Driver, Topics, assigned_at_once
+from tests.service.groups.driver import Driver, Topics, Unwalked, assigned_at_once
 
 ALL = [0, 1, 2, 3]
 
@@ -305,15 +305,6 @@ def test_expressions_that_take_long_are_resolved_in_turns(driver: Driver) -> Non
     settle(driver, "a", "b")
     facts = {member.member_id: member for member in driver.consumer().members}
     assert [len(facts[member].assigned) for member in "ab"] == [0, 300]
-
-
-class Unwalked(dict[str, Any]):
-    """Members that may be looked up, one by one."""
-
-    def __iter__(self) -> Any:
-        raise AssertionError("all members were walked over")
-
-    keys = values = items = copy = __iter__
 
 
 def test_a_heartbeat_that_changes_nothing_looks_at_no_other_member(driver: Driver) -> None:
