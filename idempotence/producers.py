@@ -250,6 +250,11 @@ class ProducerStates:
             return CoordinatorFenced(coordinator_epoch, current_coordinator_epoch)
         return ACCEPTED
 
+    def coordinator_epoch(self, producer_id: int) -> int:
+        """The latest that ended a transaction of this producer here; -1: none, or nobody knows."""
+        entry = self._producers.get(producer_id)
+        return NO_EPOCH if entry is None else int(_COORDINATOR_EPOCH.unpack_from(entry)[1])
+
     # -- verification with the coordinator
 
     def start_verification(

@@ -1,10 +1,13 @@
 """WriteTxnMarkers, versions 1 and 2 (2: the transaction version): a coordinator, or an operator's tool, ends
 transactions in partitions that this broker leads.
+
+A coordinator epoch that no coordinator has reached is refused with UNKNOWN_LEADER_EPOCH, to be tried again: this broker
+may not have heard of it yet. Kafka takes any.
 """
 
 import asyncio
 
-from log.ids import TopicPartition
+from log.ids import NO_EPOCH, TopicPartition
 from service.api.produce import committed_or_error
 from service.broker.node import Broker
 from service.broker.session import Session
@@ -41,6 +44,11 @@ async def _write(broker: Broker, marker: WritableTxnMarker) -> WritableTxnMarker
 
 
 async def _write_one(broker: Broker, marker: WritableTxnMarker, topic_partition: TopicPartition) -> ErrorCode:
+    partition = broker.partitions.get(topic_partition)
+    obeyed = partition.producers.coordinator_epoch(marker.producer_id) if partition is not None else NO_EPOCH
+    if marker.coordinator_epoch > max(obeyed, broker.internal_topics.latest_coordinator_epoch):
+        # The partition would obey no coordinator any more.
+        return ErrorCode.UNKNOWN_LEADER_EPOCH
     written = broker.marker_writer.write(
         topic_partition,
         producer_id=marker.producer_id,

@@ -56,6 +56,12 @@ class InternalTopics:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return Address(broker.id, endpoint.host, endpoint.port)
 
+    @property
+    def latest_coordinator_epoch(self) -> int:
+        """The highest leader epoch of any transaction coordinator; while there is none, 0: the first one's."""
+        topic = self._metadata.image.topics.get(TRANSACTION_TOPIC)
+        return 0 if topic is None else max(state.leader_epoch for state in topic.partitions.values())
+
     def _make(self, name: str) -> None:
         if name not in self._being_made:
             self._being_made.add(name)

@@ -14,13 +14,14 @@ import asyncio
 import logging
 
 from log.control import ControlType
-from log.ids import TopicPartition
+from log.ids import NO_EPOCH, TopicPartition
 from service.broker.coordinators import Coordinators
 from service.broker.internal_topics import GROUP_TOPIC
 from service.broker.partition import Appended, Partition, PartitionLost
 from service.broker.partition_table import PartitionTable
 from service.broker.shard import CoordinatorLoading, NotCoordinator
-from service.cluster.metadata import ClusterMetadata
+from service.cluster.controller import RaiseLeaderEpoch, Refusal
+from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.groups.coordinator import GroupCoordinator
 from service.ports import Env
 from service.wire.error_codes import ErrorCode
@@ -31,6 +32,8 @@ from txn.markers import SendMarkers
 logger = logging.getLogger("oncelog.transactions")
 
 RETRY_S = 0.1
+LONGEST_RETRY_S = 2.0
+"""Each wait is twice as long as the one before, up to this."""
 
 
 class MarkerWriter:
@@ -40,6 +43,9 @@ class MarkerWriter:
         self._partitions = partitions
         self._groups = groups
         self._env = env
+
+    def partition(self, topic_partition: TopicPartition) -> Partition | None:
+        return self._partitions.get(topic_partition)
 
     def write(
         self,
@@ -117,7 +123,8 @@ class MarkerCourier:
         where the producer has gone on: a marker of this epoch or a later one ended its transaction there.
 
         A partition that heard of a later coordinator is asked again. If there is one, this one stops leading, and stops
-        then; until it does, nobody may say that the marker is there: the transaction would be torn.
+        then; if there is none, this one goes on in its epoch. Until then nobody may say that the marker is there: the
+        transaction would be torn.
         """
         if error is ErrorCode.INVALID_PRODUCER_EPOCH:
             logger.warning("%s needs no marker any more: its producer is in a later epoch", topic_partition)
@@ -133,6 +140,7 @@ class MarkerCourier:
         uncommitted: list[tuple[Partition, Appended]],
     ) -> None:
         """Until every partition has its marker, or somebody else coordinates."""
+        delay_s = RETRY_S
         while True:
             lost = await self._lost(uncommitted)
             done = tuple(partition for partition in markers.partitions if partition not in (*left, *lost))
@@ -141,10 +149,40 @@ class MarkerCourier:
             left = (*left, *lost)
             if not left:
                 return
-            await asyncio.sleep(RETRY_S)
+            await self._catch_up(coordinator, epoch, left, markers.producer_id)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, LONGEST_RETRY_S)
             if coordinator.leader_epoch != epoch or coordinator.replicas is None:
                 return  # whoever coordinates now derives what is owed from the log
             left, uncommitted = self._write(markers, left, epoch)
+
+    async def _catch_up(
+        self, coordinator: Partition, epoch: int, left: tuple[TopicPartition, ...], producer_id: int
+    ) -> None:
+        """Lead in the latest coordinator epoch that a partition has heard of, should it be above this one's: a marker
+        sent by hand may have named it. The shard is loaded again in the new epoch, and sends what is owed then.
+        """
+        partitions = (self._writer.partition(topic_partition) for topic_partition in left)
+        heard_of = (one.producers.coordinator_epoch(producer_id) for one in partitions if one is not None)
+        latest = max(heard_of, default=NO_EPOCH)
+        if latest <= epoch or coordinator.leader_epoch != epoch or coordinator.replicas is None:
+            return
+        raised: int | Refusal
+        try:
+            command = RaiseLeaderEpoch(coordinator.topic_partition, self._metadata.broker_id, latest)
+            raised = await self._metadata.execute(command)
+        except MetadataLost as lost:
+            raised = Refusal(lost.error, str(lost))
+        if isinstance(raised, Refusal):
+            logger.error(
+                "%s leads in epoch %d, but the partitions of a transaction obey epoch %d: %s",
+                *(coordinator.topic_partition, epoch, latest, raised.message or raised.error.name),
+            )
+        else:
+            logger.warning(
+                "%s led in epoch %d, but the partitions of a transaction obey epoch %d: it leads in epoch %d now",
+                *(coordinator.topic_partition, epoch, latest, raised),
+            )
 
     @staticmethod
     async def _lost(uncommitted: list[tuple[Partition, Appended]]) -> tuple[TopicPartition, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from idempotence.producer_ids import ProducerIdBlock, next_block
-from log.ids import TopicId
+from log.ids import TopicId, TopicPartition
 from service.cluster.election import elect
 from service.cluster.image import (
     ABSENT,
@@ -40,6 +40,8 @@ from service.wire.error_codes import ErrorCode
 
 Reply_co = TypeVar("Reply_co", covariant=True)
 
+LAST_EPOCH_TO_JUMP_TO = 2**31 - 1 - 2**20
+"""Leader epochs end at 2^31 - 1: so many are left for elections."""
 FINALIZED_FEATURES = {"group.version": 1, "transaction.version": 2}
 """The levels a new cluster begins with: the consumer group protocol, and transactions whose epoch moves with each of
 them.
@@ -230,6 +232,29 @@ class AlterPartition:
             if broker is None or broker.epoch != epoch:
                 return Refusal(ErrorCode.INELIGIBLE_REPLICA)
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseLeaderEpoch:
+    """A leader has met what it must obey: an epoch above its own. It leads on, in that one at least. The reply is the
+    leader epoch that holds then.
+    """
+
+    partition: TopicPartition
+    broker_id: int
+    at_least: int
+
+    def decide(self, image: Image, *, retried: bool) -> Decision[int | Refusal]:
+        topic = image.topics.get(self.partition.topic)
+        state = topic.partitions.get(self.partition.partition) if topic is not None else None
+        if topic is None or state is None or state.leader != self.broker_id:
+            return Decision(Refusal(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        if self.at_least > LAST_EPOCH_TO_JUMP_TO:
+            return Decision(Refusal(ErrorCode.INVALID_REQUEST, f"There is no room above leader epoch {self.at_least}."))
+        if state.leader_epoch >= self.at_least:
+            return Decision(state.leader_epoch)
+        new = state._replace(leader_epoch=self.at_least)
+        return Decision(self.at_least, (changed(topic.id, self.partition.partition, state, new),))
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,8 +232,9 @@ async def test_markers_that_come_too_late(port: int, topic: str, name: str) -> N
             code: int = answer.markers[0].topics[0].partitions[0].error_code
             return code
 
-        assert await marker(first_epoch, 100) == FENCED_BEFORE
-        assert await marker(writer.epoch, 100) == FENCED_BEFORE, "the marker that began this epoch, once more"
+        assert await marker(first_epoch, 0) == FENCED_BEFORE
+        assert await marker(writer.epoch, 0) == FENCED_BEFORE, "the marker that began this epoch, once more"
+        assert await marker(writer.epoch + 1, 2**31 - 1) == ErrorCode.UNKNOWN_LEADER_EPOCH
         assert await marker(writer.epoch + 1, -1) in (ErrorCode.TRANSACTION_COORDINATOR_FENCED, FENCED_BEFORE)
         await writer.commit()
         assert (await settled(client, topic)).committed == ["first", "second"]

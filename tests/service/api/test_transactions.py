@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from log.control import ControlType
 from log.ids import TopicPartition
 from service.broker.partition import Partition
 from service.wire.error_codes import ErrorCode
@@ -367,34 +368,59 @@ def test_a_hanging_transaction_can_be_broken_open(tmp_path: Path) -> None:
     on_txn_stage(tmp_path, scene)
 
 
-@rule("B.6", "a marker that a partition refuses for a later coordinator's sake is owed still: nothing is complete")
-def test_a_fenced_coordinator_completes_nothing(tmp_path: Path) -> None:
+@rule(
+    "B.6", "a marker with an epoch that no coordinator has reached is refused: the partition would obey none any more"
+)
+def test_a_marker_of_a_coordinator_that_never_was_is_refused(tmp_path: Path) -> None:
+    """Kafka takes it, and leaves every later transaction of the producer prepared for ever."""
+
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        await writer.init()
+        where = [WritableTxnMarkerTopic("orders", [0])]
+        for epoch in (1, 2**31 - 1):
+            forged = WritableTxnMarker(writer.producer_id, writer.epoch, False, where, epoch, 0)
+            answer = await stage.ask(WriteTxnMarkersRequest([forged]))
+            assert answer.markers[0].topics[0].partitions[0].error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
+        await writer.write("orders", "a")
+        await writer.end(commit=True)
+        await until(lambda: not open_transactions(stage))
+        assert await values(stage, "orders") == ["a"]
+
+    on_txn_stage(tmp_path, scene)
+
+
+@rule(
+    "B.6",
+    "a partition that obeys a later coordinator epoch is owed its marker still, and its coordinator goes on there",
+)
+def test_a_coordinator_takes_up_a_later_epoch_that_it_meets(tmp_path: Path) -> None:
     """Kafka gives such a marker up, and leaves its transaction prepared until the coordinator moves."""
 
     async def scene(stage: TxnStage) -> None:
-        def owed() -> tuple[str, list[int]]:
-            described = stage.broker.transactions.shard("pay").machine.describe("pay")
-            assert described is not None
-            return described.txn.state.label, [index for _, index in described.partitions]
-
         writer = Writer(stage, "pay")
         await writer.init()
-        later = WritableTxnMarker(writer.producer_id, writer.epoch, False, [WritableTxnMarkerTopic("orders", [0])], 7)
-        await stage.ask(WriteTxnMarkersRequest([later]), 1)
+        partition = stage.broker.partitions.get(TopicPartition("orders", 0))
+        assert partition is not None
+        partition.append_marker(
+            ControlType.ABORT,
+            producer_id=writer.producer_id,
+            producer_epoch=writer.epoch,
+            coordinator_epoch=7,
+            transaction_version=0,
+            now_ms=stage.broker.env.clock.wall_ms(),
+        )
         await writer.write("orders", "a", partition=0)
         await writer.write("orders", "b", partition=1)
-        await writer.end(commit=True)
-        await until(lambda: owed() != ("PrepareCommit", [0, 1]))
-        assert owed() == ("PrepareCommit", [0])
-        assert [await values(stage, "orders", partition=index) for index in (0, 1)] == [[], ["b"]]
-
         coordinator = stage.broker.transactions.shard("pay").partition
-        me = stage.broker.node_id
-        coordinator.lead(8, me, (me,), (me,), fsync=False)
-        stage.broker.transactions.led(coordinator)
+        assert coordinator.leader_epoch == 0
+        await writer.end(commit=True)
+        await until(lambda: coordinator.leader_epoch == 7)
         await until(lambda: not open_transactions(stage))
-        await until(lambda: owed() == ("CompleteCommit", []))
         assert [await values(stage, "orders", partition=index) for index in (0, 1)] == [["a"], ["b"]]
+        state = stage.broker.image.partition(coordinator.topic_partition)
+        assert state is not None
+        assert state.leader_epoch == 7
 
     on_txn_stage(tmp_path, scene)
 

@@ -11,6 +11,7 @@ from service.cluster.controller import (
     AllocateProducerIds,
     AlterPartition,
     FoundCluster,
+    RaiseLeaderEpoch,
     Refusal,
     RegisterBroker,
     RemoveFromLeadership,
@@ -241,3 +242,14 @@ def test_a_claim_in_doubt_is_made_again_one_epoch_up() -> None:
     world.commit(claim(world.image, broker_id=1, session=session), session=session)
     world.commit(claim(world.image, broker_id=1, session=session), session=session)
     assert (world.image.controller_id, world.image.controller_epoch.value) == (1, 2)
+
+
+def test_a_leader_leads_on_in_a_later_epoch() -> None:
+    world, _ = three_replicas()
+    assert world.run(RaiseLeaderEpoch(ORDERS, 1, 7)) == 7
+    assert state_of(world) == PartitionState((1, 2, 3), (1, 2, 3), 1, 7, 1)
+    assert world.run(RaiseLeaderEpoch(ORDERS, 1, 5)) == 7, "it never goes back"
+    assert state_of(world).partition_epoch == 1
+    assert world.run(RaiseLeaderEpoch(ORDERS, 2, 9)) == Refusal(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    assert world.run(RaiseLeaderEpoch(TopicPartition("gone", 0), 1, 9)) == Refusal(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    assert isinstance(world.run(RaiseLeaderEpoch(ORDERS, 1, 2**31 - 1)), Refusal), "elections need room above"
