@@ -141,6 +141,18 @@ class Transaction:
     completed: float = NEVER
     outcome: Outcome = Outcome.FAILED
     committed_asked: bool = False
+    many_writers: bool = False  # each in an order of its own
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTold:
+    """Somebody was told which token of a root was decided last, and by which attempt."""
+
+    root: str
+    token: int
+    by: str
+    invoked: float
+    completed: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +281,7 @@ class History:
     listed: list[Listed] = field(default_factory=list)
     transactions: list[Transaction] = field(default_factory=list)
     owned: list[Owned] = field(default_factory=list)
+    tokens_told: list[TokenTold] = field(default_factory=list)
     committed_reads: list[CommittedRead] = field(default_factory=list)
     reborn: list[Reborn] = field(default_factory=list)
     reborn_writes: list[RebornWrite] = field(default_factory=list)

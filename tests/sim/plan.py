@@ -97,6 +97,7 @@ def _add_transactions(plan: Plan, chance: random.Random) -> None:
     )
     plan.settings |= {
         "transaction.state.log.num.partitions": str(chance.choice((1, 2))),
+        "transaction.two.phase.commit.enable": "true",
     }
     if plan.durability == "os":
         kept = tuple(kind for kind in plan.kinds if kind not in COSTS_MEMORY)

@@ -31,6 +31,7 @@ from service.stores.memory import Faults as StoreFaults
 from service.stores.memory import MemoryServer, MemorySession, MemoryStore
 from tests.sim.admin_checkers import ADMIN_CHECKERS
 from tests.sim.administration import Recreator, Tinkerer
+from tests.sim.branches import Driver, Preparer
 from tests.sim.checkers import CHECKERS, LATEST, Violation, judge
 from tests.sim.disk import SimDisk
 from tests.sim.env import SimEnv
@@ -86,7 +87,8 @@ def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 def transactional_actors(clients: Clients) -> list[Actor]:
     """Two ids with two contenders each, one of them transforming input; an idempotent producer; a committed reader;
-    and somebody who delivers what they send late and again.
+    two drivers of branches; one who prepares what others decide; and somebody who delivers what they send late and
+    again.
     """
     postman = Postman(clients, "postman")
 
@@ -100,6 +102,9 @@ def transactional_actors(clients: Clients) -> list[Actor]:
         contender("feeder2", "feeds", transforms=False, patience=8.0),
         IdempotentWriter(clients, "idempotent"),
         CommittedReader(clients, "committed reader"),
+        Driver(clients, "driver1", postman),
+        Driver(clients, "driver2", postman),
+        Preparer(clients, "preparer", postman),
         postman,
     ]
 

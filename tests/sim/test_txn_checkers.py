@@ -8,7 +8,18 @@ import pytest
 
 from log.ids import TopicPartition
 from tests.sim.checkers import judge
-from tests.sim.history import CommittedRead, FinalLog, Held, History, Outcome, Owned, Record, Topic, Transaction
+from tests.sim.history import (
+    CommittedRead,
+    FinalLog,
+    Held,
+    History,
+    Outcome,
+    Owned,
+    Record,
+    TokenTold,
+    Topic,
+    Transaction,
+)
 from tests.sim.txn_checkers import TXN_CHECKERS, cycles
 
 INPUT, OUTPUT = "input", "output"
@@ -234,6 +245,20 @@ def consume_in_a_circle(history: History) -> None:
         taker.consumed = {partition: (offset, offset + 1)}
 
 
+def count_two_attempts_at_one_token(history: History) -> None:
+    first, second = [txn for txn in history.transactions if txn.outcome is Outcome.OK][:2]
+    for txn in (first, second):
+        txn.transactional_id, txn.many_writers = "root::7", True
+
+
+def tell_two_deciders(history: History) -> None:
+    history.tokens_told += [TokenTold("root", 7, "a", 1.0, 2.0), TokenTold("root", 7, "b", 3.0, 4.0)]
+
+
+def forget_a_decision(history: History) -> None:
+    history.tokens_told += [TokenTold("root", 7, "a", 1.0, 2.0), TokenTold("root", 6, "b", 3.0, 4.0)]
+
+
 DAMAGES: dict[Callable[[History], None], str] = {
     lose_a_value_of_a_committed_transaction: "AllOrNothing",
     show_a_value_of_an_aborted_transaction: "AllOrNothing",
@@ -252,6 +277,9 @@ DAMAGES: dict[Callable[[History], None], str] = {
     skip_input: "InputIsProcessedOnce",
     commit_after_being_fenced: "OneOwnerPerTransactionalId",
     swap_two_transactions: "OrderOfTransactionsIsKept",
+    count_two_attempts_at_one_token: "ATokenIsDecidedOnce",
+    tell_two_deciders: "ATokenIsDecidedOnce",
+    forget_a_decision: "ATokenIsDecidedOnce",
     consume_in_a_circle: "InformationFlowsOneWay",
 }
 

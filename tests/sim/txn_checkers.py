@@ -209,12 +209,41 @@ class OrderOfTransactionsIsKept:
         for txn in sorted(history.transactions, key=lambda txn: txn.began):
             for partition, value in txn.values:
                 place = seen.get(value)
-                if place is None:
+                if place is None or txn.many_writers:
                     continue
                 before = last.get((txn.transactional_id, partition))
                 if before is not None and before[0] > place[1]:
                     yield f"{partition}: {value!r:.40} at {place[1]} was sent after {before[1]!r:.40} at {before[0]}"
                 last[txn.transactional_id, partition] = (place[1], value)
+
+
+class ATokenIsDecidedOnce:
+    """Of all attempts at one token at most one takes effect, everybody is told the same of it, and what was decided
+    last never falls back.
+    """
+
+    def check(self, history: History) -> Iterator[str]:
+        seen = visible(history)
+        counted: dict[str, int] = {}
+        for txn in history.transactions:
+            if txn.many_writers and txn.values and took_effect(txn, seen):
+                first = counted.setdefault(txn.transactional_id, txn.number)
+                if first != txn.number:
+                    yield f"{txn.transactional_id}: attempts {first} and {txn.number} both count"
+        by: dict[tuple[str, int], str] = {}
+        for told in history.tokens_told:
+            before = by.setdefault((told.root, told.token), told.by)
+            if told.by != before:
+                yield f"{told.root}: {told.token} was decided by {before!r}, and by {told.by!r} at {told.completed:.6f}"
+        newest = -1
+        answered = sorted(history.tokens_told, key=lambda told: told.completed)
+        position = 0
+        for told in sorted(history.tokens_told, key=lambda told: told.invoked):
+            while answered[position].completed < told.invoked:
+                newest = max(newest, answered[position].token)
+                position += 1
+            if told.token < newest:
+                yield f"{told.root}: {told.token} is the last at {told.completed:.6f}, {newest} had been before"
 
 
 class InformationFlowsOneWay:
@@ -276,5 +305,6 @@ TXN_CHECKERS: tuple[Checker, ...] = (
     InputIsProcessedOnce(),
     OneOwnerPerTransactionalId(),
     OrderOfTransactionsIsKept(),
+    ATokenIsDecidedOnce(),
     InformationFlowsOneWay(),
 )
