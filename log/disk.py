@@ -1,8 +1,12 @@
 """The port to the disk, and the real disk.
 
 What always holds:
-* An append is whole or did not happen. A failed write, fsync, rename or directory sync is a `DiskFault` and final: the
-  disk answers every later change with the same fault, because nobody knows what the platter holds. Reads go on.
+* An append is whole or did not happen.
+* A change that fails is a `DiskFault` and final: the disk answers every later change with the same fault, because
+  nobody knows what the platter holds. Reads go on.
+* Except what passes by itself (`DiskFault.passing`): an append, a new file or folder, or an atomic write that finds no
+  room or no descriptor is taken back whole; nothing has changed, and it may be tried again. A failed fsync never
+  passes, whatever it failed of: what it should have written may be gone.
 * `fsync`, `sync_dir` and `write_atomic` are awaited; they run in the one writer thread of the disk. All else is a
   plain call into the page cache.
 * Nothing is durable before the `fsync` of its file, and of its folder's names, has returned.
@@ -31,6 +35,8 @@ OPEN_FILES_MAX: Final = 1024
 SYNCS_AT_ONCE: Final = 4
 NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 """That the process, or the machine, has as many files and connections open as it may is no failure of the disk's."""
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+"""Nor is it one that the disk is full, or that its owner may not have more of it."""
 DESCRIPTOR_PATIENCE_S: Final = 10.0
 """So long a thread beside the loop waits for a descriptor."""
 TEMPORARY: Final = ".tmp"
@@ -39,7 +45,12 @@ DISCARDED: Final = ".discarded"
 
 
 class DiskFault(OSError):
-    """The disk failed. After a failed change it is final for this disk."""
+    """The disk failed. After a failed change it is final for this disk, unless it passes."""
+
+    @property
+    def passing(self) -> bool:
+        """Nothing was changed, and the same may succeed later."""
+        return self.errno in NO_ROOM or self.errno in NO_DESCRIPTORS
 
 
 class File(Protocol):
@@ -177,12 +188,22 @@ class RealFile:
         position = self.size
         wanted = sum(map(len, buffers))
         try:
-            if os.pwritev(descriptor, buffers, position) != wanted:
-                raise OSError(errno.ENOSPC, "not all bytes were taken")
+            written = os.pwritev(descriptor, buffers, position)
+            if written != wanted:
+                _write_rest(descriptor, memoryview(b"".join(buffers))[written:], position + written)
         except OSError as error:
-            raise self._disk.fail(error, self.path, undo=lambda: os.ftruncate(descriptor, position)) from error
+            raise self._taken_back(error, descriptor) from error
         self.size = position + wanted
         return position
+
+    def _taken_back(self, error: OSError, descriptor: int) -> DiskFault:
+        """Cut off what was written of an append that failed. What can't be cut off is no passing matter."""
+        try:
+            os.ftruncate(descriptor, self.size)
+        except OSError as second:
+            why = f"{error.strerror}, and the half-written bytes could not be cut off: {second.strerror}"
+            return self._disk.fail(OSError(errno.EIO, why), self.path)
+        return self._disk.fail(error, self.path)
 
     def pread(self, size: int, position: int) -> bytes:
         descriptor = self._descriptor if self._descriptor >= 0 else self._reopen()
@@ -203,7 +224,7 @@ class RealFile:
     async def fsync(self) -> None:
         self.pin()
         try:
-            await self._disk.in_syncers(self.path, os.fdatasync, self.fileno())
+            await self._disk.in_syncers(self.path, _sync, os.fdatasync, self.fileno())
         finally:
             self.unpin()
 
@@ -212,10 +233,10 @@ class RealFile:
         return self._descriptor if self._descriptor >= 0 else self._reopen()
 
     def pin(self) -> None:
-        with self._disk.lock:
-            self._pins += 1
         if self._descriptor < 0:
             self._reopen()  # now, while the name is still there
+        with self._disk.lock:
+            self._pins += 1
 
     def unpin(self) -> None:
         with self._disk.lock:
@@ -361,26 +382,31 @@ class RealDisk:
         self._change(path, lambda real: os.makedirs(real, exist_ok=True))
 
     def rename(self, source: str, target: str) -> None:
-        self._change(source, lambda real: os.replace(real, self._real(target)))
+        self._change(source, lambda real: os.replace(real, self._real(target)), room_matters=False)
 
     def unlink(self, path: str) -> None:
-        self._change(path, _unlink_if_there)
+        self._change(path, _unlink_if_there, room_matters=False)
 
     def discard(self, path: str) -> None:
-        self._change(path, self._hide)
+        self._change(path, self._hide, room_matters=False)
 
     def _hide(self, real_path: str) -> None:
         """Move it to where nobody looks, and have it removed there: that takes half a second a gigabyte."""
-        with self.lock:
-            if not self._discards:
-                os.makedirs(self._real(DISCARDED), exist_ok=True)
-                left = os.listdir(self._real(DISCARDED))
-                self._discards = max((int(name) for name in left if name.isdigit()), default=0)
-            self._discards += 1
-            hidden = self._real(f"{DISCARDED}/{self._discards}")
         try:
+            with self.lock:
+                if not self._discards:
+                    os.makedirs(self._real(DISCARDED), exist_ok=True)
+                    left = os.listdir(self._real(DISCARDED))
+                    self._discards = max((int(name) for name in left if name.isdigit()), default=0)
+                self._discards += 1
+                hidden = self._real(f"{DISCARDED}/{self._discards}")
             os.rename(real_path, hidden)
         except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            _remove(real_path)  # there is no room for another name even: then here and now, for it makes some
             return
         self._writer.submit(self._do, real_path, _remove, (hidden,))
 
@@ -390,11 +416,14 @@ class RealDisk:
                 path = f"{DISCARDED}/{name}"
                 self._writer.submit(self._do, path, _remove, (self._real(path),))
 
-    def _change(self, path: str, change: Callable[[str], None]) -> None:
+    def _change(self, path: str, change: Callable[[str], None], *, room_matters: bool = True) -> None:
+        """`room_matters`: it is tried again when there is room. Others can't be left undone half-way."""
         self.check()
         try:
             self._spared(lambda: change(self._real(path)))
         except OSError as error:
+            if error.errno in NO_ROOM and not room_matters:
+                error = OSError(errno.EIO, f"a name could not be changed: {error.strerror}")
             raise self.fail(error, path) from error
 
     # -- what is awaited
@@ -440,16 +469,11 @@ class RealDisk:
         if self.fault is not None:
             raise self.fault
 
-    def fail(self, error: OSError, path: str, *, undo: Callable[[], None] | None = None) -> DiskFault:
-        """Remember the first failure; every change after it meets the same one."""
+    def fail(self, error: OSError, path: str) -> DiskFault:
+        """Remember the first failure that does not pass; every change after it meets the same one."""
         fault = DiskFault(error.errno, error.strerror or str(error), path)
-        if self.fault is None:
+        if self.fault is None and not fault.passing:
             self.fault = fault
-        if undo is not None:
-            try:
-                undo()
-            except OSError as second:
-                fault.add_note(f"and the half-written bytes could not be cut off: {second}")
         return fault
 
     def close(self) -> None:
@@ -480,10 +504,29 @@ def _remove(real_path: str) -> None:
         _unlink_if_there(real_path)
 
 
+def _write_rest(descriptor: int, rest: memoryview, position: int) -> None:
+    """After a write that took less than it was given: the next one takes more, or says why not."""
+    while rest:
+        written = os.pwrite(descriptor, rest, position)
+        if not written:
+            raise OSError(errno.ENOSPC, "not all bytes were taken")
+        rest, position = rest[written:], position + written
+
+
+def _sync(sync: Callable[[int], None], descriptor: int) -> None:
+    """A file system that finds its room only now has lost what it had taken."""
+    try:
+        sync(descriptor)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise OSError(errno.EIO, f"what was written could not be made durable: {error.strerror}") from error
+        raise
+
+
 def _sync_dir(real_path: str) -> None:
     descriptor = os.open(real_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        _sync(os.fsync, descriptor)
     finally:
         os.close(descriptor)
 
@@ -492,18 +535,26 @@ def _sync_file_system(real_path: str) -> None:
     """Unlike `os.sync`, this waits and reports errors, and for this file system alone."""
     descriptor = os.open(real_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+        _sync(_syncfs, descriptor)
     finally:
         os.close(descriptor)
 
 
+def _syncfs(descriptor: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
 def _write_atomic(real_path: str, data: Buffer) -> None:
     temporary = real_path + TEMPORARY
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, real_path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, real_path)
+    except OSError:
+        _unlink_if_there(temporary)  # nobody has seen it, and it may be what fills the disk
+        raise
     _sync_dir(os.path.dirname(real_path))

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from log.batch import BatchHeader, Buffer, StoredRecord, crc32c, open_records
 from log.checkpoints import CLEANED_OFFSET, START_OFFSET, write_offset
 from log.config import LogConfig
-from log.disk import Disk, FileSlice
+from log.disk import Disk, DiskFault, FileSlice
 from log.epochs import CHECKPOINT, LeaderEpochs
 from log.identity import sync_topic_id, write_topic_id
 from log.ids import NO_TIMESTAMP, TopicId
@@ -307,7 +307,11 @@ class PartitionLog:
             self._disk.mkdir(self.folder)
             self._folder_is_new = self._names_changed = True
             if self._topic_id is not None:
-                write_topic_id(self._disk, self.folder, self._topic_id)
+                try:
+                    write_topic_id(self._disk, self.folder, self._topic_id)
+                except DiskFault:  # no room for it, maybe: a folder that says nothing of its topic must not stay
+                    self._disk.discard(self.folder)
+                    raise
 
     def _take_snapshot(self) -> None:
         """What the views know now, to be stored by the next flush.

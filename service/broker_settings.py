@@ -100,6 +100,15 @@ class BrokerSettings:
         "fsync: always after an fsync; os: once the operating system has it (lost if the machine loses power).",
         one_of=tuple(durability.value for durability in Durability),
     )
+    log_reserve_bytes = long(
+        "log.reserve.bytes",
+        16 << 20,
+        "Room that is kept back in each data folder, as a file: when the disk is full it is given up for what must go "
+        "on (decisions, markers, committed offsets, snapshots, the metadata). While less than this is left besides "
+        "it, producers are refused with an error that makes them send again. At most a sixteenth of the disk; 0: "
+        "nothing is kept back.",
+        at_least=0,
+    )
     store_url = optional_text(
         "store.url", "Where the cluster's metadata lives, as an SQLAlchemy URL. Not set: SQLite, in the data folder."
     )

@@ -19,6 +19,7 @@ from log.disk import OPEN_FILES_MAX, RealDisk
 from service.api.door import BrokerDoor
 from service.api.routes import OFFERED
 from service.broker.data_folder import StartError, read_all
+from service.broker.headroom import make_room_to_start
 from service.broker.node import Broker, Opening
 from service.broker.session import Session
 from service.cluster.metadata import MetadataLost
@@ -48,6 +49,8 @@ async def run_broker(
     descriptors = share_descriptors(len(config.data_folders))
     disks = {folder: RealDisk(folder, open_files_max=descriptors.files) for folder in config.data_folders}
     read_all(disks)  # refuses folders that are not ours before anything in them is touched
+    for disk in disks.values():
+        make_room_to_start(disk)
     env = RealEnv(disks[config.data_folders[0]])
     try:
         store = await SqlStore.open(store_url(config), env)

@@ -291,7 +291,7 @@ def _append(
     answer = PartitionProduceResponse(
         data.index, 0, outcome.base_offset, outcome.log_append_time_ms, partition.log.start_offset
     )
-    if acks == ACKS_ALL and partition.high_watermark < outcome.end_offset:
+    if (acks == ACKS_ALL and partition.high_watermark < outcome.end_offset) or partition.folder.headroom.delay_s:
         uncommitted.append((partition, outcome.end_offset, answer))
     return answer
 
@@ -310,6 +310,11 @@ async def _when_committed(
         if error:
             answer.error_code, answer.base_offset = error, -1
             answer.log_append_time_ms = answer.log_start_offset = -1
+    # Where the disk is nearly full producers are slowed, so that what makes room has a chance to come first.
+    delay_s = max(partition.folder.headroom.delay_s for partition, _, _ in uncommitted)
+    if delay_s:
+        await asyncio.sleep(delay_s)
+        response.throttle_time_ms = int(delay_s * 1000)
     return response
 
 

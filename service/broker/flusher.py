@@ -2,7 +2,9 @@
 
 A partition asks with `request`; while its fsync runs, further requests gather for the next. A failed fsync is
 final: the pages may be marked clean although they never reached the disk, so asking again would lie. The folder is
-reported lost and nothing in it is acknowledged any more; so it is when flushing ends in a way nobody foresaw.
+reported lost and nothing in it is acknowledged any more; so it is when flushing ends in a way nobody foresaw. What
+never came to its fsync, for want of a descriptor or of room for what is stored beside the batches, is flushed a little
+later.
 """
 
 import asyncio
@@ -13,6 +15,7 @@ from typing import Protocol
 from log.disk import DiskFault
 
 WORKERS = 4
+AGAIN_S = 0.1
 
 
 class Flushable(Protocol):
@@ -46,7 +49,9 @@ class Flusher:
                 await partition.flush()
             except DiskFault as fault:
                 self._on_fault(fault)
-                return
+                if not fault.passing:
+                    return
+                asyncio.get_running_loop().call_later(AGAIN_S, self.request, partition)
             except Exception as bug:
                 # Whoever waits for this partition would wait for ever; what is not flushed must not be promised.
                 self._on_fault(DiskFault(errno.EIO, f"flushing ended with {bug!r}"))

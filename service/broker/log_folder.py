@@ -1,31 +1,42 @@
 """One folder of partitions on one disk: its flusher, and whether it is still in service.
 
 A failed write or fsync takes the whole folder out of service, loudly and for good: nothing in it is acknowledged
-or appended any more, and its partitions stop being led from here. A file that is missing or can't be read is the
-misfortune of its partition alone.
+or appended any more, and its partitions stop being led from here. What passes takes nothing out of service: no room
+(`headroom.py`), no descriptor left. A file that is missing or can't be read is the misfortune of its partition alone.
 """
 
+import asyncio
 import logging
+import math
 from collections.abc import Callable
 
 from log.batch import CorruptBatch
-from log.disk import Disk, DiskFault
+from log.disk import NO_ROOM, Disk, DiskFault
 from log.ids import TopicPartition
 from service.broker.flusher import Flusher
+from service.broker.headroom import Headroom
 
 logger = logging.getLogger("oncelog.disk")
 
+SAID_EVERY_S = 10.0
+"""So often at most it is said that there are no descriptors."""
+
 
 class LogFolder:
-    def __init__(self, name: str, disk: Disk, on_failure: Callable[["LogFolder"], None]) -> None:
+    def __init__(self, name: str, disk: Disk, on_failure: Callable[["LogFolder"], None], *, reserve_bytes: int) -> None:
         self.name = name
         self.disk = disk
         self.flusher = Flusher(self.fail)
         self.failed: DiskFault | None = None
+        self.headroom = Headroom(name, disk, reserve_bytes)
+        self._said_s = -math.inf
         self._on_failure = on_failure
 
     def fail(self, fault: DiskFault) -> None:
-        if self.failed is None:
+        """A change failed so. What passes fails the attempt alone, which somebody makes again."""
+        if fault.passing and self.disk.fault is None:
+            self._pass(fault)
+        elif self.failed is None:
             self.failed = fault
             logger.critical(
                 "log folder %s is out of service: %s; nothing is appended to it until a restart", self.name, fault
@@ -36,5 +47,16 @@ class LogFolder:
         """Work on a partition ended so: find out, and say, whether the disk has failed or its files are not right."""
         if self.disk.fault is not None:
             self.fail(self.disk.fault)
+        elif isinstance(error, DiskFault) and error.passing:
+            self._pass(error)
         else:
             logger.error("%s in %s: %s", topic_partition, self.name, error)
+
+    def _pass(self, fault: DiskFault) -> None:
+        if fault.errno in NO_ROOM:
+            self.headroom.run_out()
+            return
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._said_s >= SAID_EVERY_S:
+            self._said_s = now_s
+            logger.error("log folder %s: %s; it is tried again", self.name, fault)

@@ -97,7 +97,10 @@ class Broker:
         self.metadata = ClusterMetadata(store, env, session_timeout_s=SESSION_TIMEOUT_S)
         self.metadata.on_session_lost = self._step_down
         self.partitions = PartitionTable()
-        self.folders = [LogFolder(name, disk, self._folder_failed) for name, disk in disks.items()]
+        self.folders = [
+            LogFolder(name, disk, self._folder_failed, reserve_bytes=config.log_reserve_bytes)
+            for name, disk in disks.items()
+        ]
         self.fetch_sessions = FetchSessions(slots=config.max_incremental_fetch_session_cache_slots)
         self.producer_ids = ProducerIdSource(self.metadata, env)
         self.topics = ImageTopics(self.metadata)
@@ -149,6 +152,8 @@ class Broker:
                 self.node_id, self.cluster_id = facts.node_id, facts.cluster_id
         await self._join()
         await claim(disks, cluster_id=self.cluster_id, node_id=self.node_id, fresh_id=self._fresh_id)
+        for folder in self.folders:
+            await folder.headroom.begin()
         await self._open_partitions()
 
     async def _join(self) -> None:
@@ -186,6 +191,7 @@ class Broker:
         for partition in self.partitions:
             self._lead_or_not(partition)
         for folder in self.folders:
+            self.env.tasks.spawn(f"headroom of {folder.name}", folder.headroom.run())
             for worker in range(WORKERS):
                 self.env.tasks.spawn(f"flusher {worker} of {folder.name}", folder.flusher.run())
         self.env.tasks.spawn("housekeeper", self.housekeeper.run())

@@ -9,7 +9,8 @@ What always holds:
    is `fsync`).
  - Whoever waits for an offset is answered once: when the high watermark has passed it, or when this broker can no
    longer promise it.
- - After a disk fault the partition is not served any more: neither appended to nor read.
+ - After a disk fault the partition is not served any more: neither appended to nor read. No room on the disk is none:
+   producers are told to send again, and everybody else is served.
 
 Everything here is plain `def` but flushing: between two awaits elsewhere nothing in a partition changes unseen.
 """
@@ -42,7 +43,7 @@ from log.batch import (
 )
 from log.config import LogConfig
 from log.control import ControlType, build_marker
-from log.disk import NO_DESCRIPTORS, DiskFault, FileSlice
+from log.disk import DiskFault, FileSlice
 from log.ids import TopicId, TopicPartition
 from log.partition_log import PartitionLog
 from log.replica import ReplicaSet
@@ -55,6 +56,8 @@ logger = logging.getLogger("oncelog.partition")
 ACKS_ALL = -1
 NOT_LEADER = Refused(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 OFFLINE = Refused(ErrorCode.KAFKA_STORAGE_ERROR)
+NO_ROOM = Refused(ErrorCode.NOT_ENOUGH_REPLICAS, "The disk has no room, or the process no descriptor, for it now.")
+"""Every client sends the same batch again to the same leader, and knows that it was not written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,9 @@ class Partition:
             verdict = self.producers.check(header, now_ms=now_ms, guard=guard, needs_guard=needs_guard)
             if verdict is not ACCEPTED:
                 return _not_new(verdict)
+        headroom = self.folder.headroom
+        if headroom.is_short:
+            return NO_ROOM
         if opened is not None and opened.records is not None:
             records = memoryview(opened.records)
         if header.attributes & BROKERS_BITS:
@@ -208,13 +214,14 @@ class Partition:
         if config.message_timestamp_type == "LogAppendTime":
             append_time_ms = now_ms
             set_log_append_time(records, now_ms)
+        headroom.took(len(records))
         return self._append(records, append_time_ms, now_ms)
 
     def append_own(self, batch: bytearray, *, now_ms: int) -> Appended | Refused:
         """Append a batch of the broker's own making: coordinators' records."""
         if self.replicas is None:
             return OFFLINE if self.offline else NOT_LEADER
-        return self._append(memoryview(batch), -1, now_ms)
+        return self._append_decided(memoryview(batch), now_ms)
 
     def refuse_offsets(
         self, producer_id: int, producer_epoch: int, guard: Guard | None, *, now_ms: int
@@ -259,10 +266,15 @@ class Partition:
             return Refused(ErrorCode.TRANSACTION_COORDINATOR_FENCED)
         if verdict is not ACCEPTED:
             return Refused(ErrorCode.INVALID_PRODUCER_EPOCH)
-        appended = self._append(memoryview(marker), -1, now_ms)
+        appended = self._append_decided(memoryview(marker), now_ms)
         # Each marker adds what the stable offset must remember until it is replicated; nobody may be reading.
         self.stable.forget_ended(self.high_watermark)
         return appended
+
+    def _append_decided(self, batch: memoryview, now_ms: int) -> Appended | Refused:
+        """What may not wait for room: where there is none, what was kept back for it has been given up by now."""
+        appended = self._append(batch, -1, now_ms)
+        return self._append(batch, -1, now_ms) if appended is NO_ROOM else appended
 
     def _append(self, records: memoryview, append_time_ms: int, now_ms: int) -> Appended | Refused:
         log = self.log
@@ -273,8 +285,8 @@ class Partition:
             log.append(records, header, now_ms=now_ms)
         except (DiskFault, CorruptBatch) as error:
             self.folder.blame(error, self.topic_partition)
-            if isinstance(error, DiskFault) and error.errno in NO_DESCRIPTORS:
-                return OFFLINE  # but not for long
+            if isinstance(error, DiskFault) and error.passing:
+                return NO_ROOM
             if not self.offline:  # the disk is fine, but the segment that is written to is not
                 logger.critical("%s is damaged and no longer served", self.topic_partition)
                 self.fail()

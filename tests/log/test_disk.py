@@ -101,11 +101,10 @@ def test_a_failed_write_is_cut_back_and_final(tmp_path: Path, monkeypatch: pytes
     disk = RealDisk(str(tmp_path))
     file = disk.open("a", create=True)
     file.append([b"whole"])
-    real = os.pwritev
-    monkeypatch.setattr(os, "pwritev", lambda fd, buffers, at: real(fd, [b"ha"], at))
+    half_a_write_then(monkeypatch, errno.EIO)
     with pytest.raises(DiskFault) as fault:
         file.append([b"half"])
-    assert fault.value.errno == errno.ENOSPC
+    assert fault.value.errno == errno.EIO
     monkeypatch.undo()
     assert file.size == 5
     assert disk.read("a") == b"whole"
@@ -121,6 +120,103 @@ def test_a_failed_write_is_cut_back_and_final(tmp_path: Path, monkeypatch: pytes
             change()
         assert again.value is disk.fault
     assert file.pread(5, 0) == b"whole"
+    disk.close()
+
+
+def half_a_write_then(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    """A write takes two bytes, and the next one fails."""
+    real = os.pwritev
+
+    def refuse(*_: object) -> int:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "pwritev", lambda fd, buffers, at: real(fd, [b"ha"], at))
+    monkeypatch.setattr(os, "pwrite", refuse)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_a_write_that_finds_no_room_is_taken_back_and_the_disk_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    disk = RealDisk(str(tmp_path))
+    file = disk.open("a", create=True)
+    file.append([b"whole"])
+    half_a_write_then(monkeypatch, error)
+    with pytest.raises(DiskFault) as fault:
+        file.append([b"half"])
+    assert fault.value.passing
+    assert (disk.fault, file.size, disk.read("a")) == (None, 5, b"whole")
+    monkeypatch.undo()
+    assert file.append([b"more"]) == 5
+    assert disk.read("a") == b"wholemore"
+    disk.close()
+
+
+def test_a_write_that_took_less_than_it_was_given_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = RealDisk(str(tmp_path))
+    file = disk.open("a", create=True)
+    real = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, buffers, at: real(fd, [buffers[0][:2]], at))
+    assert file.append([b"whole", b"and all"]) == 0
+    assert disk.read("a") == b"wholeand all"
+    disk.close()
+
+
+def test_half_a_write_that_cannot_be_cut_off_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = RealDisk(str(tmp_path))
+    file = disk.open("a", create=True)
+    half_a_write_then(monkeypatch, errno.ENOSPC)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "lost")
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    with pytest.raises(DiskFault, match="could not be cut off"):
+        file.append([b"half"])
+    assert disk.fault is not None
+    disk.close()
+
+
+def test_an_fsync_that_finds_no_room_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a file system had taken, and now has no place for, is gone."""
+    disk = RealDisk(str(tmp_path))
+    file = disk.open("a", create=True)
+    file.append([b"x"])
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fdatasync", full)
+    with pytest.raises(DiskFault) as fault:
+        asyncio.run(file.fsync())
+    assert not fault.value.passing
+    assert disk.fault is not None
+    disk.close()
+
+
+def test_names_and_atomic_writes_that_find_no_room_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = RealDisk(str(tmp_path))
+    asyncio.run(disk.write_atomic("state", b"old"))
+    disk.open("goes", create=True).append([b"x"])
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("makedirs", "fsync"):
+        monkeypatch.setattr(os, name, full)
+    with pytest.raises(DiskFault) as fault:
+        disk.mkdir("t")
+    assert fault.value.passing
+    with pytest.raises(DiskFault) as fault:
+        asyncio.run(disk.write_atomic("state", b"new"))
+    assert fault.value.passing
+    disk.discard("goes")  # without a name to hide it under, it goes at once
+    assert (disk.fault, disk.listdir("")) == (None, ["state"])
+    monkeypatch.undo()
+    asyncio.run(disk.write_atomic("state", b"new"))
+    assert disk.read("state") == b"new"
     disk.close()
 
 

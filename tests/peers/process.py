@@ -23,6 +23,7 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 # Both brokers run the tests with these settings: short group timeouts, so that a crash is noticed in seconds.
 QUICK_SETTINGS: Mapping[str, str] = {
     "num.partitions": "4",
+    "log.reserve.bytes": "1048576",  # ours only
     "auto.create.topics.enable": "true",
     "offsets.topic.replication.factor": "1",
     "offsets.topic.num.partitions": "5",

@@ -14,7 +14,9 @@ What always holds:
  - The same seed and the same calls give the same faults.
 
 `SimDisk` is the device, `Mount` is the `Disk` port as one process sees it, with the port's rule that the first failed
-change is final for that process. Faults are planted through `SimDisk.faults`, `fail_next`, `flip_bit` and `trip_after`,
+change is final for that process, unless it passes.
+
+Faults are planted through `SimDisk.faults`, `fail_next`, `flip_bit` and `trip_after`,
 which ends the process in the middle of one of its disk calls.
 """
 
@@ -35,6 +37,8 @@ from log.disk import DISCARDED, TEMPORARY, Buffer, DiskFault, Space
 if TYPE_CHECKING:
     from tests.sim.world import Host
 
+PASSES_WHEN = {"append", "create", "truncate", "mkdir"}
+"""What may be tried again when it found no room."""
 SECTOR_BYTES = 512  # written whole or not at all
 LUCK = (0.0, 0.5, 0.9, 1.0)  # how much of what was not synced survives a power cut
 
@@ -376,6 +380,7 @@ class Mount:
             if not create:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             with self._changing("create", path):
+                self._find_room(path)
                 folder, name = self._place(path)
                 existing = Inode(self.device.number())
                 self.device.change_names((folder, name, existing))
@@ -406,6 +411,7 @@ class Mount:
 
     def mkdir(self, path: str) -> None:
         with self._changing("mkdir", path):
+            self._find_room(path)
             folder = self.device.root
             for part in parts_of(path):
                 if part not in folder.entries:
@@ -525,11 +531,21 @@ class Mount:
         file = self.open(temporary, create=True)
         file.pin()
         file.truncate(0)
-        file.append([data])
+        try:
+            file.append([data])
+        except DiskFault:
+            if self.fault is None:
+                self.unlink(temporary)
+            raise
         await file.sync_now()
         file.unpin()
         self.rename(temporary, path)
         await self._sync_dir(path.rpartition("/")[0])
+
+    def _find_room(self, path: str) -> None:
+        """For a new name."""
+        if self.device.used_bytes >= self.device.capacity_bytes:
+            self.device.fail(errno.ENOSPC, path)
 
     # -- state
 
@@ -556,8 +572,10 @@ class Mount:
             self.fault = self.fault or DiskFault(error.errno, error.strerror, path)
             raise self.fault from error
         except DiskFault as fault:
-            self.fault = self.fault or fault
-            raise
+            if fault.passing and operation in PASSES_WHEN:
+                raise
+            self.fault = self.fault or DiskFault(fault.errno if not fault.passing else errno.EIO, str(fault), path)
+            raise self.fault from None
         if self.device.tripped(path):
             raise process_died()
 
@@ -605,7 +623,8 @@ class SimFile:
         data = b"".join(buffers)
         position = self.size
         with self._mount._changing("append", self.path):
-            if device.used_bytes + len(data) > device.capacity_bytes:
+            if data and device.used_bytes + len(data) > device.capacity_bytes:
+                self._tear(data, position)
                 device.fail(errno.ENOSPC, self.path)
             if device.trip is not None and device.trip.operations == 1 and self.path.find(device.trip.path_part) >= 0:
                 data = data[
@@ -668,6 +687,16 @@ class SimFile:
     def _change(self, change: Dirty) -> None:
         write(self._inode.cache, change.position, change.data)
         self._inode.dirty.append(change)
+
+    def _tear(self, data: bytes, position: int) -> None:
+        """The file system takes what there is room for; the port then takes it back."""
+        taken = max(self._device.capacity_bytes - self._device.used_bytes, 0)
+        if taken:
+            self._change(Dirty(self._device.number(), position, data[:taken]))
+            self._take_back(position)
+
+    def _take_back(self, size: int) -> None:
+        self._change(Dirty(self._device.number(), size, None))
 
     def _touch(self) -> None:
         """Make sure of a descriptor: without a pin it may have been closed meanwhile, and then only the name leads to

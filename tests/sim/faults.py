@@ -165,16 +165,19 @@ class Fate:
         await self._fail(self.chance.choice(("fsync", "fsync", "sync_dir")), errno.EIO)
 
     async def _fail(self, operation: str, error: int) -> None:
+        self.disk.fail_next(operation, error=error, after=self.chance.choice((0, 0, 5, 30)))
+        if error == errno.ENOSPC:
+            return  # it passes: nobody restarts anything
         self.broker.may_fail = True
         self._harmed_until_reboot = True
-        self.disk.fail_next(operation, error=error, after=self.chance.choice((0, 0, 5, 30)))
         await self._look_at_it_and_restart()
 
     async def _fill_disk(self) -> None:
-        self.broker.may_fail = True
-        self._harmed_until_reboot = True
+        """Somebody else fills it, and makes room after a while. Nobody restarts the broker."""
+        whole = self.disk.capacity_bytes
         self.disk.capacity_bytes = self.disk.used_bytes + self.chance.choice((0, 100, 5000))
-        await self._look_at_it_and_restart()
+        await asyncio.sleep(self.chance.choice((0.1, 2.0, 6.0)) * self.chance.random())
+        self.disk.capacity_bytes = whole
 
     async def _look_at_it_and_restart(self) -> None:
         """Somebody sees the broker out of service after a while, and reboots the machine."""

@@ -39,6 +39,7 @@ from log.manifest import MANIFEST, Manifest, read_and_remove_manifest, write_rec
 from log.partition_log import PartitionLog
 from log.recovery import Recovered
 from log.segment import Segment
+from service.broker.headroom import Headroom
 from service.broker.housekeeper import Housekeeper
 from service.broker.log_folder import LogFolder
 from service.broker.partition import Partition
@@ -46,6 +47,7 @@ from service.broker.shard import Shard
 from service.broker.transaction_gate import TransactionGate, Writer
 from service.groups.coordinator import GroupCoordinator
 from service.wire.error_codes import ErrorCode
+from tests.sim.disk import SimFile
 from tests.sim.run import Simulation, processes, replaced, run
 from txn.commands import EndTransaction
 from txn.coordinator import TxnCoordinator
@@ -144,6 +146,31 @@ def keep_the_manifest_after_the_start() -> contextlib.AbstractContextManager[Non
         return manifest
 
     return replaced(service.broker.node, "read_and_remove_manifest", read)
+
+
+def a_full_disk_fails_the_folder() -> contextlib.AbstractContextManager[None]:
+    """As a broken one would: nothing is read or written any more until somebody restarts the broker."""
+
+    def fail(folder: LogFolder, fault: DiskFault) -> None:
+        if folder.failed is None:
+            folder.failed = fault
+            folder._on_failure(folder)
+
+    return replaced(LogFolder, "_pass", fail)
+
+
+def half_a_write_stays() -> contextlib.AbstractContextManager[None]:
+    """What the full disk took of a refused write is not cut off."""
+    return replaced(SimFile, "_take_back", lambda file, size: None)
+
+
+def nobody_looks_for_room_again() -> contextlib.AbstractContextManager[None]:
+    """Producers are refused until a restart."""
+
+    async def look(headroom: Headroom) -> None:
+        return
+
+    return replaced(Headroom, "look", look)
 
 
 # ---------------------------------------------------------------- recovery
@@ -391,6 +418,9 @@ MUTANTS = (
     Mutant("failed fsync ignored", "an fsync that failed counts as done", take_a_failed_fsync_for_done),
     Mutant("no folder sync on roll", "a new segment's name is never made durable", roll_without_syncing_the_folder),
     Mutant("recovery point before fsync", "recovery trusts what was only appended", recovery_point_before_fsync),
+    Mutant("full disk taken for a broken one", "the folder is out of service", a_full_disk_fails_the_folder),
+    Mutant("half a write stays", "what a full disk took of a batch is not taken back", half_a_write_stays),
+    Mutant("room not noticed", "a disk that was full stays full for producers", nobody_looks_for_room_again),
     Mutant("manifest kept", "a crash is taken for a clean stop", keep_the_manifest_after_the_start),
     Mutant("no checksum in recovery", "torn batches are taken for whole ones", skip_the_checksum_in_recovery),
     Mutant(

@@ -31,14 +31,13 @@ KINDS = (
     "index rots",
     "log rots",
 )
-RARE = ("log rots", "index rots", "read fails", "disk full", "fsync fails", "append fails")
+RARE = ("log rots", "index rots", "read fails", "fsync fails", "append fails")
 COSTS_MEMORY = (
     "power cut",
     "power cut in a disk call",
     "death after some callbacks",
     "append fails",
     "fsync fails",
-    "disk full",
 )
 INPUT, OUTPUT = "input", "output"
 ALWAYS_TEMPTING = ("kill", "power cut", "power cut in a disk call")
@@ -85,6 +84,7 @@ def draw_plan(chance: random.Random) -> Plan:
     plan = _draw_plain_plan(chance)
     if chance.random() < 0.4:
         _add_transactions(plan, chance)
+    plan.settings["log.reserve.bytes"] = str(chance.choice((0, 2000, 20_000)))
     return plan
 
 

@@ -86,7 +86,7 @@ def on_stage(
     async def main() -> None:
         disks = {str(each): RealDisk(str(each)) for each in (folder, *more_folders)}
         env = RealEnv(disks[str(folder)])
-        config = BrokerConfig({"node.id": "1", **(given or {})})
+        config = BrokerConfig({"node.id": "1", "log.reserve.bytes": "0", **(given or {})})
         store = MemoryStore(metadata or MemoryServer(env.clock), env)
         broker = Broker(env, config, store, disks, OFFERED)
         await broker.open()

@@ -344,8 +344,8 @@ def test_a_write_that_finds_no_descriptor_is_refused_and_the_next_one_is_not(
         partition = await stage.served("orders")
         for segments in (1, 2):
             short = True
-            assert await error_of_write(stage, "orders", timestamp_ms=segments * 1000) is ErrorCode.KAFKA_STORAGE_ERROR
-            assert await error_of_write(stage, "orders", timestamp_ms=segments) is ErrorCode.KAFKA_STORAGE_ERROR
+            assert await error_of_write(stage, "orders", timestamp_ms=segments * 1000) is ErrorCode.NOT_ENOUGH_REPLICAS
+            assert await error_of_write(stage, "orders", timestamp_ms=segments) is ErrorCode.NOT_ENOUGH_REPLICAS
             short = False
             assert await error_of_write(stage, "orders", timestamp_ms=1) is ErrorCode.NONE
             assert [segment.sealed for segment in partition.log.segments] == [True] * (segments - 1) + [False]

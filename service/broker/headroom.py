@@ -1,0 +1,162 @@
+"""Whether a data folder has room for what producers send, and what is kept back for the rest.
+
+A full disk is no broken one: everything that was written can be read, and much must go on that needs a little room:
+decisions of coordinators, markers, committed offsets, snapshots without which nothing may be removed, the metadata. So
+a part of the disk is kept back, as a file that nobody reads.
+
+What always holds:
+ - Producers are refused while less than the size of the reserve is left besides it, and slowed a while before. They are
+   told an error that makes them send again, so that they finish by themselves.
+ - The first write that finds no room, or a look at the disk that finds next to none, gives the reserve up. It is set
+   aside again before producers are served again.
+ - One line of the log says when service to producers ends, and one when it goes on.
+
+The file system is asked once a second; in between it is reckoned how much was appended. Called by the folder, its
+partitions, and before a start.
+"""
+
+import asyncio
+import logging
+import sys
+from typing import Final
+
+from log.disk import Disk, DiskFault
+
+logger = logging.getLogger("oncelog.disk")
+
+RESERVE: Final = ".reserve"
+LOOK_S: Final = 1.0
+PART_OF_DISK: Final = 16
+"""The reserve is at most this part of the disk: with what is left free besides, producers lose an eighth."""
+PROBE_BYTES: Final = 1 << 20
+"""Where nothing is kept back, so much must be writable before a disk that was full counts as having room."""
+CHUNK_BYTES: Final = 1 << 20
+LONGEST_DELAY_S: Final = 0.5
+"""How long an answer to a producer is held back just before producers are refused."""
+
+
+class Headroom:
+    def __init__(self, name: str, disk: Disk, wanted_bytes: int) -> None:
+        self.is_short = False
+        """Producers are refused."""
+        self.delay_s = 0.0
+        """So long is an answer to a producer held back."""
+        self._name = name
+        self._disk = disk
+        self._wanted_bytes = wanted_bytes
+        self._reserve_bytes = 0
+        self._is_kept = False
+        self._left_bytes = sys.maxsize
+
+    async def begin(self) -> None:
+        """Set the reserve aside, if there is room for it. Before the first append."""
+        try:
+            self._reserve_bytes = min(self._wanted_bytes, self._disk.space().total_bytes // PART_OF_DISK)
+            if self._disk.exists(RESERVE):
+                file = self._disk.open(RESERVE)
+                self._is_kept = file.size == self._reserve_bytes > 0
+                file.close()
+                if not self._is_kept:
+                    self._disk.unlink(RESERVE)  # it is of another size
+        except DiskFault as fault:
+            logger.error("what is kept back in %s can't be looked at: %s", self._name, fault)
+        self.is_short = not await self._has_room_again()
+        if self.is_short:
+            self._say_short()
+
+    async def run(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        try:
+            free_bytes = self._disk.space().free_bytes
+        except DiskFault:
+            return  # what can't be asked can't be judged: the writes will tell
+        if self.is_short:
+            if free_bytes < self._reserve_bytes // 4:
+                self._give_up()
+            elif await self._has_room_again():
+                self.is_short = False
+                logger.warning("log folder %s has room again: producers are served", self._name)
+            return
+        self._reckon(free_bytes)
+        if self._left_bytes < 0:
+            self._refuse()
+
+    def took(self, size_bytes: int) -> None:
+        """A producer's batch was appended."""
+        self._left_bytes -= size_bytes
+        if self._left_bytes < 0:
+            self._refuse()
+
+    def run_out(self) -> None:
+        """A write found no room. If something was kept back, another attempt will find some."""
+        self._refuse()
+        self._give_up()
+
+    def _reckon(self, free_bytes: int) -> None:
+        reserve = self._reserve_bytes
+        self._left_bytes = free_bytes - reserve
+        nearness = 1 - self._left_bytes / reserve if reserve else 0.0
+        self.delay_s = LONGEST_DELAY_S * min(max(nearness, 0.0), 1.0)
+
+    def _refuse(self) -> None:
+        if not self.is_short:
+            self.is_short, self.delay_s, self._left_bytes = True, 0.0, sys.maxsize
+            self._say_short()
+
+    def _say_short(self) -> None:
+        logger.error(
+            "log folder %s is full: producers are refused until there is room; what was written can be read, and what"
+            " makes room goes on",
+            self._name,
+        )
+
+    def _give_up(self) -> None:
+        if self._is_kept:
+            self._is_kept = False
+            try:
+                self._disk.unlink(RESERVE)
+            except DiskFault as fault:
+                logger.error("what is kept back in %s can't be given up: %s", self._name, fault)
+
+    async def _has_room_again(self) -> bool:
+        """More than is needed at least, so that service does not end again with the next batch."""
+        reserve = self._reserve_bytes
+        try:
+            if not self._is_kept:
+                wanted = reserve or PROBE_BYTES
+                if self._disk.space().free_bytes < wanted + 2 * reserve or not await self._set_aside(wanted):
+                    return False
+                if not reserve:
+                    self._give_up()
+            free_bytes = self._disk.space().free_bytes
+        except DiskFault:
+            return False
+        if free_bytes < reserve + reserve // 4:
+            return False
+        self._reckon(free_bytes)
+        return True
+
+    async def _set_aside(self, size_bytes: int) -> bool:
+        """Write the file, with turns for everybody else in between. It may be needed, and be given up, meanwhile."""
+        self._is_kept = True
+        try:
+            file = self._disk.open(RESERVE, create=True)
+            try:
+                while file.size < size_bytes and self._is_kept:
+                    file.append((bytes(min(CHUNK_BYTES, size_bytes - file.size)),))
+                    await asyncio.sleep(0)
+            finally:
+                file.close()
+        except DiskFault:
+            self._give_up()
+        return self._is_kept
+
+
+def make_room_to_start(disk: Disk) -> None:
+    """The metadata store is opened before anything else, and needs a little room for that."""
+    if disk.exists(RESERVE) and disk.space().free_bytes < PROBE_BYTES:
+        disk.unlink(RESERVE)
