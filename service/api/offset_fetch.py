@@ -63,7 +63,9 @@ async def _fetch(
             if name is None:
                 refused.append(topic)
             else:
-                asked.append(PartitionsAsked(name, topic.topic_id, tuple(topic.partition_indexes)))
+                present = broker.image.topics.get(name)
+                topic_id = NO_TOPIC_ID if present is None else present.id
+                asked.append(PartitionsAsked(name, topic_id, tuple(topic.partition_indexes)))
     command = FetchOffsets(
         wanted.group_id,
         wanted.member_id,

@@ -50,7 +50,7 @@ from service.cluster.image import NO_CONFIG, Delta, Image, PartitionState, Topic
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.config import BrokerConfig, Endpoint
 from service.group_config import group_values
-from service.groups.commands import ForgetTopics
+from service.groups.commands import ForgetTopic
 from service.groups.coordinator import GroupCoordinator
 from service.groups.partitioning import partition_for
 from service.groups.settings import ConsumerTimes, GroupSettings
@@ -422,7 +422,7 @@ class Broker:
             for gone in list((self.partitions.topic(old.name) or {}).values()):
                 if gone.topic_id == old.id:
                     self._drop(gone)
-            self.groups.tell_all(ForgetTopics(((old.name, old.id),)))
+            self.groups.tell_all(ForgetTopic(old.name, old.id))
         if new is None:
             return
         config = self._log_config(new)

@@ -28,7 +28,19 @@ from service.groups.states import ClassicState
 from service.groups.verdicts import Draft, Fault, Token
 
 DeadlineKind = Literal[
-    "session", "join", "initial", "sync", "answers", "rebalance", "regex", "rejoin", "resync", "offsets"
+    "session",
+    "join",
+    "initial",
+    "sync",
+    "answers",
+    "rebalance",
+    "regex",
+    "rejoin",
+    "resync",
+    "wake",
+    "offsets",
+    "forget",
+    "delete",
 ]
 DeadlineName = tuple[DeadlineKind, str, str]  # kind, group, member; the latter two may be empty
 

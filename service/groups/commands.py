@@ -255,10 +255,11 @@ class DeleteOffsetsReply:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetTopics:
-    """These topics (name and id) are deleted: their offsets go from every group. Sent by the broker, to every shard."""
+class ForgetTopic:
+    """This topic is deleted: its offsets go from every group. Sent by the broker, to every shard."""
 
-    topics: tuple[tuple[str, bytes], ...]
+    topic: str
+    topic_id: bytes
 
 
 # Looking on, and deleting
@@ -366,7 +367,7 @@ Command = (
     | CommitTransactionalOffsets
     | FetchOffsets
     | DeleteOffsets
-    | ForgetTopics
+    | ForgetTopic
     | DescribeClassicGroup
     | DescribeConsumerGroup
     | ListGroups

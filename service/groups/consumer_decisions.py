@@ -343,7 +343,7 @@ class ConsumerDecisions:
                 goal.epoch,
                 goal.target,
                 owned,
-                lambda topic_id, partition: (topic_id, partition) in group.holders,
+                group.is_held,
                 self._topic_ids(group, member),
                 subscription_changed,
             ),

@@ -202,12 +202,15 @@ class ConsumerGroup:
                 votes[member.server_assignor] = votes.get(member.server_assignor, 0) + 1
         return min(votes, key=lambda name: (-votes[name], name), default=None)
 
+    def is_held(self, topic_id: bytes, partition: int) -> bool:
+        return (topic_id, partition) in self.holders
+
     def waits_for_others(self, member: ConsumerMember) -> bool:
         """Whether a partition that the target gives to `member` is still held by another one."""
         if member.state is not MemberState.UNRELEASED_PARTITIONS:
             return False
         return any(
-            partition not in member.assigned.get(topic_id, {}) and (topic_id, partition) in self.holders
+            partition not in member.assigned.get(topic_id, {}) and self.is_held(topic_id, partition)
             for topic_id, partitions in self.target.get(member.member_id, {}).items()
             for partition in partitions
         )

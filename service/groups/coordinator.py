@@ -17,10 +17,12 @@ the loop, so that it may be due again at once.
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from typing import assert_never
 
 from service.groups.classic_decisions import ClassicDecisions, DeadlineKind, DeadlineName
 from service.groups.classic_group import ClassicGroup
+from service.groups.cleaning import CLEANING_KINDS, Cleaning
 from service.groups.commands import (
     JOIN_EPOCH,
     LEAVE_EPOCH,
@@ -37,7 +39,7 @@ from service.groups.commands import (
     DescribeConsumerGroup,
     FaultReply,
     FetchOffsets,
-    ForgetTopics,
+    ForgetTopic,
     Heartbeat,
     JoinGroup,
     JoinReply,
@@ -71,7 +73,7 @@ from service.groups.records import (
 from service.groups.settings import GroupSettings
 from service.groups.states import ClassicState
 from service.groups.topics import TopicView
-from service.groups.verdicts import Decision, Draft, Fault, Refusal, Token
+from service.groups.verdicts import Decision, Draft, Fault, RecordPair, Refusal, Token
 from service.wire.messages import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
@@ -96,12 +98,13 @@ Group = ClassicGroup | ConsumerGroup
 NO_PRODUCER_ID = -1
 
 FAILED_AGAIN_MS = 60_000
-EXPIRY: DeadlineName = ("offsets", "", "")
+WAKING: DeadlineName = ("wake", "", "")
 
 # A turn of the loop is for everybody: one call of `expire` ends this many members' sessions, or does one piece of what
 # is done in pieces, and is due again at once.
 DUE_AT_ONCE = 100
-IN_TURNS: tuple[DeadlineKind, ...] = ("answers", "regex", "offsets")
+WOKEN_AT_ONCE = 200
+IN_TURNS: tuple[DeadlineKind, ...] = ("answers", "regex", "wake", *CLEANING_KINDS)
 
 
 class GroupCoordinator:
@@ -115,12 +118,21 @@ class GroupCoordinator:
         self._announced: dict[str, ClassicGroup] = {}
         self._offsets = Offsets()
         self._deadlines: Deadlines[DeadlineName] = Deadlines()
-        self._expiring: list[str] | None = None  # groups whose offsets the present round has still to look at
         self._is_live = False
+        self._asleep: dict[str, None] = {}  # groups that are as the log left them: whoever asks for one wakes it
         self._classic = ClassicDecisions(settings, self._deadlines)
         self._consumer = ConsumerDecisions(settings, topics, self._deadlines)
         self._migration = Migration(settings, topics, self._deadlines, self._classic, self._consumer)
         self._offset_decisions = OffsetDecisions(settings, self._offsets)
+        self._cleaning = Cleaning(
+            settings,
+            self._offsets,
+            topics,
+            self._deadlines,
+            find=self._find,
+            bury=self._buried,
+            group_ids=lambda: list(self._groups),
+        )
 
     # The machine's four sides
     # -------------------------------------------------------------------------------------------
@@ -188,7 +200,8 @@ class GroupCoordinator:
         """A group that stands still must live as its record says; one that rebalances only goes back to it."""
         if group.stored is None:
             return None
-        stands_still = self._is_live and group.state in (ClassicState.STABLE, ClassicState.EMPTY)
+        is_awake = self._is_live and group.group_id not in self._asleep
+        stands_still = is_awake and group.state in (ClassicState.STABLE, ClassicState.EMPTY)
         return group.stored, (group if stands_still else _from_stored(group)).facts()
 
     # Deciding
@@ -198,13 +211,27 @@ class GroupCoordinator:
         if self._is_live:
             return
         self._is_live = True
-        self._deadlines.set(EXPIRY, draft.now_ms + self._settings.offsets_retention_check_interval_ms)
-        for group_id, group in self._groups.items():
+        self._asleep = dict.fromkeys(self._groups)
+        self._cleaning.begin(draft)
+        self._deadlines.set(WAKING, draft.now_ms)
+
+    def _wake_some(self, draft: Draft) -> None:
+        for group_id in list(islice(self._asleep, WOKEN_AT_ONCE)):
+            self._find(group_id, draft)
+        if self._asleep:
+            self._deadlines.set(WAKING, draft.now_ms)
+
+    def _find(self, group_id: str, draft: Draft) -> Group | None:
+        """The group as it lives."""
+        group = self._groups.get(group_id)
+        if group_id in self._asleep:
+            del self._asleep[group_id]
             if isinstance(group, ConsumerGroup):
                 self._consumer.resume(group, draft)
-            elif group.stored is not None:
-                live = self._groups[group_id] = _from_stored(group)
-                self._classic.resume(live, draft)
+            elif group is not None and group.stored is not None:
+                group = self._groups[group_id] = _from_stored(group)
+                self._classic.resume(group, draft)
+        return group
 
     def _decide(self, command: Command, token: Token, draft: Draft) -> None:
         match command:
@@ -221,25 +248,27 @@ class GroupCoordinator:
             case CommitOffsets():
                 draft.answer(token, self._commit(command, draft))
             case CommitTransactionalOffsets():
-                group = self._groups.get(command.group_id)
+                group = self._find(command.group_id, draft)
                 draft.answer(token, self._offset_decisions.commit_in_transaction(group, command, draft))
             case FetchOffsets():
-                group = self._groups.get(command.group_id)
+                group = self._find(command.group_id, draft)
                 draft.answer(token, self._offset_decisions.fetch(group, command))
             case DeleteOffsets():
-                group = self._groups.get(command.group_id)
+                group = self._find(command.group_id, draft)
                 draft.answer(token, self._offset_decisions.delete(group, command, draft))
-            case ForgetTopics():
-                self._offset_decisions.forget_topics(command, draft)
+            case ForgetTopic():
+                self._cleaning.forget_topic(command.topic, command.topic_id, draft)
                 draft.answer(token, FaultReply())
             case DescribeClassicGroup():
-                draft.answer(token, describe_classic(self._groups.get(command.group_id), command.group_id))
+                draft.answer(token, describe_classic(self._find(command.group_id, draft), command.group_id))
             case DescribeConsumerGroup():
-                draft.answer(token, self._describe_consumer(command))
+                draft.answer(token, self._describe_consumer(command, draft))
             case ListGroups():
+                for group_id in list(self._asleep):
+                    self._find(group_id, draft)
                 draft.answer(token, list_groups(self._groups, command))
             case DeleteGroup():
-                draft.answer(token, FaultReply(self._delete_group(command.group_id, draft)))
+                self._cleaning.delete_group(command.group_id, token, draft)
             case _:
                 assert_never(command)
 
@@ -254,7 +283,7 @@ class GroupCoordinator:
         if not limits[0] <= ask.session_timeout_ms <= limits[1]:
             draft.answer(token, JoinReply(ask.member_id, Fault.INVALID_SESSION_TIMEOUT))
             return
-        group = self._groups.get(ask.group_id)
+        group = self._find(ask.group_id, draft)
         if isinstance(group, ConsumerGroup) and group.members:
             self._announce(self._migration.join(group, ask, token, draft))
         elif isinstance(group, ClassicGroup):
@@ -275,7 +304,7 @@ class GroupCoordinator:
         self._classic.join(made, ask, token, draft)
 
     def _sync(self, ask: SyncGroup, token: Token, draft: Draft) -> None:
-        match self._groups.get(ask.group_id):
+        match self._find(ask.group_id, draft):
             case None:
                 draft.answer(token, SyncReply(Fault.UNKNOWN_MEMBER_ID))
             case ClassicGroup() as group:
@@ -284,7 +313,7 @@ class GroupCoordinator:
                 self._migration.sync(group, ask, token, draft)
 
     def _heartbeat(self, ask: Heartbeat, token: Token, draft: Draft) -> None:
-        match self._groups.get(ask.group_id):
+        match self._find(ask.group_id, draft):
             case None:
                 draft.answer(token, FaultReply(Fault.UNKNOWN_MEMBER_ID))
             case ClassicGroup() as group:
@@ -293,7 +322,7 @@ class GroupCoordinator:
                 self._migration.heartbeat(group, ask, token, draft)
 
     def _leave(self, ask: LeaveGroup, token: Token, draft: Draft) -> None:
-        match self._groups.get(ask.group_id):
+        match self._find(ask.group_id, draft):
             case None:
                 unknown = Fault.UNKNOWN_MEMBER_ID
                 members = tuple(LeftMember(each.member_id, each.instance_id, unknown) for each in ask.members)
@@ -311,7 +340,7 @@ class GroupCoordinator:
         return ConsumerHeartbeatReply(answer.fault, answer.message)
 
     def _beat_or_leave(self, ask: ConsumerHeartbeat, draft: Draft) -> ConsumerHeartbeatReply | Refusal:
-        group = self._groups.get(ask.group_id)
+        group = self._find(ask.group_id, draft)
         if ask.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
             if not isinstance(group, ConsumerGroup):
                 return _no_consumer_group(ask.group_id)
@@ -356,34 +385,23 @@ class GroupCoordinator:
         return ConsumerHeartbeatReply(member_id=member.member_id, member_epoch=ask.member_epoch)
 
     def _commit(self, ask: CommitOffsets, draft: Draft) -> object:
-        group = self._groups.get(ask.group_id)
+        group = self._find(ask.group_id, draft)
         reply = self._offset_decisions.commit(group, ask, draft)
         if reply.fault is None and isinstance(group, ClassicGroup):
             self._classic.keep_session(group, ask.member_id, draft)
         return reply
 
-    def _describe_consumer(self, ask: DescribeConsumerGroup) -> object:
-        group = self._groups.get(ask.group_id)
+    def _describe_consumer(self, ask: DescribeConsumerGroup, draft: Draft) -> object:
+        group = self._find(ask.group_id, draft)
         default = self._settings.group_consumer_assignors[0]
         return describe_consumer(group, ask.group_id, self._topics, default)
 
-    def _delete_group(self, group_id: str, draft: Draft) -> Fault | None:
-        group = self._groups.get(group_id)
-        if group is None:
-            return Fault.GROUP_ID_NOT_FOUND
-        if group.members or (isinstance(group, ClassicGroup) and group.state is not ClassicState.EMPTY):
-            return Fault.NON_EMPTY_GROUP
-        self._offset_decisions.delete_all(group_id, draft)
-        self._bury(group, draft)
-        return None
-
-    def _bury(self, group: Group, draft: Draft) -> None:
+    def _buried(self, group: Group) -> list[RecordPair]:
         if isinstance(group, ClassicGroup):
             self._classic.forget(group)
-            draft.records.append(classic_group_tombstone(group.group_id))
-        else:
-            self._consumer.forget(group)
-            draft.records.extend(consumer_group_tombstones(group.group_id, group.members, group.resolved))
+            return [classic_group_tombstone(group.group_id)]
+        self._consumer.forget(group)
+        return consumer_group_tombstones(group.group_id, group.members, group.resolved)
 
     def _announce(self, made: ClassicGroup | None) -> None:
         if made is not None:
@@ -394,10 +412,13 @@ class GroupCoordinator:
 
     def _fall_due(self, name: DeadlineName, draft: Draft) -> None:
         kind, group_id, member_id = name
-        if name == EXPIRY:
-            self._expire_offsets(draft)
+        if kind in CLEANING_KINDS:
+            self._cleaning.go_on(name, draft)
             return
-        match self._groups.get(group_id):
+        if name == WAKING:
+            self._wake_some(draft)
+            return
+        match self._find(group_id, draft):
             case ClassicGroup() as group:
                 self._classic_due(kind, group, member_id, draft)
             case ConsumerGroup() as group:
@@ -424,24 +445,6 @@ class GroupCoordinator:
         if member is not None:
             # Not heard of, did not let go of partitions, did not join again or sync: in each case others wait for it.
             self._announce(self._migration.remove(group, [member], draft))
-
-    def _expire_offsets(self, draft: Draft) -> None:
-        """One round over all groups, a group at a time as long as there is nothing to write."""
-        if self._expiring is None:
-            self._expiring = list(self._groups)
-        while self._expiring and not draft.records:
-            group = self._groups.get(self._expiring[-1])
-            if group is not None:
-                nothing_left = self._offset_decisions.expire(group, draft)
-                if nothing_left and not group.members and _may_be_buried(group):
-                    self._bury(group, draft)
-            if not draft.records:
-                self._expiring.pop()  # else it is looked at again: there may be more to write
-        if not self._expiring:
-            self._expiring = None
-            self._deadlines.set(EXPIRY, draft.now_ms + self._settings.offsets_retention_check_interval_ms)
-        else:
-            self._deadlines.set(EXPIRY, draft.now_ms)
 
     # Applying
     # -----------------------------------------------------------------------------------------------------------
@@ -566,11 +569,6 @@ def _with_assignment(member: ConsumerMember, said: ConsumerGroupCurrentMemberAss
 def _from_stored(group: ClassicGroup) -> ClassicGroup:
     assert group.stored is not None
     return ClassicGroup.from_stored(group.group_id, group.stored, read_value(GroupMetadataValue, group.stored))
-
-
-def _may_be_buried(group: Group) -> bool:
-    """Nobody is on the way into it."""
-    return isinstance(group, ConsumerGroup) or (group.state is ClassicState.EMPTY and not group.pending_joins)
 
 
 def _no_consumer_group(group_id: str) -> Refusal:

@@ -84,6 +84,8 @@ class Migration:
             member = self._upgraded_member(group, classic_member)
             if isinstance(member, Refusal):
                 return member
+            if any(made.is_held(topic_id, each) for topic_id, given in member.assigned.items() for each in given):
+                return _not_upgradable(group, "its assignor gave one partition to two members")
             made.put(member)
             made.target[member.member_id] = {
                 topic_id: frozenset(partitions) for topic_id, partitions in member.assigned.items()

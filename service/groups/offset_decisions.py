@@ -1,4 +1,4 @@
-"""Committing, fetching, deleting and expiring offsets.
+"""Committing, fetching and deleting offsets.
 
 Reads offsets and the group they belong to, and writes records into the draft. Whoever commits must be of the group as
 it stands: a member of the present generation, or nobody's member while the group is empty. Called by GroupCoordinator.
@@ -19,7 +19,6 @@ from service.groups.commands import (
     FetchedTopic,
     FetchOffsets,
     FetchReply,
-    ForgetTopics,
     OffsetToCommit,
     PartitionsAsked,
 )
@@ -33,10 +32,6 @@ from service.groups.verdicts import Draft, Fault
 Group = ClassicGroup | ConsumerGroup
 ZERO_TOPIC_ID = bytes(16)
 END_OF_TIME_MS = (1 << 63) - 1
-
-# Expired offsets go in decisions of this many records, so that a log full of them makes no batch too large to write
-# (1 MB by default, a tombstone is about 100 bytes).
-MAX_EXPIRED_AT_ONCE = 1_000
 
 # May this offset of the committing member be taken? The fault it is refused with, else None.
 OffsetCheck = Callable[[OffsetToCommit], Fault | None]
@@ -71,8 +66,7 @@ class OffsetDecisions:
             return CommitReply(check)
         draft.producer_id = ask.producer_id
         draft.producer_epoch = ask.producer_epoch
-        # The protocol has no topic ids here; Kafka stores none either.
-        return self._record(ask.group_id, ask.offsets, check, None, draft, with_topic_ids=False)
+        return self._record(ask.group_id, ask.offsets, check, None, draft)
 
     def _record(
         self,
@@ -81,8 +75,6 @@ class OffsetDecisions:
         check: OffsetCheck,
         expire_ms: int | None,
         draft: Draft,
-        *,
-        with_topic_ids: bool = True,
     ) -> CommitReply:
         faults: list[Fault | None] = []
         for each in offsets:
@@ -98,7 +90,7 @@ class OffsetDecisions:
                 each.metadata,
                 draft.wall_ms,
                 expire_ms,
-                each.topic_id if with_topic_ids else ZERO_TOPIC_ID,
+                each.topic_id,
             )
             draft.records.append(offset_record(group_id, each.topic, each.partition, committed))
             faults.append(None)
@@ -200,53 +192,6 @@ class OffsetDecisions:
         if exists or self._offsets.is_pending(group_id, topic, partition):
             draft.records.append(offset_tombstone(group_id, topic, partition))
 
-    def delete_all(self, group_id: str, draft: Draft) -> None:
-        names = {
-            (topic, partition): None
-            for topic, partitions in self._offsets.of_group(group_id).items()
-            for partition in partitions
-        }
-        names.update(dict.fromkeys(self._offsets.pending_of_group(group_id)))
-        draft.records.extend(offset_tombstone(group_id, topic, partition) for topic, partition in names)
-
-    def forget_topics(self, ask: ForgetTopics, draft: Draft) -> None:
-        deleted = dict(ask.topics)
-        names = {
-            (group_id, topic, partition): None
-            for group_id, topic, partition, committed in self._offsets.everywhere()
-            # An offset without an id was written by a transaction or an old version: the name must do.
-            if topic in deleted and committed.topic_id in (ZERO_TOPIC_ID, deleted[topic])
-        }
-        draft.records.extend(offset_tombstone(*name) for name in names)
-
-    # Expiring
-    # -----------------------------------------------------------------------------------------------------------
-
-    def expire(self, group: Group, draft: Draft) -> bool:
-        """Tombstones for what nobody has committed or used for so long; whether nothing of the group will be left."""
-        since = _idle_since(group)
-        if since is None:
-            return False
-        nothing_left = not self._offsets.has_pending(group.group_id)
-        for topic, partitions in self._offsets.of_group(group.group_id).items():
-            subscribed = group.is_subscribed_to(topic)
-            for partition, committed in partitions.items():
-                if (
-                    not subscribed
-                    and self._is_expired(committed, since(committed), draft.wall_ms)
-                    and not self._offsets.is_pending(group.group_id, topic, partition)
-                    and len(draft.records) < MAX_EXPIRED_AT_ONCE
-                ):
-                    draft.records.append(offset_tombstone(group.group_id, topic, partition))
-                else:
-                    nothing_left = False
-        return nothing_left
-
-    def _is_expired(self, committed: CommittedOffset, since_ms: int, wall_ms: int) -> bool:
-        if committed.expire_timestamp_ms is not None:  # a client of old that chose for itself
-            return wall_ms >= committed.expire_timestamp_ms
-        return wall_ms - since_ms >= self._settings.offsets_retention_ms
-
 
 def _classic_fault(group: ClassicGroup, member_id: str, instance_id: str | None, generation: int) -> Fault | None:
     if generation < 0 and group.state is ClassicState.EMPTY:
@@ -298,13 +243,12 @@ def _is_of_another_topic(stored_id: bytes, wanted_id: bytes) -> bool:
     return ZERO_TOPIC_ID not in (stored_id, wanted_id) and stored_id != wanted_id
 
 
-def _idle_since(group: Group) -> Callable[[CommittedOffset], int] | None:
-    """From when an offset's retention counts; None while no offset of the group may expire."""
+def idle_since(group: Group, committed: CommittedOffset) -> int | None:
+    """From when the offset's retention counts; None while no offset of the group may expire."""
     if isinstance(group, ConsumerGroup) or group.protocol_type is None:
-        return lambda committed: committed.commit_timestamp_ms
+        return committed.commit_timestamp_ms
     if group.state is ClassicState.EMPTY:
-        emptied_ms = group.state_timestamp_ms
-        return lambda committed: committed.commit_timestamp_ms if emptied_ms == -1 else emptied_ms
+        return committed.commit_timestamp_ms if group.state_timestamp_ms == -1 else group.state_timestamp_ms
     if group.uses_consumer_protocol and group.subscribed_topics is not None and group.state is ClassicState.STABLE:
-        return lambda committed: committed.commit_timestamp_ms  # of topics that it no longer subscribes to
+        return committed.commit_timestamp_ms  # of topics that it no longer subscribes to
     return None

@@ -5,7 +5,6 @@ the log. Each offset remembers its place in that order (`order`), so that a tran
 a commit that was written after it.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 
@@ -50,19 +49,32 @@ class Offsets:
     def has_pending(self, group_id: str) -> bool:
         return group_id in self._open
 
-    def pending_of_group(self, group_id: str) -> Iterator[PartitionName]:
-        yield from self._open.get(group_id, {})
+    def topics(self) -> list[str]:
+        """Every topic that some group has offsets of."""
+        committed = (topic for topics in self._committed.values() for topic in topics)
+        pending = (topic for names in self._open.values() for topic, _ in names)
+        return list(dict.fromkeys((*committed, *pending)))
 
-    def everywhere(self) -> Iterator[tuple[str, str, int, CommittedOffset]]:
-        """Every offset, committed and pending; one that is both comes more than once."""
-        for group_id, topics in self._committed.items():
-            for topic, partitions in topics.items():
-                for partition, committed in partitions.items():
-                    yield group_id, topic, partition, committed
-        for groups in self._pending.values():
-            for group_id, offsets in groups.items():
-                for (topic, partition), committed in offsets.items():
-                    yield group_id, topic, partition, committed
+    def groups_with(self, topic: str) -> list[str]:
+        committed = (group_id for group_id, topics in self._committed.items() if topic in topics)
+        pending = (group_id for group_id, names in self._open.items() if any(topic == named for named, _ in names))
+        return list(dict.fromkeys((*committed, *pending)))
+
+    def topics_of(self, group_id: str) -> list[str]:
+        pending = (topic for topic, _ in self._open.get(group_id, ()))
+        return list(dict.fromkeys((*self._committed.get(group_id, ()), *pending)))
+
+    def partitions(self, group_id: str, topic: str) -> list[int]:
+        """Those with an offset, committed or pending."""
+        pending = (partition for named, partition in self._open.get(group_id, ()) if named == topic)
+        return list(dict.fromkeys((*self._committed.get(group_id, {}).get(topic, ()), *pending)))
+
+    def all_of(self, group_id: str, topic: str, partition: int) -> list[CommittedOffset]:
+        """The committed offset and those that wait for their transactions."""
+        committed = self.get(group_id, topic, partition)
+        name = (topic, partition)
+        pending = [self._pending[producer][group_id][name] for producer in self._open.get(group_id, {}).get(name, ())]
+        return pending if committed is None else [committed, *pending]
 
     def facts(self) -> object:
         """What a copy must agree on, without the order, which compaction may change by leaving gaps."""

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from hypothesis.strategies import booleans, integers, sampled_from
 
-from service.groups.commands import ConsumerHeartbeatReply, ForgetTopics
+from service.groups.commands import ConsumerHeartbeatReply, ForgetTopic
 from service.groups.verdicts import Fault
 from tests.service.groups.driver import Driver, Topics
 
@@ -147,7 +147,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
         facts = self.driver.topics.by_name(name)
         if facts is not None:
             self.driver.topics.remove(name)
-            self.driver.ask(ForgetTopics(((name, facts.topic_id),)))
+            self.driver.ask(ForgetTopic(name, facts.topic_id))
 
     @rule()
     def restart(self) -> None:

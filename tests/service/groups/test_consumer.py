@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from service.groups.commands import LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerHeartbeatReply, ForgetTopics
+from service.groups.commands import LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerHeartbeatReply, ForgetTopic
 from service.groups.consumer_group import ConsumerGroup
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.states import MemberState
@@ -220,7 +220,7 @@ def test_a_deleted_topic_is_taken_away(driver: Driver) -> None:
     gone = driver.topics.id_of("events")
     held = owned(driver, orders=ALL, events=[0, 1, 2])
     driver.topics.remove("events")
-    driver.ask(ForgetTopics((("events", gone),)))
+    driver.ask(ForgetTopic("events", gone))
     assert driver.named(driver.beat("a", 2, owned=held)) == {"orders": ALL}
     assert driver.beat("a", 2, owned=owned(driver, orders=ALL)).member_epoch == 3
 

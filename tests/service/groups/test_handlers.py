@@ -245,6 +245,19 @@ def test_offsets_are_committed_and_fetched_in_every_version(stage: Stage, versio
     ]
 
 
+@pytest.mark.parametrize("version", [1, 7, 9])
+def test_a_topic_made_again_is_not_read_from_where_its_namesake_was(stage: Stage, version: int) -> None:
+    stage.ask(commit(stage), 9)
+    stage.driver.topics.remove("orders")
+    stage.driver.topics.put("orders", 4)
+    if version < 8:
+        (found,) = stage.ask(OffsetFetchRequest("g", [OffsetFetchRequestTopic("orders", [0])]), version).topics
+    else:
+        wanted = OffsetFetchRequestGroup("g", topics=[OffsetFetchRequestTopics("orders", partition_indexes=[0])])
+        (found,) = stage.ask(OffsetFetchRequest(groups=[wanted]), version).groups[0].topics
+    assert (found.name, found.partitions[0].committed_offset) == ("orders", -1)
+
+
 @pytest.mark.parametrize("version", range(2, 11))
 def test_what_does_not_exist_can_not_be_committed(stage: Stage, version: int) -> None:
     (topic,) = stage.ask(commit(stage, topic="nix"), version).topics

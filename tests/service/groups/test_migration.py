@@ -136,6 +136,16 @@ def test_groups_that_can_not_be_understood_are_not_upgraded(driver: Driver) -> N
         assert driver.listed()[group][0] == "classic"
 
 
+def test_a_group_whose_assignor_gave_a_partition_to_two_members_is_not_upgraded(driver: Driver) -> None:
+    tokens = [driver.start_join(member=driver.member_id()) for _ in range(2)]
+    driver.wait(6_000)
+    replies = [driver.answers[token] for token in tokens]
+    leader = next(reply for reply in replies if reply.member_id == reply.leader)
+    driver.sync(leader, assignments={reply.member_id: assignment(orders=ALL) for reply in replies})
+    assert driver.beat("c", 0).fault is Fault.GROUP_ID_NOT_FOUND
+    assert driver.listed()["g"][0] == "classic"
+
+
 def test_a_group_too_large_for_the_new_protocol_is_not_upgraded() -> None:
     driver = Driver(GroupSettings(group_consumer_max_size=1))
     driver.stable_group(members=2)

@@ -4,10 +4,12 @@ import pytest
 
 from service.groups.commands import (
     LEAVE_EPOCH,
+    DeleteGroup,
     DeleteOffsets,
     DeleteOffsetsReply,
+    FaultReply,
     FetchOffsets,
-    ForgetTopics,
+    ForgetTopic,
     PartitionsAsked,
 )
 from service.groups.settings import GroupSettings
@@ -306,7 +308,7 @@ def test_a_deleted_topics_offsets_go_from_every_group(driver: Driver) -> None:
     driver.commit(12, group="h")
     driver.commit_in_transaction(7, 20, group="h")
     driver.commit(13, topic="events")
-    driver.ask(ForgetTopics((("orders", driver.topics.id_of("orders")),)))
+    driver.ask(ForgetTopic("orders", driver.topics.id_of("orders")))
     driver.end_transaction(7, committed=True)
     assert (driver.committed(), driver.committed("h"), driver.committed(topic="events")) == (-1, -1, 13)
 
@@ -316,8 +318,85 @@ def test_a_deleted_topics_namesake_keeps_its_offsets(driver: Driver) -> None:
     driver.topics.remove("orders")
     driver.topics.put("orders", 4)
     driver.commit(11)
-    driver.ask(ForgetTopics((("orders", gone),)))
+    driver.ask(ForgetTopic("orders", gone))
     assert driver.committed() == 11
+
+
+def turns_of(driver: Driver) -> list[int]:
+    """How many records each turn writes, until nothing is due at once."""
+    written = []
+    while driver.machine.next_deadline_ms() == driver.now_ms:
+        decision = driver.machine.expire(driver.now_ms)
+        driver.take(decision)
+        written.append(len(decision.records))
+    return written
+
+
+def many_offsets(partitions: int = 2_500) -> Driver:
+    driver = Driver(topics=Topics(orders=partitions, events=1))
+    for partition in range(partitions):
+        driver.commit(11, partition=partition)
+    driver.wait(0)
+    return driver
+
+
+def test_a_deleted_topics_many_offsets_go_in_turns() -> None:
+    driver = many_offsets()
+    gone = driver.topics.id_of("orders")
+    driver.topics.remove("orders")
+    driver.topics.put("orders", 2_500)
+    driver.commit(12, partition=2_499)
+    driver.ask(ForgetTopic("orders", gone))
+    assert turns_of(driver) == [500, 500, 500, 499]
+    assert (driver.committed(), driver.committed(partition=2_499)) == (-1, 12)
+
+
+def test_a_group_with_many_offsets_is_deleted_in_turns_and_then_answered() -> None:
+    driver = many_offsets()
+    deleting = driver.start(DeleteGroup("g"))
+    driver.commit(12, topic="events")
+    assert deleting not in driver.answers
+    assert sum(turns_of(driver)) == 2_500 - 500 + 1 + 1
+    assert driver.answers[deleting] == FaultReply()
+    assert driver.listed() == {}
+
+
+def test_a_group_that_somebody_joins_while_it_is_deleted_stays() -> None:
+    driver = many_offsets()
+    deleting = driver.start(DeleteGroup("g"))
+    driver.start_join(member=driver.member_id())
+    driver.wait(0)
+    assert driver.answers[deleting] == FaultReply(Fault.NON_EMPTY_GROUP)
+    assert driver.committed(partition=2_499) == 11
+
+
+def test_offsets_that_do_not_expire_are_looked_at_in_turns() -> None:
+    driver = many_offsets(5_000)
+    driver.now_ms += 600_000
+    assert turns_of(driver) == [0] * 6
+
+
+def test_a_topic_that_was_deleted_while_nobody_looked_is_forgotten_by_the_next_coordinator(driver: Driver) -> None:
+    driver.commit(11)
+    driver.commit(12, topic="events")
+    driver.commit_in_transaction(7, 20, group="h")
+    driver.commit_in_transaction(7, 21, group="h", topic="events")
+    driver.topics.remove("orders")
+    driver.topics.put("orders", 4)
+    driver.restart()
+    driver.wait(0)
+    driver.end_transaction(7, committed=True)
+    assert (driver.committed(), driver.committed("h")) == (-1, -1)
+    assert (driver.committed(topic="events"), driver.committed("h", topic="events")) == (12, 21)
+
+
+def test_a_topic_made_again_does_not_inherit_what_a_transaction_committed(driver: Driver) -> None:
+    driver.commit_in_transaction(7, 20)
+    driver.topics.remove("orders")
+    driver.topics.put("orders", 4)
+    driver.end_transaction(7, committed=True)
+    present = PartitionsAsked("orders", driver.topics.id_of("orders"), (0,))
+    assert driver.fetch(topics=(present,)).topics[0].offsets[0].offset == -1
 
 
 # Expiring
@@ -444,4 +523,4 @@ def test_many_offsets_expire_over_several_batches() -> None:
     written = len(driver.log)
     driver.wait(600_000)
     assert driver.listed() == {}
-    assert [len(entry.records) for entry in driver.log[written:]] == [1_000, 1_000, 501]
+    assert [len(entry.records) for entry in driver.log[written:]] == [500] * 5 + [1]

@@ -1,0 +1,186 @@
+"""What goes by itself or at a word: offsets that expired, offsets of topics that are gone, whole groups.
+
+A coordinator may hold a hundred thousand offsets, so none of it is done in one turn of the loop. Each kind of work is a
+generator that looks at one offset after the other, as the machine stands then, and writes tombstones; a turn ends after
+`LOOKED_AT_ONCE` looks or `GONE_AT_ONCE` records and the work is due again at once. All of it is soft: a round that a
+crash ends begins anew, and topics that were deleted are found again by looking, once the log has been read, which of
+those with offsets are there. Called by GroupCoordinator only.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from service.groups.classic_decisions import DeadlineKind, DeadlineName
+from service.groups.classic_group import ClassicGroup
+from service.groups.commands import FaultReply
+from service.groups.consumer_group import ConsumerGroup
+from service.groups.deadlines import Deadlines
+from service.groups.offset_decisions import ZERO_TOPIC_ID, idle_since
+from service.groups.offsets import CommittedOffset, Offsets
+from service.groups.records import offset_tombstone
+from service.groups.settings import GroupSettings
+from service.groups.states import ClassicState
+from service.groups.topics import TopicView
+from service.groups.verdicts import Draft, Fault, RecordPair, Token
+
+Group = ClassicGroup | ConsumerGroup
+
+LOOKED_AT_ONCE = 1_000
+# A tombstone has some 100 bytes, 32 KB at most; a batch of them stays far below what a topic takes (1 MB).
+GONE_AT_ONCE = 500
+GONE_AT_ONCE_BYTES = 500_000
+
+EXPIRY: DeadlineName = ("offsets", "", "")
+CLEANING_KINDS: tuple[DeadlineKind, ...] = ("offsets", "forget", "delete")
+
+# Yields after every look: True where what was written must be applied before going on.
+Work = Iterator[bool]
+
+
+class Cleaning:
+    """`find` gives a group as it lives, `bury` the records that end one, `group_ids` all that there are."""
+
+    def __init__(
+        self,
+        settings: GroupSettings,
+        offsets: Offsets,
+        topics: TopicView,
+        deadlines: Deadlines[DeadlineName],
+        *,
+        find: Callable[[str, Draft], Group | None],
+        bury: Callable[[Group], Iterable[RecordPair]],
+        group_ids: Callable[[], list[str]],
+    ) -> None:
+        self._settings = settings
+        self._offsets = offsets
+        self._topics = topics
+        self._deadlines = deadlines
+        self._find = find
+        self._bury = bury
+        self._group_ids = group_ids
+        self._under_way: dict[DeadlineName, Work] = {}
+        self._draft = Draft(0, 0)  # of the present turn
+        self._turn = 0
+
+    # What is to be done -----------------------------------------------------------------------------------------------
+
+    def begin(self, draft: Draft) -> None:
+        """The log was read."""
+        self._deadlines.set(EXPIRY, draft.now_ms + self._settings.offsets_retention_check_interval_ms)
+        for topic in self._offsets.topics():
+            self._under_way[("forget", topic, "")] = self._forget(topic, None)
+            self._deadlines.set(("forget", topic, ""), draft.now_ms)
+
+    def forget_topic(self, topic: str, topic_id: bytes, draft: Draft) -> None:
+        """It is deleted."""
+        name: DeadlineName = ("forget", topic, topic_id.hex())
+        self._under_way[name] = self._forget(topic, topic_id)
+        self.go_on(name, draft)
+
+    def delete_group(self, group_id: str, token: Token, draft: Draft) -> None:
+        """Answered when all of it is gone."""
+        name: DeadlineName = ("delete", group_id, str(token))
+        self._under_way[name] = self._delete(group_id, token)
+        self.go_on(name, draft)
+
+    def go_on(self, name: DeadlineName, draft: Draft) -> None:
+        """One turn of what is under way by this name."""
+        if name == EXPIRY and name not in self._under_way:
+            self._under_way[name] = self._expire()
+        self._draft = draft
+        self._turn += 1
+        written_bytes = 0
+        written = len(draft.records)
+        for looks, must_apply in enumerate(self._under_way[name], 1):
+            written_bytes += sum(len(key) for key, _ in draft.records[written:])
+            written = len(draft.records)
+            is_full = written >= GONE_AT_ONCE or written_bytes >= GONE_AT_ONCE_BYTES
+            if looks >= LOOKED_AT_ONCE or is_full or (must_apply and draft.records):
+                self._deadlines.set(name, draft.now_ms)
+                return
+        del self._under_way[name]
+        if name == EXPIRY:
+            self._deadlines.set(EXPIRY, draft.now_ms + self._settings.offsets_retention_check_interval_ms)
+
+    # How --------------------------------------------------------------------------------------------------------------
+
+    def _expire(self) -> Work:
+        """Tombstones for what nobody has committed or used for so long, and for groups that nothing is left of."""
+        for group_id in self._group_ids():
+            for topic in list(self._offsets.of_group(group_id)):
+                for partition in self._offsets.partitions(group_id, topic):
+                    if self._is_expired(group_id, topic, partition):
+                        self._draft.records.append(offset_tombstone(group_id, topic, partition))
+                    yield False
+            yield False
+        yield True
+        for group_id in self._group_ids():
+            group = self._find(group_id, self._draft)
+            if group is not None and self._is_nothing(group):
+                self._draft.records.extend(self._bury(group))
+            yield False
+
+    def _is_expired(self, group_id: str, topic: str, partition: int) -> bool:
+        group = self._find(group_id, self._draft)
+        committed = self._offsets.get(group_id, topic, partition)
+        if group is None or committed is None or group.is_subscribed_to(topic):
+            return False
+        since_ms = idle_since(group, committed)
+        if since_ms is None or self._offsets.is_pending(group_id, topic, partition):
+            return False
+        if committed.expire_timestamp_ms is not None:  # a client of old that chose for itself
+            return self._draft.wall_ms >= committed.expire_timestamp_ms
+        return self._draft.wall_ms - since_ms >= self._settings.offsets_retention_ms
+
+    def _is_nothing(self, group: Group) -> bool:
+        """No offsets, no members, and nobody on the way into it."""
+        holds_offsets = self._offsets.has_any(group.group_id) or self._offsets.has_pending(group.group_id)
+        return not holds_offsets and _is_empty(group) and not (isinstance(group, ClassicGroup) and group.pending_joins)
+
+    def _forget(self, topic: str, deleted_id: bytes | None) -> Work:
+        """Tombstones for offsets of a topic that is deleted, or (without an id) if it is not there any more."""
+        for group_id in self._offsets.groups_with(topic):
+            for partition in self._offsets.partitions(group_id, topic):
+                known = self._offsets.all_of(group_id, topic, partition)
+                # A tombstone takes all that is known of the partition, so that nothing of it may still be of use.
+                if known and all(self._is_gone(topic, deleted_id, committed) for committed in known):
+                    self._draft.records.append(offset_tombstone(group_id, topic, partition))
+                yield False
+
+    def _is_gone(self, topic: str, deleted_id: bytes | None, committed: CommittedOffset) -> bool:
+        # An offset without an id was written by an old version: the name must do.
+        if deleted_id is not None:
+            return committed.topic_id in (ZERO_TOPIC_ID, deleted_id)
+        facts = self._topics.by_name(topic)
+        return facts is None or committed.topic_id not in (ZERO_TOPIC_ID, facts.topic_id)
+
+    def _delete(self, group_id: str, token: Token) -> Work:
+        while self._may_be_deleted(group_id) and (names := self._names(group_id)):
+            turn = self._turn
+            for topic, partition in names:
+                if not self._may_be_deleted(group_id):
+                    break
+                self._draft.records.append(offset_tombstone(group_id, topic, partition))
+                yield False
+            if self._turn == turn:
+                break  # nobody can have committed meanwhile
+            yield True
+        group = self._find(group_id, self._draft)
+        if group is None:
+            self._draft.answer(token, FaultReply(Fault.GROUP_ID_NOT_FOUND))
+        elif not _is_empty(group):
+            self._draft.answer(token, FaultReply(Fault.NON_EMPTY_GROUP))
+        else:
+            self._draft.records.extend(self._bury(group))
+            self._draft.answer(token, FaultReply())
+
+    def _names(self, group_id: str) -> list[tuple[str, int]]:
+        topics = self._offsets.topics_of(group_id)
+        return [(topic, partition) for topic in topics for partition in self._offsets.partitions(group_id, topic)]
+
+    def _may_be_deleted(self, group_id: str) -> bool:
+        group = self._find(group_id, self._draft)
+        return group is not None and _is_empty(group)
+
+
+def _is_empty(group: Group) -> bool:
+    return not group.members and (isinstance(group, ConsumerGroup) or group.state is ClassicState.EMPTY)
