@@ -104,7 +104,7 @@ conformance: install-dev ## the same conversations with oncelog and Apache Kafka
 bench: install-dev ## throughput, latency, memory, start-up: a table of medians (PEER=kafka, BASE=HEAD~1 compare)
 	$(PYTHON_RUN) -m tests.bench $(if $(PEER),--peer $(PEER)) $(if $(BASE),--base $(BASE)) $(ARGS)
 
-fuzz: install-dev ## hostile frames at every API and version: FRAMES=10000000 for the long run
+fuzz: install-dev ## hostile frames at the codec of every API, hostile requests at every handler: FRAMES=10000000 for the long run
 	$(PYTHON_RUN) -m tests.fuzz --frames $(FRAMES) $(ARGS)
 
 transcripts: install-dev ## rewrite tests/transcripts/*.txt; review the difference

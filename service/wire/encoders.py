@@ -14,6 +14,7 @@ from collections.abc import Callable
 from struct import Struct, pack
 from typing import TYPE_CHECKING, Any
 
+from service.wire.decoders import LONGEST_STRING
 from service.wire.layout import FIXED_FORMATS, Field, Layout, is_flexible, layout_of
 
 if TYPE_CHECKING:
@@ -36,6 +37,14 @@ def varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+def clipped(text: str) -> bytes:
+    """A text, or so much of its beginning as a string of the protocol may hold."""
+    data = text.encode()
+    if len(data) <= LONGEST_STRING:
+        return data
+    return data[:LONGEST_STRING].decode(errors="ignore").encode()
 
 
 def stored_size(records: bytes | memoryview | list[bytes | FileSlice]) -> int:
@@ -72,6 +81,7 @@ class EncoderWriter:
         self.scope: dict[str, Any] = {
             "pack": pack,
             "varint": varint,
+            "clipped": clipped,
             "stored_size": stored_size,
             "add_stored": add_stored,
             "length_byte": [bytes([value]) for value in range(128)],
@@ -198,14 +208,16 @@ class Body:
 
     def variable(self, field: Field, value: str, nullable: bool) -> None:
         encoded = "value.encode()" if field.type == "string" else "value"
+        if field.name == "error_message":  # may repeat what a client said, and more: a name may be as long as a string
+            encoded = "clipped(value)"
         if nullable:
             self.line(f"value = {value}")
             self.line("if value is None:")
             self.line(" value = b''")
             self.line(" n = -1")
             self.line("else:")
-            if field.type == "string":
-                self.line(" value = value.encode()")
+            if encoded != "value":
+                self.line(f" value = {encoded}")
             self.line(" n = len(value)")
         else:
             self.line(f"value = {encoded.replace('value', value)}")

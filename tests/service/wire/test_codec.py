@@ -31,6 +31,8 @@ from service.wire.error_codes import ErrorCode
 from service.wire.layout import is_flexible, layout_of
 from service.wire.messages import (
     ApiVersionsResponse,
+    CreatableTopicResult,
+    CreateTopicsResponse,
     FetchableTopicResponse,
     FetchResponse,
     FetchResponsePartitionData,
@@ -52,6 +54,15 @@ def produce(records: bytes) -> ProduceRequest:
 
 
 # ---------------------------------------------------------------- numbers
+
+
+def test_an_error_message_is_clipped_to_what_a_string_may_hold() -> None:
+    """It may repeat a name that is as long as a string may be, and say what is wrong with it."""
+    for version in (2, 7):
+        topic = CreatableTopicResult("y" * 32_767, error_code=17, error_message="wrong: " + "é" * 32_767)
+        answer = encode_response(19, version, CreateTopicsResponse(topics=[topic]))
+        read = decode_response(19, version, b"".join(part for part in answer if isinstance(part, bytes)))
+        assert read.topics[0].error_message == "wrong: " + "é" * 16_380
 
 
 def test_error_codes_are_kafkas() -> None:
