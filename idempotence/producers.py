@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
+from idempotence.room import LOOKS_AT_ONCE, ProducerRoom
 from idempotence.sequence import MAX_SEQUENCE, next_sequence
 from idempotence.shelves import Shelves
 from idempotence.verdicts import (
@@ -55,7 +56,11 @@ from log.control import Marker, read_marker
 from log.ids import NO_EPOCH, NO_OFFSET, NO_SEQUENCE
 
 MAX_PRODUCERS: Final = 1_000_000
-"""For one partition: about 250 MB when full. Kafka has no limit and runs out of memory (KIP-936)."""
+"""For one partition, unless it is set: 200 to 400 MB when full. Kafka has no limit and runs out of memory (KIP-936)."""
+IDLE_S: Final = 600
+"""Not seen for so long, a producer may go if there are too many. Clients give a batch up after two minutes
+(`delivery.timeout.ms`).
+"""
 MAX_VERIFYING: Final = 10_000
 """Producers whose first batch of a transaction is being verified. Past it the oldest must ask again."""
 
@@ -115,17 +120,27 @@ class ProducerStates:
 
     __slots__ = (
         "_limit",
+        "_next_shelf",
         "_now_s",
         "_open_transactions",
         "_producers",
+        "_room",
+        "_suspects",
         "_unseen_since_s",
         "_verifying",
     )
 
-    def __init__(self, open_transactions: Mapping[int, int], *, limit: int = MAX_PRODUCERS) -> None:
-        """`open_transactions` is a live mapping that somebody else owns: producer id to first offset."""
+    def __init__(
+        self, open_transactions: Mapping[int, int], *, limit: int = MAX_PRODUCERS, room: ProducerRoom | None = None
+    ) -> None:
+        """`open_transactions` is a live mapping that somebody else owns: producer id to first offset. `limit` is for
+        this partition, `room` is what all partitions of the broker share.
+        """
         self._open_transactions = open_transactions
         self._limit = limit
+        self._room = ProducerRoom() if room is None else room
+        self._suspects: list[int] = []
+        self._next_shelf = 0
         self._producers = Shelves()
         self._verifying: dict[int, _Verifying] = {}
         self._now_s = 0
@@ -209,9 +224,14 @@ class ProducerStates:
             refused = self._check_beginning(header)
             if refused is not None:
                 return refused
-        if len(self._producers) >= self._limit:
+        return self._make_room() or ACCEPTED
+
+    def _make_room(self) -> TooManyProducers | None:
+        """For one producer more; or why there is none."""
+        if len(self._producers) >= self._limit and not self.evict_idle(self._now_s, LOOKS_AT_ONCE)[0]:
+            self._room.refused += 1
             return TooManyProducers(self._limit)
-        return ACCEPTED
+        return None if self._room.take(self._now_s) else TooManyProducers(self._room.limit)
 
     def _check_beginning(self, header: BatchHeader) -> OutOfOrder | None:
         """A producer's state may have expired, so it may begin with any sequence, unless more is known of it by what is
@@ -239,6 +259,7 @@ class ProducerStates:
         """
         entry = self._producers.get(header.producer_id)
         if entry is None:
+            self._make_room()  # without any the marker is written all the same, and leaves nothing behind
             return ACCEPTED
         current_epoch, current_coordinator_epoch = _COORDINATOR_EPOCH.unpack_from(entry)
         epoch = header.producer_epoch
@@ -354,6 +375,8 @@ class ProducerStates:
         producer_id, epoch = header.producer_id, header.producer_epoch
         self._verifying.pop(producer_id, None)
         entry = self._producers.get(producer_id)
+        if entry is None and (len(self._producers) >= self._limit or self._room.is_full):
+            return  # it ended nothing here, and what it would tell, the epoch, the coordinator knows as well
         kept, coordinator_epoch = b"", _coordinator_epoch(entry, marker)
         if entry is not None and EPOCH.unpack_from(entry)[0] == epoch:
             kept = entry[WINDOW_AT:]  # transaction version 0 and 1: sequences go on after the marker
@@ -369,9 +392,9 @@ class ProducerStates:
 
     # -- forgetting
 
-    def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Forget producers not seen for the expiration time, and verifications nobody came back for. How many
-        producers went.
+    def expire(self, now_ms: int, expiration_ms: int) -> Iterator[int]:
+        """Forget producers not seen for the expiration time, and verifications nobody came back for. Step by step; how
+        many producers went in each. Others may have a turn in between.
 
         A producer is seen when it writes, by this broker's clock: the timestamps inside its batches are the client's
         and may be years old. One whose last write was only replayed counts as seen when this was first called.
@@ -379,14 +402,6 @@ class ProducerStates:
         self._now_s = now_ms // 1000
         self._unseen_since_s = self._unseen_since_s or self._now_s
         idle_since_s = self._now_s - expiration_ms // 1000
-        gone = [
-            producer_id
-            for producer_id, entry in self._producers.items()
-            if (_SEEN.unpack_from(entry)[0] or self._unseen_since_s) <= idle_since_s
-            and producer_id not in self._open_transactions
-        ]
-        for producer_id in gone:
-            self._producers.remove(producer_id)
         given_up = [
             producer_id
             for producer_id, verifying in self._verifying.items()
@@ -394,7 +409,43 @@ class ProducerStates:
         ]
         for producer_id in given_up:
             del self._verifying[producer_id]
-        return len(gone)
+        for number in range(self._producers.shelves):
+            gone = [
+                producer_id
+                for producer_id, entry in self._producers.shelf(number).items()
+                if (_SEEN.unpack_from(entry)[0] or self._unseen_since_s) <= idle_since_s
+                and producer_id not in self._open_transactions
+            ]
+            for producer_id in gone:
+                self._producers.remove(producer_id)
+            yield len(gone)
+
+    def evict_idle(self, now_s: int, at_most: int) -> tuple[int, int]:
+        """Look at so many producers, from where the last look ended, and forget those that are idle before their time:
+        how many went, and how many were looked at.
+
+        One whose last batch no client would send again is idle, and so is one of whom nothing is known but the epoch,
+        which its coordinator knows as well; never one with a transaction open here.
+        """
+        self._unseen_since_s = self._unseen_since_s or now_s
+        gone = looked = 0
+        for _ in range(self._producers.shelves + 1):
+            while self._suspects and looked < at_most:
+                producer_id = self._suspects.pop()
+                looked += 1
+                entry = self._producers.get(producer_id)
+                if entry is None or producer_id in self._open_transactions:
+                    continue
+                seen_s = _SEEN.unpack_from(entry)[0] or self._unseen_since_s
+                if len(entry) == WINDOW_AT or seen_s <= now_s - IDLE_S:
+                    self._producers.remove(producer_id)
+                    gone += 1
+            if looked >= at_most:
+                break
+            self._suspects = list(self._producers.shelf(self._next_shelf))
+            self._suspects.reverse()
+            self._next_shelf += 1
+        return gone, looked
 
     # -- looking in
 

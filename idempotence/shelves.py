@@ -5,7 +5,7 @@ its place: a million producers stand on 64 shelves, and to copy one takes half a
 Called by `producers.py` alone.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from typing import Final
 
@@ -25,6 +25,14 @@ class Shelves:
 
     def __len__(self) -> int:
         return sum(map(len, self._shelves))
+
+    @property
+    def shelves(self) -> int:
+        return len(self._shelves)
+
+    def shelf(self, number: int) -> Mapping[int, bytes]:
+        """A part of all entries, to look through in one go."""
+        return self._shelves[number % len(self._shelves)]
 
     def items(self) -> Iterator[tuple[int, bytes]]:
         return chain.from_iterable(shelf.items() for shelf in self._shelves)

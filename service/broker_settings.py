@@ -471,6 +471,20 @@ class BrokerSettings:
         at_least=1,
         mode=ANYWHERE,
     )
+    producers_max = integer(
+        "producers.max",
+        2_000_000,
+        "As many producers (each partition they write to counts) are remembered together, 200 to 400 bytes each. When "
+        "there are more, those that have been idle for ten minutes are forgotten before their time, and if there are "
+        "none, new producers are refused with POLICY_VIOLATION.",
+        at_least=1,
+    )
+    producers_per_partition_max = integer(
+        "producers.per.partition.max",
+        1_000_000,
+        "The same for the producers of one partition.",
+        at_least=1,
+    )
     producer_id_expiration_check_interval_ms = integer(
         "producer.id.expiration.check.interval.ms",
         600000,

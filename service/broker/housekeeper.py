@@ -109,7 +109,8 @@ class Housekeeper:
         return partition.log.expired_segments(now_ms=self._env.clock.wall_ms(), high_watermark=partition.high_watermark)
 
     async def _forget_idle_producers(self, partition: Partition) -> None:
-        partition.producers.expire(self._env.clock.wall_ms(), self._config.producer_id_expiration_ms)
+        for _ in partition.producers.expire(self._env.clock.wall_ms(), self._config.producer_id_expiration_ms):
+            await asyncio.sleep(0)
 
     async def forget_point(self, partition: Partition) -> None:
         """The partition is gone; one that takes its name must not be measured by how far this one had come."""

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from idempotence.producers import ProducerStates
+from idempotence.room import ProducerRoom
 from isolation.stable import StableOffsets
 from log.config import LogConfig
 from log.disk import Disk, DiskFault
@@ -97,6 +98,9 @@ class Broker:
         self.metadata = ClusterMetadata(store, env, session_timeout_s=SESSION_TIMEOUT_S)
         self.metadata.on_session_lost = self._step_down
         self.partitions = PartitionTable()
+        self.producer_room = ProducerRoom(
+            config.producers_max, lambda: (partition.producers for partition in self.partitions)
+        )
         self.folders = [
             LogFolder(name, disk, self._folder_failed, reserve_bytes=config.log_reserve_bytes)
             for name, disk in disks.items()
@@ -366,7 +370,9 @@ class Broker:
     ) -> Partition:
         topic_partition = TopicPartition(topic.name, index)
         stable = StableOffsets()
-        producers = ProducerStates(stable.open_transactions)
+        producers = ProducerStates(
+            stable.open_transactions, limit=self.config.producers_per_partition_max, room=self.producer_room
+        )
         log = PartitionLog.open(
             folder.disk,
             folder_of(topic_partition),

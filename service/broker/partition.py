@@ -386,6 +386,6 @@ def _not_new(verdict: Verdict) -> Appended | Refused:
             message = f"Epoch of the producer is {epoch}, smaller than the last seen epoch {current_epoch}."
             return Refused(ErrorCode.INVALID_PRODUCER_EPOCH, message)
         case TooManyProducers(limit):
-            return Refused(ErrorCode.POLICY_VIOLATION, f"The partition remembers {limit} producers and takes no more.")
+            return Refused(ErrorCode.POLICY_VIOLATION, f"{limit} producers are remembered, and none of them is idle.")
         case _:
             return Refused(ErrorCode.INVALID_TXN_STATE)

@@ -4,7 +4,7 @@ nothing else.
 
 import pytest
 
-from idempotence.producers import MAX_VERIFYING, Guard, Origin, ProducerStates
+from idempotence.producers import IDLE_S, MAX_VERIFYING, Guard, Origin, ProducerStates
 from idempotence.verdicts import (
     ACCEPTED,
     CoordinatorFenced,
@@ -462,8 +462,8 @@ def test_an_idle_producer_is_forgotten() -> None:
     partition.write(1)
     partition.now_ms += DAY_MS // 2
     partition.write(2)
-    assert partition.producers.expire(partition.now_ms + DAY_MS // 2 - 1_000, DAY_MS) == 0
-    assert partition.producers.expire(partition.now_ms + DAY_MS // 2, DAY_MS) == 1
+    assert sum(partition.producers.expire(partition.now_ms + DAY_MS // 2 - 1_000, DAY_MS)) == 0
+    assert sum(partition.producers.expire(partition.now_ms + DAY_MS // 2, DAY_MS)) == 1
     assert [facts.producer_id for facts in partition.producers.describe()] == [2]
 
 
@@ -471,9 +471,9 @@ def test_an_idle_producer_is_forgotten() -> None:
 def test_a_producer_with_an_open_transaction_is_not_forgotten() -> None:
     partition = Partition()
     partition.write(transactional=True)
-    assert partition.producers.expire(partition.now_ms + 10 * DAY_MS, DAY_MS) == 0
+    assert sum(partition.producers.expire(partition.now_ms + 10 * DAY_MS, DAY_MS)) == 0
     partition.end(epoch=1)
-    assert partition.producers.expire(partition.now_ms + 20 * DAY_MS, DAY_MS) == 1
+    assert sum(partition.producers.expire(partition.now_ms + 20 * DAY_MS, DAY_MS)) == 1
 
 
 def test_old_timestamps_inside_the_batches_make_no_producer_look_idle() -> None:
@@ -482,23 +482,23 @@ def test_old_timestamps_inside_the_batches_make_no_producer_look_idle() -> None:
     """
     partition = Partition()
     partition.write(timestamp_ms=1)
-    assert partition.producers.expire(partition.now_ms + 1_000, DAY_MS) == 0
+    assert sum(partition.producers.expire(partition.now_ms + 1_000, DAY_MS)) == 0
     assert partition.write(sequence=0, timestamp_ms=1) == Duplicate(0, 0, 1)
 
 
 def test_a_producer_that_was_only_replayed_has_its_full_time() -> None:
     partition = Partition()
     partition.apply(batches.data())
-    assert partition.producers.expire(partition.now_ms, DAY_MS) == 0
-    assert partition.producers.expire(partition.now_ms + DAY_MS - 1_000, DAY_MS) == 0
-    assert partition.producers.expire(partition.now_ms + DAY_MS, DAY_MS) == 1
+    assert sum(partition.producers.expire(partition.now_ms, DAY_MS)) == 0
+    assert sum(partition.producers.expire(partition.now_ms + DAY_MS - 1_000, DAY_MS)) == 0
+    assert sum(partition.producers.expire(partition.now_ms + DAY_MS, DAY_MS)) == 1
 
 
 @rule("B.1", "verifications that nobody came back for are forgotten alike")
 def test_abandoned_verifications_are_forgotten() -> None:
     partition = Partition()
     guard = partition.verify()
-    partition.producers.expire(partition.now_ms + DAY_MS, DAY_MS)
+    assert sum(partition.producers.expire(partition.now_ms + DAY_MS, DAY_MS)) == 0
     assert partition.write(transactional=True, needs_guard=True, guard=guard) == NotInTransaction()
 
 
@@ -516,8 +516,38 @@ def test_one_producer_too_many_is_refused_and_the_known_ones_go_on() -> None:
     partition.write(2)
     assert partition.write(3) == TooManyProducers(2)
     assert partition.write(1, sequence=1) is ACCEPTED
-    partition.producers.expire(partition.now_ms + DAY_MS, DAY_MS)
+    assert sum(partition.producers.expire(partition.now_ms + DAY_MS, DAY_MS)) == 2
     assert partition.write(3) is ACCEPTED
+
+
+@rule(
+    "B.1",
+    "where there are too many producers an idle one goes, none that may still repeat a batch or is in a transaction",
+)
+def test_the_idle_go_before_anybody_is_refused() -> None:
+    partition = Partition(limit=3)
+    partition.write(1, transactional=True)
+    partition.write(2)
+    partition.now_ms += IDLE_S * 1_000 - 1_000
+    partition.write(3)
+    assert partition.write(4) == TooManyProducers(3), "2 may come back"
+    partition.now_ms += 1_000
+    assert partition.write(4) is ACCEPTED
+    assert [facts.producer_id for facts in partition.producers.describe()] == [1, 3, 4]
+    assert partition.write(3, sequence=0) == Duplicate(2, 2, 1_000)
+
+
+@rule("B.6", "markers fill no partition with producers that never wrote: whoever writes goes first")
+def test_markers_take_no_room_from_producers() -> None:
+    partition = Partition(limit=3)
+    partition.write(1)
+    partition.write(2)
+    for stranger in range(100, 200):
+        assert partition.end(stranger, epoch=0) is ACCEPTED
+    assert len(partition.producers) == 3
+    assert partition.write(3) is ACCEPTED
+    assert partition.end(500, epoch=0) is ACCEPTED, "a marker is never refused for lack of room"
+    assert [facts.producer_id for facts in partition.producers.describe()] == [1, 2, 3]
 
 
 # ---------------------------------------------------------------- looking in, snapshots

@@ -1,0 +1,66 @@
+"""How many producers the partitions of one broker may remember together, and who goes when there are too many.
+
+Each costs 200 to 400 bytes for as long as `producer.id.expiration.ms`, and whoever sends batches can make up as many as
+they like (KIP-936). What always holds: who is remembered goes on; only producers that a partition has not met yet are
+refused, and only after such as are idle have been looked for. Called by `producers.py` alone; `refused` and `evicted`
+are for whoever watches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from idempotence.producers import ProducerStates
+
+LOOKS_AT_ONCE: Final = 10_000
+"""Producers looked at before somebody is refused: some milliseconds. The next look begins where this one ended."""
+NO_LIMIT: Final = 2**63
+
+
+class ProducerRoom:
+    def __init__(self, limit: int = NO_LIMIT, partitions: Callable[[], Iterable[ProducerStates]] = lambda: ()) -> None:
+        self.limit = limit
+        self.refused = 0
+        self.evicted = 0
+        self.is_full = False
+        """Nobody could be taken up when this was last tried."""
+        self._partitions = partitions
+        self._not_looked_at: Iterator[ProducerStates] = iter(())
+        self._left = 0
+        self._full_at_s = -1
+
+    def take(self, now_s: int) -> bool:
+        """Whether one more may be taken up. Counted again only when what was there at the last count is used up, and
+        at most once a second when there is no room at all.
+        """
+        if self._left <= 0 and now_s > self._full_at_s:
+            self._left = self.limit - sum(map(len, self._partitions()))
+            if self._left <= 0:
+                self._left += self._evict(now_s)
+        self.is_full = self._left <= 0
+        if self.is_full:
+            self._full_at_s = now_s
+            self.refused += 1
+            return False
+        self._left -= 1
+        return True
+
+    def _evict(self, now_s: int) -> int:
+        """Look for idle producers in one partition after the other."""
+        looks, evicted = LOOKS_AT_ONCE, 0
+        for states in self._next_partitions():
+            gone, looked = states.evict_idle(now_s, looks)
+            evicted += gone
+            looks -= looked + 1
+            if looks <= 0:
+                break
+        self.evicted += evicted
+        return evicted
+
+    def _next_partitions(self) -> Iterator[ProducerStates]:
+        """Every partition once at most, from where the last look ended."""
+        yield from self._not_looked_at
+        self._not_looked_at = iter(list(self._partitions()))
+        yield from self._not_looked_at

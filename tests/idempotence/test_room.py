@@ -1,0 +1,106 @@
+"""What the partitions of one broker may remember together."""
+
+import pytest
+
+from idempotence.producers import IDLE_S, ProducerStates
+from idempotence.room import LOOKS_AT_ONCE, ProducerRoom
+from idempotence.verdicts import ACCEPTED, TooManyProducers, Verdict
+from tests import batches
+
+NOW_S = 1_700_000_000
+
+
+class Broker:
+    def __init__(self, limit: int, partitions: int = 2) -> None:
+        self.room = ProducerRoom(limit, lambda: self.partitions)
+        self.open: dict[int, int] = {}
+        self.partitions = [ProducerStates(self.open, room=self.room) for _ in range(partitions)]
+        self.now_s = NOW_S
+
+    def write(self, partition: int, producer_id: int, sequence: int = 0) -> Verdict:
+        header, batch = batches.data(producer_id, sequence=sequence)
+        verdict = self.partitions[partition].check(header, now_ms=self.now_s * 1_000)
+        if verdict is ACCEPTED:
+            self.partitions[partition].apply(header, batch)
+        return verdict
+
+    @property
+    def remembered(self) -> int:
+        return sum(map(len, self.partitions))
+
+
+def test_partitions_share_the_room_and_known_producers_go_on() -> None:
+    broker = Broker(3)
+    assert [broker.write(0, 1), broker.write(1, 1), broker.write(1, 2)] == [ACCEPTED] * 3
+    assert broker.write(0, 3) == TooManyProducers(3)
+    assert broker.write(1, 3) == TooManyProducers(3)
+    assert broker.write(0, 1, sequence=1) is ACCEPTED
+    assert (broker.room.refused, broker.room.evicted) == (2, 0)
+
+
+def test_the_idle_of_every_partition_go_before_anybody_is_refused() -> None:
+    broker = Broker(4)
+    broker.open[2] = 0
+    for producer_id in (1, 2, 3):
+        broker.write(0, producer_id)
+    broker.now_s += IDLE_S
+    broker.write(0, 3, sequence=1)
+    assert [broker.write(1, 10), broker.write(1, 11)] == [ACCEPTED] * 2
+    assert [facts.producer_id for facts in broker.partitions[0].describe()] == [2, 3]
+    assert broker.write(1, 12) == TooManyProducers(4)
+    assert (broker.room.refused, broker.room.evicted) == (1, 1)
+
+
+def test_a_partition_that_goes_leaves_its_room() -> None:
+    broker = Broker(2)
+    assert [broker.write(0, 1), broker.write(0, 2)] == [ACCEPTED] * 2
+    assert broker.write(1, 3) == TooManyProducers(2)
+    del broker.partitions[0]
+    broker.now_s += 1
+    assert broker.write(0, 3) is ACCEPTED
+
+
+def test_markers_of_strangers_fill_nothing() -> None:
+    broker = Broker(5)
+    broker.write(0, 1)
+    for stranger in range(1_000):
+        header, batch = batches.marker(100 + stranger, commit=False, offset=stranger)
+        states = broker.partitions[stranger % 2]
+        assert states.check_marker(header, coordinator_epoch=0, transaction_version=2) is ACCEPTED
+        states.apply(header, batch)
+    assert broker.remembered <= 5
+    broker.now_s += 1
+    assert broker.write(1, 2) is ACCEPTED
+    assert broker.write(0, 1, sequence=1) is ACCEPTED
+
+
+class Counted(list[ProducerStates]):
+    looks = 0
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        self.looks += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_nobody_counts_all_producers_for_each_new_one(full: bool) -> None:
+    broker = Broker(100 if full else 1_000)
+    broker.partitions = counted = Counted(broker.partitions)
+    for producer_id in range(1_000):
+        broker.write(producer_id % 2, producer_id)
+    assert counted.looks <= 4
+
+
+def test_who_is_refused_has_cost_a_bounded_look_and_the_next_one_looks_further() -> None:
+    broker = Broker(3 * LOOKS_AT_ONCE, partitions=1)
+    for producer_id in range(3 * LOOKS_AT_ONCE):
+        broker.write(0, producer_id)
+    broker.now_s += IDLE_S
+    young = range(3 * LOOKS_AT_ONCE - 10)
+    for producer_id in young:
+        broker.write(0, producer_id, sequence=1)
+    tries = 0
+    while broker.write(0, 10**6) is not ACCEPTED:
+        broker.now_s += 1
+        tries += 1
+    assert 0 < tries <= 3
