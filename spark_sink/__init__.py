@@ -6,6 +6,10 @@ Spark finds the format by itself where `oncelog-spark` is installed beside it (t
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
 
     from spark_sink.sink import BatchSink, StreamSink
 
-__all__ = ["OncelogDataSource", "register"]
+__all__ = ["OncelogDataSource", "WrongPython", "register"]
 
 
 class OncelogDataSource(DataSource):
@@ -63,10 +67,42 @@ class OncelogDataSource(DataSource):
         return StreamSink(read_sink_options(self.options, streaming=True), schema)
 
 
+# Spark itself puts pyspark on its workers' path, which this package imports.
+NEEDED = "import kio, pyarrow, importlib.util as u; u.find_spec('spark_sink') or exit('No module named spark_sink')"
+
+
+class WrongPython(RuntimeError):
+    """Spark would run our code with a Python that has not got it."""
+
+
 def register(spark: SparkSession) -> None:
-    """Make `format("oncelog")` known to a session."""
+    """Make `format("oncelog")` known to a session, whose Python workers must be able to import it."""
+    _check_python(spark)
     try:
         spark.dataSource.register(OncelogDataSource)
     except AnalysisException as error:
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":  # PySpark 4.0, where it has found the format by itself
             raise
+
+
+def _check_python(spark: SparkSession) -> None:
+    """Spark runs Python code with the `python3` on the path, unless PYSPARK_PYTHON names another. In local mode this
+    process's own is right; on a cluster only its administrator knows what stands where, so what is here is tried."""
+    context = getattr(spark, "sparkContext", None)  # none in Spark Connect
+    if context is None:
+        return
+    if context.master.partition("[")[0] == "local" and "PYSPARK_PYTHON" not in os.environ:
+        context.pythonExec = sys.executable
+    python = shutil.which(context.pythonExec)
+    if python == sys.executable:
+        return
+    problem = "there is no such program"
+    if python is not None:
+        tried = subprocess.run([python, "-c", NEEDED], capture_output=True, text=True, check=False)
+        if tried.returncode == 0:
+            return
+        problem = tried.stderr.strip().rpartition("\n")[2]
+    raise WrongPython(
+        f"Spark runs Python code with {context.pythonExec!r}, which lacks what oncelog-spark needs ({problem})."
+        f" Before the job starts, say: export PYSPARK_PYTHON={sys.executable}"
+    )

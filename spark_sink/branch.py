@@ -19,9 +19,11 @@ import logging
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 from uuid import UUID
 
+import numpy as np
+import pyarrow as pa
 from kio.schema.describe_transactions.v0 import DescribeTransactionsRequest, DescribeTransactionsResponse
 from kio.schema.end_txn.v5 import EndTxnRequest, EndTxnResponse
 from kio.schema.errors import ErrorCode
@@ -34,6 +36,8 @@ from kio.schema.types import ProducerId, TransactionalId
 from kio.static.primitive import Records, i16, i32, i64
 
 from spark_sink.client import NO_ID, TRANSACTION, Client, Pending, milliseconds
+from spark_sink.columns import described
+from spark_sink.decode import Decoder, visible, whole_batches
 from spark_sink.encode import RecordBatch, Target
 from spark_sink.errors import BrokerError, OncelogError, OptionError, TopicMadeAnew, check
 from spark_sink.messages import (
@@ -244,7 +248,10 @@ class Branch:
                 continue
             try:
                 doing = f"writing to partition {batch.target.partition} of topic {batch.target.topic!r}"
-                self._check(result.error_code, doing, REFUSALS.get(result.error_code) or result.error_message)
+                refusal = REFUSALS.get(result.error_code) or result.error_message
+                if result.error_code == ErrorCode.invalid_timestamp:
+                    refusal = f"{refusal}; {_furthest_from_now(batch)}"
+                self._check(result.error_code, doing, refusal)
             except OncelogError as error:
                 problem = problem or error
         if problem is not None:
@@ -274,6 +281,17 @@ class Branch:
             flights = [self._launch(node, share) for node, share in self._requests(wave)]
             for flight in flights:
                 self._collect(flight)
+
+
+def _furthest_from_now(batch: RecordBatch) -> str:
+    """The row that a broker will have meant."""
+    decoder = Decoder(batch.target.topic, batch.target.partition, headers=False)
+    seen = visible(whole_batches(batch.data), batch.data, ())
+    rows = pa.Table.from_batches(decoder.record_batches(batch.data, seen, start=0, end=batch.count))
+    when_ms = rows.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()).to_numpy()
+    row = int(np.argmax(np.abs(when_ms - int(time() * 1000))))
+    key, value = (rows.column(name).combine_chunks() for name in ("key", "value"))
+    return f"{described(key, value, row)} has {rows.column('timestamp')[row]}"
 
 
 def _waves(batches: Iterable[RecordBatch]) -> list[list[RecordBatch]]:

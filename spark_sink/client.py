@@ -15,6 +15,7 @@ Each request is sent in the version of its kio class. A broker that doesn't offe
 from __future__ import annotations
 
 import io
+import logging
 import os
 import socket
 import struct
@@ -39,10 +40,13 @@ from kio.static.protocol import RequestPayload, ResponsePayload
 
 from spark_sink.errors import BrokerError, ConnectionLost, OncelogError, UnsupportedByBroker, check
 
+logger = logging.getLogger(__name__)
+
 GROUP = 0
 TRANSACTION = 1
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
+TELL_SECONDS = 2.0  # what takes longer is told: who waits wants to know what for
 LATE_ANSWER_SECONDS = 5.0
 MOST_CLIENTS = 8  # kept for the next task
 NO_ID = UUID(int=0)
@@ -60,7 +64,7 @@ class ClientSettings:
 
     bootstrap: tuple[Address, ...]
     client_id: str = "oncelog-spark"
-    connect_timeout_seconds: float = 10.0
+    connect_timeout_seconds: float = 4.0
     request_timeout_seconds: float = 30.0
     # How long retriable failures are retried: a broker that restarts is usually back within seconds.
     patience_seconds: float = 120.0
@@ -319,6 +323,7 @@ class Client:
         """Call until it works, fails for good, or has failed for `patience_seconds`."""
         patience = self.settings.patience_seconds if patience_seconds is None else patience_seconds
         deadline = time.monotonic() + patience
+        tell_at = time.monotonic() + TELL_SECONDS
         pause = FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -330,6 +335,9 @@ class Client:
                 if left <= 0:
                     error.add_note(f"tried again and again for {patience:g} s")
                     raise
+                if time.monotonic() >= tell_at:
+                    logger.warning("%s; trying again for up to %.0f s", error, left)
+                    tell_at = deadline
             self.forget()
             time.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)

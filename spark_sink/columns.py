@@ -19,7 +19,6 @@ from pyspark.sql.types import (
     IntegerType,
     StringType,
     StructType,
-    TimestampNTZType,
     TimestampType,
 )
 
@@ -35,7 +34,7 @@ TYPES: dict[str, tuple[type[DataType], ...]] = {
     "headers": (ArrayType,),
     "topic": (StringType,),
     "partition": (IntegerType,),
-    "timestamp": (TimestampType, TimestampNTZType),
+    "timestamp": (TimestampType,),
 }
 WANTED = {
     "key": "STRING or BINARY",
@@ -43,17 +42,23 @@ WANTED = {
     "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
     "topic": "STRING",
     "partition": "INT",
-    "timestamp": "TIMESTAMP",
+    "timestamp": "TIMESTAMP (CAST(timestamp AS TIMESTAMP) takes it for the session's time zone)",
 }
 MICROSECONDS = pa.timestamp("us")
+SHOWN_BYTES = 40
 
 
 class BadRow(OncelogError, ValueError):
-    """One row can't be written: the message names the column."""
+    """One row can't be written: the message names the column, and the row by its key and value."""
 
 
 def check_schema(schema: StructType, topic: str | None) -> None:
     """Raise unless rows of this schema can be written; `topic` is what the option says."""
+    for name in schema.names:
+        if name not in TYPES and name.lower() in TYPES:
+            raise SchemaError(
+                f"the column {name!r} would be left out: names are in small letters, so rename it to {name.lower()!r}"
+            )
     if "value" not in schema.names:
         raise SchemaError(f"the column 'value' is missing; there are {', '.join(map(repr, schema.names)) or 'none'}")
     if topic is None and "topic" not in schema.names:
@@ -102,20 +107,48 @@ def read(chunk: pa.Table, topic: str | None, now_ms: int) -> Columns:
     def column(name: str) -> pa.Array | None:
         return _whole(chunk.column(name)) if name in chunk.column_names else None
 
-    value = column("value")
-    key = column("key")
+    value = _bytes(column("value"))
+    key = None if (given := column("key")) is None else _bytes(given)
     timestamp = column("timestamp")
-    codes, topics = _topics(column("topic"), topic)
+    try:
+        codes, topics = _topics(column("topic"), topic)
+        headers = _headers(column("headers"))
+    except _Bad as bad:
+        raise BadRow(f"{described(key, value, bad.row)}: {bad}") from None
     return Columns(
-        None if key is None else _bytes(key),
-        _bytes(value),
-        _headers(column("headers")),
+        key,
+        value,
+        headers,
         None if timestamp is None else _milliseconds(timestamp, now_ms),
         column("partition"),
         codes,
         topics,
         chunk.nbytes,
     )
+
+
+def described(key: pa.BinaryArray | None, value: pa.BinaryArray, row: int) -> str:
+    """What tells a row from others, for a message."""
+    named = {"key": key, "value": value}
+    shown = [f"{name} {_shown(column[row].as_py())}" for name, column in named.items() if column is not None]
+    return f"the row with {' and '.join(shown)}"
+
+
+def _shown(content: bytes | None) -> str:
+    if content is None:
+        return "NULL"
+    text = repr(content[:SHOWN_BYTES].decode(errors="backslashreplace"))
+    return text + "…" if len(content) > SHOWN_BYTES else text
+
+
+class _Bad(Exception):
+    def __init__(self, row: int, problem: str) -> None:
+        super().__init__(problem)
+        self.row = row
+
+
+def _first(flags: pa.BooleanArray) -> int:
+    return int(np.flatnonzero(flags.to_numpy(zero_copy_only=False))[0])
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -136,7 +169,8 @@ def _topics(column: pa.Array | None, topic: str | None) -> tuple[npt.NDArray[np.
         return None, [topic]  # the option goes before the column, as in Spark's own sink
     assert column is not None, "the schema was checked"
     if column.null_count:
-        raise BadRow("a row's column 'topic' is null: every row needs a topic, unless the option 'topic' is set")
+        problem = "its column 'topic' is null, and every row needs a topic unless the option 'topic' is set"
+        raise _Bad(_first(column.is_null()), problem)
     coded = column.cast(pa.string()).dictionary_encode()
     return coded.indices.to_numpy(), coded.dictionary.to_pylist()
 
@@ -150,5 +184,7 @@ def _headers(column: pa.Array | None) -> pa.BinaryArray | None:
     pairs = column.flatten()
     keys = pairs.field("key")
     if pairs.null_count or keys.null_count:
-        raise BadRow("a row's column 'headers' has a header without a key: null keys can't be written")
+        bad = _first(pc.or_(pairs.is_null(), keys.is_null()))
+        row = int(np.searchsorted(np.cumsum(counts), bad, side="right"))
+        raise _Bad(row, "its column 'headers' has a header without a key, which can't be written")
     return header_bytes(_bytes(keys), _bytes(pc.struct_field(pairs, "value")), counts)

@@ -57,7 +57,14 @@ REFUSED_BY_SOURCE: Final = {
     "kafka.value.deserializer": "values are given as binary; turn them into what they are with Spark's functions",
     "kafka.enable.auto.commit": "positions are kept in Spark's checkpoint; kafka.group.id publishes them as well",
     "kafka.interceptor.classes": "an interceptor is Java code, and could change what was read",
+    "path": "topics are named by an option: .option('subscribe', '…').load()",
 }
+BROKERS: Final = "kafka.bootstrap.servers"
+OF_TABLES: Final = (
+    "; there is no option at all, and Spark hands none of a table's to what is written in Python. Say them with the"
+    " statement, INSERT INTO … WITH (`kafka.bootstrap.servers` = '…', topic = '…'), or make a TEMPORARY VIEW instead of"
+    " a table; CREATE TABLE … AS SELECT can't be told any"
+)
 SECURITY: Final = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
 
 DURATION_UNITS_MS: Final = {
@@ -115,6 +122,13 @@ class OptionReader:
             raise OptionError(name, f"{text!r} is not a duration like 500ms, 30s, 15m or 2h")
         return int(match[1]) * DURATION_UNITS_MS[match[2]]
 
+    def hint_at(self, name: str) -> str:
+        """Why an option that must be given may be missing."""
+        if not self._given:
+            return OF_TABLES
+        near = get_close_matches(name, self._given.keys() - {name}, n=1)
+        return f"; {near[0]!r} is given, did you mean {name!r}?" if near else ""
+
     def refuse_the_rest(self, *, also_known: Iterable[str] = ()) -> None:
         known = self._taken | {name.lower(): name for name in also_known}
         for name in self._given:
@@ -129,9 +143,9 @@ class OptionReader:
 
 def client_settings(options: OptionReader) -> ClientSettings:
     """What source and sink need to reach the brokers."""
-    bootstrap = [part.strip() for part in (options.text("kafka.bootstrap.servers") or "").split(",") if part.strip()]
+    bootstrap = [part.strip() for part in (options.text(BROKERS) or "").split(",") if part.strip()]
     if not bootstrap:
-        raise OptionError("kafka.bootstrap.servers", "must name the brokers, as host:port[,host:port…]")
+        raise OptionError(BROKERS, f"must name the brokers, as host:port[,host:port…]{options.hint_at(BROKERS)}")
     options.choice("kafka.security.protocol", {"plaintext": None}, None)
     defaults = ClientSettings(())
     connect_ms = options.number("kafka.socket.connection.setup.timeout.ms")
@@ -149,7 +163,7 @@ def client_settings(options: OptionReader) -> ClientSettings:
 def _address(text: str) -> Address:
     host, _, port = text.removeprefix("PLAINTEXT://").rpartition(":")
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise OptionError("kafka.bootstrap.servers", f"{text!r} is not host:port")
+        raise OptionError(BROKERS, f"{text!r} is not host:port")
     return host.strip("[]"), int(port)
 
 
@@ -261,6 +275,12 @@ def _subscription(read: OptionReader) -> Subscription:
     given = [(name, text) for name in ("assign", "subscribe", "subscribePattern") if (text := read.text(name))]
     if len(given) != 1:
         problem = "is given along with " + given[1][0] if given else "or assign or subscribePattern must be given"
+        if not given and (topic := read.text("topic")) is not None:
+            problem += (
+                f": 'topic' is where rows are written to. To read it, say subscribe {topic!r}; in SQL in a view of its"
+                " own without columns: CREATE TEMPORARY VIEW … USING oncelog OPTIONS ('kafka.bootstrap.servers' '…',"
+                f" subscribe {topic!r})"
+            )
         raise OptionError(given[0][0] if given else "subscribe", problem)
     ((name, text),) = given
     if name == "assign":

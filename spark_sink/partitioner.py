@@ -31,6 +31,15 @@ STICKY_BYTES = 64 * 1024
 class NoSuchPartition(OncelogError, ValueError):
     """A row names a partition that its topic does not have."""
 
+    def __init__(self, row: int, wanted: int, has: int) -> None:
+        super().__init__(row, wanted, has)
+        self.row = row
+        self.wanted = wanted
+        self.has = has
+
+    def __str__(self) -> str:
+        return f"column 'partition' is {self.wanted}, and the topic has the partitions 0 to {self.has - 1}"
+
 
 def murmur2(keys: pa.BinaryArray) -> Words:
     """Kafka's hash of each key. What it says of a null means nothing.
@@ -99,10 +108,8 @@ class Partitioner:
             wanted = named.fill_null(0).to_numpy()[rows].astype(np.int64)
             wrong = np.flatnonzero((wanted < 0) | (wanted >= counts[rows]))
             if len(wrong):
-                has = counts[rows][wrong[0]]
-                raise NoSuchPartition(
-                    f"a row's column 'partition' is {wanted[wrong[0]]}, and its topic has the partitions 0 to {has - 1}"
-                )
+                row = int(rows[wrong[0]])
+                raise NoSuchPartition(row, int(wanted[wrong[0]]), int(counts[row]))
             chosen[rows] = wanted
         return chosen
 

@@ -43,13 +43,13 @@ from spark_sink.branch import (
     roots_with_open,
 )
 from spark_sink.client import Client, ClientSettings
-from spark_sink.columns import Columns, check_schema, read
+from spark_sink.columns import BadRow, Columns, check_schema, described, read
 from spark_sink.compress import CODES, NONE, compressor
 from spark_sink.decider import Decider, conflict, digest_of_offsets
 from spark_sink.encode import Encoder, Rows, Target
 from spark_sink.errors import OncelogError, OptionError
 from spark_sink.messages import EndBranchesResponse, NamedBranch
-from spark_sink.partitioner import Partitioner
+from spark_sink.partitioner import NoSuchPartition, Partitioner
 from spark_sink.sink_options import SinkOptions
 from spark_sink.worker import spare_collections
 
@@ -369,7 +369,11 @@ class _Share:
         of_topics = [self._targets(topic) for topic in columns.topics]
         counts = np.array([len(targets) for targets in of_topics])
         codes = np.zeros(len(columns.value), np.int64) if columns.topic_codes is None else columns.topic_codes
-        chosen = self._partitioner.choose(columns.key, columns.partition, counts[codes], columns.size_bytes)
+        try:
+            chosen = self._partitioner.choose(columns.key, columns.partition, counts[codes], columns.size_bytes)
+        except NoSuchPartition as error:
+            row = f"{described(columns.key, columns.value, error.row)} for topic {columns.topics[codes[error.row]]!r}"
+            raise BadRow(f"{row}: {error}") from None
         targets = [target for of_topic in of_topics for target in of_topic]
         chosen += (np.cumsum(counts) - counts)[codes]
         numbers = chosen.astype(np.min_scalar_type(len(targets)))

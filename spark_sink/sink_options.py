@@ -18,7 +18,7 @@ TRANSACTION_TIMEOUT_MS: Final = 900_000
 DELIVERY_TIMEOUT_MS: Final = 120_000
 
 # Spark hands these to every sink.
-OF_SPARK: Final = ("path", "checkpointLocation", "queryName", "outputMode")
+OF_SPARK: Final = ("checkpointLocation", "queryName", "outputMode")
 
 # Options of Kafka's producer that have no counterpart: taken, so that a job can be moved.
 WITHOUT_EFFECT: Final = (
@@ -35,6 +35,7 @@ OF_CONSUMERS: Final = (
 
 REFUSED: Final = {
     "kafka.transactional.id": "the sink names its transactions itself: set 'root', or 'txnAppId' and 'txnVersion'",
+    "path": "a topic is named by an option: .option('topic', '…').save(), or .start() for a stream",
     "kafka.key.serializer": "keys are written as they are; turn them into bytes with Spark's functions",
     "kafka.value.serializer": "values are written as they are; turn them into bytes with Spark's functions",
     "kafka.interceptor.classes": "an interceptor is Java code, and could change what is written",

@@ -199,6 +199,27 @@ def test_a_silent_broker_is_given_up_at_the_deadline() -> None:
     silent.close()
 
 
+def test_what_takes_long_is_told_long_before_it_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "sleep", sleep)
+    told_at = []
+    monkeypatch.setattr(caplog.handler, "emit", lambda record: told_at.append((now, record.getMessage())))
+    with Client(ClientSettings((("127.0.0.1", free_port()),))) as client, pytest.raises(ConnectionLost):
+        client.retrying(lambda: client.topics(None))
+    ((seconds, message),) = told_at
+    assert seconds < 5 < now
+    assert "no broker answers: cannot connect to 127.0.0.1" in message
+    assert "trying again for up to 11" in message
+
+
 def test_another_protocol_is_named() -> None:
     talker = SilentBroker(b"HTTP/1.1 400 Bad Request\r\n")
     settings = ClientSettings((("127.0.0.1", talker.port),))

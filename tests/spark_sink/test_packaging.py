@@ -20,7 +20,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 
-from spark_sink import register
+from spark_sink import WrongPython, register
 from tests.clients.topics import Topics
 from tests.peers.process import ROOT
 from tests.spark_sink.reading import values
@@ -28,6 +28,7 @@ from tests.spark_sink.reading import values
 PACKAGE = ROOT / "spark_sink"
 WRITE = """
 import sys
+from spark_sink import register
 from pyspark.sql import SparkSession
 
 spark = (
@@ -38,6 +39,8 @@ spark = (
     .config("spark.log.level", "ERROR")
     .getOrCreate()
 )
+if "register" in sys.argv:
+    register(spark)
 rows = spark.range(3).selectExpr("cast(id as string) value")
 options = {"kafka.bootstrap.servers": sys.argv[1], "topic": sys.argv[2]}
 rows.write.format("oncelog").options(**options).mode("append").save()
@@ -111,3 +114,53 @@ def test_spark_finds_it_without_being_told(installed: Path, bootstrap: str, topi
         timeout=250,
     )
     assert values(bootstrap, topic) == ["0", "1", "2"]
+
+
+@pytest.fixture
+def bare_python(tmp_path: Path) -> Path:
+    """A Python that nothing is installed for."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    return tmp_path / "bare" / "bin" / "python3"
+
+
+@pytest.mark.timeout(300)
+def test_a_job_that_registers_works_with_the_python_it_was_started_with(
+    installed: Path, bootstrap: str, topics: Topics, bare_python: Path
+) -> None:
+    """`env/bin/python job.py`, where the first `python3` on the path is another one."""
+    topic = topics.create()
+    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    path = f"{bare_python.parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(
+        [sys.executable, "-c", WRITE, bootstrap, topic, "register"],
+        cwd=installed.parent,
+        env={**environment, "PYTHONPATH": str(installed), "PATH": path},
+        check=True,
+        timeout=250,
+    )
+    assert values(bootstrap, topic) == ["0", "1", "2"]
+
+
+def session_of(master: str, python: str) -> SparkSession:
+    context = SimpleNamespace(master=master, pythonExec=python)
+    registered = SimpleNamespace(register=lambda source: None)
+    return cast(SparkSession, SimpleNamespace(sparkContext=context, dataSource=registered))
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["PYSPARK_PYTHON", "a cluster"])
+def test_a_python_that_lacks_the_package_is_named_at_once_with_the_line_to_set(
+    bare_python: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", str(bare_python))
+    session = session_of("local[2]" if named else "spark://master:7077", str(bare_python))
+    with pytest.raises(WrongPython, match=f"No module named .*export PYSPARK_PYTHON={sys.executable}"):
+        register(session)
+    with pytest.raises(WrongPython, match="there is no such program"):
+        register(session_of("yarn", "/no/such/python"))
+
+
+def test_in_local_mode_the_python_of_the_job_is_taken_unless_another_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    session = session_of("local[*]", "python3")
+    register(session)
+    assert session.sparkContext.pythonExec == sys.executable

@@ -307,6 +307,13 @@ def test_sql_inserts_into_a_view(spark: SparkSession, bootstrap: str, topics: To
     spark.sql("INSERT INTO orders VALUES ('k', 'one'), (NULL, 'two')")
     spark.sql("INSERT INTO orders SELECT NULL, CAST(id AS STRING) FROM range(2)")
     assert values(bootstrap, topic) == ["0", "1", "one", "two"]
+    with pytest.raises(PySparkException, match=f"To read it, say subscribe '{topic}'; in SQL in a view of its own"):
+        spark.sql("SELECT * FROM orders").collect()
+    spark.sql(
+        "CREATE OR REPLACE TEMPORARY VIEW seen USING oncelog"
+        f" OPTIONS ('kafka.bootstrap.servers' '{bootstrap}', subscribe '{topic}')"
+    )
+    assert spark.sql("SELECT CAST(value AS STRING) FROM seen").count() == 4
 
 
 def test_sql_inserts_into_a_table_with_its_options_said_again(
@@ -317,8 +324,12 @@ def test_sql_inserts_into_a_table_with_its_options_said_again(
     spark.sql("CREATE TABLE paid (value STRING) USING oncelog")
     try:
         spark.sql(f"INSERT INTO paid WITH (`kafka.bootstrap.servers` = '{bootstrap}', topic = '{topic}') VALUES ('a')")
-        with pytest.raises(PySparkException, match=r"'kafka\.bootstrap\.servers'"):
-            spark.sql("INSERT INTO paid VALUES ('b')")
+        for statement in (
+            "INSERT INTO paid VALUES ('b')",
+            f"CREATE TABLE bought USING oncelog OPTIONS (topic '{topic}') AS SELECT 'b' value",
+        ):
+            with pytest.raises(PySparkException, match=r"Spark hands none of a table's .* INSERT INTO … WITH"):
+                spark.sql(statement)
     finally:
         spark.sql("DROP TABLE paid")
     assert values(bootstrap, topic) == ["a"]

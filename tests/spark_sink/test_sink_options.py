@@ -55,6 +55,15 @@ def disconnect() -> Iterator[None]:
         (r"'partition' is of type BIGINT", StructType().add("value", StringType()).add("partition", LongType())),
         (r"'topic' is of type BINARY", StructType().add("value", StringType()).add("topic", BinaryType())),
         (r"'timestamp' is of type STRING", StructType().add("value", StringType()).add("timestamp", StringType())),
+        (
+            r"column 'Key' would be left out: .* rename it to 'key'",
+            StructType().add("value", "string").add("Key", "string"),
+        ),
+        (r"column 'VALUE' would be left out: .* rename it to 'value'", StructType().add("VALUE", "string")),
+        (
+            r"'timestamp' is of type TIMESTAMP_NTZ, and must be TIMESTAMP \(CAST\(timestamp AS TIMESTAMP\)",
+            StructType().add("value", "string").add("timestamp", "timestamp_ntz"),
+        ),
         (r"more than one column 'value'", StructType().add("value", StringType()).add("value", StringType())),
     ],
 )
@@ -69,6 +78,11 @@ def test_a_column_that_can_not_be_written_is_named(message: str, schema: StructT
     ("message", "options"),
     [
         (r"'kafka.bootstrap.servers': must name the brokers", {"kafka.bootstrap.servers": ""}),
+        (
+            r"brokers, .*; 'bootstrap.servers' is given, did you mean 'kafka.bootstrap.servers'\?",
+            {"kafka.bootstrap.servers": "", "bootstrap.servers": "b:1"},
+        ),
+        (r"'path': not supported: a topic is named by an option: \.option\('topic'", {"path": "other"}),
         (r"'topci': there is no such option; did you mean 'topic'", {"topci": "t"}),
         (r"'topic': is empty", {"topic": " "}),
         (r"'kafka.acks': must be all", {"kafka.acks": "1"}),
@@ -106,6 +120,15 @@ def test_what_names_the_write_is_asked_where_it_means_something(
 ) -> None:
     with pytest.raises(OncelogError, match=message):
         read_sink_options(NOWHERE | options, streaming=streaming)
+
+
+def test_without_any_option_the_table_is_named_whose_options_spark_keeps_to_itself() -> None:
+    for refused in (
+        lambda: OncelogDataSource({}).writer(VALUE, overwrite=False),
+        lambda: OncelogDataSource({}).schema(),
+    ):
+        with pytest.raises(OncelogError, match=r"Spark hands none of a table's .* INSERT INTO … WITH"):
+            refused()
 
 
 def test_a_topic_is_not_replaced() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from time import monotonic
 from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from confluent_kafka.admin import NewPartitions, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import NewPartitions, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
@@ -60,6 +63,10 @@ class Query:
 def make_again(topics: Topics, topic: str, partitions: int) -> None:
     topics.admin.delete_topics([topic])[topic].result(20)
     topics.admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(20)
+    ends = {TopicPartition(topic, number): OffsetSpec.latest() for number in range(partitions)}  # type: ignore[no-untyped-call]
+    deadline = monotonic() + 20
+    while any(told.exception(20) for told in topics.admin.list_offsets(ends).values()):
+        assert monotonic() < deadline, "the topic is not led"
 
 
 def widen(topics: Topics, topic: str, partitions: int) -> None:
@@ -140,6 +147,32 @@ def test_a_topic_that_is_made_again_while_it_is_written_to_fails_the_task_at_onc
         query.run(writer, 1)
     assert tries <= 2
     assert values(bootstrap, topic) == []
+
+
+# -- rows that can't be written
+
+
+@pytest.mark.parametrize(
+    ("message", "columns"),
+    [
+        (
+            r"the row with key 'k1' and value 'v1' for topic 't-.*': column 'partition' is 7, and .* partitions 0 to 3",
+            {"partition": pa.array([0, 7], pa.int32())},
+        ),
+        (
+            r"message\.timestamp\.before\.max\.ms allow; the row with key 'k1' and value 'v1' has 1960-01-01",
+            {"timestamp": pa.array([datetime.now(UTC), datetime(1960, 1, 1, tzinfo=UTC)], pa.timestamp("us", "UTC"))},
+        ),
+    ],
+)
+def test_a_row_that_can_not_be_written_is_named_with_its_key_and_value(
+    bootstrap: str, topics: Topics, name: str, message: str, columns: dict[str, pa.Array]
+) -> None:
+    topic = topics.create(4, message_timestamp_before_max_ms="3600000")
+    query = Query(bootstrap, name, topic)
+    query._rows = pa.record_batch({"key": ["k0", "k1"], "value": ["v0", "v1"], **columns})
+    with pytest.raises(OncelogError, match=message):
+        query.run(query.plan(), 0)
 
 
 # -- bytes
