@@ -9,7 +9,7 @@ What always holds: the memory is the fold up to `number`; watchers hear of each 
 only answered when nobody has appended since. An ephemeral key names its session; when that is over, those who are left
 append the record that takes the key away, and one of them succeeds.
 
-A ledger is ZooKeeper (`zookeeper.py`). Nothing here knows what the keys mean.
+Ledgers are ZooKeeper and PostgreSQL (`zookeeper.py`, `postgres.py`). Nothing here knows what the keys mean.
 """
 
 import asyncio
@@ -299,8 +299,8 @@ class LedgerStoreSession:
                     watcher.miss()
 
     async def _reap(self) -> None:
-        """Take away what dead sessions left."""
-        while any(held.session is not None for held in self._entries.values()):
+        """Take away what dead sessions left. Raises `SessionExpired` when this one is dead."""
+        while True:
             living = await self._ledger.living()
             if self.id not in living:
                 raise SessionExpired
@@ -312,11 +312,12 @@ class LedgerStoreSession:
 
     async def _read(self, prefix: str) -> dict[str, Entry]:
         async with self._turn:
-            if self._ended or self.id not in await self._ledger.living():
+            try:
+                await self._catch_up()
+                await self._reap()
+            except SessionExpired:
                 self._end()
-                raise SessionExpired
-            await self._catch_up()
-            await self._reap()
+                raise
             return {key: entry for key, entry in self._snapshot().entries.items() if key.startswith(prefix)}
 
     async def _newest_snapshot(self) -> Snapshot:

@@ -14,7 +14,7 @@ deleted.
 - A watch is a hint that comes in order: it opens with a `Snapshot`, and what it missed it owns up to with a `Gap`
   followed by another.
 
-Callers: `service.cluster.metadata`. Implementations: `memory`, `sql`, and `ledger` over `zookeeper`.
+Callers: `service.cluster.metadata`. Implementations: `memory`, `sql`, and `ledger` over `zookeeper` or `postgres`.
 """
 
 from collections.abc import AsyncIterator

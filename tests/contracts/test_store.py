@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
+import psycopg
 import pytest
 from kazoo.client import KazooClient
 
 from log.disk import RealDisk
 from service.ports import RealEnv
+from service.stores import watching
 from service.stores.ledger import LedgerStore
 from service.stores.memory import MemoryServer, MemoryStore
 from service.stores.port import (
@@ -33,9 +35,11 @@ from service.stores.port import (
     SessionExpired,
     Snapshot,
 )
+from service.stores.postgres import PostgresSession
 from service.stores.sql import SqlStore
-from service.stores.watching import MAX_WAITING_CHANGES
 from service.stores.zookeeper import ZooKeeper, ZooKeeperSession
+from tests.peers.postgres import PostgresServer
+from tests.peers.postgres import missing as postgres_missing
 from tests.peers.zookeeper import ZooKeeperServer, missing
 
 
@@ -93,6 +97,48 @@ class ZooKeeperHarness:
         await self._env.blocking(twin.close)
 
 
+class PostgresHarness:
+    def __init__(self, url: str, env: RealEnv) -> None:
+        self._url = url
+        self._env = env
+        self.store = LedgerStore(self._connect, env)
+
+    async def _connect(self, timeout_s: float) -> PostgresSession:
+        return await PostgresSession.connect(self._url, timeout_s, self._env)
+
+    async def session(self) -> Session:
+        return await self.store.session(60)
+
+    async def expire(self, session: Session) -> None:
+        """As the database's clock would."""
+        async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
+            timed_out = "UPDATE oncelog_sessions SET lives_until = '-infinity' WHERE id = %s"
+            await connection.execute(timed_out, (session.id,))
+        observer = await self.store.session(60)
+        await observer.read("")  # whoever looks for the living ends the others
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], str]]:
+    """Starts the real server when somebody first asks for its address; each gets a database of its own."""
+    servers: list[PostgresServer] = []
+
+    def url() -> str:
+        if reason := postgres_missing():
+            pytest.skip(reason)
+        if not servers:
+            servers.append(PostgresServer(tmp_path_factory.mktemp("postgres") / "server"))
+            servers[0].start()
+        name = f"d{uuid4().hex}"
+        with psycopg.connect(servers[0].url, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return servers[0].url.removesuffix("postgres") + name
+
+    yield url
+    for server in servers:
+        server.stop()
+
+
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], str]]:
     """Starts the real server when somebody first asks for its address."""
@@ -112,7 +158,9 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[],
 
 
 @asynccontextmanager
-async def harness_of(kind: str, folder: Path, zookeeper: Callable[[], str]) -> AsyncIterator[Harness]:
+async def harness_of(
+    kind: str, folder: Path, zookeeper: Callable[[], str], postgres: Callable[[], str]
+) -> AsyncIterator[Harness]:
     env = RealEnv(RealDisk(str(folder)))
     if kind == "memory":
         memory = MemoryHarness(env)
@@ -123,6 +171,10 @@ async def harness_of(kind: str, folder: Path, zookeeper: Callable[[], str]) -> A
         zoo = ZooKeeperHarness(place, env)
         yield zoo
         await zoo.store.close()
+    elif kind == "postgres":
+        sql_server = PostgresHarness(postgres(), env)
+        yield sql_server
+        await sql_server.store.close()
     else:
         sql = SqlHarness(await SqlStore.open(f"sqlite:///{folder}/metadata.db", env))
         yield sql
@@ -133,13 +185,15 @@ async def harness_of(kind: str, folder: Path, zookeeper: Callable[[], str]) -> A
 Test = Callable[[Callable[[Harness], Awaitable[None]]], None]
 
 
-@pytest.fixture(params=["memory", "sqlite", "zookeeper"])
-def holds(request: pytest.FixtureRequest, tmp_path: Path, zookeeper: Callable[[], str]) -> Test:
+@pytest.fixture(params=["memory", "sqlite", "zookeeper", "postgres"])
+def holds(
+    request: pytest.FixtureRequest, tmp_path: Path, zookeeper: Callable[[], str], postgres: Callable[[], str]
+) -> Test:
     """Run a promise against the store."""
 
     def run(promise: Callable[[Harness], Awaitable[None]]) -> None:
         async def main() -> None:
-            async with harness_of(request.param, tmp_path, zookeeper) as harness:
+            async with harness_of(request.param, tmp_path, zookeeper, postgres) as harness:
                 await promise(harness)
 
         asyncio.run(main())
@@ -320,18 +374,23 @@ def test_a_watch_opens_with_everything_and_then_tells_each_commit_in_order(holds
     holds(promise)
 
 
-def test_a_watcher_too_slow_is_told_of_the_gap_and_given_everything(holds: Test) -> None:
+def test_a_watcher_too_slow_is_told_of_the_gap_and_given_everything(
+    holds: Test, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 50
+    monkeypatch.setattr(watching, "MAX_WAITING_CHANGES", limit)
+
     async def promise(harness: Harness) -> None:
         one, other = await harness.session(), await harness.session()
         await one.commit(Create("a", b""))
         events = aiter(one.watch())
         await anext(events)
-        for version in range(MAX_WAITING_CHANGES + 5):
+        for version in range(limit + 5):
             await other.commit(Put("a", b"", version))
         seen: list[Event] = [await anext(events), await anext(events)]
         assert isinstance(seen[0], Gap)
         assert isinstance(seen[1], Snapshot)
-        assert seen[1].entries == {"a": (b"", MAX_WAITING_CHANGES + 5)}
+        assert seen[1].entries == {"a": (b"", limit + 5)}
         _, number = await other.commit(Create("b", b""))
         assert await anext(events) == Change(number, (("b", Entry(b"", 0)),))
 

@@ -16,6 +16,7 @@ EDGES_OF_THE_PROCESS = (
     "service/client/writer.py",
     "service/process.py",
     "service/ports.py",
+    "service/stores/postgres.py",  # real sockets
     "service/stores/zookeeper.py",  # kazoo has real threads and sockets
     "log/disk.py",
     "service/wire/generate.py",

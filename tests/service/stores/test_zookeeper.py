@@ -16,7 +16,8 @@ from kazoo.exceptions import NoAuthError
 
 from log.disk import RealDisk
 from service.ports import RealEnv
-from service.stores.ledger import BASE_EVERY, KEPT_RECORDS, LedgerStore
+from service.stores import ledger
+from service.stores.ledger import LedgerStore
 from service.stores.port import Change, Create, Put, Result, Session, Snapshot, StoreError
 from service.stores.zookeeper import PART_BYTES, ZooKeeper
 from tests.peers.process import free_port
@@ -76,11 +77,16 @@ def test_a_commit_larger_than_a_request_may_be_is_there_wholly(server: ZooKeeper
     run(ZooKeeper(server.address), promise)
 
 
-def test_a_newcomer_begins_with_the_base_and_old_records_go(server: ZooKeeperServer) -> None:
+def test_a_newcomer_begins_with_the_base_and_old_records_go(
+    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "BASE_EVERY", 20)
+    monkeypatch.setattr(ledger, "KEPT_RECORDS", 40)
+
     async def promise(store: LedgerStore) -> None:
         one = await store.session(20)
         await one.commit(Create("count", b"0"), Create("large", os.urandom(2 * PART_BYTES)))
-        commits = KEPT_RECORDS + 2 * BASE_EVERY
+        commits = 80
         for version in range(commits):
             assert (await one.commit(Put("count", b"%d" % version, version)))[0] is Result.OK
         newcomer = await store.session(20)
@@ -90,7 +96,7 @@ def test_a_newcomer_begins_with_the_base_and_old_records_go(server: ZooKeeperSer
 
         def swept() -> bool:
             bases = {name.split("-")[1] for name in zookeeper.get_children("/parts") if name.startswith("b-")}
-            return len(zookeeper.get_children("/records")) <= KEPT_RECORDS + BASE_EVERY and len(bases) == 1
+            return len(zookeeper.get_children("/records")) <= 60 and len(bases) == 1
 
         for _ in range(int(PATIENCE_S / 0.05)):
             if swept():

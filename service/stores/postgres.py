@@ -1,0 +1,313 @@
+"""PostgreSQL as a ledger, through SQLAlchemy and psycopg: a cluster's metadata without ZooKeeper.
+
+| table | |
+|---|---|
+| `oncelog_head` | one row: the number of the newest record. To append is to raise it by one |
+| `oncelog_records` | the records |
+| `oncelog_base` | one row: the newest base and its number |
+| `oncelog_sessions` | the sessions that live, and until when they do without a sign of life |
+
+What always holds: an append is one transaction of the database's, so a record is there wholly or not at all. A session
+is over when its row is gone, and nothing else ends it: an append reads its session's row under a lock, so it comes
+before the end or not at all. Whoever looks for the living first takes away those whose time is up, by the database's
+clock. After an answer was lost, the next append waits for the lost one at the row of the head.
+
+The database says that there is something new by NOTIFY; that is a hint, and may be lost. Several addresses
+(`postgresql://one,two/metadata?target_session_attrs=read-write`) are libpq's own business. What a database that fails
+over has answered must be there afterwards: its copies have to be synchronous.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import psycopg
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    DateTime,
+    Engine,
+    Identity,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    create_engine,
+    delete,
+    exc,
+    func,
+    insert,
+    literal_column,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert as insert_or_leave
+from sqlalchemy.engine import URL, make_url
+
+from service.ports import Env
+from service.stores.ledger import LedgerAway, Outcome
+from service.stores.port import SessionExpired, StoreError
+
+logger = logging.getLogger("oncelog.store")
+
+T = TypeVar("T")
+
+CHANNEL: Final = "oncelog"
+DRIVER: Final = "postgresql+psycopg"
+SAFE_SHARE: Final = 0.8
+"""Of the session's timeout: clocks may run at different speeds, and the loop may be late."""
+BEATS: Final = 6
+"""Signs of life in the time of a session."""
+READ_AT_ONCE: Final = 500
+RECONNECT_S: Final = 0.5
+MAKING_TABLES: Final = 7_355_608
+"""The lock under which the tables are made: any number that others don't use."""
+
+METADATA = MetaData()
+HEAD = Table(
+    "oncelog_head", METADATA, Column("id", Integer, primary_key=True), Column("number", BigInteger, nullable=False)
+)
+RECORDS = Table(
+    "oncelog_records",
+    METADATA,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("record", LargeBinary, nullable=False),
+)
+BASE = Table(
+    "oncelog_base",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("number", BigInteger, nullable=False),
+    Column("base", LargeBinary, nullable=False),
+)
+SESSIONS = Table(
+    "oncelog_sessions",
+    METADATA,
+    Column("id", BigInteger, Identity(), primary_key=True),
+    Column("lives_until", DateTime(timezone=True), nullable=False),
+)
+NOW = func.clock_timestamp()
+
+
+class PostgresSession:
+    """See `LedgerSession`."""
+
+    def __init__(self, url: URL, timeout_s: float, env: Env) -> None:
+        self.id = -1
+        self._url = url
+        self._timeout_s = timeout_s
+        self._env = env
+        self._engine = _engine_of(url, timeout_s)
+        self._heard_s = float("-inf")
+        self._turn = asyncio.Lock()  # one call at a time, on one connection
+        self._stirred = asyncio.Event()
+        self._over = False
+        self._hearing: psycopg.AsyncConnection[object] | None = None
+        self._listening: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect(cls, url: str, timeout_s: float, env: Env) -> "PostgresSession":
+        """A session, once the database answers. Raises `StoreError`."""
+        session = cls(make_url(url), timeout_s, env)
+        try:
+            session.id = await session._run(session._begin)
+            session._hearing = await session._hear()
+        except (LedgerAway, psycopg.Error) as away:
+            await env.blocking(session._engine.dispose)
+            where = session._url.render_as_string(hide_password=True)
+            raise StoreError(f"the metadata store {where} can't be used: {away}") from None
+        env.tasks.spawn(f"heartbeat of session {session.id}", session._beat())
+        session._listening = env.tasks.spawn(f"hints of session {session.id}", session._listen())
+        return session
+
+    def _begin(self, connection: Connection) -> int:
+        connection.execute(select(func.pg_advisory_xact_lock(MAKING_TABLES)))
+        METADATA.create_all(connection)
+        connection.execute(insert_or_leave(HEAD).values(id=1, number=0).on_conflict_do_nothing())
+        connection.execute(insert_or_leave(BASE).values(id=1, number=0, base=b"").on_conflict_do_nothing())
+        made = connection.execute(insert(SESSIONS).values(lives_until=self._lives_until()).returning(SESSIONS.c.id))
+        session: int = made.scalar_one()
+        return session
+
+    def _lives_until(self) -> object:
+        return NOW + text(f"interval '{self._timeout_s} seconds'")
+
+    # -- life
+
+    async def _beat(self) -> None:
+        mine = update(SESSIONS).where(SESSIONS.c.id == self.id).values(lives_until=self._lives_until())
+        while not self._over:
+            await asyncio.sleep(self._timeout_s / BEATS)
+            asked_s = self._env.clock.monotonic()
+            try:
+                if await self._run(lambda connection: connection.execute(mine).rowcount):
+                    self._heard_s = asked_s
+                else:
+                    self._end()
+                await self.living()  # somebody must end the sessions of those who died
+            except LedgerAway as away:
+                logger.warning("the metadata store does not answer: %s", away)  # the lease says how long that may last
+            except SessionExpired:
+                break
+
+    async def _hear(self) -> psycopg.AsyncConnection[object]:
+        """A connection that hears what the database tells all of us."""
+        conninfo = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
+        connection = await psycopg.AsyncConnection.connect(conninfo, autocommit=True)
+        try:
+            await connection.execute(f"LISTEN {CHANNEL}")
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    async def _listen(self) -> None:
+        while not self._over:
+            try:
+                if self._hearing is None or self._hearing.closed:
+                    self._hearing = await self._hear()
+                    self._stirred.set()  # before, anything may have been missed
+                async for _ in self._hearing.notifies():
+                    self._stirred.set()
+            except (psycopg.Error, OSError) as error:
+                logger.debug("no hints from the metadata store: %s", error)
+            await asyncio.sleep(RECONNECT_S)
+
+    def lease_left(self) -> float:
+        if self._over:
+            return 0.0
+        return self._heard_s + SAFE_SHARE * self._timeout_s - self._env.clock.monotonic()
+
+    async def hint(self) -> bool:
+        await self._stirred.wait()
+        self._stirred.clear()
+        return not self._over
+
+    async def close(self) -> None:
+        was_over = self._over
+        self._end()
+        if not was_over:
+            try:
+                await self._in_thread(lambda connection: _end_sessions(connection, SESSIONS.c.id == self.id))
+            except LedgerAway as away:
+                logger.warning("the session ends when its time is up: %s", away)
+        if self._listening is not None:
+            self._listening.cancel()  # before its connection goes, whose number the next one may get
+            await asyncio.wait([self._listening])
+        if self._hearing is not None:
+            await self._hearing.close()
+        async with self._turn:  # a call that is under way would leave its connection behind
+            await self._env.blocking(self._engine.dispose)
+
+    def _end(self) -> None:
+        self._over = True
+        self._stirred.set()
+
+    async def _run(self, call: Callable[[Connection], T]) -> T:
+        """`call` in a transaction, beside the loop. Raises `LedgerAway` and `SessionExpired`."""
+        if self._over:
+            raise SessionExpired
+        asked_s = self._env.clock.monotonic()
+        found = await self._in_thread(call)
+        if self._heard_s == float("-inf"):
+            self._heard_s = asked_s
+        return found
+
+    async def _in_thread(self, call: Callable[[Connection], T]) -> T:
+        try:
+            async with self._turn:
+                return await self._env.blocking(_in_transaction, self._engine, call)
+        except exc.SQLAlchemyError as error:
+            raise LedgerAway(str(getattr(error, "orig", None) or error).strip()) from None
+
+    # -- the ledger
+
+    async def newest(self) -> int:
+        return await self._run(lambda connection: connection.execute(select(HEAD.c.number)).scalar_one())
+
+    async def append(self, number: int, record: bytes) -> Outcome:
+        def append(connection: Connection) -> Outcome:
+            alive = select(SESSIONS.c.id).where(SESSIONS.c.id == self.id).with_for_update(read=True)
+            if connection.execute(alive).first() is None:
+                return Outcome.EXPIRED
+            raised = update(HEAD).where(HEAD.c.number == number - 1).values(number=number)
+            if not connection.execute(raised).rowcount:
+                return Outcome.BEHIND
+            connection.execute(insert(RECORDS).values(number=number, record=record))
+            _notify(connection)
+            return Outcome.OK
+
+        try:
+            outcome = await self._run(append)
+        except LedgerAway as away:
+            logger.warning("whether a change of the metadata was stored is unknown: %s", away)
+            return Outcome.UNKNOWN
+        except SessionExpired:
+            return Outcome.EXPIRED
+        if outcome is Outcome.EXPIRED:
+            self._end()
+        return outcome
+
+    async def read(self, after: int) -> list[bytes] | None:
+        wanted = (
+            select(RECORDS.c.number, RECORDS.c.record)
+            .where(RECORDS.c.number > after)
+            .order_by(RECORDS.c.number)
+            .limit(READ_AT_ONCE)
+        )
+        rows = await self._run(lambda connection: connection.execute(wanted).all())
+        if not rows or rows[0].number != after + 1:
+            return None
+        return [bytes(row.record) for row in rows]
+
+    async def base(self) -> tuple[int, bytes]:
+        row = await self._run(lambda connection: connection.execute(select(BASE.c.number, BASE.c.base)).one())
+        return row.number, bytes(row.base)
+
+    async def set_base(self, number: int, base: bytes, *, drop_to: int) -> None:
+        def set_base(connection: Connection) -> None:
+            connection.execute(update(BASE).where(BASE.c.number < number).values(number=number, base=base))
+            connection.execute(delete(RECORDS).where(RECORDS.c.number <= drop_to))
+
+        await self._run(set_base)
+
+    async def living(self) -> frozenset[int]:
+        def living(connection: Connection) -> frozenset[int]:
+            if _end_sessions(connection, SESSIONS.c.lives_until < NOW):
+                _notify(connection)
+            return frozenset(connection.execute(select(SESSIONS.c.id)).scalars())
+
+        return await self._run(living)
+
+
+def _end_sessions(connection: Connection, which: object) -> int:
+    ended: int = connection.execute(delete(SESSIONS).where(which)).rowcount  # type: ignore[arg-type]
+    if ended:
+        _notify(connection)
+    return ended
+
+
+def _notify(connection: Connection) -> None:
+    connection.execute(select(func.pg_notify(CHANNEL, literal_column("''"))))
+
+
+def _in_transaction(engine: Engine, call: Callable[[Connection], T]) -> T:
+    with engine.begin() as connection:
+        return call(connection)
+
+
+def _engine_of(url: URL, timeout_s: float) -> Engine:
+    patience_s = max(int(timeout_s / 2), 2)  # libpq takes no less
+    return create_engine(
+        url.set(drivername=DRIVER),
+        pool_size=1,
+        pool_pre_ping=True,
+        connect_args={
+            "connect_timeout": patience_s,
+            "tcp_user_timeout": patience_s * 1000,
+            "options": f"-c statement_timeout={patience_s * 1000}",
+        },
+    )

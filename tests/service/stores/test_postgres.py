@@ -1,0 +1,138 @@
+"""What the contract leaves open, on the real PostgreSQL: a database that crashes, sessions that run out, newcomers,
+hints that are lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from log.disk import RealDisk
+from service.ports import RealEnv
+from service.stores import ledger
+from service.stores.ledger import LedgerStore
+from service.stores.port import Change, Create, Put, Result, Session, Snapshot, StoreError
+from service.stores.postgres import PostgresSession
+from tests.peers.postgres import PostgresServer, missing
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[PostgresServer]:
+    server = PostgresServer(tmp_path / "postgres")
+    server.start()
+    yield server
+    server.stop()
+
+
+@asynccontextmanager
+async def store_at(url: str) -> AsyncIterator[LedgerStore]:
+    env = RealEnv(RealDisk("."))
+    store = LedgerStore(lambda timeout_s: PostgresSession.connect(url, timeout_s, env), env)
+    try:
+        yield store
+    finally:
+        await store.close()
+        await env.tasks.cancel_all()
+
+
+def run(url: str, promise: Callable[[LedgerStore], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with store_at(url) as store:
+            await asyncio.wait_for(promise(store), PATIENCE_S)
+
+    asyncio.run(main())
+
+
+async def until_ok(session: Session, key: str) -> None:
+    """Create `key` again and again until that is done, however often the answer is lost."""
+    while True:
+        result, _ = await session.commit(Create(key, b""))
+        if result in (Result.OK, Result.CONFLICT):
+            return
+        assert result is Result.UNKNOWN, result
+        await asyncio.sleep(0.1)
+
+
+def test_a_session_outlives_a_crash_of_the_database(server: PostgresServer) -> None:
+    async def promise(store: LedgerStore) -> None:
+        one, other = await store.session(20), await store.session(20)
+        events = aiter(other.watch())
+        await anext(events)
+        await one.commit(Create("mine", b"", ephemeral=True))
+        await asyncio.to_thread(server.stop)
+        assert (await one.commit(Create("lost", b"")))[0] is Result.UNKNOWN
+        await asyncio.to_thread(server.start)
+        await until_ok(one, "after")
+        seen: list[str] = []
+        while "after" not in seen:
+            event = await anext(events)
+            assert isinstance(event, Change)
+            seen += [key for key, _ in event.entries]
+        assert seen == ["mine", "after"]
+        assert "mine" in await other.read("")
+        assert one.lease_left() > 0
+
+    run(server.url, promise)
+
+
+def test_what_a_silent_session_left_goes_when_its_time_is_up(server: PostgresServer) -> None:
+    async def promise(store: LedgerStore) -> None:
+        other = await store.session(2)
+        events = aiter(other.watch())
+        assert isinstance(await anext(events), Snapshot)
+        env = RealEnv(RealDisk("."))
+        fallen_silent = LedgerStore(lambda timeout_s: PostgresSession.connect(server.url, timeout_s, env), env)
+        one = await fallen_silent.session(2)
+        await one.commit(Create("mine", b"", ephemeral=True))
+        assert isinstance(await anext(events), Change)
+        await env.tasks.cancel_all()  # no sign of life any more
+        change = await anext(events)
+        assert isinstance(change, Change)
+        assert change.entries == (("mine", None),)
+        assert (await one.commit(Create("late", b"")))[0] is Result.EXPIRED
+        await fallen_silent.close()
+        await env.tasks.cancel_all()
+
+    run(server.url, promise)
+
+
+def test_a_newcomer_begins_with_the_base_and_old_records_go(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "BASE_EVERY", 20)
+    monkeypatch.setattr(ledger, "KEPT_RECORDS", 40)
+
+    async def promise(store: LedgerStore) -> None:
+        one = await store.session(20)
+        await one.commit(Create("count", b"0"))
+        commits = 80
+        for version in range(commits):
+            assert (await one.commit(Put("count", b"%d" % version, version)))[0] is Result.OK
+        newcomer = await store.session(20)
+        assert (await newcomer.read("count"))["count"] == (b"%d" % (commits - 1), commits)
+        async with await psycopg.AsyncConnection.connect(server.url) as connection:
+            for _ in range(100):
+                row = await (await connection.execute("SELECT count(*) FROM oncelog_records")).fetchone()
+                await connection.rollback()
+                if row is not None and row[0] <= 60:
+                    return
+                await asyncio.sleep(0.1)
+        raise AssertionError(row)
+
+    run(server.url, promise)
+
+
+def test_a_database_that_is_not_there_is_told_in_one_line() -> None:
+    async def promise(store: LedgerStore) -> None:
+        with pytest.raises(StoreError, match=r"postgresql://me:\*\*\*@127\.0\.0\.1:1/nothing can't be used"):
+            await store.session(1)
+
+    run("postgresql://me:secret@127.0.0.1:1/nothing", promise)
