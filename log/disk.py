@@ -284,7 +284,7 @@ class RealDisk:
         # another thread between that one's look at the number and its system call. Others close what they open.
         self._open_files: dict[RealFile, None] = {}
         self._owner = threading.get_ident()
-        self._discards = 0
+        self._discards = time.time_ns()  # beyond what any process before this one has counted to
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-writer")
         self._syncers = ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="disk-sync")
 
@@ -393,11 +393,8 @@ class RealDisk:
     def _hide(self, real_path: str) -> None:
         """Move it to where nobody looks, and have it removed there: that takes half a second a gigabyte."""
         try:
+            os.makedirs(self._real(DISCARDED), exist_ok=True)
             with self.lock:
-                if not self._discards:
-                    os.makedirs(self._real(DISCARDED), exist_ok=True)
-                    left = os.listdir(self._real(DISCARDED))
-                    self._discards = max((int(name) for name in left if name.isdigit()), default=0)
                 self._discards += 1
                 hidden = self._real(f"{DISCARDED}/{self._discards}")
             os.rename(real_path, hidden)

@@ -60,7 +60,7 @@ class Headroom:
                     self._disk.unlink(RESERVE)  # it is of another size
         except DiskFault as fault:
             logger.error("what is kept back in %s can't be looked at: %s", self._name, fault)
-        self.is_short = not await self._has_room_again()
+        self.is_short = self._reserve_bytes > 0 and not await self._has_room_again()
         if self.is_short:
             self._say_short()
 

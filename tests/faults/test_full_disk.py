@@ -7,6 +7,7 @@ emptied by deleting a topic or that file.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import threading
@@ -15,10 +16,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from aiokafka import AIOKafkaProducer
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
+from tests.clients.libraries import kafka
 from tests.faults.conftest import new_broker
 from tests.peers.process import BrokerProcess
 
@@ -34,7 +38,9 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     mount = ["mount", "-t", "tmpfs", "-o", "size=60m", "none", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("this machine lets nobody mount a small disk")
-    broker = new_broker(folder, log_reserve_bytes="16777216", log_segment_bytes="1048576")
+    broker = new_broker(
+        folder, log_reserve_bytes="16777216", log_segment_bytes="1048576", log_retention_check_interval_ms="500"
+    )
     try:
         broker.start()
         yield broker
@@ -158,6 +164,31 @@ def test_a_producer_waits_for_room_and_finishes_without_loss_or_double(broker: B
     assert broker.stop() == 0
 
 
+def test_retention_makes_room_on_a_full_disk(broker: BrokerProcess) -> None:
+    """Somebody lets the topic keep less, and all is well."""
+    admin = create(broker, "events")
+    events = Sending(broker, "events", **{"enable.idempotence": True})
+    comes_true(lambda: says(broker, FULL) == 1, "the disk does not get full")
+    events.enough.set()
+    keep_less = ConfigResource(
+        ConfigResource.Type.TOPIC,
+        "events",
+        incremental_configs=[
+            ConfigEntry("retention.bytes", "5000000", incremental_operation=AlterConfigOpType.SET),
+        ],
+    )
+    for altered in admin.incremental_alter_configs([keep_less]).values():
+        altered.result(30)
+    events.finish()
+    reader = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "looks"})
+    first, found = -1, [0]
+    while first != (first := reader.get_watermark_offsets(TopicPartition("events", 0), 10)[0]):
+        found = stored(broker, "events")  # and if more was removed meanwhile, again
+    reader.close()
+    assert found == list(range(first, events.sent))
+    assert says(broker, ROOM_AGAIN) == 1
+
+
 def fill(broker: BrokerProcess) -> Path:
     """Somebody else takes all there is, to the last byte."""
     path = broker.folder / "somebody else's"
@@ -234,3 +265,30 @@ def test_kcat_finishes_when_there_is_room_again(broker: BrokerProcess) -> None:
         strangers.unlink()
         assert kcat.wait(60) == 0
     assert stored(broker, "events") == [0]
+
+
+def test_aiokafka_and_kafka_python_finish_when_there_is_room_again(broker: BrokerProcess) -> None:
+    """Each is idempotent, and has sent something before."""
+    create(broker, "events")
+
+    async def with_both() -> None:
+        producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap, enable_idempotence=True)
+        await producer.start()
+        await producer.send_and_wait("events", b"0 from aiokafka")
+        strangers = fill(broker)
+        await asyncio.to_thread(comes_true, lambda: says(broker, FULL) == 1, "nobody says that the disk is full")
+        sent = [await producer.send("events", b"%d from aiokafka" % number) for number in (1, 2)]
+        sent_by_other = other.send("events", b"4 from kafka-python")
+        await asyncio.sleep(1)
+        assert not any(each.done() for each in sent) and not sent_by_other.is_done
+        strangers.unlink()
+        await asyncio.gather(*sent)
+        await producer.stop()
+        await asyncio.to_thread(sent_by_other.get, 60)
+
+    other = kafka.KafkaProducer(bootstrap_servers=broker.bootstrap, enable_idempotence=True)
+    other.send("events", b"3 from kafka-python").get(30)
+    asyncio.run(with_both())
+    other.close()
+    assert sorted(stored(broker, "events")) == [0, 1, 2, 3, 4]
+    assert says(broker, FULL) == 1

@@ -55,6 +55,7 @@ class DiskFaults:
     fsync_seconds: float = 0.002
     stall_chance: float = 0.01
     stall_seconds: float = 0.2
+    no_descriptor: float = 0.0  # how often a file that is not open can't be opened
     eviction: float = 0.02  # how often an unpinned file must be opened anew by its name, as when descriptors are short
 
 
@@ -209,7 +210,7 @@ class SimDisk:
         """No more faults, and room again. What a process has already seen fail stays failed for it."""
         self._planted.clear()
         self.capacity_bytes = self._whole_capacity_bytes
-        for name in ("append_error", "read_error", "short_read", "fsync_error", "name_error"):
+        for name in ("no_descriptor", "append_error", "read_error", "short_read", "fsync_error", "name_error"):
             setattr(self.faults, name, 0.0)
 
     def flip_bit(self, path: str, position: int, bit: int) -> None:
@@ -307,6 +308,10 @@ class SimDisk:
         if (odd := odds.get(operation, self.faults.name_error)) and self.chance.random() < odd:
             self.fail(self.chance.choice((errno.EIO, errno.ENOSPC)) if operation == "append" else errno.EIO, path)
 
+    def take_descriptor(self, path: str) -> None:
+        if (odd := self.faults.no_descriptor) and self.chance.random() < odd:
+            self.fail(errno.EMFILE, path)
+
     def fail(self, error: int, path: str) -> None:
         self.faults_given += 1
         raise DiskFault(error, os.strerror(error), path)
@@ -376,9 +381,10 @@ class Mount:
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> SimFile:
         existing = self._lookup("open", path)
+        if existing is None and not create:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        self.device.take_descriptor(path)
         if existing is None:
-            if not create:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             with self._changing("create", path):
                 self._find_room(path)
                 folder, name = self._place(path)
@@ -394,6 +400,7 @@ class Mount:
         node = self._lookup("read", path)
         if not isinstance(node, Inode):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        self.device.take_descriptor(path)
         return bytes(node.cache)
 
     def exists(self, path: str) -> bool:
@@ -519,6 +526,7 @@ class Mount:
         await asyncio.shield(task)
 
     async def _sync_dir(self, path: str) -> None:
+        self.device.take_descriptor(path)
         changes = list(self.device.name_changes)
         await self.device.delay(self.life)
         with self._changing("sync_dir", path):
@@ -708,6 +716,7 @@ class SimFile:
             return
         if self._closed:
             raise DiskFault(errno.EBADF, "the file was closed", self.path)
+        device.take_descriptor(self.path)
         if device.faults.eviction and device.chance.random() < device.faults.eviction:
             node = device.find(self.path)
             assert isinstance(node, Inode)

@@ -54,6 +54,7 @@ class Fate:
             "append fails": self._fail_append,
             "fsync fails": self._fail_fsync,
             "disk full": self._fill_disk,
+            "no descriptors": self._take_descriptors,
             "read fails": self._fail_reads,
             "index rots": self._rot_index,
             "log rots": self._rot_log,
@@ -178,6 +179,12 @@ class Fate:
         self.disk.capacity_bytes = self.disk.used_bytes + self.chance.choice((0, 100, 5000))
         await asyncio.sleep(self.chance.choice((0.1, 2.0, 6.0)) * self.chance.random())
         self.disk.capacity_bytes = whole
+
+    async def _take_descriptors(self) -> None:
+        """The process has as many files and connections open as it may. Nobody restarts it."""
+        self.disk.faults.no_descriptor = self.chance.choice((0.01, 0.2, 1.0))
+        await asyncio.sleep(self.chance.choice((0.1, 2.0)) * self.chance.random())
+        self.disk.faults.no_descriptor = 0.0
 
     async def _look_at_it_and_restart(self) -> None:
         """Somebody sees the broker out of service after a while, and reboots the machine."""

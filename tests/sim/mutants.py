@@ -39,6 +39,7 @@ from log.manifest import MANIFEST, Manifest, read_and_remove_manifest, write_rec
 from log.partition_log import PartitionLog
 from log.recovery import Recovered
 from log.segment import Segment
+from service.broker.coordinators import Coordinators
 from service.broker.headroom import Headroom
 from service.broker.housekeeper import Housekeeper
 from service.broker.log_folder import LogFolder
@@ -162,6 +163,11 @@ def a_full_disk_fails_the_folder() -> contextlib.AbstractContextManager[None]:
 def half_a_write_stays() -> contextlib.AbstractContextManager[None]:
     """What the full disk took of a refused write is not cut off."""
     return replaced(SimFile, "_take_back", lambda file, size: None)
+
+
+def a_shard_that_gave_up_is_not_replayed() -> contextlib.AbstractContextManager[None]:
+    """Its partition is still led here, and nobody coordinates."""
+    return replaced(Coordinators, "_given_up", lambda coordinators, shard: None)
 
 
 def nobody_looks_for_room_again() -> contextlib.AbstractContextManager[None]:
@@ -420,6 +426,7 @@ MUTANTS = (
     Mutant("recovery point before fsync", "recovery trusts what was only appended", recovery_point_before_fsync),
     Mutant("full disk taken for a broken one", "the folder is out of service", a_full_disk_fails_the_folder),
     Mutant("half a write stays", "what a full disk took of a batch is not taken back", half_a_write_stays),
+    Mutant("shard not replayed", "a passing error ends a coordinator", a_shard_that_gave_up_is_not_replayed),
     Mutant("room not noticed", "a disk that was full stays full for producers", nobody_looks_for_room_again),
     Mutant("manifest kept", "a crash is taken for a clean stop", keep_the_manifest_after_the_start),
     Mutant("no checksum in recovery", "torn batches are taken for whole ones", skip_the_checksum_in_recovery),

@@ -27,6 +27,7 @@ KINDS = (
     "append fails",
     "fsync fails",
     "disk full",
+    "no descriptors",
     "read fails",
     "index rots",
     "log rots",
