@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 DIGEST_CHARACTERS = 16
+LONGEST_APP = 500  # characters as they are written down; a broker remembers no more than 1,000 for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,15 @@ class Decider:
         return f"query {self.query} in run {self.run}"
 
 
+def name_of_app(app: str) -> str:
+    """The name itself, unless it is too long to be remembered."""
+    return app if len(json.dumps(app)) <= LONGEST_APP else _digest(app.encode())
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:DIGEST_CHARACTERS]
+
+
 def digest_of_offsets(checkpoint: str | None, batch: int) -> str:
     """What Spark noted that the batch reads, if its checkpoint is a folder of this machine: the same text whenever the
     batch runs again, another one in a copy that went its own way."""
@@ -52,7 +62,7 @@ def digest_of_offsets(checkpoint: str | None, batch: int) -> str:
         noted = (Path(checkpoint.removeprefix("file://").removeprefix("file:")) / "offsets" / str(batch)).read_bytes()
     except OSError:
         return ""
-    return hashlib.sha256(noted).hexdigest()[:DIGEST_CHARACTERS]
+    return _digest(noted)
 
 
 def conflict(mine: Decider, token: int, last_token: int, last: Decider | None, before: Decider | None) -> str | None:

@@ -45,7 +45,7 @@ from spark_sink.branch import (
 from spark_sink.client import Client, ClientSettings
 from spark_sink.columns import BadRow, Columns, check_schema, described, read
 from spark_sink.compress import CODES, NONE, compressor
-from spark_sink.decider import Decider, conflict, digest_of_offsets
+from spark_sink.decider import Decider, conflict, digest_of_offsets, name_of_app
 from spark_sink.encode import Encoder, Rows, Target
 from spark_sink.errors import OncelogError, OptionError
 from spark_sink.messages import EndBranchesResponse, NamedBranch
@@ -276,7 +276,7 @@ def check_all_saw_the_same(written: Collection[Written]) -> None:
 def _decider(options: SinkOptions, token: int, written: Collection[Written]) -> Decider:
     query, run = next(((one.query, one.run) for one in written if one.query), ("", ""))
     if options.app is not None:
-        return Decider(query=query, app=options.app, topic=options.topic or "")
+        return Decider(query=query, app=name_of_app(options.app), topic=options.topic or "")
     return Decider(query=query, run=run, reads=digest_of_offsets(options.checkpoint, token))
 
 

@@ -143,7 +143,14 @@ def test_a_name_that_is_written_in_another_way_is_nobodys() -> None:
 
 
 def write_version(
-    bootstrap: str, row: str, app: str, version: int, topic: str | None = None, column: str = "", query: str = ""
+    bootstrap: str,
+    row: str,
+    app: str,
+    version: int,
+    topic: str | None = None,
+    column: str = "",
+    query: str = "",
+    root: str | None = None,
 ) -> None:
     given = {"kafka.bootstrap.servers": bootstrap, "txnAppId": app, "txnVersion": str(version)}
     options = read_sink_options(given | ({"topic": topic} if topic else {}), streaming=False)
@@ -152,7 +159,7 @@ def write_version(
     columns = {"value": [row]} | ({} if topic else {"topic": [column]})
     properties = {"sql.streaming.queryId": query} if query else {}
     rows = iter([pa.record_batch(columns)])
-    root = writer._root
+    root = writer._root = root or writer._root
     writer.commit([sink.write(options, root, version, cast(TaskContext, Task(**properties)), rows)])
 
 
@@ -174,6 +181,15 @@ def test_a_version_that_may_have_been_written_under_the_former_root_is_refused(
     write_version(bootstrap, "b", app, 8, column=topic)
     assert values(bootstrap, topic) == ["b"]
     assert last_decided(client, app) == 7
+
+
+def test_a_long_name_of_an_application_is_remembered_too(bootstrap: str, topic: str, name: str) -> None:
+    app = name + "\N{SNOWMAN}" * 1000
+    for row in ("a", "b"):
+        write_version(bootstrap, row, app, 0, topic=topic)
+    with pytest.raises(sink.DecidedByAnother):
+        write_version(bootstrap, "c", f"{app}!", 0, topic=topic, root=f"{app}/{topic}")
+    assert values(bootstrap, topic) == ["a"]
 
 
 def test_another_query_that_writes_the_versions_of_an_application_fails(bootstrap: str, topic: str, name: str) -> None:
