@@ -117,6 +117,7 @@ class ProducerStates:
     """The view `producers` of one partition."""
 
     name = "producers"
+    must_see_all = False
 
     __slots__ = (
         "_limit",

@@ -40,6 +40,7 @@ class StableOffsets:
     """The view `stable` of one partition."""
 
     name = "stable"
+    must_see_all = False
 
     __slots__ = ("_aborted", "_began", "_ended", "_open", "_timestamps")
 

@@ -24,11 +24,15 @@ from log.checkpoints import CLEANED_OFFSET, START_OFFSET, read_offset
 from log.disk import TEMPORARY, Disk, File
 from log.epochs import CHECKPOINT, BadCheckpoint, LeaderEpochs
 from log.ids import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
+from log.many import Stretch, epoch_changes, right_stretch, worth_folding
 from log.segment import LOG_SUFFIX, OFFSET_SUFFIX, SCAN_BYTES, SUFFIXES, TIME_SUFFIX, Segment, SegmentFacts
 from log.snapshots import SUFFIX as SNAPSHOT_SUFFIX
 from log.snapshots import Snapshot, restore_newest, take_snapshot
 from log.swap import BadPlan, SwapPlan, finish_swap
 from log.views import View
+
+MANY_BATCHES: Final = 5_000
+"""So many are worth the import of what looks at many batches at once."""
 
 
 class Damage(NamedTuple):
@@ -293,6 +297,8 @@ class _Recovery:
         self, segment: Segment, file: File, position: int, size_bytes: int, views: Sequence[View]
     ) -> tuple[int, str]:
         """Where it stopped, and why; no reason at the end of the file."""
+        if _are_many(file, position, size_bytes):
+            position = self._scan_many(segment, file, position, size_bytes, views)
         epochs, interval_bytes, trusted = self.epochs, self.interval_bytes, self.report.trusted_offset
         latest, expected = epochs.latest, self.end_offset
         ended = position
@@ -320,6 +326,39 @@ class _Recovery:
                 for view in views:
                     view.apply(header, batch)
         return ended, "" if ended == size_bytes else "the file ends inside a batch, or with bytes that are none"
+
+    def _scan_many(self, segment: Segment, file: File, position: int, size_bytes: int, views: Sequence[View]) -> int:
+        """As far as all is right and as usual, many batches at a time; where that ends, and one by one is the way."""
+        while position < size_bytes:
+            chunk = file.pread(min(SCAN_BYTES, size_bytes - position), position)
+            stretch = right_stretch(chunk, expected=self.end_offset, trusted=self.report.trusted_offset)
+            stretch = self._up_to_a_wrong_epoch(stretch)
+            if not len(stretch.starts):
+                return position
+            segment.note_many(stretch, position, self.interval_bytes)
+            self.end_offset = segment.end_offset
+            self._apply_many(chunk, stretch, views)
+            position = segment.size_bytes
+        return position
+
+    def _up_to_a_wrong_epoch(self, stretch: Stretch) -> Stretch:
+        for at, epoch in epoch_changes(stretch, self.epochs.latest):
+            if epoch < self.epochs.latest and epoch != NO_EPOCH:
+                return Stretch(*(column[:at] for column in stretch))
+            self.epochs.assign(epoch, int(stretch.base_offsets[at]))
+        return stretch
+
+    @staticmethod
+    def _apply_many(chunk: bytes, stretch: Stretch, views: Sequence[View]) -> None:
+        if not views:
+            return
+        every = any(view.must_see_all for view in views)
+        for index in range(len(stretch.starts)) if every else worth_folding(stretch):
+            at = int(stretch.starts[index])
+            header = read_header(chunk, at)
+            batch = memoryview(chunk)[at : at + header.size_bytes]
+            for view in views:
+                view.apply(header, batch)
 
     def _skip_damage(self, segment: Segment, file: File, position: int, size_bytes: int, reason: str) -> int:
         """Past bytes that were durable once, to the next batch that is right; the end of the file if there is none."""
@@ -364,6 +403,13 @@ class _Recovery:
             self.epochs.clear()
             self.end_offset = start_offset
         return max(self.end_offset, trusted)
+
+
+def _are_many(file: File, position: int, size_bytes: int) -> bool:
+    """Whether the rest of the file holds many batches, if they are like the first."""
+    with suppress(CorruptBatch):
+        return size_bytes - position >= MANY_BATCHES * read_header(file.pread(HEADER_BYTES, position)).size_bytes
+    return False
 
 
 def _whole_batches(file: File, position: int, size_bytes: int) -> Iterator[tuple[int, BatchHeader, bytes, int]]:

@@ -20,6 +20,7 @@ from log.config import LogConfig
 from log.disk import Disk, DiskFault, File, FileSlice
 from log.ids import NO_OFFSET, NO_TIMESTAMP
 from log.index import OFFSET_ENTRY, TIME_ENTRY, GrowingIndex, Index, StoredIndex
+from log.many import Stretch, index_entries, largest_so_far
 
 LOG_SUFFIX: Final = ".log"
 OFFSET_SUFFIX: Final = ".index"
@@ -200,6 +201,25 @@ class Segment:
         self._unindexed_bytes += header.size_bytes
         self.size_bytes = position + header.size_bytes
         self.end_offset = last_offset + 1
+
+    def note_many(self, stretch: Stretch, position: int, interval_bytes: int) -> None:
+        """`note` for each batch of a stretch that begins at `position`."""
+        if not position:
+            self.first_timestamp = int(stretch.newest_timestamps[0])
+        so_far, bringers = largest_so_far(stretch, self.largest_timestamp)
+        entries = index_entries(stretch, unindexed_bytes=self._unindexed_bytes, interval_bytes=interval_bytes)
+        last = len(stretch.starts) - 1
+        for at in dict.fromkeys((*entries, last)):
+            self.largest_timestamp = int(so_far[at])
+            if bringers[at] >= 0:
+                self.largest_timestamp_offset = int(stretch.last_offsets[bringers[at]])
+            if at != last or at in entries[-1:]:
+                self._add_entries(int(stretch.last_offsets[at]), position + int(stretch.starts[at]))
+                self._unindexed_bytes = 0
+        end = int(stretch.starts[last] + stretch.sizes[last])
+        self._unindexed_bytes += end - (int(stretch.starts[entries[-1]]) if entries else 0)
+        self.size_bytes = position + end
+        self.end_offset = int(stretch.last_offsets[last]) + 1
 
     def _add_entries(self, last_offset: int, position: int) -> None:
         assert type(self._offsets) is GrowingIndex

@@ -1,8 +1,8 @@
 """What a fold over the log looks like to the log.
 
-What always holds: a view sees every batch once and in offset order, and whatever it knows follows from the batches it
-has seen since its last `restore`. The log calls; views live in other packages (`idempotence.producers`,
-`isolation.stable`) and know nothing of files.
+What always holds: a view sees every batch once and in offset order, or in a recovery those that it must see; what it
+knows follows from the batches it has seen since its last `restore`. The log calls; views live in other packages
+(`idempotence.producers`, `isolation.stable`) and know nothing of files.
 """
 
 from collections.abc import Collection, Sequence
@@ -27,6 +27,12 @@ class View(Protocol):
     @property
     def name(self) -> str:
         """Names the view's part of a snapshot; never changes."""
+
+    @property
+    def must_see_all(self) -> bool:
+        """False where of the batches between two markers each producer's first and last five tell all there is: what
+        is asked of a view of millions of small batches that is to be rebuilt soon.
+        """
 
     def apply(self, header: BatchHeader, batch: Buffer) -> None:
         """The next batch. `batch` is valid during the call only."""

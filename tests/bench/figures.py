@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from log.batch import build_batch
+from log.batch import build_batch, restamp
 from service.wire.codec import encode_request, write_request_header
 from service.wire.messages import ApiVersionsRequest, PartitionProduceData, ProduceRequest, TopicProduceData
 from service.wire.versions import ApiKey
@@ -26,6 +26,7 @@ from tests.bench.contenders import Contender
 from tests.peers.process import BrokerProcess
 
 PARTITIONS = 4
+SMALL_BATCHES = (200, 1_000)
 MORE_IS_BETTER = ("msg/s", "MB/s", "txn/s")
 MANY_PARTITIONS = 15_398
 PARTITIONS_A_TOPIC = 10
@@ -286,6 +287,28 @@ def recovery(contender: Contender, effort: Effort) -> Rows:
         }
 
 
+def recovery_of_small_batches(contender: Contender, effort: Effort) -> Rows:
+    """The same for a log of single small records, written into its files: no client sends that many in an hour."""
+    rows: dict[str, float] = {}
+    for size in SMALL_BATCHES:
+        with running(contender) as broker:
+            topic = new_topic(broker, "crashed")
+            batch = bytearray(prepared.a_batch(1, size - len(prepared.a_batch(1, 0))))
+            first = bytes(batch)
+            prepared.produce(broker.port, topic, partitions=PARTITIONS, batches=1, batch=first, count=1, size=size)
+            broker.kill()
+            count = int(effort.crashed_gb / 10 * 1e9 / PARTITIONS / len(batch))
+            for partition in range(PARTITIONS):
+                with (broker.data / f"{topic}-{partition}" / f"{0:020}.log").open("ab") as file:
+                    for offset in range(1, count):
+                        restamp(batch, base_offset=offset, leader_epoch=0)
+                        file.write(batch)
+            broker.launch()
+            back = prepared.first_write(broker.port, topic, patience_seconds=PATIENCE_SECONDS) - broker.launched_at
+            rows[f"crashed log of batches of {size} bytes, MB/s"] = PARTITIONS * count * len(batch) / 1e6 / back
+    return rows
+
+
 def idle_connections(contender: Contender, effort: Effort) -> Rows:
     """What five thousand connections cost that asked once and then say nothing."""
     wanted = IDLE_CONNECTIONS if effort.scale >= 1 else 1_000
@@ -392,6 +415,7 @@ FIGURES: Mapping[str, Figure] = {
     "small-transactions": small_transactions,
     "read-committed": read_committed,
     "recovery": recovery,
+    "recovery-of-small-batches": recovery_of_small_batches,
     "partitions": many_partitions,
     "aborts": aborted_history,
     "producer-ids": producer_ids,

@@ -15,6 +15,7 @@ class SeenBatches:
     """A view that knows every batch it was given: base offset and checksum."""
 
     name = "seen"
+    must_see_all = True
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, int]] = []

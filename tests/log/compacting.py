@@ -20,6 +20,7 @@ class LastOfProducers:
     """A view: the last data batch of every producer."""
 
     name = "last"
+    must_see_all = True
 
     def __init__(self) -> None:
         self.last: dict[int, int] = {}
