@@ -32,6 +32,8 @@ SEPARATOR: Final = "::"
 MAX_TOKEN: Final = 2**63 - 1
 MAX_BRANCHES: Final = 10_000
 """In one decision, which is one record batch: of a few megabytes then. Spark's default is 200 tasks."""
+MAX_UNDECIDED: Final = 2 * MAX_BRANCHES
+"""Of one root: what is not named is aborted by the same record batch, so they can't be without number."""
 MAX_DECIDED_BY: Final = 1_000
 """Characters. A root remembers two such names."""
 

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Final, NamedTuple, assert_never
 
 from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
-from txn.branches import branch_of, check_decision, decide_together, find_unready, is_open, reusable
+from txn.branches import MAX_UNDECIDED, branch_of, check_decision, decide_together, find_unready, is_open, reusable
 from txn.commands import (
     AddPartitions,
     Command,
@@ -53,6 +53,7 @@ from txn.verdicts import (
     Decided,
     Decision,
     Discarded,
+    InvalidRequest,
     MarkersNoted,
     TokenDecided,
     Verdict,
@@ -271,6 +272,8 @@ class TxnCoordinator:
             if root is not None and branch.token <= root.decided_token:
                 return TokenDecided(branch.token, root.decided_token)
             finished = self._finished_branch(draft, branch.root) if txn is None else None
+            if txn is None and finished is None and len(self._branches.get(branch.root, ())) >= MAX_UNDECIDED:
+                return InvalidRequest(f"{MAX_UNDECIDED} branches of one root wait for a decision")
         outcome = decide_init(
             txn, ask, now_ms=draft.now_ms, take_id=self._take_id, settings=self._settings, finished=finished
         )

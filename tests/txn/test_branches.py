@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from idempotence.producer_ids import next_block
 from log.ids import TopicPartition
 from tests.rules import rule
 from tests.txn.shard import PlainShard
-from txn.branches import MAX_BRANCHES, MAX_DECIDED_BY, BranchId, branch_of, home_of
+from txn.branches import MAX_BRANCHES, MAX_DECIDED_BY, MAX_UNDECIDED, BranchId, branch_of, home_of
 from txn.commands import AddPartitions, EndBranches, EndTransaction, InitProducer, NamedBranch, VerifyPartitions
 from txn.deadlines import DECISION_RETENTION_MS
 from txn.records import write_key, write_value
@@ -392,6 +393,20 @@ def test_what_is_open_and_what_was_decided_can_be_asked_for() -> None:
     described = writers.shard.machine.describe(branch.transactional_id)
     assert described is not None
     assert described.root == "clicks"
+
+
+@rule("T", "so many branches of one root may wait for a decision, which aborts all that it does not name in one batch")
+def test_branches_that_wait_for_a_decision_are_not_without_number() -> None:
+    writers = Writers()
+    for block in range(1, 2 + MAX_UNDECIDED // 1_000):
+        writers.shard.ids.add(next_block(100_000 * block))
+    for number in range(MAX_UNDECIDED):
+        writers.open(1, f"t{number}")
+    too_many = InitProducer(str(BranchId("clicks", 1, "more")), 60_000)
+    assert isinstance(writers.shard.ask(too_many), InvalidRequest)
+    assert isinstance(writers.shard.ask(InitProducer("other::1/a", 60_000)), Initialized)
+    assert writers.decide(1) == Decided(1, 1, now=True)
+    assert isinstance(writers.shard.ask(InitProducer(str(BranchId("clicks", 2, "more")), 60_000)), Initialized)
 
 
 def test_senseless_decisions_are_refused() -> None:
