@@ -19,10 +19,14 @@ NOT_HERE = "This server does not host this topic-partition."
 def handle(
     broker: Broker, session: Session, header: RequestHeader, request: DescribeProducersRequest
 ) -> DescribeProducersResponse:
+    # Each once: a short request must not grow into an answer of any length.
+    wanted: dict[str, dict[int, None]] = {}
+    for topic in request.topics:
+        wanted.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
     return DescribeProducersResponse(
         topics=[
-            TopicResponse(topic.name, [_describe(broker, topic.name, index) for index in topic.partition_indexes])
-            for topic in request.topics
+            TopicResponse(name, [_describe(broker, name, index) for index in indexes])
+            for name, indexes in wanted.items()
         ]
     )
 

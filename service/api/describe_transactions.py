@@ -17,7 +17,10 @@ def handle(
     broker: Broker, session: Session, header: RequestHeader, request: DescribeTransactionsRequest
 ) -> DescribeTransactionsResponse:
     return DescribeTransactionsResponse(
-        transaction_states=[_describe(broker, transactional_id) for transactional_id in request.transactional_ids]
+        # Each once: a short request must not grow into an answer of any length.
+        transaction_states=[
+            _describe(broker, transactional_id) for transactional_id in dict.fromkeys(request.transactional_ids)
+        ]
     )
 
 

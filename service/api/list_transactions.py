@@ -2,6 +2,8 @@
 broker coordinates.
 """
 
+import asyncio
+
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.groups.regex import InvalidRegex, TopicRegex
@@ -17,7 +19,11 @@ from txn.states import State, Txn
 STATES = {state.label: state for state in State}
 
 
-def handle(
+LOOKED_AT_ONCE = 1_000
+"""Ids, before others have a turn."""
+
+
+async def handle(
     broker: Broker, session: Session, header: RequestHeader, request: ListTransactionsRequest
 ) -> ListTransactionsResponse:
     shards = list(broker.transactions.shards())
@@ -30,12 +36,13 @@ def handle(
     unknown = [label for label in request.state_filters if label not in STATES]
     if request.state_filters and len(unknown) == len(request.state_filters):
         return ListTransactionsResponse(unknown_state_filters=unknown)
-    wanted_states = [STATES[label] for label in request.state_filters if label in STATES]
+    wanted_states = [state for label, state in STATES.items() if label in request.state_filters]
+    wanted_producers = dict.fromkeys(request.producer_id_filters)
 
     def is_wanted(txn: Txn, now_ms: int) -> bool:
         return (
             (not wanted_states or txn.state in wanted_states)
-            and (not request.producer_id_filters or txn.producer_id in request.producer_id_filters)
+            and (not wanted_producers or txn.producer_id in wanted_producers)
             and (
                 request.duration_filter < 0
                 or (txn.started_ms >= 0 and now_ms - txn.started_ms > request.duration_filter)
@@ -43,12 +50,12 @@ def handle(
             and (pattern is None or pattern.matches(txn.transactional_id))
         )
 
-    return ListTransactionsResponse(
-        unknown_state_filters=unknown,
-        transaction_states=[
-            ListTransactionsResponseTransactionState(txn.transactional_id, txn.producer_id, txn.state.label)
-            for shard in shards
-            for txn in shard.machine.all()
-            if is_wanted(txn, shard.now_ms())
-        ],
-    )
+    found: list[ListTransactionsResponseTransactionState] = []
+    for shard in shards:
+        for count, txn in enumerate(list(shard.machine.all()), start=1):
+            if is_wanted(txn, shard.now_ms()):
+                state = ListTransactionsResponseTransactionState(txn.transactional_id, txn.producer_id, txn.state.label)
+                found.append(state)
+            if count % LOOKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+    return ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=found)

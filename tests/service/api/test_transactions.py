@@ -553,3 +553,20 @@ def test_ended_transactions_leave_nothing_behind_although_nobody_reads(tmp_path:
         assert max(sizes) <= sizes[0] + 32
 
     on_txn_stage(tmp_path, scene)
+
+
+def test_who_asks_for_one_thing_many_times_is_told_it_once(tmp_path: Path) -> None:
+    """Of a hundred bytes for each, a request of two hundred thousand would become an answer of gigabytes."""
+
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        await writer.init()
+        await writer.write("orders", "a")
+        described = await stage.ask(DescribeTransactionsRequest(["pay", "other", "pay"]))
+        assert [state.transactional_id for state in described.transaction_states] == ["pay", "other"]
+        again = [DescribeProducersRequestTopicRequest("orders", [0, 1, 0]) for _ in range(2)]
+        (topic,) = (await stage.ask(DescribeProducersRequest(again))).topics
+        assert [partition.partition_index for partition in topic.partitions] == [0, 1]
+        assert len(topic.partitions[0].active_producers) == 1
+
+    on_txn_stage(tmp_path, scene)
