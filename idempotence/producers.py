@@ -225,12 +225,13 @@ class ProducerStates:
             refused = self._check_beginning(header)
             if refused is not None:
                 return refused
-        return self._make_room() or ACCEPTED
+        if crowded := self._make_room():
+            self._room.refused += 1
+        return crowded or ACCEPTED
 
     def _make_room(self) -> TooManyProducers | None:
         """For one producer more; or why there is none."""
         if len(self._producers) >= self._limit and not self.evict_idle(self._now_s, LOOKS_AT_ONCE)[0]:
-            self._room.refused += 1
             return TooManyProducers(self._limit)
         return None if self._room.take(self._now_s) else TooManyProducers(self._room.limit)
 

@@ -42,7 +42,6 @@ class ProducerRoom:
         self.is_full = self._left <= 0
         if self.is_full:
             self._full_at_s = now_s
-            self.refused += 1
             return False
         self._left -= 1
         return True

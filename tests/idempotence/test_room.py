@@ -69,6 +69,7 @@ def test_markers_of_strangers_fill_nothing() -> None:
         assert states.check_marker(header, coordinator_epoch=0, transaction_version=2) is ACCEPTED
         states.apply(header, batch)
     assert broker.remembered <= 5
+    assert broker.room.refused == 0
     broker.now_s += 1
     assert broker.write(1, 2) is ACCEPTED
     assert broker.write(0, 1, sequence=1) is ACCEPTED
