@@ -57,7 +57,7 @@ quick-tests: install-dev
 	$(PYTHON_RUN) -m pytest $(QUICK_TESTS)
 
 test: lint types ## everything the build machine runs: style, types and the whole suite
-	$(PYTHON_RUN) -m pytest -rs
+	$(PYTHON_RUN) -m pytest
 
 sim: install-dev ## the whole broker in one seeded simulation: SEED=n replays a run, N=1000 runs many
 	$(PYTHON_RUN) -m tests.sim $(if $(SEED),--seed $(SEED)) $(if $(FROM),--from $(FROM)) $(if $(N),--runs $(N)) $(ARGS)
@@ -69,7 +69,7 @@ chaos: install-dev ## real clients in transactions while they and the broker are
 	$(PYTHON_RUN) -m tests.chaos $(ARGS)
 
 clients: install-dev ## real clients (confluent-kafka, aiokafka, kafka-python, kcat) against a real process
-	$(PYTHON_RUN) -m pytest -rs tests/clients $(ARGS)
+	$(PYTHON_RUN) -m pytest tests/clients $(ARGS)
 
 clients-java: install-dev ## Kafka's own command line tools and Java client (needs Java 17 and Maven)
 	$(PYTHON_RUN) -m tests.clients.java $(ARGS)

@@ -110,7 +110,7 @@ class BrokerSettings:
         at_least=0,
     )
     store_url = optional_text(
-        "store.url", "Where the cluster's metadata lives, as an SQLAlchemy URL. Not set: SQLite, in the data folder."
+        "store.url", "Where the cluster's metadata lives: sqlite:///FILE. Not set: meta.db, in the data folder."
     )
 
     # --- topics ---

@@ -83,5 +83,7 @@ def kind_of(code: int) -> Kind:
 
 def refused(what: str, code: int, message: str | None = None) -> ClientFailure:
     """The failure for an answer that carried `code`; `what` names the thing asked for."""
+    if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and what.startswith("topic "):
+        return ClientFailure(f"{what} does not exist", kind_of(code))
     reason = f": {message}" if message else ""
     return ClientFailure(f"{what}: {error_name(code)}{reason}", kind_of(code))

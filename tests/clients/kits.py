@@ -20,6 +20,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from tests.clients.libraries import kafka
+from tests.outside import missing
 
 PATIENCE_SECONDS = 20.0
 
@@ -271,8 +272,8 @@ def _run(command: list[str], given: bytes = b"") -> bytes:
     return done.stdout
 
 
-KITS: tuple[Kit, ...] = (Confluent(), Aiokafka(), KafkaPython(), Kcat())
-LIBRARIES: tuple[Kit, ...] = KITS[:3]
+LIBRARIES: tuple[Kit, ...] = (Confluent(), Aiokafka(), KafkaPython())
+HERE: tuple[Kit, ...] = LIBRARIES if missing("kcat") else (*LIBRARIES, Kcat())
 
 
 def run_within_patience(work: Coroutine[Any, Any, T], *, patience_seconds: float = 3 * PATIENCE_SECONDS) -> T:

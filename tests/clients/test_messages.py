@@ -8,10 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from tests.clients.conftest import Address
-from tests.clients.kits import KITS, LIBRARIES, Confluent, Kcat, Kit, Message, Read
+from tests.clients.kits import HERE, LIBRARIES, Confluent, Kcat, Kit, Message, Read
 from tests.clients.raw import CODECS, stored_batches
+from tests.outside import needs
 
-by_kit = pytest.mark.parametrize("kit", KITS, ids=lambda kit: kit.name)
+by_kit = pytest.mark.parametrize(
+    "kit", [*LIBRARIES, pytest.param(Kcat(), marks=needs("kcat"))], ids=lambda kit: kit.name
+)
 by_library = pytest.mark.parametrize("library", LIBRARIES, ids=lambda kit: kit.name)
 
 LINES = [Message(f"value {n} {'x' * 60}".encode(), f"key-{n % 7}".encode()) for n in range(60)]
@@ -26,7 +29,7 @@ def test_every_client_reads_what_a_client_wrote_and_it_is_stored_in_the_codec_as
     kit.produce(broker.bootstrap, topic, LINES, codec=codec)
 
     assert {batch.codec for batch in stored_batches(broker.port, topic, 0)} == {codec}
-    for reader in KITS:
+    for reader in HERE:
         got = reader.consume(broker.bootstrap, topic, len(LINES))
         assert [read.offset for read in got] == list(range(len(LINES))), reader.name
         assert [(read.message.key, read.message.value) for read in got] == [(m.key, m.value) for m in LINES], (
@@ -69,6 +72,7 @@ def test_a_header_without_a_value_is_not_a_header_with_an_empty_one(
         assert [read.message for read in reader.consume(broker.bootstrap, topic, 1)] == [written], reader.name
 
 
+@needs("kcat")
 def test_kcat_reads_and_writes_headers_and_null_values(broker: Address, new_topic: Callable[..., str]) -> None:
     topic = new_topic()
     written = [
@@ -111,7 +115,7 @@ def test_a_topic_with_log_append_time_stamps_the_brokers_clock(broker: Address, 
     Confluent().produce(broker.bootstrap, topic, [Message(b"v", timestamp_ms=1_000)])
     after = int(time.time() * 1000)
 
-    for reader in KITS:
+    for reader in HERE:
         (read,) = reader.consume(broker.bootstrap, topic, 1)
         assert read.message.timestamp_ms is not None
         assert before - 1 <= read.message.timestamp_ms <= after + 1, reader.name

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType  # type: ignore[attr-defined]
 
-from tests.clients.kits import KITS, PATIENCE_SECONDS, Confluent, eventually
+from tests.clients.kits import HERE, PATIENCE_SECONDS, Confluent, eventually
 from tests.clients.members import GroupPlan, Member, wait_until_shared
 from tests.clients.offsets import committed_offsets, produce_everywhere
 from tests.peers.process import BrokerProcess
@@ -99,6 +99,6 @@ def test_topics_settings_and_offsets_are_there_after_a_restart(own_broker: Broke
     assert admin.list_topics(timeout=PATIENCE_SECONDS).cluster_id == before
     (future,) = admin.describe_configs([ConfigResource(ResourceType.TOPIC, "events")]).values()
     assert future.result(PATIENCE_SECONDS)["retention.ms"].value == "7654321"
-    for kit in KITS:
+    for kit in HERE:
         got = kit.consume(own_broker.bootstrap, "events", 10)
         assert [read.offset for read in got] == list(range(10)), kit.name

@@ -6,7 +6,6 @@ A library that is preloaded into the broker stands between it and the kernel (`r
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -17,8 +16,11 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Pro
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from tests.outside import needs
 from tests.peers.ours import Oncelog
 from tests.service.cli.kit import oncelog
+
+pytestmark = needs("cc")
 
 SOURCE = Path(__file__).with_name("refused_fsync.c")
 PARTITIONS = 4
@@ -53,11 +55,8 @@ class OnTwoDisks(Oncelog):
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[OnTwoDisks]:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler (cc) on this machine")
     library = tmp_path / "refused_fsync.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SOURCE], check=True)
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, SOURCE], check=True)
     broker = OnTwoDisks(tmp_path / "broker", library)
     broker.start()
     yield broker

@@ -1,5 +1,5 @@
 """Kafka's own transactional tools against the broker: its system test's copier with random aborts, its performance
-tool, and the operator's `kafka-transactions`. Needs Java and Kafka's jars (`make clients-java` fetches them).
+tool, and the operator's `kafka-transactions`. Needs Java, and Maven to fetch Kafka's jars once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,16 @@ from tests.faults.writer import Writer, seen, settled
 from tests.peers import kafka
 from tests.rules import rule
 
-pytestmark = pytest.mark.skipif(not kafka.JARS.is_dir(), reason="Kafka's jars are not in .cache/kafka/libs")
+pytestmark = pytest.mark.skipif(kafka.missing() is not None, reason=kafka.missing() or "")
 MESSAGES = 1_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def jars() -> None:
+    try:
+        kafka.fetch_jars()
+    except subprocess.CalledProcessError:
+        pytest.skip("mvn could not fetch Kafka's jars")
 
 
 def tool(name: str, *arguments: str) -> str:

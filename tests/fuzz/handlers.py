@@ -61,7 +61,10 @@ class Siege:
     # ------------------------------------------------------------ what is honest
 
     def _prepare(self) -> None:
-        self.settings: dict[str, str | int | float | bool] = {"bootstrap.servers": self.broker.bootstrap}
+        self.settings: dict[str, str | int | float | bool] = {
+            "bootstrap.servers": self.broker.bootstrap,
+            "log_level": 0,
+        }
         admin = AdminClient(self.settings)
         topics = [NewTopic(name, 2, 1) for name in (HONEST, VICTIM)]
         topics.append(NewTopic("victim-compacted", 2, 1, config={"cleanup.policy": "compact"}))

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests import outside
 from tests.peers.process import CACHE, QUICK_SETTINGS, BrokerProcess, free_port
 
 POM = Path(__file__).with_name("pom.xml")
@@ -22,11 +23,7 @@ COPY_JARS = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-depende
 
 def missing() -> str | None:
     """Why Apache Kafka cannot run here, or None."""
-    if shutil.which("java") is None:
-        return "no java on the path"
-    if not _jars_are_there() and shutil.which("mvn") is None:
-        return "Kafka's jars are not in .cache/kafka/libs and there is no mvn to fetch them"
-    return None
+    return outside.missing("java") if _jars_are_there() else outside.missing("java", "mvn")
 
 
 def fetch_jars() -> Path:

@@ -20,6 +20,7 @@ from spark_sink import register
 from spark_sink.client import Client, ClientSettings
 from tests.clients.topics import Topics
 from tests.faults.conftest import new_broker
+from tests.outside import missing
 from tests.peers.process import BrokerProcess
 
 _numbers = itertools.count()
@@ -87,6 +88,8 @@ def client(bootstrap: str) -> Iterator[Client]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One Spark for all tests: it takes five seconds to start. Two Python workers, no web page."""
+    if not os.environ.get("JAVA_HOME") and (why := missing("java")):
+        pytest.skip(why)
     os.environ["PYSPARK_PYTHON"] = sys.executable  # of the workers, which import what this process does
     session = (
         SparkSession.builder.master("local[2]")

@@ -1,0 +1,23 @@
+"""Programs that are no Python packages: what is tested with them is skipped where they are missing, and says so."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+FROM = {"kcat": "kcat", "java": "default-jre-headless", "mvn": "maven", "cc": "gcc libc6-dev"}
+"""Debian packages."""
+
+
+def missing(*programs: str) -> str | None:
+    """Why what needs these programs can't run here, or None."""
+    lacking = [program for program in programs if shutil.which(program) is None]
+    if not lacking:
+        return None
+    packages = " ".join(FROM[program] for program in lacking)
+    return f"no {' and no '.join(lacking)} on this machine (Debian: apt install {packages})"
+
+
+def needs(*programs: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(missing(*programs) is not None, reason=missing(*programs) or "")
