@@ -92,10 +92,11 @@ def read_excuses(path: Path = DIFFERENCES) -> list[Excuse]:
     return excuses
 
 
-def sort_out(found: Sequence[Difference], excuses: Sequence[Excuse]) -> tuple[list[Difference], list[Excuse]]:
-    """Differences without an excuse, and excuses without a difference."""
+def sort_out(found: Sequence[Difference], excuses: Sequence[Excuse]) -> tuple[list[Difference], list[str]]:
+    """Differences without an excuse, and lines of excuses without a difference."""
     unexplained = [one for one in found if not any(excuse.covers(one) for excuse in excuses)]
-    idle = [excuse for excuse in excuses if not any(excuse.covers(one) for one in found)]
+    patterns = [pattern for excuse in excuses for pattern in excuse.patterns]
+    idle = [pattern for pattern in patterns if not any(_matches(pattern, one.place) for one in found)]
     return unexplained, idle
 
 

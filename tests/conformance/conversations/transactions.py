@@ -306,9 +306,11 @@ def errors_of_partitions(answer: dict[str, Plain]) -> Plain:
 
 
 def ends_out_of_place(talk: Talk) -> None:
-    """The table of what EndTxn answers in which state, in both versions."""
+    """The table of what EndTxn answers in which state: before errors had names of their own, with them, and since the
+    epoch moves.
+    """
     topic = talk.topic()
-    for version in (3, 4, 5):
+    for version in (0, 2, 3, 4, 5):
         for first in (True, False):
             producer = begun(talk, talk.transactional_id())
             word = "commit" if first else "abort"
@@ -443,7 +445,7 @@ def offsets(talk: Talk) -> None:
         talk.ask(adding(Producer("no-such-id", producer.id, 0)), version, why="by nobody")
     for version in stable_versions(ApiKey.ADD_OFFSETS_TO_TXN):
         talk.ask(adding(), version)
-    for version in (0, 2, 3, 4):
+    for version in (0, 1, 2, 3, 4):
         talk.ask(offsets_of(version + 1), version)
         talk.ask(offsets_of(9, producer.older()), version, why="in the epoch before")
     talk.ask(offsets_of(9, member="nobody", generation=3), 3, why="as a member nobody knows")
@@ -524,7 +526,14 @@ def looking_on(talk: Talk) -> None:
 
 
 def markers_written_by_hand(talk: Talk) -> None:
-    """What an administrator does to a transaction that hangs."""
+    """What an administrator does to a transaction that hangs, and what a coordinator of either kind of transactions
+    sends.
+    """
+    for version, transaction_version in ((1, 0), (2, 0), (2, 2)):
+        _markers_by_hand(talk, version, transaction_version)
+
+
+def _markers_by_hand(talk: Talk, version: int, transaction_version: int) -> None:
     topic = talk.topic()
     producer = begun(talk, talk.transactional_id())
     talk.ask(add(producer, topic), 3)
@@ -539,6 +548,7 @@ def markers_written_by_hand(talk: Talk) -> None:
             transaction_result=commit,
             topics=[WritableTxnMarkerTopic(name=name, partition_indexes=[partition])],
             coordinator_epoch=coordinator,
+            transaction_version=transaction_version,
         )
 
     cases = {
@@ -551,7 +561,7 @@ def markers_written_by_hand(talk: Talk) -> None:
         "of an older coordinator": marker(producer, coordinator=-1),
     }
     for why, one in cases.items():
-        talk.ask(WriteTxnMarkersRequest(markers=[one]), 1, why=why)
+        talk.ask(WriteTxnMarkersRequest(markers=[one]), version, why=f"{why}, of version {transaction_version}")
     look(talk, topic, "after the marker")
     ended(talk, producer, commit=False)
 
