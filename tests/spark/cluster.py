@@ -62,6 +62,14 @@ class Cluster:
                 found += [child for child in children if _runs(child, EXECUTOR)]
         return found
 
+    def python_workers(self) -> list[psutil.Process]:
+        """The processes in which executors run Python now."""
+        found = []
+        for executor in self.executors():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [child for child in executor.children(recursive=True) if _runs(child, "pyspark.daemon")]
+        return found
+
     def hosts_with_executors(self) -> set[str]:
         return {line[line.index("--hostname") + 1] for line in (executor.cmdline() for executor in self.executors())}
 

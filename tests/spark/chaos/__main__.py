@@ -1,6 +1,6 @@
 """`make spark-chaos`: everything that can die dies, while Spark copies a topic; then every row must be there once.
 
-    python -m tests.spark.chaos --minutes 10 --seed 7
+    python -m tests.spark.chaos --minutes 10 --seed 7 --tasks 200
 
 The seed chooses what is struck in which order, and which tasks stumble; the machine does the rest. Afterwards the same
 happens to Spark's own Kafka source and sink, at-least-once, and its duplicates are counted (not with `--only oncelog`).
@@ -33,6 +33,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.spark.chaos", description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="how long there is striking, for each sink")
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--tasks", type=int, help="so many tasks a batch, not one for each partition")
     parser.add_argument("--only", choices=["oncelog", "own"], help="one of the two sinks")
     parser.add_argument("--pyspark", default=CONNECTOR_PYSPARK, help="for ours; Spark's own is there for 4.2.0 alone")
     parser.add_argument("--keep", type=Path, help="keep data and logs in this folder, which must not exist")
@@ -62,11 +63,12 @@ def main() -> int:
                 print(f"{time.monotonic() - began:7.1f} s  {told}", flush=True)
 
             folder = (chosen.keep or Path(temporary)) / who.format
-            reports[who.name] = run(folder, who, seconds=chosen.minutes * 60, seed=seed, say=say)
+            reports[who.name] = run(folder, who, seconds=chosen.minutes * 60, seed=seed, tasks=chosen.tasks, say=say)
             print(reports[who.name], flush=True)
     for name, report in reports.items():
         outcome = "every row exactly once" if report.exact else "not exact"
         counts = f"rows {report.inputs:>8,}  missing {len(report.missing):>4}  doubled {report.doubled:>6}"
+        counts += f"  misplaced {report.misplaced:>4}  largest worker {report.largest_worker_bytes >> 20:>4} MB"
         print(f"{name:12}  {counts}  {outcome}")
     # Spark's own promises no more than that nothing is missing.
     return int(OURS in reports and not reports[OURS].exact)

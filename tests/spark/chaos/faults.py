@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from confluent_kafka import KafkaException
+
 from service.wire.messages import EndBranchesRequest, EndTxnRequest, ListOffsetsRequest, ProduceRequest
 from tests.faults.proxy import Fault
 from tests.spark.chaos.world import World
@@ -170,6 +172,21 @@ async def a_write_is_held(world: World) -> str | None:
     return f"a task's write held for {2 * HELD_SECONDS:.0f} s"
 
 
+async def partitions_are_added(world: World) -> str | None:
+    """While a task writes: what was planned keeps its places."""
+    caught = await world.catch(ProduceRequest, Fault.HOLD)
+    if caught is None:
+        return None
+    growing = world.chance.choice(world.growing)
+    try:
+        await asyncio.to_thread(growing.grow)
+    except KafkaException:
+        return None
+    finally:
+        caught.release()
+    return f"{growing.topic} has {growing.counts[-1]} partitions now"
+
+
 FOR_EVERY_SINK: tuple[Strike, ...] = (
     driver_before_the_offset_log,
     driver_during_writes,
@@ -180,6 +197,7 @@ FOR_EVERY_SINK: tuple[Strike, ...] = (
     executor_any_time,
     executor_during_writes,
     a_write_is_held,
+    partitions_are_added,
 )
 FOR_DECISIONS: tuple[Strike, ...] = (
     driver_after_a_seal,

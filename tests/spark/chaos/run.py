@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from spark_sink.partitioner import SIGN, murmur2
 from tests.chaos.run import PARTITIONS, Feeder
 from tests.clients.topics import Topics
 from tests.faults.proxy import Proxy
 from tests.peers.ours import Oncelog
 from tests.peers.process import QUICK_SETTINGS
 from tests.spark.chaos.faults import FOR_DECISIONS, FOR_EVERY_SINK, Strike
-from tests.spark.chaos.world import Driver, Junk, World, feed
+from tests.spark.chaos.world import Driver, Growing, Junk, World, feed
 from tests.spark.cluster import Cluster
 
 PEACE_SECONDS = 300.0
@@ -68,25 +71,33 @@ class Report:
     batches: int = 0
     missing: list[int] = field(default_factory=list)
     doubled: int = 0
+    misplaced: int = 0
+    out_of_order: int = 0
+    largest_worker_bytes: int = 0
     strangers: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     @property
     def exact(self) -> bool:
-        return not (self.missing or self.doubled or self.strangers or self.faults)
+        wrong = self.missing or self.doubled or self.misplaced or self.out_of_order or self.strangers or self.faults
+        return not wrong
 
     def __str__(self) -> str:
         lines = [
             f"{self.inputs:,} rows in, {self.batches} batches, {sum(self.strikes.values())} strikes, "
             f"{self.driver_starts} drivers",
             f"missing {len(self.missing)}{f' ({self.missing[:10]} …)' if self.missing else ''}, doubled {self.doubled}",
+            f"misplaced {self.misplaced}, out of order {self.out_of_order}",
+            f"the largest Python worker had {self.largest_worker_bytes >> 20} MB",
             *(f"rows nobody committed: {self.strangers[:5]}" for _ in self.strangers[:1]),
             *self.faults,
         ]
         return "\n".join(lines)
 
 
-def run(folder: Path, who: Contender, *, seconds: float, seed: int, say: Callable[[str], None]) -> Report:
+def run(
+    folder: Path, who: Contender, *, seconds: float, seed: int, tasks: int | None, say: Callable[[str], None]
+) -> Report:
     folder.mkdir(parents=True)
     broker = Oncelog(folder / "broker", settings={**QUICK_SETTINGS, "log.durability": "auto"})
     cluster = Cluster(folder / "cluster", who.python)
@@ -96,23 +107,27 @@ def run(folder: Path, who: Contender, *, seconds: float, seed: int, say: Callabl
         topics = Topics(broker.bootstrap, "chaos")
         source, target = topics.create(PARTITIONS), topics.create(PARTITIONS)
         feeder, junk = Feeder(broker.bootstrap, source), Junk(broker.bootstrap, source, PARTITIONS)
+        growing = {topic: Growing(broker.bootstrap, topic, PARTITIONS) for topic in (source, target)}
 
         async def everything() -> None:
             async with Proxy("127.0.0.1", broker.port) as proxy:
-                plan = _plan(who, cluster.master, proxy.bootstrap, source, target, folder, seed)
+                plan = _plan(who, cluster.master, proxy.bootstrap, source, target, folder, seed, tasks)
                 driver = Driver(who.python, plan, folder)
-                world = World(broker, proxy, cluster, driver, random.Random(seed))
+                world = World(broker, proxy, cluster, driver, [*growing.values()], random.Random(seed))
+                weighing = asyncio.create_task(world.weigh())
                 try:
                     await _strike(world, who, feeder, junk, seconds, report, say)
                     say("nobody strikes any more")
                     await _let_finish(world, feeder, target, report)
                 finally:
+                    weighing.cancel()
                     driver.bury()
+                report.largest_worker_bytes = world.largest_worker_bytes
                 report.driver_starts, report.batches = driver.starts, driver.batches()
 
         with cluster.running():
             asyncio.run(everything())
-        _judge(broker.bootstrap, target, feeder.count, report)
+        _judge(broker.bootstrap, growing[target], feeder.count, report, in_order=who.decides and tasks is None)
     finally:
         if broker.running():
             broker.stop()
@@ -120,10 +135,19 @@ def run(folder: Path, who: Contender, *, seconds: float, seed: int, say: Callabl
 
 
 def _plan(
-    who: Contender, master: str, bootstrap: str, source: str, target: str, folder: Path, seed: int
+    who: Contender,
+    master: str,
+    bootstrap: str,
+    source: str,
+    target: str,
+    folder: Path,
+    seed: int,
+    tasks: int | None,
 ) -> dict[str, Any]:
     there = {"kafka.bootstrap.servers": bootstrap}
     start = {"subscribe": source, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "3000"}
+    if tasks is not None:
+        start["minPartitions"] = str(tasks)
     committed = {"kafka.isolation.level": "read_committed"}
     return {
         "master": master,
@@ -192,30 +216,62 @@ async def _let_finish(world: World, feeder: Feeder, target: str, report: Report)
         report.faults.append("the query could not be stopped")
 
 
-def _judge(bootstrap: str, target: str, inputs: int, report: Report) -> None:
-    found = committed_values(bootstrap, target)
+def _judge(bootstrap: str, target: Growing, inputs: int, report: Report, *, in_order: bool) -> None:
+    rows = committed_rows(bootstrap, target.topic)
+    found = collections.Counter(value for _, _, value in rows)
     wanted = {str(number) for number in range(inputs)}
     report.missing = sorted(int(value) for value in wanted - found.keys())
     report.doubled = sum(count - 1 for value, count in found.items() if value in wanted)
     report.strangers = sorted(found.keys() - wanted)
-    held_up = _held_up(bootstrap, target)
+    report.misplaced = sum(partition not in _places(key, target.counts) for partition, key, _ in rows)
+    if in_order:  # a partition that several tasks read comes in the order in which they write
+        report.out_of_order = _out_of_order(rows)
+    held_up = _held_up(bootstrap, target.topic)
     if held_up:
         report.faults.append(f"readers are held up in {held_up} partitions")
 
 
+@functools.cache
+def _hash(key: bytes) -> int:
+    return int(murmur2(pa.array([key], pa.binary()))[0] & SIGN)
+
+
+def _places(key: bytes, counts: Iterable[int]) -> set[int]:
+    """Where a key may be of a topic that had so many partitions, one number after the other."""
+    return {_hash(key) % count for count in counts}
+
+
+def _out_of_order(rows: list[tuple[int, bytes, str]]) -> int:
+    """How many rows stand behind a later one of their key."""
+    latest: dict[tuple[int, bytes], int] = {}
+    wrong = 0
+    for partition, key, value in rows:
+        if value.isdecimal():
+            wrong += int(value) < latest.get((partition, key), -1)
+            latest[partition, key] = int(value)
+    return wrong
+
+
 def committed_values(bootstrap: str, topic: str) -> collections.Counter[str]:
     """How often each value is in a topic, as a read_committed reader finds it now."""
+    return collections.Counter(value for _, _, value in committed_rows(bootstrap, topic))
+
+
+def committed_rows(bootstrap: str, topic: str) -> list[tuple[int, bytes, str]]:
+    """Partition, key and value of each row, those of a partition in order, as a read_committed reader finds them."""
     consumer = _reader(bootstrap)
-    consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
-    found: collections.Counter[str] = collections.Counter()
+    every = _partitions(consumer, topic)
+    consumer.assign(every)
+    found: list[tuple[int, bytes, str]] = []
     ended, until = 0, time.monotonic() + PEACE_SECONDS
-    while ended < PARTITIONS:
+    while ended < len(every):
         if time.monotonic() > until:
             raise TimeoutError(f"{topic} can't be read to its end")
         for message in consumer.consume(10_000, 0.2):
             error = message.error()
             if error is None:
-                found[(message.value() or b"(null)").decode()] += 1
+                key, value = message.key() or b"", message.value() or b"(null)"
+                found.append((message.partition() or 0, bytes(key), bytes(value).decode()))
             elif error.code() == KafkaError._PARTITION_EOF:
                 ended += 1
     consumer.close()
@@ -224,9 +280,9 @@ def committed_values(bootstrap: str, topic: str) -> collections.Counter[str]:
 
 def _held_up(bootstrap: str, topic: str) -> int:
     """In how many partitions committed readers can't get to the end, once there was time to decide everything."""
-    every = [TopicPartition(topic, index) for index in range(PARTITIONS)]
     until = time.monotonic() + PEACE_SECONDS
     committed, all_of_it = _reader(bootstrap), _reader(bootstrap, "read_uncommitted")
+    every = _partitions(committed, topic)
     try:
         while True:
             try:
@@ -240,6 +296,10 @@ def _held_up(bootstrap: str, topic: str) -> int:
     finally:
         committed.close()
         all_of_it.close()
+
+
+def _partitions(consumer: Consumer, topic: str) -> list[TopicPartition]:
+    return [TopicPartition(topic, number, 0) for number in consumer.list_topics(topic, 20).topics[topic].partitions]
 
 
 def _reader(bootstrap: str, isolation: str = "read_committed") -> Consumer:

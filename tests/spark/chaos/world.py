@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 
 from service.wire.base import Struct
 from tests.chaos.run import Feeder
@@ -31,6 +32,7 @@ FEED_AT_ONCE = 5
 JUNK_EVERY_SECONDS = 2.0
 START_PATIENCE_SECONDS = 120.0
 CATCH_SECONDS = 20.0
+WEIGH_EVERY_SECONDS = 1.0
 
 
 class Driver:
@@ -97,15 +99,38 @@ class Driver:
         return told[-1].strip()[:300] if told else "no reason given"
 
 
+class Growing:
+    """A topic that is given partitions, one at a time."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+        self.topic = topic
+        self.counts = [partitions]
+        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+
+    def grow(self) -> None:
+        """Raises KafkaException if the broker can't just now."""
+        wanted = self.counts[-1] + 1
+        self._admin.create_partitions([NewPartitions(self.topic, wanted)])[self.topic].result(20)
+        self.counts.append(wanted)
+
+
 class World:
     def __init__(
-        self, broker: BrokerProcess, proxy: Proxy, cluster: Cluster, driver: Driver, chance: random.Random
+        self,
+        broker: BrokerProcess,
+        proxy: Proxy,
+        cluster: Cluster,
+        driver: Driver,
+        growing: list[Growing],
+        chance: random.Random,
     ) -> None:
         self.broker = broker
         self.proxy = proxy
         self.cluster = cluster
         self.driver = driver
+        self.growing = growing
         self.chance = chance
+        self.largest_worker_bytes = 0
 
     async def catch(
         self,
@@ -121,6 +146,14 @@ class World:
         except TimeoutError:
             rule.left = 0
             return None
+
+    async def weigh(self) -> None:
+        """Watch how large Python workers become, until cancelled."""
+        while True:
+            await asyncio.sleep(WEIGH_EVERY_SECONDS)
+            for worker in await asyncio.to_thread(self.cluster.python_workers):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self.largest_worker_bytes = max(self.largest_worker_bytes, worker.memory_info().rss)
 
     async def restart_broker(self) -> None:
         await asyncio.to_thread(self.broker.kill)
