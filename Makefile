@@ -13,7 +13,7 @@ ARGS   ?=
 
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
-.PHONY: help serve install install-dev check quick-tests test lint types format sim mutants chaos clients clients-java clients-more \
+.PHONY: help serve install install-dev check quick-tests test lint types format sim sim-groups mutants mutants-groups chaos clients clients-java clients-more \
         conformance bench fuzz transcripts docs clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos spark-crashes
 
 help: ## this list
@@ -62,8 +62,14 @@ test: lint types ## everything the build machine runs: style, types and the whol
 sim: install-dev ## the whole broker in one seeded simulation: SEED=n replays a run, N=1000 runs many
 	$(PYTHON_RUN) -m tests.sim $(if $(SEED),--seed $(SEED)) $(if $(FROM),--from $(FROM)) $(if $(N),--runs $(N)) $(ARGS)
 
+sim-groups: install-dev ## the group coordinator and members of all kinds in a world of their own: SEED=n, N=1000, FROM=n
+	$(PYTHON_RUN) -m tests.sim.groups $(if $(SEED),--seed $(SEED)) $(if $(FROM),--from $(FROM)) $(if $(N),--runs $(N)) $(ARGS)
+
 mutants: install-dev ## plant known bugs and show that the simulation catches each
 	$(PYTHON_RUN) -m tests.sim.mutants $(ARGS)
+
+mutants-groups: install-dev ## the same for the group coordinator
+	$(PYTHON_RUN) -m tests.sim.group_mutants $(ARGS)
 
 chaos: install-dev ## real clients in transactions while they and the broker are killed: ARGS="--seconds 300 --seed 7"
 	$(PYTHON_RUN) -m tests.chaos $(ARGS)

@@ -320,6 +320,7 @@ class ClassicDecisions:
         self._note_sync(group, member)
         if group.state is STABLE:
             draft.answer(token, _assigned(group, member))
+            self._await_heartbeat(group, member, draft)  # it believes that it was heard of just now
             return
         if member.awaiting_sync is not None:  # from a connection that broke
             draft.answer(member.awaiting_sync, SyncReply(Fault.REBALANCE_IN_PROGRESS))

@@ -311,6 +311,14 @@ def test_a_join_with_a_name_that_no_record_can_hold_is_refused(
     assert driver.listed() == {}
 
 
+def test_a_sync_is_a_sign_of_life(driver: Driver) -> None:
+    (member,) = driver.stable_group()
+    driver.wait(9_999)
+    driver.sync(member)
+    driver.wait(9_999)
+    assert driver.heartbeat(member) is None
+
+
 # Heartbeats and sessions
 
 

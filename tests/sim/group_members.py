@@ -1,0 +1,483 @@
+"""The members of a simulated group: clients of both protocols, eager and cooperative, static and not.
+
+Each keeps to its protocol as a real client does, up to its own failures: it stops reading when told to, or when it has
+not been heard for a session; a sleeper's last commit, however, is already on its way out when it wakes. What a request
+that was not answered did nobody knows, so its sender begins anew as a new process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from service.groups.commands import (
+    LEAVE_EPOCH,
+    STATIC_LEAVE_EPOCH,
+    CommitOffsets,
+    CommitTransactionalOffsets,
+    ConsumerHeartbeat,
+    FetchOffsets,
+    Heartbeat,
+    JoinGroup,
+    LeaveGroup,
+    LeavingMember,
+    OffsetToCommit,
+    PartitionsAsked,
+    SyncGroup,
+)
+from service.groups.consumer_protocol import read_assignment, read_subscription, write_assignment
+from service.groups.verdicts import Fault
+from tests.service.groups.driver import subscription
+from tests.sim.group_world import ANSWER_WITHIN_MS, BEAT_MS, REBALANCE_MS, SESSION_MS, Broken, GroupWorld, Partition
+
+GROUP = "g"
+TOPICS = (("orders",), ("orders", "events"))
+REJOIN = (Fault.UNKNOWN_MEMBER_ID, Fault.ILLEGAL_GENERATION, Fault.FENCED_MEMBER_EPOCH, Fault.GROUP_ID_NOT_FOUND)
+
+
+class Member:
+    """What both protocols share: reading and committing what one owns, failing, sleeping."""
+
+    def __init__(self, world: GroupWorld, name: str, *, instance: str | None, topics: tuple[str, ...]) -> None:
+        self.world = world
+        self.board = world.board
+        self.chance = world.chance
+        self.name = name
+        self.instance = instance
+        self.topics = topics
+        self.member_id = ""
+        self.epoch = -1  # or generation
+        self.owned: dict[Partition, bool] = {}  # what it reads, and whether it knows from where
+        self.is_alive = True
+        self.heard_ms = world.now_ms  # when the last request left that was answered well
+        self.is_superseded = False  # another process is this instance now; it does not know yet
+        self._asleep_until_ms = 0
+        self._commits = False
+
+    # Asking -----------------------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        command: Any,
+        answered: Callable[[Any], None],
+        *,
+        patience_ms: int = ANSWER_WITHIN_MS,
+        is_sign_of_life: bool = True,
+    ) -> None:
+        """`answered` with the reply; a request without one restarts the member."""
+        asked_ms, waits = self.world.now_ms, True
+
+        def answer(reply: Any) -> None:
+            nonlocal waits
+            if self._asleep_until_ms > self.world.now_ms and self.is_alive:
+                self.world.after(self._asleep_until_ms - self.world.now_ms, lambda: answer(reply))
+                return
+            if waits and self.is_alive:
+                waits = False
+                if is_sign_of_life and reply is not None and reply.fault is None:
+                    self.heard_ms = max(self.heard_ms, asked_ms)
+                self.look_at_session()
+                answered(reply)
+
+        def give_up() -> None:
+            nonlocal waits
+            if waits and self.is_alive:
+                waits = False
+                self.restart()
+
+        self.world.ask(command, answer)
+        self.world.after(patience_ms, give_up)
+
+    @property
+    def is_over(self) -> bool:
+        return self.world.now_ms >= self.heard_ms + SESSION_MS
+
+    def look_at_session(self) -> None:
+        if self.is_over:
+            self.lose_all()
+            self.ask_again()
+
+    def ask_again(self) -> None:
+        """It gave up what it had, and must hear anew what it may read."""
+        raise NotImplementedError
+
+    # Owning -----------------------------------------------------------------------------------------------------------
+
+    def own(self, partitions: set[Partition]) -> None:
+        if self.is_superseded:
+            return  # the answer is older than its successor
+        for partition in [each for each in self.owned if each not in partitions]:
+            self.lose(partition)
+        for partition in sorted(partitions):
+            if partition not in self.owned:
+                self.board.take(self, partition)
+                self.owned[partition] = False
+                self.find_position(partition)
+
+    def lose(self, partition: Partition) -> None:
+        del self.owned[partition]
+        self.board.release(self, partition)
+
+    def lose_all(self) -> None:
+        for partition in list(self.owned):
+            self.lose(partition)
+
+    def name_of(self, partition: Partition) -> str | None:
+        facts = self.world.topics.by_id(partition[0])
+        return None if facts is None else facts.name
+
+    def find_position(self, partition: Partition) -> None:
+        name = self.name_of(partition)
+        if name is None or not self.is_alive or partition not in self.owned:
+            return
+        at_least = self.board.acknowledged.get(partition, -1)
+        asked = PartitionsAsked(name, partition[0], (partition[1],))
+
+        def found(reply: Any) -> None:
+            one = None if reply is None or reply.fault is not None else reply.topics[0].offsets[0]
+            if one is None or one.fault is not None:
+                self.world.after(100, lambda: self.find_position(partition))
+            else:
+                if self.name_of(partition) is not None:  # else it was made anew meanwhile, and forgotten
+                    self.board.read(partition, one.offset, at_least)
+                if partition in self.owned:
+                    self.owned[partition] = True
+
+        self.ask(FetchOffsets(GROUP, None, -1, (asked,), True), found, is_sign_of_life=False)
+
+    # Committing -------------------------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        known = [partition for partition, is_known in self.owned.items() if is_known and self.name_of(partition)]
+        if not known or self.epoch < 0 or self._commits:
+            return
+        self._commits = True
+        partition = self.chance.choice(known)
+        name = self.name_of(partition)
+        assert name is not None
+        value = self.board.fresh()
+        offset = OffsetToCommit(name, partition[0], partition[1], value, 0, "")
+        transactional = self.chance.random() < self.world.plan.commits_in_transactions
+        producer = self.world.open_transaction({partition: value}) if transactional else -1
+        member = (GROUP, self.member_id, self.instance, self.epoch, (offset,))
+
+        def done(reply: Any) -> None:
+            self._commits = False
+            is_taken = reply is not None and reply.fault is None and reply.faults == (None,)
+            if transactional:
+                # Who could not put its offsets into the transaction aborts it.
+                committed = is_taken and self.chance.random() < 0.7
+                wait_ms = self.chance.choice((1, 50, 1_000))
+                self.world.after(wait_ms, lambda: self.world.end_transaction(producer, committed=committed))
+            elif is_taken:
+                self.board.acknowledge(partition, value)
+
+        command = CommitTransactionalOffsets(*member, producer, 0) if transactional else CommitOffsets(*member)
+        if transactional:
+            self.world.after(5_000, lambda: self.world.end_transaction(producer, committed=False))  # its time is up
+
+        def leave() -> None:
+            if not transactional or self.world.transactions[producer].decided is None:
+                self.ask(command, done, patience_ms=6_000, is_sign_of_life=False)
+            else:
+                self._commits = False
+
+        if self.world.healed or self.chance.random() < 0.9:
+            leave()
+        else:
+            self.sleep(leave)
+
+    # Failing ----------------------------------------------------------------------------------------------------------
+
+    def supersede(self) -> Member:
+        """While this process is away another one is started as the same instance."""
+        self.sleep(self.commit)
+        self.lose_all()
+        self.is_superseded = True
+        self.world.twins.add(self.instance)
+        self.world.after(self._asleep_until_ms - self.world.now_ms + 2_000, self.go)
+        twin = type(self)(self.world, f"{self.name}'", instance=self.instance, topics=self.topics)
+        self.world.members.append(twin)
+        return twin
+
+    def sleep(self, on_waking: Callable[[], None] = lambda: None) -> None:
+        """Nothing moves in it for a while; then goes out what was about to."""
+        ms = self.chance.choice((500, 2_000, 5_000, 25_000))
+        self._asleep_until_ms = self.world.now_ms + ms
+
+        def wake() -> None:
+            if self.is_alive:
+                on_waking()
+                self.look_at_session()
+
+        self.world.after(ms, wake)
+
+    @property
+    def is_asleep(self) -> bool:
+        return self.world.now_ms < self._asleep_until_ms
+
+    def die(self) -> None:
+        self.is_alive = False
+        self.lose_all()
+
+    def fenced(self) -> None:
+        if self.instance not in self.world.twins:
+            raise Broken(f"OnlyTheReplacedAreFenced: {self.name} is the one process of {self.instance}")
+        self.restart()  # by what its former process had sent, if it is not that itself
+
+    def go(self) -> None:
+        if self.is_alive:
+            self.die()
+            self.world.members.remove(self)
+
+    def restart(self) -> None:
+        """A new process in the place of this one."""
+        if self.is_superseded:
+            self.go()
+        elif self.is_alive:
+            self.die()
+            self.world.after(self.chance.choice((1, 200)), lambda: self.reborn().start())
+
+    def reborn(self) -> Member:
+        name = f"{self.name.partition('#')[0]}#{self.board.fresh()}"
+        topics = self.topics
+        if self.chance.random() < 0.2:
+            # A static member of a classic group is not assigned anew for what it subscribes to, with Kafka neither.
+            topics = TOPICS[0] if self.instance is not None else self.chance.choice(TOPICS)
+        born = type(self)(self.world, name, instance=self.instance, topics=topics)
+        self.world.members.append(born)
+        self.world.members.remove(self)
+        return born
+
+    def leave(self) -> None:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def every_beat(self, beat: Callable[[], None]) -> None:
+        if not self.is_alive:
+            return
+        if not self.is_asleep:
+            self.look_at_session()
+            beat()
+            if self.chance.random() < 0.3:
+                self.commit()
+        self.world.after(BEAT_MS, lambda: self.every_beat(beat))
+
+
+class ClassicMember(Member):
+    def ask_again(self) -> None:
+        self.epoch = -1
+
+    def start(self) -> None:
+        self.is_joining = False
+        self.every_beat(self.beat)
+
+    def beat(self) -> None:
+        if self.is_joining:
+            return
+        if self.epoch < 0:
+            self.join()
+            return
+        generation = self.epoch
+
+        def answered(reply: Any) -> None:
+            if reply is not None and reply.fault is not None and generation == self.epoch and not self.is_joining:
+                self.join() if reply.fault is Fault.REBALANCE_IN_PROGRESS else self.begin_anew(reply.fault)
+
+        self.ask(Heartbeat(GROUP, self.epoch, self.member_id, self.instance), answered)
+
+    def begin_anew(self, fault: Fault | None) -> None:
+        self.lose_all()
+        self.epoch = -1
+        if fault is Fault.UNKNOWN_MEMBER_ID:
+            self.member_id = ""
+        elif fault is Fault.FENCED_INSTANCE_ID:
+            self.fenced()
+
+    def join(self) -> None:
+        self.is_joining = True
+        if not self.world.plan.cooperative:
+            self.lose_all()
+        self.epoch = -1
+        self.reported = set(self.owned)
+        by_name: dict[str, list[int]] = {}
+        for partition in self.owned:
+            if (name := self.name_of(partition)) is not None:
+                by_name.setdefault(name, []).append(partition[1])
+        metadata = subscription(self.topics, tuple(by_name.items()))
+        command = JoinGroup(
+            group_id=GROUP,
+            member_id=self.member_id,
+            instance_id=self.instance,
+            protocol_type="consumer",
+            protocols=(("cooperative" if self.world.plan.cooperative else "range", metadata),),
+            session_timeout_ms=SESSION_MS,
+            rebalance_timeout_ms=REBALANCE_MS,
+            client_id="c",
+            client_host="/h",
+            fresh_id=str(self.board.fresh()),
+        )
+        self.ask(command, self.joined, patience_ms=2 * REBALANCE_MS if self.member_id or self.instance else 1_500)
+
+    def joined(self, reply: Any) -> None:
+        self.is_joining = False
+        if reply is None:
+            return
+        if reply.fault is Fault.MEMBER_ID_REQUIRED:
+            self.member_id = reply.member_id
+            self.join()
+        elif reply.fault is not None:
+            self.begin_anew(reply.fault)
+        else:
+            self.member_id, generation = reply.member_id, reply.generation
+            self.is_joining = True
+            self.leads = reply.leader == self.member_id
+            self.seen = self.partitions_seen()
+            assignments = self.assign(reply) if reply.members and not reply.skip_assignment else ()
+            command = SyncGroup(
+                GROUP, generation, self.member_id, self.instance, reply.protocol_type, reply.protocol_name, assignments
+            )
+            asked_ms = self.world.now_ms
+            patience_ms = 2 * REBALANCE_MS
+            self.ask(command, lambda reply: self.synced(reply, generation, asked_ms), patience_ms=patience_ms)
+
+    def assign(self, reply: Any) -> tuple[tuple[str, bytes], ...]:
+        """As the leader: everybody gets every so-manieth partition; cooperatively only what no other has in hand."""
+        given: dict[str, dict[str, list[int]]] = {member.member_id: {} for member in reply.members}
+        read = {member.member_id: read_subscription(member.metadata) for member in reply.members}
+        in_hand: dict[tuple[str, int], str] = {}
+        if self.world.plan.cooperative:
+            for member_id, said in read.items():
+                assert said is not None
+                in_hand.update({(topic, each): member_id for topic, owned in said.owned for each in owned})
+        for topic in self.world.topics.names():
+            facts = self.world.topics.by_name(topic)
+            takers = [member_id for member_id, said in read.items() if said is not None and topic in said.topics]
+            for partition in range(facts.partitions if facts is not None and takers else 0):
+                taker = takers[partition % len(takers)]
+                if in_hand.get((topic, partition), taker) == taker:
+                    given[taker].setdefault(topic, []).append(partition)
+        return tuple((member_id, write_assignment(list(parts.items()), 1)) for member_id, parts in given.items())
+
+    def synced(self, reply: Any, generation: int, asked_ms: int) -> None:
+        self.is_joining = False
+        if reply is None or reply.fault is Fault.REBALANCE_IN_PROGRESS:
+            return  # joins again at the next beat
+        if reply.fault is not None:
+            self.begin_anew(reply.fault)
+            return
+        if self.world.now_ms >= asked_ms + SESSION_MS:
+            self.epoch = generation  # too late to believe it: the next beat tells
+            self.begin_anew(None)
+            return
+        read = read_assignment(reply.assignment)
+        assert read is not None
+        wanted: set[Partition] = set()
+        for topic, partitions in read.partitions:
+            if (facts := self.world.topics.by_name(topic)) is not None:
+                wanted |= {(facts.topic_id, partition) for partition in partitions}
+        must_rejoin = self.world.plan.cooperative and not self.reported <= wanted  # others may have it now
+        self.epoch = generation
+        self.own(wanted)
+        if must_rejoin:
+            self.join()
+
+    def partitions_seen(self) -> tuple[tuple[bytes, int], ...]:
+        """The topics it subscribes to; a leader minds those of all."""
+        names = self.world.topics.names() if self.leads else self.topics
+        known = (self.world.topics.by_name(topic) for topic in names)
+        return tuple((facts.topic_id, facts.partitions) for facts in known if facts is not None)
+
+    def leave(self) -> None:
+        if self.instance is None:
+            self.world.ask(LeaveGroup(GROUP, (LeavingMember(self.member_id, None),)), lambda reply: None)
+        self.restart()
+
+    def every_beat(self, beat: Callable[[], None]) -> None:
+        # Clients look at the metadata themselves: the leader joins again when its topics have changed.
+        if self.is_alive and not self.is_joining and self.epoch >= 0 and self.seen != self.partitions_seen():
+            self.join()
+        super().every_beat(beat)
+
+    seen: tuple[tuple[bytes, int], ...] = ()
+    reported: AbstractSet[Partition] = frozenset()
+    is_joining = False
+    leads = False
+
+
+class ConsumerMember(Member):
+    def ask_again(self) -> None:
+        self.says_all = True
+
+    def start(self) -> None:
+        self.member_id = self.name
+        self.epoch = 0
+        self.says_all = True
+        self.waits = False
+        self.every_beat(self.beat)
+
+    def beat(self) -> None:
+        if self.waits:
+            return
+        self.waits = True
+        joins, says_all = self.epoch == 0, self.says_all
+        owned: dict[bytes, tuple[int, ...]] = {}
+        for topic_id, partition in sorted(self.owned):
+            owned[topic_id] = (*owned.get(topic_id, ()), partition)
+        command = ConsumerHeartbeat(
+            group_id=GROUP,
+            member_id=self.member_id,
+            member_epoch=self.epoch,
+            instance_id=self.instance,
+            rack_id=None,
+            rebalance_timeout_ms=REBALANCE_MS if says_all else -1,
+            subscribed_topics=self.topics if says_all and self.regex is None else () if says_all else None,
+            subscribed_regex=self.regex if says_all else None,
+            server_assignor=None,
+            owned={} if joins else owned,
+            client_id="c",
+            client_host="/h",
+            fresh_id="unused",
+        )
+        asked_ms = self.world.now_ms
+        self.ask(command, lambda reply: self.answered(reply, asked_ms))
+
+    def answered(self, reply: Any, asked_ms: int) -> None:
+        self.waits = False
+        if reply is None:
+            self.says_all = True
+        elif reply.fault in REJOIN:
+            self.lose_all()
+            self.epoch, self.says_all = 0, True
+        elif reply.fault is Fault.FENCED_INSTANCE_ID:
+            self.fenced()
+        elif reply.fault is not None:
+            if reply.fault is not Fault.UNRELEASED_INSTANCE_ID:
+                raise Broken(f"NoSuchAnswer: {reply}")
+        elif self.world.now_ms >= asked_ms + SESSION_MS:
+            self.lose_all()
+            self.says_all = True
+        else:
+            self.epoch, self.says_all = reply.member_epoch, False
+            if reply.assignment is not None:
+                self.own({(topic_id, each) for topic_id, partitions in reply.assignment.items() for each in partitions})
+
+    @property
+    def regex(self) -> str | None:
+        return "|".join(self.topics) if len(self.topics) > 1 else None
+
+    def leave(self) -> None:
+        epoch = LEAVE_EPOCH if self.instance is None else STATIC_LEAVE_EPOCH
+        if self.epoch > 0:
+            command = ConsumerHeartbeat(
+                GROUP, self.member_id, epoch, self.instance, None, -1, None, None, None, None, "c", "/h", ""
+            )
+            self.lose_all()
+            self.world.ask(command, lambda reply: None)
+        self.restart()
+
+    says_all = True
+    waits = False

@@ -1,0 +1,169 @@
+"""Bugs that group coordinators have had, planted one at a time, each to be caught within `MAX_SEEDS` runs.
+
+`python -m tests.sim.group_mutants` shows how many runs each took and which promise it broke.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import service.groups.consumer_decisions
+import service.groups.offset_decisions
+from service.groups.classic_decisions import ClassicDecisions
+from service.groups.classic_group import ClassicGroup
+from service.groups.commands import JoinReply
+from service.groups.consumer_decisions import ConsumerDecisions
+from service.groups.consumer_group import ConsumerGroup
+from service.groups.migration import Migration
+from service.groups.offset_decisions import OffsetDecisions
+from service.groups.offsets import Offsets
+from service.groups.records import member_tombstones
+from service.groups.verdicts import Fault
+from tests.sim.groups import run
+from tests.sim.run import replaced
+
+MAX_SEEDS = 150
+
+Planting = contextlib.AbstractContextManager[None]
+
+
+def generation_unchecked() -> Planting:
+    def fault(group: ClassicGroup, member_id: str, instance_id: str | None, generation: int) -> Fault | None:
+        return group.member_fault(member_id, instance_id)
+
+    return replaced(service.groups.offset_decisions, "_classic_member_fault", fault)
+
+
+def commit_of_a_fenced_member_accepted() -> Planting:
+    def anybody(decisions: OffsetDecisions, group: Any, ask: Any) -> Any:
+        return lambda offset: None
+
+    return replaced(OffsetDecisions, "_may_commit", anybody)
+
+
+def member_epoch_unchecked() -> Planting:
+    def anything(member: Any, epoch: int) -> Any:
+        return lambda offset: None
+
+    return replaced(service.groups.offset_decisions, "_consumer_check", anything)
+
+
+def tombstone_lost() -> Planting:
+    original = member_tombstones
+    return replaced(service.groups.consumer_decisions, "member_tombstones", lambda *names: original(*names)[:-1])
+
+
+def compared_with_the_assignments_epoch() -> Planting:
+    def is_behind(migration: Migration, group: ConsumerGroup, member: Any, epoch: int, draft: Any) -> bool:
+        return bool(member.member_epoch < group.assignment_epoch)
+
+    return replaced(Migration, "_is_behind", is_behind)
+
+
+def static_member_fenced_by_its_own_restart() -> Planting:
+    def refuse(decisions: Any, group: Any, ask: Any, instance: str, old: str, new: str, token: Any, draft: Any) -> None:
+        draft.answer(token, JoinReply(new, Fault.FENCED_INSTANCE_ID))
+
+    return replaced(ClassicDecisions, "_replace_static", refuse)
+
+
+def pending_join_never_expired() -> Planting:
+    original = ClassicDecisions.session_over
+
+    def session_over(decisions: ClassicDecisions, group: ClassicGroup, member_id: str, draft: Any) -> None:
+        if member_id in group.members:
+            original(decisions, group, member_id, draft)
+
+    return replaced(ClassicDecisions, "session_over", session_over)
+
+
+@contextlib.contextmanager
+def sessions_lost_on_restart() -> Iterator[None]:
+    def forget(decisions: Any, group: Any, draft: Any) -> None:
+        pass
+
+    with replaced(ClassicDecisions, "resume", forget), replaced(ConsumerDecisions, "resume", forget):
+        yield
+
+
+def rebalance_timer_lost() -> Planting:
+    return replaced(ClassicDecisions, "_set_join_deadline", lambda decisions, group, draft: None)
+
+
+def offsets_of_open_transactions_visible() -> Planting:
+    def put(offsets: Offsets, group: str, topic: str, partition: int, committed: Any, *, producer_id: int) -> None:
+        offsets.put(group, topic, partition, committed)
+
+    return replaced(Offsets, "put_pending", put)
+
+
+def subscription_of_a_restarted_instance_kept() -> Planting:
+    original = ClassicDecisions._replace_static
+
+    def replace_static(decisions: Any, group: ClassicGroup, *rest: Any) -> None:
+        before = group.subscribed_topics
+        original(decisions, group, *rest)
+        if group.state.name == "STABLE":
+            group.subscribed_topics = before
+
+    return replaced(ClassicDecisions, "_replace_static", replace_static)
+
+
+def partition_given_before_it_is_free() -> Planting:
+    return replaced(ConsumerGroup, "is_held", lambda group, topic_id, partition: False)
+
+
+def topics_that_change_not_looked_at() -> Planting:
+    return replaced(ConsumerGroup, "must_look_at_metadata", lambda group, version: False)
+
+
+def topic_made_again_inherits_offsets() -> Planting:
+    return replaced(service.groups.offset_decisions, "_is_of_another_topic", lambda stored, wanted: False)
+
+
+MUTANTS: dict[str, Callable[[], Planting]] = {
+    plant.__name__: plant
+    for plant in (
+        generation_unchecked,
+        commit_of_a_fenced_member_accepted,
+        member_epoch_unchecked,
+        tombstone_lost,
+        compared_with_the_assignments_epoch,
+        static_member_fenced_by_its_own_restart,
+        pending_join_never_expired,
+        sessions_lost_on_restart,
+        rebalance_timer_lost,
+        offsets_of_open_transactions_visible,
+        subscription_of_a_restarted_instance_kept,
+        partition_given_before_it_is_free,
+        topics_that_change_not_looked_at,
+        topic_made_again_inherits_offsets,
+    )
+}
+
+
+def hunt(name: str, max_seeds: int = MAX_SEEDS) -> tuple[int, str]:
+    """How many runs it took to catch the mutant, and what was broken; nothing if it was not caught."""
+    for seed in range(1, max_seeds + 1):
+        with MUTANTS[name]():
+            broken = run(seed)
+        if broken:
+            return seed, broken
+    return max_seeds, ""
+
+
+def main() -> int:
+    caught = 0
+    for name in MUTANTS:
+        seeds, broken = hunt(name)
+        caught += bool(broken)
+        print(f"{name:45} {seeds:4}  {broken[:100] or 'NOT CAUGHT'}", flush=True)
+    print(f"{caught} of {len(MUTANTS)} caught")
+    return 0 if caught == len(MUTANTS) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,299 @@
+"""One coordinator of groups, its members and what befalls them, from a seed: the real machine in a world of its own.
+
+Simulated are the network (requests and answers come late or never), the log (what was not yet durable is lost with the
+coordinator) and the clock. A run goes: members of all kinds come, work, sleep, die and come back, topics grow and are
+made again, the coordinator dies at any step; then everything heals, and within `SETTLE_MS` every partition of a topic
+subscribed to must have its one owner. A run takes milliseconds, so that thousands can be had.
+
+Checked throughout: no partition has two owners, no committed offset goes back, nothing is read that no transaction has
+committed, nothing raises, and the machine that lives equals a replay of its log.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from service.groups.commands import Command, ForgetTopic
+from service.groups.coordinator import GroupCoordinator
+from service.groups.settings import ConsumerTimes, GroupSettings
+from service.groups.verdicts import Decision
+from tests.service.groups.driver import Entry, Topics
+
+CHAOS_MS = 40_000
+SETTLE_MS = 60_000
+SESSION_MS = 3_000
+REBALANCE_MS = 20_000
+BEAT_MS = 500
+ANSWER_WITHIN_MS = 1_500
+REPLAYED_EVERY = 15  # decisions with records
+
+KINDS = ("classic", "static", "consumer", "static consumer")
+
+Partition = tuple[bytes, int]
+
+
+class Broken(Exception):
+    """A promise was broken."""
+
+
+@dataclass(slots=True)
+class Plan:
+    policy: str
+    cooperative: bool
+    kinds: tuple[str, ...]
+    interval_ms: int
+    loss: float
+    late_ms: int
+    deaths: float  # of the coordinator, for each decision
+    mishap_ms: int  # between two mishaps of members and topics
+    commits_in_transactions: float
+
+
+def draw_plan(chance: random.Random) -> Plan:
+    return Plan(
+        policy=chance.choice(("bidirectional", "upgrade", "downgrade", "disabled")),
+        cooperative=chance.random() < 0.5,
+        kinds=tuple(chance.choice(KINDS) for _ in range(chance.randint(2, 5))),
+        interval_ms=chance.choice((0, 1_000)),
+        loss=chance.choice((0.0, 0.02, 0.1)),
+        late_ms=chance.choice((5, 50, 4_000)),
+        deaths=chance.choice((0.0, 0.002, 0.02)),
+        mishap_ms=chance.choice((300, 1_500, 5_000)),
+        commits_in_transactions=chance.choice((0.0, 0.3)),
+    )
+
+
+@dataclass(slots=True)
+class Transaction:
+    offsets: dict[Partition, int]
+    decided: bool | None = None
+
+
+class Reads(Protocol):
+    name: str
+
+    @property
+    def is_over(self) -> bool:
+        """Nobody has answered it for a session: it reads no more, or will not when it wakes."""
+        ...
+
+
+@dataclass
+class Board:
+    """What all members together know: who reads what, and how far each partition was committed."""
+
+    owners: dict[Partition, Reads] = field(default_factory=dict)
+    acknowledged: dict[Partition, int] = field(default_factory=dict)
+    never: dict[tuple[Partition, int], None] = field(default_factory=dict)  # of transactions undecided or aborted
+    values: int = 0
+
+    def take(self, owner: Reads, partition: Partition) -> None:
+        other = self.owners.get(partition)
+        if other is not None and not other.is_over:
+            raise Broken(f"OneOwner: {owner.name} was given {partition}, which {other.name} reads")
+        self.owners[partition] = owner
+
+    def release(self, owner: Reads, partition: Partition) -> None:
+        if self.owners.get(partition) is owner:
+            del self.owners[partition]
+
+    def acknowledge(self, partition: Partition, value: int) -> None:
+        self.acknowledged[partition] = max(value, self.acknowledged.get(partition, -1))
+
+    def read(self, partition: Partition, value: int, at_least: int) -> None:
+        if value < at_least:
+            raise Broken(f"OffsetsNeverGoBack: {partition} was committed up to {at_least} and is at {value}")
+        if (partition, value) in self.never:
+            raise Broken(f"OnlyCommittedIsRead: {partition} is at {value}, which no transaction has committed")
+
+    def fresh(self) -> int:
+        self.values += 1
+        return self.values
+
+
+class GroupWorld:
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.plan = draw_plan(self.chance)
+        self.now_ms = 1_000_000
+        self.healed = False
+        self.board = Board()
+        self.topics = Topics(orders=self.chance.randint(1, 6), events=self.chance.randint(1, 3))
+        self.log: list[Entry] = []
+        self.durable = 0
+        self.deaths = 0
+        self.machine: GroupCoordinator | None = None
+        self.transactions: dict[int, Transaction] = {}
+        self.members: list[Any] = []
+        self.twins: set[str | None] = set()  # instances that had two processes at a time
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = 0
+        self._tokens = 0
+        self._asked: dict[object, Callable[[Any], None]] = {}
+        self._life = 0
+        self._timer_ms: int | None = None
+        self._written = 0
+        self.start_coordinator()
+
+    # Time -------------------------------------------------------------------------------------------------------------
+
+    def after(self, ms: int, do: Callable[[], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (self.now_ms + ms, self._order, do))
+
+    def run_until(self, end_ms: int) -> None:
+        while self._events and self._events[0][0] <= end_ms:
+            self.now_ms, _, do = heapq.heappop(self._events)
+            do()
+        self.now_ms = end_ms
+
+    # Network ----------------------------------------------------------------------------------------------------------
+
+    def delay(self) -> int:
+        is_late = not self.healed and self.chance.random() < 0.15
+        return self.chance.randint(1, self.plan.late_ms if is_late else 5)
+
+    def is_lost(self) -> bool:
+        return not self.healed and self.chance.random() < self.plan.loss
+
+    def ask(self, command: Command, answered: Callable[[Any], None]) -> None:
+        """`answered` is called with the reply, with None if there is no coordinator, or never."""
+        if not self.is_lost():
+            self.after(self.delay(), lambda: self._arrive(command, answered))
+
+    def _arrive(self, command: Command, answered: Callable[[Any], None]) -> None:
+        if self.machine is None:
+            self.after(self.delay(), lambda: answered(None))
+            return
+        self._tokens += 1
+        self._asked[self._tokens] = answered
+        self._carry_out(self.machine.decide(command, self._tokens, self.now_ms))
+
+    # The coordinator --------------------------------------------------------------------------------------------------
+
+    def start_coordinator(self) -> None:
+        policy, interval_ms = self.plan.policy, self.plan.interval_ms
+        times = ConsumerTimes(SESSION_MS, BEAT_MS, interval_ms)
+        settings = GroupSettings(
+            group_initial_rebalance_delay_ms=100,
+            group_min_session_timeout_ms=1,
+            new_member_join_timeout_ms=10_000,
+            consumer_times=lambda group_id: times,
+            group_consumer_migration_policy=policy,
+        )
+        self._settings = settings
+        self._life += 1
+        self.machine = self.replayed()
+        self._timer_ms = None
+        self._set_timer()
+
+    def replayed(self) -> GroupCoordinator:
+        machine = GroupCoordinator(self._settings, self.topics, lambda: self.now_ms)
+        for entry in self.log:
+            for key, value in entry.records:
+                machine.apply(key, value, producer_id=entry.producer_id)
+            if entry.marker is not None:
+                machine.apply_marker(entry.producer_id, 0, entry.marker)
+        return machine
+
+    def check_replay(self) -> None:
+        if self.machine is not None and self.machine.durable_facts() != self.replayed().durable_facts():
+            raise Broken("LiveEqualsReplay: the machine that lives is not what its log makes")
+
+    def _carry_out(self, decision: Decision) -> None:
+        machine = self.machine
+        assert machine is not None
+        if self._dies():
+            return  # before anything was written
+        for key, value in decision.records:
+            machine.apply(key, value, producer_id=decision.producer_id)
+        if decision.records:
+            self._append(Entry(decision.records, decision.producer_id))
+            self._written += 1
+            if self._written % REPLAYED_EVERY == 0:
+                self.check_replay()
+        if self._dies():
+            return  # written, perhaps not durable, and nobody was told
+        life, end = self._life, len(self.log)
+        self.after(1, lambda: self._commit(life, end, decision))
+        self._set_timer()
+
+    def _append(self, entry: Entry) -> None:
+        self.log.append(entry)
+
+    def _commit(self, life: int, end: int, decision: Decision) -> None:
+        if life != self._life:
+            return
+        self.durable = max(self.durable, end)
+        if self._dies():
+            return  # durable, and nobody was told
+        for token, reply in decision.answers:
+            answered = self._asked.pop(token, None)
+            if answered is not None and not self.is_lost():
+                self.after(self.delay(), lambda answered=answered, reply=reply: answered(reply))  # type: ignore[misc]
+
+    def _dies(self) -> bool:
+        if self.machine is None or self.healed or self.chance.random() >= self.plan.deaths:
+            return self.machine is None
+        self.deaths += 1
+        self.machine = None
+        self._life += 1
+        self._asked.clear()
+        del self.log[self.chance.randint(self.durable, len(self.log)) :]
+        self.durable = len(self.log)
+        if self.chance.random() < 0.3:
+            self.plan.policy = draw_plan(self.chance).policy
+        self.after(self.chance.choice((10, 500, 4_000)), self.start_coordinator)
+        return True
+
+    def _set_timer(self) -> None:
+        assert self.machine is not None
+        due_ms = self.machine.next_deadline_ms()
+        if due_ms is None or (self._timer_ms is not None and self.now_ms < self._timer_ms <= due_ms):
+            return
+        self._timer_ms = due_ms = max(due_ms, self.now_ms)
+        life = self._life
+        self.after(due_ms - self.now_ms, lambda: self._expire(life, due_ms))
+
+    def _expire(self, life: int, due_ms: int) -> None:
+        if life == self._life and self.machine is not None and due_ms == self._timer_ms:
+            self._timer_ms = None
+            self._carry_out(self.machine.expire(self.now_ms))
+
+    # Transactions and topics ------------------------------------------------------------------------------------------
+
+    def open_transaction(self, offsets: dict[Partition, int]) -> int:
+        producer_id = len(self.transactions) + 1
+        self.transactions[producer_id] = Transaction(offsets)
+        self.board.never.update(dict.fromkeys(offsets.items()))
+        return producer_id
+
+    def end_transaction(self, producer_id: int, *, committed: bool) -> None:
+        """Its marker is written; while there is no coordinator's log to write to, that is tried again."""
+        transaction = self.transactions[producer_id]
+        if transaction.decided is not None:
+            return
+        if self.machine is None:
+            self.after(100, lambda: self.end_transaction(producer_id, committed=committed))
+            return
+        transaction.decided = committed
+        self.machine.apply_marker(producer_id, 0, committed)
+        self.log.append(Entry(producer_id=producer_id, marker=committed))
+        self.durable = len(self.log)  # a marker is answered for when it is durable, with all before it
+        if committed:
+            for partition, value in transaction.offsets.items():
+                self.board.never.pop((partition, value), None)
+                self.board.acknowledge(partition, value)
+
+    def make_topic_anew(self, name: str) -> None:
+        facts = self.topics.by_name(name)
+        assert facts is not None
+        self.topics.remove(name)
+        self.topics.put(name, self.chance.randint(1, 6))
+        if self.machine is not None:  # else nobody hears of it
+            self._tokens += 1
+            self._carry_out(self.machine.decide(ForgetTopic(name, facts.topic_id), self._tokens, self.now_ms))

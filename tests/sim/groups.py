@@ -1,0 +1,128 @@
+"""`python -m tests.sim.groups`: runs of the group coordinator and its members alone, see tests/sim/group_world.py.
+
+--seed N     one run, with its traceback if it breaks a promise
+--runs N     N runs from --from on (default: 1000 seeds drawn anew)
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from service.groups.states import ConsumerState
+from tests.sim.group_members import TOPICS, ClassicMember, ConsumerMember, Member
+from tests.sim.group_world import CHAOS_MS, SETTLE_MS, Broken, GroupWorld
+from tests.sim.run import fresh_seed
+
+REPLACED_WITHIN_MS = 15_000  # a session, and what two rebalances take of members that are all there
+
+CLASSES: dict[str, type[Member]] = {
+    "classic": ClassicMember,
+    "static": ClassicMember,
+    "consumer": ConsumerMember,
+    "static consumer": ConsumerMember,
+}
+
+
+def run(seed: int) -> str:
+    """The promise that was broken and how; empty if none was."""
+    world = GroupWorld(seed)
+    try:
+        live(world)
+    except Broken as broken:
+        return str(broken)
+    return ""
+
+
+def live(world: GroupWorld) -> None:
+    chance = world.chance
+    for number, kind in enumerate(world.plan.kinds):
+        instance = f"i{number}" if kind.startswith("static") else None
+        member = CLASSES[kind](world, f"m{number}", instance=instance, topics=chance.choice(TOPICS))
+        world.members.append(member)
+        world.after(chance.randint(0, 10_000), member.start)
+    begun_ms = world.now_ms
+    world.after(world.plan.mishap_ms, lambda: mishap(world, begun_ms + CHAOS_MS))
+    world.run_until(begun_ms + CHAOS_MS)
+    world.healed = True
+    world.run_until(world.now_ms + SETTLE_MS)
+    world.check_replay()
+    check_everything_is_owned(world, SETTLE_MS)
+    if members := [member for member in world.members if member.epoch > 0]:
+        chance.choice(members).restart()
+        world.run_until(world.now_ms + REPLACED_WITHIN_MS)
+        check_everything_is_owned(world, REPLACED_WITHIN_MS)
+
+
+def mishap(world: GroupWorld, until_ms: int) -> None:
+    if world.now_ms >= until_ms:
+        return
+    chance = world.chance
+    awake = [member for member in world.members if member.is_alive and not member.is_asleep and member.member_id]
+    what = chance.choice(("die", "die", "leave", "sleep", "sleep", "twin", "grow", "anew"))
+    if what == "grow":
+        name = chance.choice(("orders", "events"))
+        facts = world.topics.by_name(name)
+        assert facts is not None
+        world.topics.put(name, facts.partitions + 1)
+    elif what == "anew":
+        world.make_topic_anew("events")
+    elif awake:
+        member = chance.choice(awake)
+        if what == "die":
+            member.restart()
+        elif what == "leave":
+            member.leave()
+        elif what == "sleep":
+            member.sleep()
+        elif member.instance is not None and not member.is_superseded:
+            member.supersede().start()
+    world.after(chance.randint(1, 2 * world.plan.mishap_ms), lambda: mishap(world, until_ms))
+
+
+def check_everything_is_owned(world: GroupWorld, peace_ms: int) -> None:
+    members = [member for member in world.members if member.epoch > 0]  # others were not allowed in
+    wanted = {
+        (facts.topic_id, partition)
+        for topic in {topic for member in members for topic in member.topics}
+        if (facts := world.topics.by_name(topic)) is not None
+        for partition in range(facts.partitions)
+    }
+    unread = wanted - set(world.board.owners)
+    if members and unread:
+        group = world.machine._groups.get("g") if world.machine is not None else None
+        state = getattr(group, "state", ConsumerState.EMPTY)
+        raise Broken(
+            f"EveryPartitionHasAnOwner: after {peace_ms} ms of peace nobody reads {sorted(unread)};"
+            f" the group is {state}"
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.groups", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--runs", type=int, default=1_000)
+    parser.add_argument("--from", type=int, dest="first")
+    arguments = parser.parse_args()
+    if arguments.seed is not None:
+        world = GroupWorld(arguments.seed)
+        print(world.plan)
+        live(world)
+        print(f"{len(world.log)} batches, {world.deaths} deaths of the coordinator, {world.board.values} values")
+        return 0
+    first = fresh_seed() if arguments.first is None else arguments.first
+    last = first + arguments.runs - 1
+    print(f"seeds {first} to {last}; the same again: make sim-groups N={arguments.runs} FROM={first}", flush=True)
+    begun, wrong = time.monotonic(), Counter[str]()
+    for seed in range(first, first + arguments.runs):
+        if broken := run(seed):
+            wrong[broken.partition(":")[0]] += 1
+            print(f"seed {seed}: {broken}", flush=True)
+    print(f"{arguments.runs} runs in {time.monotonic() - begun:.0f} s, wrong: {dict(wrong)}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
