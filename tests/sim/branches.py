@@ -37,12 +37,11 @@ class Participant(ExactlyOnce):
         super().__init__(clients, name)
         self.postman = postman
 
-    def begin(
-        self, transactional_id: str, owner: Ownership | None = None, *, many_writers: bool = False
-    ) -> Transaction:
+    def begin(self, transactional_id: str, owner: Ownership | None = None) -> Transaction:
+        """Without an owner there are many."""
         pair = (owner.producer_id, owner.epoch) if owner is not None else (-1, -1)
         number = self.clients.world.identity()
-        txn = Transaction(number, transactional_id, *pair, self.clients.now, many_writers=many_writers)
+        txn = Transaction(number, transactional_id, *pair, self.clients.now, many_writers=owner is None)
         self.history.transactions.append(txn)
         return txn
 

@@ -61,7 +61,10 @@ class NothingAcknowledgedIsLost:
             log = intact(history, write.partition)
             if write.outcome is not Outcome.OK or log is None or history.excused(write.held, write.invoked):
                 continue
-            compacted = history.topics[write.partition.topic].compacted
+            topic = history.topics[write.partition.topic]
+            compacted = topic.compacted
+            if compacted and topic.transactional:
+                continue  # what was aborted goes: TheNewestOfEachKeyStays judges that
             for index, (key, value) in enumerate(write.records):
                 offset = write.base_offset + index
                 place = at(log, offset)

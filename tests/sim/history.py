@@ -55,6 +55,7 @@ class Write:
     outcome: Outcome = Outcome.UNKNOWN
     base_offset: int = -1
     error: str = ""
+    stamped: float = 0.0  # when its records got their timestamps
 
 
 @dataclass(slots=True)

@@ -35,7 +35,8 @@ class IdempotentWriter(ExactlyOnce):
             self._owner.first_sequence = first
             self._session = -self.clients.world.identity()
             self._known_in.clear()
-        partition = self.chance.choice([each for each in self.clients.partitions() if each.topic != "compacted"])
+        topics = self.history.topics
+        partition = self.chance.choice([each for each in self.clients.partitions() if not topics[each.topic].compacted])
         version = self.chance.choice((7, 9, 11, 12, 13))
         left = [
             self.prepare(

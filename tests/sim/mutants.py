@@ -15,45 +15,60 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import idempotence.producers
 import idempotence.sequence
+import log.compaction
+import log.partition_log
 import log.recovery
+import log.retention
+import log.snapshots
 import service.api.produce
 import service.broker.acceptance
+import service.broker.compactor
 import service.broker.node
+import txn.branches
 import txn.coordinator
+import txn.deadlines
 import txn.decisions
 from idempotence.producers import ProducerStates
 from idempotence.sequence import MAX_SEQUENCE
-from idempotence.verdicts import ACCEPTED, Duplicate, Fenced, Verdict
+from idempotence.verdicts import ACCEPTED, CoordinatorFenced, Duplicate, Fenced, Verdict
 from idempotence.window import BATCH, KEPT_BEFORE_PUSH
 from isolation.stable import StableOffsets
 from log.batch import BatchHeader, Buffer
 from log.checkpoints import START_OFFSET, read_offset
+from log.config import LogConfig
 from log.disk import Disk, DiskFault, FileSlice
+from log.ids import NO_TIMESTAMP
 from log.manifest import MANIFEST, Manifest, read_and_remove_manifest, write_recovery_points
 from log.partition_log import PartitionLog
 from log.recovery import Recovered
+from log.retention import SegmentAge
 from log.segment import Segment
+from log.swap import CLEANED, PLAN, SwapPlan
 from service.broker.coordinators import Coordinators
+from service.broker.fetch_sessions import FetchSession, SessionKey, Wanted
 from service.broker.headroom import Headroom
 from service.broker.housekeeper import Housekeeper
 from service.broker.log_folder import LogFolder
+from service.broker.node import Broker
 from service.broker.partition import Partition
 from service.broker.shard import Shard
 from service.broker.transaction_gate import TransactionGate, Writer
+from service.cluster.image import PartitionState, Topic
 from service.groups.coordinator import GroupCoordinator
 from service.wire.error_codes import ErrorCode
 from tests.sim.disk import SimFile
 from tests.sim.run import Simulation, processes, replaced, run
 from txn.commands import EndTransaction
 from txn.coordinator import TxnCoordinator
-from txn.markers import SendMarkers
-from txn.states import Txn
+from txn.markers import OwedMarkers, SendMarkers
+from txn.states import NO_TOKEN, State, Txn
+from txn.verdicts import Ended, Initialized
 
 MAX_SEEDS = 150  # a bug that hides longer is not caught
 
@@ -418,6 +433,258 @@ def aborts_of_long_ago_listed() -> contextlib.AbstractContextManager[None]:
     return replaced(StableOffsets, "aborted", aborted)
 
 
+# ---------------------------------------------------------------- topics, settings, fetch sessions, what gets old
+
+
+def take_every_folder_for_the_topics_own() -> contextlib.AbstractContextManager[None]:
+    """What a deleted topic left before a crash is served as the next one's of that name."""
+    return replaced(Broker, "_is_of", staticmethod(lambda topic, folder, name: True))
+
+
+def a_new_topic_inherits_the_folder() -> contextlib.AbstractContextManager[None]:
+    """A deleted partition leaves its folder, and who gets the name next finds it."""
+
+    async def remove(broker: Broker, partition: Partition) -> None:
+        return
+
+    def add_new(broker: Broker, topic: Topic, index: int, config: LogConfig) -> Partition:
+        return broker._add(topic, index, broker._emptiest_folder(), config, None, 0)
+
+    @contextlib.contextmanager
+    def plant() -> Iterator[None]:
+        with replaced(Broker, "_remove", remove), replaced(Broker, "_add_new", add_new):
+            yield
+
+    return plant()
+
+
+def serve_deleted_topics() -> contextlib.AbstractContextManager[None]:
+    def drop(broker: Broker, partition: Partition) -> None:
+        return
+
+    return replaced(Broker, "_drop", drop)
+
+
+def auto_durability_needs_no_fsync() -> contextlib.AbstractContextManager[None]:
+    def must_fsync(broker: Broker, config: LogConfig, state: PartitionState) -> bool:
+        return broker.config.log_durability == "fsync"
+
+    return replaced(Broker, "_must_fsync", must_fsync)
+
+
+def a_session_forgets_a_partition() -> contextlib.AbstractContextManager[None]:
+    """Whoever got data is not put back into the row."""
+
+    def answered(session: FetchSession, keys_with_data: Iterable[SessionKey]) -> None:
+        for key in list(keys_with_data)[1:]:
+            session.wanted.pop(key, None)
+
+    return replaced(FetchSession, "answered", answered)
+
+
+def a_session_keeps_the_old_position() -> contextlib.AbstractContextManager[None]:
+    original = FetchSession.update
+
+    def update(
+        session: FetchSession, changed: Iterable[tuple[SessionKey, Wanted]], forgotten: Iterable[SessionKey]
+    ) -> None:
+        original(session, [(key, wanted) for key, wanted in changed if key not in session.wanted], forgotten)
+
+    return replaced(FetchSession, "update", update)
+
+
+def retention_in_half_the_time() -> contextlib.AbstractContextManager[None]:
+    original = log.retention.too_old
+
+    def too_old(segments: Sequence[SegmentAge], config: LogConfig, now_ms: int) -> int:
+        return original(segments, config, now_ms + config.retention_ms // 2)
+
+    return replaced(log.retention, "too_old", too_old)
+
+
+def retention_decides_before_the_lock() -> contextlib.AbstractContextManager[None]:
+    """What was counted is removed, whatever the cleaner and deletions have done to the segments meanwhile."""
+    original = PartitionLog.remove_oldest
+
+    async def remove_oldest(partition_log: PartitionLog, how_many: Callable[[], int]) -> int:
+        counted = how_many()
+        return await original(partition_log, lambda: counted)
+
+    return replaced(PartitionLog, "remove_oldest", remove_oldest)
+
+
+def a_swap_is_not_finished_after_a_crash() -> contextlib.AbstractContextManager[None]:
+    """The plan is forgotten, half of the names are changed."""
+
+    def finish(disk: Disk, folder: str) -> SwapPlan | None:
+        for name in sorted(disk.listdir(folder)):
+            if name.endswith(CLEANED) or name == PLAN:
+                disk.unlink(f"{folder}/{name}")
+        return None
+
+    return replaced(log.recovery, "finish_swap", finish)
+
+
+def the_cleaner_passes_the_stable_offset() -> contextlib.AbstractContextManager[None]:
+    """It takes what an open transaction supersedes, and what it aborts is gone for good."""
+    original = log.compaction.find_work
+
+    def find_work(partition_log: PartitionLog, disk: Disk, *, now_ms: int, limit_offset: int) -> Any:
+        return original(partition_log, disk, now_ms=now_ms, limit_offset=partition_log.end_offset)
+
+    return replaced(service.broker.compactor, "find_work", find_work)
+
+
+def the_cleaner_drops_markers() -> contextlib.AbstractContextManager[None]:
+    """Of transactions whose batches are there still, and of those it can't know to be over."""
+
+    def keep_marker(keeper: Any, header: BatchHeader, batch: memoryview) -> None:
+        keeper.with_data.discard(header.producer_id)
+
+    return replaced(log.compaction._Keeper, "_keep_marker", keep_marker)
+
+
+def the_cleaner_keeps_what_was_aborted() -> contextlib.AbstractContextManager[None]:
+    """And takes what was committed before for superseded by it."""
+    return replaced(log.compaction._Transactions, "is_aborted", lambda transactions, header: False)
+
+
+# ---------------------------------------------------------------- markers, branches, what is prepared
+
+
+def markers_of_deposed_coordinators_taken() -> contextlib.AbstractContextManager[None]:
+    original = ProducerStates.check_marker
+
+    def check_marker(view: ProducerStates, header: BatchHeader, **circumstances: int) -> Verdict:
+        verdict = original(view, header, **circumstances)
+        return ACCEPTED if isinstance(verdict, CoordinatorFenced) else verdict
+
+    return replaced(ProducerStates, "check_marker", check_marker)
+
+
+def complete_after_the_first_marker() -> contextlib.AbstractContextManager[None]:
+    def settle(owed: OwedMarkers, transactional_id: str, *, pair: tuple[int, int], partitions: Any) -> Txn | None:
+        everywhere = owed.partitions(transactional_id) or ()
+        return settle_all(owed, transactional_id, pair=pair, partitions=everywhere)
+
+    settle_all = OwedMarkers.settle
+    return replaced(OwedMarkers, "settle", settle)
+
+
+def markers_before_the_decision() -> contextlib.AbstractContextManager[None]:
+    """They are sent when the decision is made, not when it is durable."""
+    original = Shard._carry_out
+
+    def carry_out(shard: Shard[Any], decision: Any) -> None:
+        original(shard, decision)
+        if not shard.dropped:
+            for effect in decision.effects:
+                shard._post(effect)
+
+    return replaced(Shard, "_carry_out", carry_out)
+
+
+def aborted_entry_lost_on_roll() -> contextlib.AbstractContextManager[None]:
+    """Snapshots miss the newest aborted range."""
+    original = StableOffsets.snapshot
+
+    def snapshot(view: StableOffsets) -> bytes:
+        newest = view.aborted_ranges(0, 2**62)[-1:]
+        view.forget_aborted([aborted.last_offset for aborted in newest])
+        return original(view)
+
+    return replaced(StableOffsets, "snapshot", snapshot)
+
+
+def snapshot_after_the_batch() -> contextlib.AbstractContextManager[None]:
+    """It holds a batch more than it says: the next recovery applies that one twice."""
+    original = log.snapshots.take_snapshot
+
+    def take_snapshot(views: Any, *, offset: int, leader_epoch: int) -> Any:
+        return original(views, offset=max(0, offset - 1), leader_epoch=leader_epoch)
+
+    return replaced(log.partition_log, "take_snapshot", take_snapshot)
+
+
+def a_decision_forgets_its_token() -> contextlib.AbstractContextManager[None]:
+    original = TxnCoordinator._put
+
+    def put(coordinator: TxnCoordinator, transactional_id: str, owned: Txn | None) -> None:
+        forgetful = None if owned is None else owned._replace(decided_token=NO_TOKEN, decided_by="")
+        original(coordinator, transactional_id, forgetful)
+
+    return replaced(TxnCoordinator, "_put", put)
+
+
+def a_decision_leaves_other_branches_open() -> contextlib.AbstractContextManager[None]:
+    original = txn.branches.decide_together
+
+    def decide_together(branches: Iterable[Txn], named: Mapping[str, None], token: int) -> list[tuple[Txn, bool]]:
+        return [(branch, commits) for branch, commits in original(branches, named, token) if commits]
+
+    return replaced(txn.coordinator, "decide_together", decide_together)
+
+
+def a_decision_commits_whoever_is_sealed() -> contextlib.AbstractContextManager[None]:
+    """Also the branches of another attempt, and those nobody named."""
+    original = txn.branches.decide_together
+
+    def decide_together(branches: Iterable[Txn], named: Mapping[str, None], token: int) -> list[tuple[Txn, bool]]:
+        decided = original(branches, named, token)
+        return [(branch, commits or branch.sealed_ms != NO_TIMESTAMP) for branch, commits in decided]
+
+    return replaced(txn.coordinator, "decide_together", decide_together)
+
+
+def a_branch_is_sealed_twice() -> contextlib.AbstractContextManager[None]:
+    """Whoever repeats the commit of a branch commits it."""
+    original = txn.decisions._seal
+
+    def seal(branch: Txn, ask: EndTransaction, **circumstances: Any) -> Any:
+        if branch.handed_on:
+            return txn.decisions.Outcome(Ended(*branch.holder), txn.decisions.commit_branch(branch, now_ms=0))
+        return original(branch, ask, **circumstances)
+
+    return replaced(txn.decisions, "_seal", seal)
+
+
+def a_new_branch_keeps_the_epoch_of_a_finished_one() -> contextlib.AbstractContextManager[None]:
+    original = txn.decisions._succeed
+
+    def succeed(finished: Txn, *arguments: Any, **circumstances: Any) -> Any:
+        outcome = original(finished, *arguments, **circumstances)
+        assert outcome.moved is not None
+        moved = outcome.moved._replace(producer_epoch=finished.producer_epoch)
+        return txn.decisions.Outcome(Initialized(*moved.holder), moved)
+
+    return replaced(txn.decisions, "_succeed", succeed)
+
+
+def what_is_prepared_ends_by_time() -> contextlib.AbstractContextManager[None]:
+    original = txn.deadlines.abort_at_ms
+
+    def abort_at_ms(owned: Txn) -> int | None:
+        if owned.is_two_phase and owned.state is State.ONGOING:
+            return owned.started_ms + 500
+        return original(owned)
+
+    @contextlib.contextmanager
+    def plant() -> Iterator[None]:
+        with replaced(txn.coordinator, "abort_at_ms", abort_at_ms), replaced(txn.deadlines, "abort_at_ms", abort_at_ms):
+            yield
+
+    return plant()
+
+
+def what_is_prepared_is_not_kept() -> contextlib.AbstractContextManager[None]:
+    original = txn.decisions._init_over_ongoing
+
+    def init_over_ongoing(owned: Txn, ask: Any, **circumstances: Any) -> Any:
+        return original(owned, dataclasses.replace(ask, keep_prepared=False), **circumstances)
+
+    return replaced(txn.decisions, "_init_over_ongoing", init_over_ongoing)
+
+
 MUTANTS = (
     Mutant("ack before fsync", "acks=all is answered when the batch is in the page cache", acknowledge_before_fsync),
     Mutant("high watermark ahead of the disk", "readers see what is not durable yet", high_watermark_ahead_of_the_disk),
@@ -494,6 +761,34 @@ MUTANTS = (
         aborts_of_long_ago_listed,
         True,
     ),
+    Mutant(
+        "any folder is the topic's",
+        "a crash before a removal leaves it to the next",
+        take_every_folder_for_the_topics_own,
+    ),
+    Mutant("a topic inherits", "what is made again holds what was deleted", a_new_topic_inherits_the_folder),
+    Mutant("deleted topics served", "by id, after their deletion was answered", serve_deleted_topics),
+    Mutant("auto needs no fsync", "a lone broker answers from its memory", auto_durability_needs_no_fsync),
+    Mutant("session forgets a partition", "it gets no more data of it", a_session_forgets_a_partition),
+    Mutant("session keeps the old position", "it gets the same again", a_session_keeps_the_old_position),
+    Mutant("retention too early", "records go at half their age", retention_in_half_the_time),
+    Mutant("retention before the lock", "it removes what it had counted", retention_decides_before_the_lock),
+    Mutant("swap not finished", "a crash leaves old segments and new ones", a_swap_is_not_finished_after_a_crash),
+    Mutant("cleaner too far", "it works above the stable offset", the_cleaner_passes_the_stable_offset, True),
+    Mutant("cleaner drops markers", "of transactions that are open for readers", the_cleaner_drops_markers, True),
+    Mutant("cleaner keeps aborted", "aborted records supersede", the_cleaner_keeps_what_was_aborted, True),
+    Mutant("coordinator epoch unchecked", "late markers count", markers_of_deposed_coordinators_taken, True),
+    Mutant("complete too early", "one marker counts for all", complete_after_the_first_marker, True),
+    Mutant("markers before the decision", "sent before it is durable", markers_before_the_decision, True),
+    Mutant("aborted entry lost on roll", "snapshots lack the newest", aborted_entry_lost_on_roll, True),
+    Mutant("snapshot after the batch", "a batch is applied twice", snapshot_after_the_batch, True),
+    Mutant("token forgotten", "the same token is decided again", a_decision_forgets_its_token, True),
+    Mutant("other branches left open", "unnamed ones are not aborted", a_decision_leaves_other_branches_open, True),
+    Mutant("sealed is committed", "unnamed branches commit too", a_decision_commits_whoever_is_sealed, True),
+    Mutant("sealed twice", "the repeat of a seal commits", a_branch_is_sealed_twice, True),
+    Mutant("branch keeps the epoch", "of whose id it takes over", a_new_branch_keeps_the_epoch_of_a_finished_one, True),
+    Mutant("prepared ends by time", "nobody could decide it any more", what_is_prepared_ends_by_time, True),
+    Mutant("prepared is not kept", "whoever comes back finds it aborted", what_is_prepared_is_not_kept, True),
 )
 
 

@@ -40,7 +40,7 @@ COSTS_MEMORY = (
     "append fails",
     "fsync fails",
 )
-INPUT, OUTPUT = "input", "output"
+INPUT, OUTPUT, LEDGER = "input", "output", "ledger"
 ALWAYS_TEMPTING = ("kill", "power cut", "power cut in a disk call")
 
 
@@ -95,6 +95,15 @@ def _add_transactions(plan: Plan, chance: random.Random) -> None:
     plan.writers = 1
     plan.topics += tuple(
         TopicPlan(Topic(name, 2, transactional=True), _draw_segments(chance)) for name in (INPUT, OUTPUT)
+    )
+    compaction = {
+        "segment.ms": chance.choice(("200", "1000")),
+        "cleanup.policy": "compact",
+        "min.cleanable.dirty.ratio": "0.01",
+        "delete.retention.ms": chance.choice(("0", "1000", "86400000")),
+    }
+    plan.topics += (
+        TopicPlan(Topic(LEDGER, 1, compacted=True, transactional=True), _draw_segments(chance) | compaction),
     )
     plan.settings |= {
         "transaction.state.log.num.partitions": str(chance.choice((1, 2))),

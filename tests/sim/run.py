@@ -40,7 +40,7 @@ from tests.sim.history import Crash, FinalLog, History, Record
 from tests.sim.idempotent import IdempotentWriter
 from tests.sim.loop import SimLoop
 from tests.sim.plan import Plan, draw_plan
-from tests.sim.postman import Postman
+from tests.sim.postman import Ghost, Postman
 from tests.sim.sessions import SessionReader
 from tests.sim.transactions import CommittedReader, Transactor, fetch_committed
 from tests.sim.txn_checkers import TXN_CHECKERS
@@ -87,8 +87,8 @@ def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 def transactional_actors(clients: Clients) -> list[Actor]:
     """Two ids with two contenders each, one of them transforming input; an idempotent producer; a committed reader;
-    two drivers of branches; one who prepares what others decide; and somebody who delivers what they send late and
-    again.
+    two drivers of branches; one who prepares what others decide; a coordinator of former days; and somebody who
+    delivers what they send late and again.
     """
     postman = Postman(clients, "postman")
 
@@ -105,6 +105,7 @@ def transactional_actors(clients: Clients) -> list[Actor]:
         Driver(clients, "driver1", postman),
         Driver(clients, "driver2", postman),
         Preparer(clients, "preparer", postman),
+        Ghost(clients, "ghost"),
         postman,
     ]
 

@@ -19,6 +19,7 @@ from tests.sim.history import (
     TokenTold,
     Topic,
     Transaction,
+    Write,
 )
 from tests.sim.txn_checkers import TXN_CHECKERS, cycles
 
@@ -245,6 +246,17 @@ def consume_in_a_circle(history: History) -> None:
         taker.consumed = {partition: (offset, offset + 1)}
 
 
+def clean_away_the_newest_of_a_key(history: History) -> None:
+    """Of a topic that nobody else writes to."""
+    ledger = TopicPartition("ledger", 0)
+    history.topics["ledger"] = Topic("ledger", 1, compacted=True, transactional=True)
+    txn = of(history, Outcome.OK)
+    txn.values.append((ledger, b"newest"))
+    write = Write("w", 1, ledger, ((b"k", b"newest"),), -1, Held.POWER_CUT, 1.0, 1.1, Outcome.OK, 5)
+    history.writes.append(write)
+    history.final[ledger] = FinalLog(0, 7, (), (), 7)
+
+
 def count_two_attempts_at_one_token(history: History) -> None:
     first, second = [txn for txn in history.transactions if txn.outcome is Outcome.OK][:2]
     for txn in (first, second):
@@ -263,6 +275,7 @@ DAMAGES: dict[Callable[[History], None], str] = {
     lose_a_value_of_a_committed_transaction: "AllOrNothing",
     show_a_value_of_an_aborted_transaction: "AllOrNothing",
     tear_an_unknown_transaction: "AllOrNothing",
+    clean_away_the_newest_of_a_key: "TheNewestOfEachKeyStays",
     show_twice: "NothingTwiceNothingInvented",
     invent: "NothingTwiceNothingInvented",
     read_an_aborted_value: "AbortedStaysInvisible",

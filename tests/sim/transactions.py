@@ -42,7 +42,7 @@ from service.wire.messages import (
     TxnOffsetCommitRequestTopic,
 )
 from tests.sim.history import CommittedRead, Outcome, Owned, Record, Transaction, Write
-from tests.sim.plan import INPUT, OUTPUT
+from tests.sim.plan import INPUT, LEDGER, OUTPUT
 from tests.sim.postman import Postman
 from tests.sim.workload import FETCH_BYTES, SETTLE_WITHIN, Actor, Clients, Unanswered
 
@@ -163,15 +163,17 @@ class ExactlyOnce(Actor):
         name, index = partition
         first = owner.sequences.get(partition, owner.first_sequence)
         now_ms = int((self.clients.world.epoch_seconds + self.clients.now) * 1000)
+        compacted = self.history.topics[name].compacted
+        keys = [b"k%d" % self.chance.randrange(6) if compacted else None for _ in values]
+        records = tuple(zip(keys, values, strict=True))
         batch = build_batch(
-            [(None, value, (), now_ms) for value in values],
+            [(key, value, (), now_ms) for key, value in records],
             producer_id=owner.producer_id,
             producer_epoch=owner.epoch,
             base_sequence=first,
             transactional=transactional_id is not None,
         )
         owner.sequences[partition] = (first + len(values)) % 2**31
-        records = tuple((None, value) for value in values)
         write = Write(self.name, order, partition, records, -1, self.plan.held(-1), self.clients.now)
         self.history.writes.append(write)
         data = TopicProduceData(name, self.clients.topic_ids[name], [PartitionProduceData(index, batch)])
@@ -270,6 +272,9 @@ class Transactor(ExactlyOnce):
     def _outputs(self) -> list[TopicPartition]:
         return [partition for partition in self.clients.partitions() if partition.topic == OUTPUT]
 
+    def _everywhere(self) -> list[TopicPartition]:
+        return [partition for partition in self.clients.partitions() if partition.topic in (INPUT, OUTPUT, LEDGER)]
+
     async def _one_transaction(self, owner: Ownership, *, commit: bool = False) -> bool:
         """Begin, write, perhaps take input, end. True if it was committed for sure."""
         clients = self.clients
@@ -281,7 +286,7 @@ class Transactor(ExactlyOnce):
             if self.transforms and not commit:
                 await self._transform(owner, txn, added)
             for _ in range(self.chance.randrange(1, 5)):
-                partitions = self._outputs() if self.transforms else [*self._inputs(), *self._outputs()]
+                partitions = self._outputs() if self.transforms else self._everywhere()
                 await self._write(owner, txn, self.chance.choice(partitions), added)
                 if not commit and self.chance.random() < 0.03:
                     await asyncio.sleep(3 * self.timeout_ms / 1000 * self.chance.random())
@@ -442,7 +447,9 @@ class CommittedReader(Actor):
     """Reads under read_committed from anywhere, and reads on for a while."""
 
     async def turn(self) -> None:
-        partition = self.chance.choice([each for each in self.clients.partitions() if each.topic in (INPUT, OUTPUT)])
+        partition = self.chance.choice(
+            [each for each in self.clients.partitions() if self.history.topics[each.topic].transactional]
+        )
         offset = self.chance.randrange(self.clients.known_ends.get(partition, 0) + 1)
         for _ in range(self.chance.choice((1, 3, 10))):
             read = await fetch_committed(self, partition, offset)

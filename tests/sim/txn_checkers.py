@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from log.ids import TopicPartition
 from tests.sim.checkers import Checker, intact
-from tests.sim.history import CommittedRead, History, Outcome, Record, Transaction
+from tests.sim.history import NEVER, CommittedRead, History, Outcome, Record, Transaction
 
 Origins = dict[bytes, tuple[Transaction, TopicPartition]]
 
@@ -45,7 +45,7 @@ class AllOrNothing:
     def check(self, history: History) -> Iterator[str]:
         seen = visible(history)
         for txn in history.transactions:
-            judged = [(partition, value) for partition, value in txn.values if intact(history, partition) is not None]
+            judged = [(partition, value) for partition, value in txn.values if self._judged(history, txn, partition)]
             shown = [value for _, value in judged if value in seen]
             name = f"transaction {txn.number} of {txn.transactional_id} (epoch {txn.epoch})"
             if txn.outcome is Outcome.OK and len(shown) < len(judged):
@@ -55,6 +55,42 @@ class AllOrNothing:
                 yield f"{name} was not committed, {shown[0]!r:.40} is visible at {seen[shown[0]]}"
             elif txn.outcome is Outcome.UNKNOWN and 0 < len(shown) < len(judged):
                 yield f"{name} is torn: {len(shown)} of {len(judged)} values are visible"
+
+    @staticmethod
+    def _judged(history: History, txn: Transaction, partition: TopicPartition) -> bool:
+        """What the cleaner may take is judged only if nothing of it may be there."""
+        compacted = history.topics[partition.topic].compacted
+        return intact(history, partition) is not None and (not compacted or txn.outcome is Outcome.FAILED)
+
+
+class TheNewestOfEachKeyStays:
+    """In a compacted topic the newest committed value of a key is there for readers of what is committed, unless the
+    key was deleted after it.
+    """
+
+    def check(self, history: History) -> Iterator[str]:
+        of_transactions = origins(history)
+        newest: dict[tuple[TopicPartition, bytes | None], tuple[int, bytes]] = {}
+        deleted: dict[tuple[TopicPartition, bytes | None], float] = {}
+        for write in history.writes:
+            topic = history.topics[write.partition.topic]
+            if not (topic.compacted and topic.transactional) or write.outcome is Outcome.FAILED:
+                continue
+            sure = write.outcome is Outcome.OK and not history.excused(write.held, write.invoked)
+            for index, (key, value) in enumerate(write.records):
+                name, offset = (write.partition, key), write.base_offset + index
+                if value is None:
+                    deleted[name] = max(deleted.get(name, -1), offset if write.base_offset >= 0 else NEVER)
+                    continue
+                committed = value not in of_transactions or of_transactions[value][0].outcome is Outcome.OK
+                if sure and committed and write.base_offset >= 0 and offset > newest.get(name, (-1, b""))[0]:
+                    newest[name] = (offset, value)
+        for (partition, key), (offset, value) in newest.items():
+            log = intact(history, partition)
+            if log is None or deleted.get((partition, key), -1) > offset:
+                continue
+            if not any(record.key == key and record.offset >= offset for record in log.committed):
+                yield f"{partition}: {key!r} was {value!r:.40} at {offset}, committed, and is not visible"
 
 
 class NothingTwiceNothingInvented:
@@ -297,6 +333,7 @@ def cycles(edges: dict[int, dict[int, None]]) -> list[list[int]]:
 
 TXN_CHECKERS: tuple[Checker, ...] = (
     AllOrNothing(),
+    TheNewestOfEachKeyStays(),
     NothingTwiceNothingInvented(),
     AbortedStaysInvisible(),
     CommittedReadsAreSlices(),

@@ -289,6 +289,7 @@ class Writer(Actor):
             write.outcome = Outcome.FAILED
 
     def _data(self, write: Write, damage: Callable[[bytearray], None] | None) -> TopicProduceData:
+        write.stamped = self.clients.now
         now_ms = int((self.clients.world.epoch_seconds + self.clients.now) * 1000)
         stamps = [now_ms + self.chance.randrange(-2000, 500) for _ in write.records]
         self.clients.timestamps.setdefault(write.partition, []).append(stamps[0])
