@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from log.ids import TopicPartition
 from tests.sim.history import History, Outcome, Write
 
-STAMPED_BEFORE = 2.0  # seconds: writers put a record's timestamp at most so far back
-
 
 class ARecreatedTopicBeginsAnew:
     """Each life of a topic holds what was sent to it and nothing else, from offset 0 on; once its deletion is
@@ -98,7 +96,7 @@ class RetentionTakesTheExpiredOnly:
             ]
             deleted = max(asked, default=0)
             for write in written.get(read.partition, ()):
-                young = write.completed < read.invoked and write.stamped - STAMPED_BEFORE + kept > read.completed
+                young = write.completed < read.invoked and write.stamped + kept > read.completed
                 if not young or history.excused(write.held, write.invoked, read.completed):
                     continue
                 last = write.base_offset + len(write.records) - 1

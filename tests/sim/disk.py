@@ -184,9 +184,14 @@ class SimDisk:
         self._numbers = 0
         self._planted: list[Planted] = []
 
-    def mount(self) -> Mount:
-        """The disk as the process of the present life sees it."""
-        return Mount(self, self.life)
+    def mount(self, name: str = "") -> Mount:
+        """The disk, or the folder of that name at its root, as the process of the present life sees it."""
+        folder: Inode | Folder = self.root
+        if name:
+            folder = self.root.entries.setdefault(name, Folder(self.number()))
+            self.root.durable[name] = folder  # made when the machine was set up
+        assert isinstance(folder, Folder)
+        return Mount(self, self.life, folder)
 
     def number(self) -> int:
         self._numbers += 1
@@ -221,8 +226,8 @@ class SimDisk:
         if position < len(inode.platter):
             inode.platter[position] ^= 1 << bit
 
-    def find(self, path: str) -> Inode | Folder:
-        node: Inode | Folder = self.root
+    def find(self, path: str, root: Folder | None = None) -> Inode | Folder:
+        node: Inode | Folder = root or self.root
         for part in parts_of(path):
             if not isinstance(node, Folder) or part not in node.entries:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -371,8 +376,9 @@ def parts_of(path: str) -> list[str]:
 class Mount:
     """The disk as one life of a process sees it."""
 
-    def __init__(self, device: SimDisk, life: int) -> None:
+    def __init__(self, device: SimDisk, life: int, root: Folder) -> None:
         self.device = device
+        self.root = root
         self.life = life
         self.fault: DiskFault | None = None
         self._writer = asyncio.Lock()
@@ -419,7 +425,7 @@ class Mount:
     def mkdir(self, path: str) -> None:
         with self._changing("mkdir", path):
             self._find_room(path)
-            folder = self.device.root
+            folder = self.root
             for part in parts_of(path):
                 if part not in folder.entries:
                     self.device.change_names((folder, part, Folder(self.device.number())))
@@ -449,13 +455,13 @@ class Mount:
             folder, name = self._place(path)
             if name not in folder.entries:
                 return
-            hidden = next(free for n in count() if (free := f"{DISCARDED}{n}") not in self.device.root.entries)
-            self.device.change_names((folder, name, None), (self.device.root, hidden, folder.entries[name]))
-            self._remove(self.device.root, hidden, hidden)
+            hidden = next(free for n in count() if (free := f"{DISCARDED}{n}") not in self.root.entries)
+            self.device.change_names((folder, name, None), (self.root, hidden, folder.entries[name]))
+            self._remove(self.root, hidden, hidden)
 
     def sweep(self) -> None:
-        for name in [name for name in self.device.root.entries if name.startswith(DISCARDED)]:
-            self._remove(self.device.root, name, name)
+        for name in [name for name in self.root.entries if name.startswith(DISCARDED)]:
+            self._remove(self.root, name, name)
 
     def _remove(self, folder: Folder, name: str, path: str) -> None:
         """Leaves first; the process may die between any two of them."""
@@ -530,7 +536,7 @@ class Mount:
         changes = list(self.device.name_changes)
         await self.device.delay(self.life)
         with self._changing("sync_dir", path):
-            node = self.device.find(path)
+            node = self.device.find(path, self.root)
             assert isinstance(node, Folder), f"{path} is a file"
             self.device.harden_names(node, changes)
 
@@ -592,7 +598,7 @@ class Mount:
     def _lookup(self, operation: str, path: str) -> Inode | Folder | None:
         self.device.begin(self.life, operation, path)
         try:
-            return self.device.find(path)
+            return self.device.find(path, self.root)
         except FileNotFoundError:
             return None
 
@@ -600,7 +606,7 @@ class Mount:
         """The folder that holds `path`, and the name in it."""
         folder, _, name = "/".join(parts_of(path)).rpartition("/")
         try:
-            node = self.device.find(folder)
+            node = self.device.find(folder, self.root)
         except FileNotFoundError as error:
             raise DiskFault(error.errno, error.strerror, path) from error
         assert isinstance(node, Folder), f"{folder} is a file"
@@ -718,6 +724,6 @@ class SimFile:
             raise DiskFault(errno.EBADF, "the file was closed", self.path)
         device.take_descriptor(self.path)
         if device.faults.eviction and device.chance.random() < device.faults.eviction:
-            node = device.find(self.path)
+            node = device.find(self.path, self._mount.root)
             assert isinstance(node, Inode)
             self._inode = node

@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 class SimEnv:
-    """Made anew for each life of a host: nothing of it outlives the process."""
+    """Made anew for each life of a host: nothing of it outlives the process. `folder` is where its disk begins."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, folder: str = "") -> None:
         assert host.disk is not None, f"{host.name} has no disk"
         world = host.world
-        self.disk: Disk = host.disk.mount()
+        self.disk: Disk = host.disk.mount(folder)
         self.clock: Clock = SimClock(host)
         self.rng = world.stream(f"env/{host.name}/{host.life}")
         self.tasks: Tasks = LoopTasks(lambda name, error: world.failed(host.name, f"task {name} failed", error))

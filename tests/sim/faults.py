@@ -220,7 +220,7 @@ class Fate:
         """
         found = []
         for path, _, durable in self.disk.files():
-            partition = partition_of(path.partition("/")[0])
+            partition = partition_of(path.split("/")[-2])
             topic = self.history.topics.get(partition.topic) if partition is not None else None
             if path.endswith(".log") and durable and partition and topic and not topic.transactional:
                 found.append((path, partition))

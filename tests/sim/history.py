@@ -55,7 +55,7 @@ class Write:
     outcome: Outcome = Outcome.UNKNOWN
     base_offset: int = -1
     error: str = ""
-    stamped: float = 0.0  # when its records got their timestamps
+    stamped: float = 0.0  # the newest timestamp of its records, as a moment of the run
 
 
 @dataclass(slots=True)

@@ -67,6 +67,7 @@ class Plan:
     value_bytes: int
     store_delay_seconds: float
     store_loss: float
+    folders: tuple[str, ...] = ("data",)
     transactional: bool = False
 
     def held(self, acks: int) -> Held:
@@ -134,6 +135,7 @@ def _draw_plain_plan(chance: random.Random) -> Plan:
         value_bytes=chance.choice((5, 100, 700, 3000)),
         store_delay_seconds=chance.choice((0.0, 0.002, 0.02)),
         store_loss=chance.choice((0.0, 0.0, 0.02)),
+        folders=chance.choice((("data",), ("data", "more"))),
     )
 
 

@@ -219,11 +219,14 @@ class Simulation:
 
     async def _broker_process(self, host: Host) -> None:
         """What `service.process` does with the real world, done with this one."""
-        env = SimEnv(host)
+        env = SimEnv(host, self.plan.folders[0])
         asked_to_stop = asyncio.Event()
         config = BrokerConfig({"listeners": f"PLAINTEXT://{BROKER}:{PORT}", **self.plan.settings})
         store = EmbeddedStore(self._server, env, self.store_faults, self._sessions)
-        broker = self.broker_class(env, config, store, {"data": env.disk}, OFFERED)
+        assert host.disk is not None
+        first, *others = self.plan.folders
+        disks = {first: env.disk, **{folder: host.disk.mount(folder) for folder in others}}
+        broker = self.broker_class(env, config, store, disks, OFFERED)
         host.on_terminate = asked_to_stop.set
         await broker.open()
         servers = await listen(broker)

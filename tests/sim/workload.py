@@ -289,9 +289,9 @@ class Writer(Actor):
             write.outcome = Outcome.FAILED
 
     def _data(self, write: Write, damage: Callable[[bytearray], None] | None) -> TopicProduceData:
-        write.stamped = self.clients.now
         now_ms = int((self.clients.world.epoch_seconds + self.clients.now) * 1000)
         stamps = [now_ms + self.chance.randrange(-2000, 500) for _ in write.records]
+        write.stamped = max(stamps) / 1000 - self.clients.world.epoch_seconds
         self.clients.timestamps.setdefault(write.partition, []).append(stamps[0])
         records = [(key, value, (), stamp) for (key, value), stamp in zip(write.records, stamps, strict=True)]
         batch = bytearray(build_batch(records, codec=self.chance.choice((0, 0, 0, 1, 2, 3, 4))))
