@@ -34,6 +34,7 @@ import txn.branches
 import txn.coordinator
 import txn.deadlines
 import txn.decisions
+import txn.markers
 from idempotence.producers import ProducerStates
 from idempotence.sequence import MAX_SEQUENCE
 from idempotence.verdicts import ACCEPTED, CoordinatorFenced, Duplicate, Fenced, Verdict
@@ -43,7 +44,7 @@ from log.batch import BatchHeader, Buffer
 from log.checkpoints import START_OFFSET, read_offset
 from log.config import LogConfig
 from log.disk import Disk, DiskFault, FileSlice
-from log.ids import NO_TIMESTAMP
+from log.ids import NO_TIMESTAMP, TopicPartition
 from log.manifest import MANIFEST, Manifest, read_and_remove_manifest, write_recovery_points
 from log.partition_log import PartitionLog
 from log.recovery import Recovered
@@ -68,7 +69,7 @@ from txn.commands import EndTransaction
 from txn.coordinator import TxnCoordinator
 from txn.markers import OwedMarkers, SendMarkers
 from txn.states import NO_TOKEN, State, Txn
-from txn.verdicts import Ended, Initialized
+from txn.verdicts import Ended
 
 MAX_SEEDS = 150  # a bug that hides longer is not caught
 
@@ -436,11 +437,6 @@ def aborts_of_long_ago_listed() -> contextlib.AbstractContextManager[None]:
 # ---------------------------------------------------------------- topics, settings, fetch sessions, what gets old
 
 
-def take_every_folder_for_the_topics_own() -> contextlib.AbstractContextManager[None]:
-    """What a deleted topic left before a crash is served as the next one's of that name."""
-    return replaced(Broker, "_is_of", staticmethod(lambda topic, folder, name: True))
-
-
 def a_new_topic_inherits_the_folder() -> contextlib.AbstractContextManager[None]:
     """A deleted partition leaves its folder, and who gets the name next finds it."""
 
@@ -502,17 +498,6 @@ def retention_in_half_the_time() -> contextlib.AbstractContextManager[None]:
     return replaced(log.retention, "too_old", too_old)
 
 
-def retention_decides_before_the_lock() -> contextlib.AbstractContextManager[None]:
-    """What was counted is removed, whatever the cleaner and deletions have done to the segments meanwhile."""
-    original = PartitionLog.remove_oldest
-
-    async def remove_oldest(partition_log: PartitionLog, how_many: Callable[[], int]) -> int:
-        counted = how_many()
-        return await original(partition_log, lambda: counted)
-
-    return replaced(PartitionLog, "remove_oldest", remove_oldest)
-
-
 def a_swap_is_not_finished_after_a_crash() -> contextlib.AbstractContextManager[None]:
     """The plan is forgotten, half of the names are changed."""
 
@@ -523,16 +508,6 @@ def a_swap_is_not_finished_after_a_crash() -> contextlib.AbstractContextManager[
         return None
 
     return replaced(log.recovery, "finish_swap", finish)
-
-
-def the_cleaner_passes_the_stable_offset() -> contextlib.AbstractContextManager[None]:
-    """It takes what an open transaction supersedes, and what it aborts is gone for good."""
-    original = log.compaction.find_work
-
-    def find_work(partition_log: PartitionLog, disk: Disk, *, now_ms: int, limit_offset: int) -> Any:
-        return original(partition_log, disk, now_ms=now_ms, limit_offset=partition_log.end_offset)
-
-    return replaced(service.broker.compactor, "find_work", find_work)
 
 
 def the_cleaner_drops_markers() -> contextlib.AbstractContextManager[None]:
@@ -562,26 +537,20 @@ def markers_of_deposed_coordinators_taken() -> contextlib.AbstractContextManager
     return replaced(ProducerStates, "check_marker", check_marker)
 
 
-def complete_after_the_first_marker() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def complete_after_the_first_marker() -> Iterator[None]:
+    """The others are not sent any more."""
+    original = OwedMarkers.settle
+
     def settle(owed: OwedMarkers, transactional_id: str, *, pair: tuple[int, int], partitions: Any) -> Txn | None:
         everywhere = owed.partitions(transactional_id) or ()
-        return settle_all(owed, transactional_id, pair=pair, partitions=everywhere)
+        return original(owed, transactional_id, pair=pair, partitions=everywhere)
 
-    settle_all = OwedMarkers.settle
-    return replaced(OwedMarkers, "settle", settle)
+    def first_of(decided: Txn, partitions: tuple[TopicPartition, ...]) -> SendMarkers:
+        return txn.markers.markers_of(decided, partitions[:1])
 
-
-def markers_before_the_decision() -> contextlib.AbstractContextManager[None]:
-    """They are sent when the decision is made, not when it is durable."""
-    original = Shard._carry_out
-
-    def carry_out(shard: Shard[Any], decision: Any) -> None:
-        original(shard, decision)
-        if not shard.dropped:
-            for effect in decision.effects:
-                shard._post(effect)
-
-    return replaced(Shard, "_carry_out", carry_out)
+    with replaced(OwedMarkers, "settle", settle), replaced(txn.coordinator, "markers_of", first_of):
+        yield
 
 
 def aborted_entry_lost_on_roll() -> contextlib.AbstractContextManager[None]:
@@ -594,16 +563,6 @@ def aborted_entry_lost_on_roll() -> contextlib.AbstractContextManager[None]:
         return original(view)
 
     return replaced(StableOffsets, "snapshot", snapshot)
-
-
-def snapshot_after_the_batch() -> contextlib.AbstractContextManager[None]:
-    """It holds a batch more than it says: the next recovery applies that one twice."""
-    original = log.snapshots.take_snapshot
-
-    def take_snapshot(views: Any, *, offset: int, leader_epoch: int) -> Any:
-        return original(views, offset=max(0, offset - 1), leader_epoch=leader_epoch)
-
-    return replaced(log.partition_log, "take_snapshot", take_snapshot)
 
 
 def a_decision_forgets_its_token() -> contextlib.AbstractContextManager[None]:
@@ -646,18 +605,6 @@ def a_branch_is_sealed_twice() -> contextlib.AbstractContextManager[None]:
         return original(branch, ask, **circumstances)
 
     return replaced(txn.decisions, "_seal", seal)
-
-
-def a_new_branch_keeps_the_epoch_of_a_finished_one() -> contextlib.AbstractContextManager[None]:
-    original = txn.decisions._succeed
-
-    def succeed(finished: Txn, *arguments: Any, **circumstances: Any) -> Any:
-        outcome = original(finished, *arguments, **circumstances)
-        assert outcome.moved is not None
-        moved = outcome.moved._replace(producer_epoch=finished.producer_epoch)
-        return txn.decisions.Outcome(Initialized(*moved.holder), moved)
-
-    return replaced(txn.decisions, "_succeed", succeed)
 
 
 def what_is_prepared_ends_by_time() -> contextlib.AbstractContextManager[None]:
@@ -761,32 +708,22 @@ MUTANTS = (
         aborts_of_long_ago_listed,
         True,
     ),
-    Mutant(
-        "any folder is the topic's",
-        "a crash before a removal leaves it to the next",
-        take_every_folder_for_the_topics_own,
-    ),
     Mutant("a topic inherits", "what is made again holds what was deleted", a_new_topic_inherits_the_folder),
     Mutant("deleted topics served", "by id, after their deletion was answered", serve_deleted_topics),
     Mutant("auto needs no fsync", "a lone broker answers from its memory", auto_durability_needs_no_fsync),
     Mutant("session forgets a partition", "it gets no more data of it", a_session_forgets_a_partition),
     Mutant("session keeps the old position", "it gets the same again", a_session_keeps_the_old_position),
     Mutant("retention too early", "records go at half their age", retention_in_half_the_time),
-    Mutant("retention before the lock", "it removes what it had counted", retention_decides_before_the_lock),
     Mutant("swap not finished", "a crash leaves old segments and new ones", a_swap_is_not_finished_after_a_crash),
-    Mutant("cleaner too far", "it works above the stable offset", the_cleaner_passes_the_stable_offset, True),
     Mutant("cleaner drops markers", "of transactions that are open for readers", the_cleaner_drops_markers, True),
     Mutant("cleaner keeps aborted", "aborted records supersede", the_cleaner_keeps_what_was_aborted, True),
     Mutant("coordinator epoch unchecked", "late markers count", markers_of_deposed_coordinators_taken, True),
     Mutant("complete too early", "one marker counts for all", complete_after_the_first_marker, True),
-    Mutant("markers before the decision", "sent before it is durable", markers_before_the_decision, True),
     Mutant("aborted entry lost on roll", "snapshots lack the newest", aborted_entry_lost_on_roll, True),
-    Mutant("snapshot after the batch", "a batch is applied twice", snapshot_after_the_batch, True),
     Mutant("token forgotten", "the same token is decided again", a_decision_forgets_its_token, True),
     Mutant("other branches left open", "unnamed ones are not aborted", a_decision_leaves_other_branches_open, True),
     Mutant("sealed is committed", "unnamed branches commit too", a_decision_commits_whoever_is_sealed, True),
     Mutant("sealed twice", "the repeat of a seal commits", a_branch_is_sealed_twice, True),
-    Mutant("branch keeps the epoch", "of whose id it takes over", a_new_branch_keeps_the_epoch_of_a_finished_one, True),
     Mutant("prepared ends by time", "nobody could decide it any more", what_is_prepared_ends_by_time, True),
     Mutant("prepared is not kept", "whoever comes back finds it aborted", what_is_prepared_is_not_kept, True),
 )
