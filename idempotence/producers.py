@@ -23,6 +23,7 @@ import struct
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from typing import Final, NamedTuple
 
 from idempotence.room import LOOKS_AT_ONCE, ProducerRoom
@@ -111,6 +112,15 @@ class ProducerFacts(NamedTuple):
     last_timestamp_ms: int
     coordinator_epoch: int
     transaction_first_offset: int
+
+
+class KnownBy(NamedTuple):
+    """The end of a producer's last batch with a number; or no offset, and the epoch and time of a marker."""
+
+    producer_id: int
+    last_offset: int
+    producer_epoch: int
+    timestamp_ms: int
 
 
 class ProducerStates:
@@ -459,21 +469,18 @@ class ProducerStates:
             first_offset = self._open_transactions.get(producer_id, NO_OFFSET)
             yield ProducerFacts(producer_id, epoch, last_sequence, timestamp_ms, coordinator_epoch, first_offset)
 
-    def is_last(self, header: BatchHeader) -> bool:
-        """Whether this batch is what its producer is known by: the cleaner must keep it, be it empty.
+    def known_by(self) -> Iterator[KnownBy]:
+        """What every producer is known by: the cleaner must keep it, be it empty. Told is how it was at first.
 
         Mostly the last numbered batch. After a marker of a newer epoch there is none, and the marker is all that tells
         the epoch: without it the former epoch could write again after a rebuild. So it is with committed offsets, which
         have no numbers; in transaction versions 0 and 1 every marker among them is of the same epoch, and only the
         last one stays (known by its time, which is the producer's last).
         """
-        entry = self._producers.get(header.producer_id)
-        if entry is None:
-            return False
-        if len(entry) > WINDOW_AT:
-            return batches(entry)[0].last_offset == header.last_offset
-        _, epoch, _, _, timestamp_ms, _ = HEAD.unpack_from(entry)
-        return header.is_control and (header.producer_epoch, header.max_timestamp) == (epoch, timestamp_ms)
+        for entry in chain.from_iterable(self._producers.lend()):
+            producer_id, epoch, _, _, timestamp_ms, _ = HEAD.unpack_from(entry)
+            last_offset = batches(entry)[0].last_offset if len(entry) > WINDOW_AT else NO_OFFSET
+            yield KnownBy(producer_id, last_offset, epoch, timestamp_ms)
 
     # -- snapshots
 

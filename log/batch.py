@@ -249,7 +249,7 @@ def open_records(payload: bytes, header: BatchHeader) -> Iterator[StoredRecord]:
     """Every record of a payload that is unpacked already."""
     at = 0
     for _ in range(header.record_count):
-        size, at = _read_varint(payload, at)
+        size, at = read_varint(payload, at)
         end = at + size
         if size < 0 or end > len(payload):
             raise CorruptBatch(f"a record of {size} bytes, of which {len(payload) - at} are there")
@@ -277,19 +277,19 @@ def skim_records(payload: bytes, at: int, indexes: range) -> Skimmed:
     keyless: list[int] = []
     deltas: list[int] = []
     for index in indexes:
-        size, at = _read_varint(payload, at)
+        size, at = read_varint(payload, at)
         end = at + size
         if size < RECORD_BYTES_MIN - 1 or end > len(payload):
             raise CorruptBatch(f"a record of {size} bytes, of which {len(payload) - at} are there")
-        delta, at = _read_varint(payload, at + 1)
+        delta, at = read_varint(payload, at + 1)
         deltas.append(delta)
-        offset_delta, at = _read_varint(payload, at)
+        offset_delta, at = read_varint(payload, at)
         if offset_delta != index:
             raise CorruptBatch(f"record {index} says that it is number {offset_delta}")
-        key_size, at = _read_varint(payload, at)
+        key_size, at = read_varint(payload, at)
         if key_size < 0:
             keyless.append(index)
-        value_size, at = _read_varint(payload, at + max(key_size, 0))
+        value_size, at = read_varint(payload, at + max(key_size, 0))
         if at + max(value_size, 0) >= end:
             raise CorruptBatch(f"key and value of record {index} are longer than the record")
         at = end
@@ -298,12 +298,12 @@ def skim_records(payload: bytes, at: int, indexes: range) -> Skimmed:
 
 def _read_stored_record(body: bytes, header: BatchHeader) -> StoredRecord:
     """`body` is one record without its length: attributes, timestamp delta, offset delta, key, value, headers."""
-    timestamp_delta, tail_at = _read_varint(body, 1)
-    offset_delta, at = _read_varint(body, tail_at)
+    timestamp_delta, tail_at = read_varint(body, 1)
+    offset_delta, at = read_varint(body, tail_at)
     if not 0 <= offset_delta <= header.last_offset_delta:
         raise CorruptBatch(f"offset delta {offset_delta} in a batch that ends at {header.last_offset_delta}")
     key, at = _read_nullable(body, at)
-    value_size, _ = _read_varint(body, at)
+    value_size, _ = read_varint(body, at)
     timestamp = header.max_timestamp if header.log_append_time else header.base_timestamp + timestamp_delta
     if not -(1 << 63) <= timestamp < 1 << 63:
         timestamp = _wrapped(timestamp)
@@ -316,10 +316,10 @@ def _wrapped(number: int) -> int:
 
 
 def _read_value_and_headers(tail: bytes) -> tuple[bytes | None, tuple[tuple[str, bytes | None], ...]]:
-    _, at = _read_varint(tail, 0)
-    key_size, at = _read_varint(tail, at)
+    _, at = read_varint(tail, 0)
+    key_size, at = read_varint(tail, at)
     value, at = _read_nullable(tail, at + max(key_size, 0))
-    count, at = _read_varint(tail, at)
+    count, at = read_varint(tail, at)
     if not 0 <= count <= len(tail) - at:
         raise CorruptBatch(f"{count} headers in {len(tail) - at} bytes")
     headers = []
@@ -336,7 +336,7 @@ def _read_value_and_headers(tail: bytes) -> tuple[bytes | None, tuple[tuple[str,
 
 
 def _read_nullable(buffer: bytes, at: int) -> tuple[bytes | None, int]:
-    size, at = _read_varint(buffer, at)
+    size, at = read_varint(buffer, at)
     if size < 0:
         return None, at
     if at + size > len(buffer):
@@ -344,7 +344,7 @@ def _read_nullable(buffer: bytes, at: int) -> tuple[bytes | None, int]:
     return buffer[at : at + size], at + size
 
 
-def _read_varint(buffer: bytes, at: int) -> tuple[int, int]:
+def read_varint(buffer: bytes, at: int) -> tuple[int, int]:
     """A zigzag varint of at most 64 bits, and where the next byte stands."""
     try:
         byte = buffer[at]

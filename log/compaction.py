@@ -1,4 +1,4 @@
-"""Keep the last record of every key, and of transactions what committed: Kafka's log cleaner, in steps on the loop.
+"""Keep the last record of every key, and of transactions what committed: Kafka's log cleaner.
 
 What always holds:
 * A record leaves only if a later record below the limit has its key, or if it is a tombstone whose horizon has passed,
@@ -9,43 +9,36 @@ What always holds:
 * The last batch of every active producer stays, empty if need be, and with it what it says of sequence and epoch.
 * Whatever happens, the folder holds the old segments or the new ones (`log.swap`).
 
-A pass reads the dirty part and notes the last offset of every key, as many as fit; then it rewrites all segments from
-the first up to there. The work is cut into steps of about a millisecond, with `breathe` between them: a thread would
-take the interpreter from the loop for five milliseconds at a time. Between steps the log is read and written as always.
+A pass reads all segments from the first up to the limit, and writes their successors: that is `log.cleaning`, in a
+process of its own, for it would hold the loop for long, and as a thread take the interpreter from it. Meanwhile the log
+is read and written as always. Here is what comes before (is it due, what is there to know) and after: the swap.
 Called by the broker's housekeeping.
 """
 
-from bisect import bisect_left
+from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Final, NamedTuple, Protocol
 
-from log.batch import (
-    BatchHeader,
-    CorruptBatch,
-    StoredRecord,
-    build_from_stored,
-    checksum_ok,
-    read_header,
-    read_stored_records,
-)
 from log.checkpoints import CLEANED_OFFSET, read_offset, write_offset
-from log.control import ControlType, read_marker
+from log.cleaning_job import Cleaned, CleaningJob, groups_of
 from log.disk import Disk, DiskFault
+from log.ids import NO_OFFSET
 from log.partition_log import PartitionLog
-from log.segment import SEGMENT_BYTES_MAX, SUFFIXES, Segment
+from log.segment import SUFFIXES, Segment, segment_name
 from log.swap import CLEANED, PLAN, SwapPlan, change_names, forget_plan
 from log.unbroken import unbroken
 
-KEYS_MAX: Final = 500_000
-"""Keys that one pass remembers, about 160 bytes each. A log with more is cleaned in several passes."""
-KEY_AS_IT_IS_BYTES: Final = 24
-"""Longer keys are remembered by a digest that is one byte longer than this, so that the two never meet."""
-STEP_RECORDS: Final = 200
-STEP_BYTES: Final = 256 << 10
-"""A step ends after so many records or bytes, whichever comes first: about a millisecond."""
+MEMORY_BYTES: Final = 128 << 20
+"""What a pass may hold in memory. What it must remember beyond lies in a file meanwhile."""
+FACTS_A_TURN: Final = 1_000
+"""Aborted transactions and producers are noted so many at a time: half a millisecond."""
+
+CLEAN: Final = "log.cleaning:clean"
+"""By its name: it is imported where it runs, and numpy with it."""
+Apart = Callable[[str, Disk, CleaningJob], Awaitable[Cleaned]]
+"""Runs the function of that name where it holds nobody up, and returns what it returned."""
 
 
 class AbortedRange(Protocol):
@@ -59,6 +52,19 @@ class AbortedRange(Protocol):
     def last_offset(self) -> int: ...
 
 
+class KnownBy(Protocol):
+    """The end of a producer's last batch with a number; or no offset, and the epoch and time of a marker."""
+
+    @property
+    def producer_id(self) -> int: ...
+    @property
+    def last_offset(self) -> int: ...
+    @property
+    def producer_epoch(self) -> int: ...
+    @property
+    def timestamp_ms(self) -> int: ...
+
+
 class TransactionFacts(Protocol):
     """What the cleaner asks, and tells, the views of the log."""
 
@@ -66,8 +72,8 @@ class TransactionFacts(Protocol):
     def forget_aborted(self, marker_offsets: Sequence[int]) -> None:
         """These abort markers leave the log, nothing of their transactions being left in it."""
 
-    def is_last_of_producer(self, header: BatchHeader) -> bool:
-        """Whether an active producer has written nothing after this batch."""
+    def known_by(self) -> Iterator[KnownBy]:
+        """What each active producer is known by."""
 
 
 class Work(NamedTuple):
@@ -146,14 +152,20 @@ async def compact(
     facts: TransactionFacts,
     *,
     now_ms: int,
+    secret: bytes,
+    apart: Apart,
     breathe: Callable[[], Awaitable[None]],
-    keys_max: int = KEYS_MAX,
+    memory_bytes: int = MEMORY_BYTES,
+    scratch_folder: str | None = None,
 ) -> CompactionReport:
-    """Clean once. Nothing has changed when the log was cut, or lost segments, while this read it."""
-    cleaning = _Cleaning(log, disk, work, facts, now_ms, breathe)
+    """Clean once. Nothing has changed when the log was cut, or lost segments, while this read it.
+
+    `secret`: 16 bytes that nobody can know. `scratch_folder`: where the system may put files that have no name.
+    """
+    cleaning = _Cleaning(log, disk, work, facts, now_ms)
     try:
-        await cleaning.note_keys(keys_max)
-        await cleaning.rewrite()
+        job = await cleaning.describe(secret, breathe, memory_bytes, scratch_folder)
+        await cleaning.rewrite(job, apart)
         await unbroken(cleaning.swap())
     except _Overtaken:
         pass
@@ -174,87 +186,66 @@ class _Overtaken(Exception):
 class _Cleaning:
     """A pass from its beginning to the swap."""
 
-    def __init__(
-        self,
-        log: PartitionLog,
-        disk: Disk,
-        work: Work,
-        facts: TransactionFacts,
-        now_ms: int,
-        breathe: Callable[[], Awaitable[None]],
-    ) -> None:
+    def __init__(self, log: PartitionLog, disk: Disk, work: Work, facts: TransactionFacts, now_ms: int) -> None:
         self.log = log
         self.disk = disk
         self.work = work
         self.facts = facts
         self.now_ms = now_ms
-        self.pace = _Pace(breathe)
-        self.keys: dict[bytes, int] = {}
-        self.end_offset = work.end_offset
         self.report = CompactionReport(work.first_dirty_offset, work.end_offset)
-        self.transactions = _Transactions(facts.aborted_ranges(work.segments[0].base_offset, work.end_offset))
-        self.keeper = _Keeper(self)
-        self.old: list[Segment] = []
+        self.old = [segment.facts() for segment in work.segments]
+        self.dropped_abort_markers: list[int] = []
         self.new: list[Segment] = []
 
-    # -- first reading: where does every key stand last?
+    async def describe(
+        self, secret: bytes, breathe: Callable[[], Awaitable[None]], memory_bytes: int, scratch_folder: str | None
+    ) -> CleaningJob:
+        """All there is to know. What producers are known by may change meanwhile, but only to what is not read here."""
+        aborted, last_batches, last_markers = array("q"), array("q"), array("q")
+        ranges = self.facts.aborted_ranges(self.old[0].base_offset, self.work.end_offset)
+        for count, transaction in enumerate(ranges, 1):
+            aborted.extend((transaction.producer_id, transaction.first_offset, transaction.last_offset))
+            if count % FACTS_A_TURN == 0:
+                await breathe()
+        for count, known in enumerate(self.facts.known_by(), 1):
+            if known.last_offset == NO_OFFSET:
+                last_markers.extend((known.producer_id, known.producer_epoch, known.timestamp_ms))
+            elif known.last_offset < self.work.end_offset:
+                last_batches.extend((known.producer_id, known.last_offset))
+            if count % FACTS_A_TURN == 0:
+                await breathe()
+        config = self.log.config
+        return CleaningJob(
+            self.log.folder,
+            tuple(self.old),
+            self.now_ms,
+            config.delete_retention_ms,
+            config.segment_bytes,
+            config.index_interval_bytes,
+            aborted,
+            last_batches,
+            last_markers,
+            memory_bytes,
+            scratch_folder,
+            secret,
+        )
 
-    async def note_keys(self, keys_max: int) -> None:
-        """Fill the map from the dirty part; `end_offset` comes down to where it is full."""
-        for segment in self.work.segments:
-            if segment.end_offset <= self.work.first_dirty_offset:
-                continue
-            for _, header, batch in segment.batches(segment.position_of(self.work.first_dirty_offset)):
-                if len(self.keys) >= keys_max:
-                    self.end_offset = header.base_offset
-                    break
-                if not header.is_control and not self.transactions.is_aborted(header):
-                    self._note(header, batch)
-                await self._step(header)
-            if self.end_offset < self.work.end_offset:
-                break
-        self.report.end_offset = self.end_offset
-        self.report.keys = len(self.keys)
-
-    def _note(self, header: BatchHeader, batch: memoryview) -> None:
-        keys = self.keys
+    async def rewrite(self, job: CleaningJob, apart: Apart) -> None:
         try:
-            _check(header, batch)
-            for record in read_stored_records(batch, header):
-                if record.key is not None:
-                    keys[_name_of(record.key)] = record.offset
-        except CorruptBatch:
-            return  # it is counted when it is kept
-
-    # -- second reading: what stays?
-
-    async def rewrite(self) -> None:
-        """Write the successors of all segments below the end, in groups that each make one segment."""
-        segments = [segment for segment in self.work.segments if segment.base_offset < self.end_offset]
-        for group in _groups(segments, self.log.config.segment_bytes):
-            target = Segment.create(self.disk, self.log.folder, group[0].base_offset, 0, name_suffix=CLEANED)
-            self.new.append(target)
-            for segment in group:
-                self.old.append(segment)
-                target.appended_ms = max(target.appended_ms, segment.appended_ms)
-                await self._copy(segment, target)
-            target.end_offset = group[-1].end_offset
-            target.seal()
-        self.report.bytes_before = sum(segment.size_bytes for segment in self.old)
-        self.report.bytes_after = sum(segment.size_bytes for segment in self.new)
-
-    async def _copy(self, segment: Segment, target: Segment) -> None:
-        interval_bytes = self.log.config.index_interval_bytes
-        for _, header, batch in segment.batches(0):
-            kept = self.keeper.keep(header, batch) if header.base_offset < self.end_offset else batch
-            if kept is not None:
-                target.append(kept, read_header(kept), target.appended_ms, interval_bytes)
-            await self._step(header)
-
-    async def _step(self, header: BatchHeader) -> None:
-        """After a breath the world may be another: `_Overtaken` when the segments are no longer the log's."""
-        if await self.pace.did(header) and not self._still_there():
-            raise _Overtaken
+            cleaned = await apart(CLEAN, self.disk, job)
+        except Exception:
+            if self._still_there():
+                raise
+            raise _Overtaken from None  # what it read was taken from under it
+        self.new = [
+            Segment(self.disk, self.log.folder, facts, sealed=True, name_suffix=CLEANED) for facts in cleaned.segments
+        ]
+        self.dropped_abort_markers = cleaned.dropped_abort_markers
+        report = self.report
+        report.keys, report.unreadable_batches = cleaned.keys, cleaned.unreadable_batches
+        report.records_before, report.records_after = cleaned.records_before, cleaned.records_after
+        report.bytes_before = sum(facts.size_bytes for facts in self.old)
+        report.bytes_after = sum(facts.size_bytes for facts in cleaned.segments)
 
     # -- the swap
 
@@ -269,10 +260,10 @@ class _Cleaning:
             if self._still_there():
                 raise
             raise _Overtaken from None  # the whole log was discarded, and its files are gone
-        if self.keeper.dropped_abort_markers:
+        if self.dropped_abort_markers:
             # Whoever is told of an aborted transaction waits for its marker; so the telling ends before the marker
             # goes, in the view and in every snapshot that could bring it back.
-            self.facts.forget_aborted(self.keeper.dropped_abort_markers)
+            self.facts.forget_aborted(self.dropped_abort_markers)
             await self.log.renew_snapshots(self.now_ms)
         async with self.log.alone():
             if not self._still_there():
@@ -284,160 +275,31 @@ class _Cleaning:
             await self.disk.write_atomic(f"{self.log.folder}/{PLAN}", plan.encode())
             if self._still_there():
                 self.report.swapped = True
-                for segment in self.old:
+                for segment in self.work.segments:
                     segment.close_file()  # while it is open, removing it waits for whoever closes it
                 change_names(self.disk, self.log.folder, plan)
                 for segment in self.new:
                     segment.take_its_name()
-                self.log.replace_segments(self.old, self.new)
+                self.log.replace_segments(list(self.work.segments), self.new)
                 await self.disk.sync_dir(self.log.folder)
                 await write_offset(self.disk, self.log.folder, CLEANED_OFFSET, plan.cleaned_offset)
             await forget_plan(self.disk, self.log.folder)
 
     def _plan(self) -> SwapPlan:
         add, remove = ([segment.base_offset for segment in segments] for segments in (self.new, self.old))
-        return SwapPlan(add, remove, max(self.end_offset, self.work.first_dirty_offset))
+        return SwapPlan(add, remove, self.work.end_offset)
 
     def _still_there(self) -> bool:
         return not any(segment.gone or not segment.sealed for segment in self.work.segments)
 
     def throw_away(self) -> None:
         """If the pass came to nothing, its files go. After a fault the disk refuses, and the next start does it."""
-        for segment in () if self.report.swapped else self.new:
+        if self.report.swapped:
+            return
+        for segment in self.new:
             segment.close()
+        for group in groups_of(self.old, self.log.config.segment_bytes):
             for suffix in SUFFIXES:
-                path = segment.path(suffix)
+                path = f"{self.log.folder}/{segment_name(group[0].base_offset, suffix)}{CLEANED}"
                 if self.disk.exists(path):
                     self.disk.discard(path)
-
-
-# ---------------------------------------------------------------- what stays
-
-
-class _Transactions:
-    """Which batches belong to transactions that were aborted."""
-
-    def __init__(self, ranges: Sequence[AbortedRange]) -> None:
-        self._ranges: dict[int, list[tuple[int, int]]] = {}
-        for aborted in sorted(ranges, key=lambda aborted: aborted.last_offset):
-            self._ranges.setdefault(aborted.producer_id, []).append((aborted.last_offset, aborted.first_offset))
-
-    def is_aborted(self, header: BatchHeader) -> bool:
-        ranges = self._ranges.get(header.producer_id)
-        if ranges is None or not header.is_transactional:
-            return False
-        # The transactions of one producer follow each other: the first that ends behind the batch is the one.
-        slot = bisect_left(ranges, (header.base_offset, -1))
-        return slot < len(ranges) and ranges[slot][1] <= header.base_offset
-
-
-class _Keeper:
-    """Decides, batch by batch in the order of the log, what is written to the new segments."""
-
-    def __init__(self, cleaning: _Cleaning) -> None:
-        self.keys = cleaning.keys
-        self.report = cleaning.report
-        self.facts = cleaning.facts
-        self.transactions = cleaning.transactions
-        self.now_ms = cleaning.now_ms
-        self.horizon_ms = cleaning.now_ms + cleaning.log.config.delete_retention_ms
-        self.with_data: set[int] = set()  # producers that have written since their last marker; only ever looked up
-        self.met_unreadable = False
-        self.dropped_abort_markers: list[int] = []
-
-    def keep(self, header: BatchHeader, batch: memoryview) -> bytes | memoryview | None:
-        """The batch as it is, or with less in it, or None."""
-        try:
-            _check(header, batch)
-            if header.is_control:
-                return self._keep_marker(header, batch)
-            return self._keep_data(header, batch)
-        except CorruptBatch:
-            self.report.unreadable_batches += 1  # what can't be opened can't be judged
-            self.met_unreadable = True
-            return batch
-
-    def _keep_data(self, header: BatchHeader, batch: memoryview) -> bytes | memoryview | None:
-        if header.is_transactional:
-            self.with_data.add(header.producer_id)
-        records = list(read_stored_records(batch, header))
-        kept = [] if self.transactions.is_aborted(header) else [r for r in records if self._stays(r, header)]
-        self.report.records_before += len(records)
-        self.report.records_after += len(kept)
-        if not kept and not self.facts.is_last_of_producer(header):
-            return None
-        horizon_ms = header.delete_horizon_ms
-        if horizon_ms is None and not all(record.has_value for record in kept):
-            horizon_ms = self.horizon_ms
-        if len(kept) == len(records) and horizon_ms == header.delete_horizon_ms:
-            return batch
-        return build_from_stored(header, kept, delete_horizon_ms=horizon_ms)
-
-    def _stays(self, record: StoredRecord, header: BatchHeader) -> bool:
-        if record.key is None or self.keys.get(_name_of(record.key), -1) > record.offset:
-            return False
-        return record.has_value or not self._is_past(header.delete_horizon_ms)
-
-    def _is_past(self, horizon_ms: int | None) -> bool:
-        return horizon_ms is not None and horizon_ms <= self.now_ms
-
-    def _keep_marker(self, header: BatchHeader, batch: memoryview) -> bytes | memoryview | None:
-        kind = read_marker(batch).type
-        if kind is None or self.met_unreadable:
-            return (
-                batch  # what can't be read may be of the transaction that this ends; not even its producer is certain
-            )
-        if header.producer_id in self.with_data:
-            self.with_data.remove(header.producer_id)
-            return batch  # a batch of the transaction is there: even an empty one begins what this ends
-        if header.delete_horizon_ms is None:
-            records = list(read_stored_records(batch, header))
-            return build_from_stored(header, records, delete_horizon_ms=self.horizon_ms)
-        if not self._is_past(header.delete_horizon_ms) or self.facts.is_last_of_producer(header):
-            return batch
-        if kind is ControlType.ABORT:
-            self.dropped_abort_markers.append(header.base_offset)
-        return None
-
-
-def _check(header: BatchHeader, batch: memoryview) -> None:
-    """Nothing is taken out of a batch that rotted: written anew it would have a checksum that fits."""
-    if not checksum_ok(batch, header):
-        raise CorruptBatch("wrong checksum")
-
-
-class _Pace:
-    """Takes a breath after every step."""
-
-    def __init__(self, breathe: Callable[[], Awaitable[None]]) -> None:
-        self._breathe = breathe
-        self._records = 0
-        self._bytes = 0
-
-    async def did(self, header: BatchHeader) -> bool:
-        """True when it was time for a breath."""
-        self._records += header.record_count
-        self._bytes += header.size_bytes
-        if self._records >= STEP_RECORDS or self._bytes >= STEP_BYTES:
-            self._records = self._bytes = 0
-            await self._breathe()
-            return True
-        return False
-
-
-def _groups(segments: Sequence[Segment], size_bytes_max: int) -> Iterator[list[Segment]]:
-    """Neighbours that fit into one segment together."""
-    group: list[Segment] = []
-    for segment in segments:
-        size_bytes = sum(member.size_bytes for member in group) + segment.size_bytes
-        too_long = bool(group) and segment.end_offset - group[0].base_offset > SEGMENT_BYTES_MAX
-        if group and (size_bytes > size_bytes_max or too_long):
-            yield group
-            group = []
-        group.append(segment)
-    if group:
-        yield group
-
-
-def _name_of(key: bytes) -> bytes:
-    return key if len(key) <= KEY_AS_IT_IS_BYTES else blake2b(key, digest_size=KEY_AS_IT_IS_BYTES + 1).digest()

@@ -288,6 +288,10 @@ class RealDisk:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-writer")
         self._syncers = ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="disk-sync")
 
+    def __reduce__(self) -> tuple[type["RealDisk"], tuple[str]]:
+        """In another process it is the same folder, with descriptors and threads of its own."""
+        return RealDisk, (self._root,)
+
     # -- files
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> RealFile:

@@ -12,7 +12,7 @@ What always holds:
 Called by `log.partition_log`, `log.recovery` and `log.compaction`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from log.batch import HEADER_BYTES, BatchHeader, Buffer, CorruptBatch, crc32c, read_header
@@ -93,14 +93,14 @@ class Segment:
         "size_bytes",
     )
 
-    def __init__(self, disk: Disk, folder: str, facts: SegmentFacts, *, sealed: bool) -> None:
+    def __init__(self, disk: Disk, folder: str, facts: SegmentFacts, *, sealed: bool, name_suffix: str = "") -> None:
         self._disk = disk
         self._folder = folder
         self._file: File | None = None
         self._offsets: Index | None = None
         self._times: Index | None = None
         self._index_facts = facts.indexes
-        self._name_suffix = ""
+        self._name_suffix = name_suffix
         self._unindexed_bytes = 0
         # The last batch boundary that a search for a limit has found: all batches before the position end below the
         # offset. A consumer at the tail reads from exactly there next.
@@ -123,8 +123,7 @@ class Segment:
         With a `name_suffix` it is no part of the log until it takes its name.
         """
         facts = SegmentFacts(base_offset, base_offset, 0, NO_TIMESTAMP, NO_OFFSET, NO_TIMESTAMP, now_ms)
-        segment = cls(disk, folder, facts, sealed=False)
-        segment._name_suffix = name_suffix
+        segment = cls(disk, folder, facts, sealed=False, name_suffix=name_suffix)
         segment._file = file = disk.open(segment.path(), create=True)
         if file.size:
             file.truncate(0)
@@ -183,6 +182,13 @@ class Segment:
         position = file.append((batch,))
         self.note(header, position, interval_bytes)
         self.appended_ms = now_ms
+
+    def append_all(self, batches: Sequence[tuple[Buffer, BatchHeader]], interval_bytes: int) -> None:
+        """Whole batches at the end, in one write."""
+        position = self.file.append([batch for batch, _ in batches])
+        for _, header in batches:
+            self.note(header, position, interval_bytes)
+            position += header.size_bytes
 
     def note(self, header: BatchHeader, position: int, interval_bytes: int) -> None:
         """The batch stands at `position`: move the end, the times and the indexes."""

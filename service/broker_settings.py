@@ -245,6 +245,13 @@ class BrokerSettings:
         at_least=0,
         mode=ANYWHERE,
     )
+    log_cleaner_dedupe_buffer_size = long(
+        "log.cleaner.dedupe.buffer.size",
+        134217728,
+        "About how much memory compaction takes. What it must remember beyond that is in a file meanwhile.",
+        at_least=1048576,
+        mode=ANYWHERE,
+    )
     log_cleaner_min_cleanable_ratio = double(
         "log.cleaner.min.cleanable.ratio",
         0.5,

@@ -13,9 +13,11 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
 from log.disk import Disk
+from service.helper import Helper
 
 logger = logging.getLogger("oncelog.tasks")
 
@@ -57,6 +59,16 @@ class Env(Protocol):
 
     async def blocking(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run what would block the loop beside it, and come back here with its result."""
+        ...
+
+    def apart(self) -> AbstractAsyncContextManager["Apart"]:
+        """A place for what computes for long, until the context ends."""
+        ...
+
+
+class Apart(Protocol):
+    async def run(self, function: str, *arguments: Any) -> Any:
+        """What `module:function` returns. Arguments and result may have to travel: plain values, and a disk."""
         ...
 
 
@@ -122,3 +134,6 @@ class RealEnv:
 
     async def blocking(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+
+    def apart(self) -> Helper:
+        return Helper()

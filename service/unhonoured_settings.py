@@ -32,7 +32,7 @@ from service.settings import (
 _ONE_LOOP = "One event loop serves all connections and requests; add brokers to use more cores."
 _NO_PURGATORY = "Waiting requests are woken one by one; nothing collects them in rounds."
 _ALONE = "Brokers do not copy from each other yet."
-_COMPACTION = "Compaction reads and writes a batch at a time, and remembers up to 500,000 keys a pass."
+_COMPACTION = "Compaction reads some megabytes at a time and sorts what it remembers, which has no load factor."
 _UNLINKED = "Whoever is being served keeps the file open; its space is free as soon as they are done."
 _SPACE = "The file system finds room as it is needed."
 _LEASE = "Leadership follows the metadata store; nothing is moved in rounds."
@@ -55,7 +55,6 @@ NO_EFFECT_SETTINGS: dict[str, Setting[Any]] = {
         integer("fetch.purgatory.purge.interval.requests", 1000, _NO_PURGATORY),
         integer("producer.purgatory.purge.interval.requests", 1000, _NO_PURGATORY),
         integer("delete.records.purgatory.purge.interval.requests", 1, _NO_PURGATORY),
-        long("log.cleaner.dedupe.buffer.size", 134217728, _COMPACTION, mode=ANYWHERE),
         integer("log.cleaner.io.buffer.size", 524288, _COMPACTION, at_least=0, mode=ANYWHERE),
         double("log.cleaner.io.buffer.load.factor", 0.9, _COMPACTION, mode=ANYWHERE),
         integer(

@@ -1,5 +1,5 @@
-"""Compacts the compacted topics that are due, one partition after the other, in steps between which everybody else
-has their turn.
+"""Compacts the compacted topics that are due, one partition after the other; what reads and writes does so in a process
+of its own, which is there as long as there is something to do.
 
 What always holds: what goes wrong in one partition stays there. It is named in the log, counted, and tried again after
 a rest that doubles each time; the others have their turn.
@@ -7,17 +7,18 @@ a rest that doubles each time; the others have their turn.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from idempotence.producers import KnownBy
 from isolation.aborted import AbortedRange
-from log.batch import BatchHeader, CorruptBatch
+from log.batch import CorruptBatch
 from log.compaction import compact, find_work
 from log.disk import DiskFault
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.config import BrokerConfig
-from service.ports import Env
+from service.ports import Apart, Env
 
 logger = logging.getLogger("oncelog.compaction")
 
@@ -47,8 +48,8 @@ class ProducersAndTransactions:
     def forget_aborted(self, marker_offsets: Sequence[int]) -> None:
         self._partition.stable.forget_aborted(marker_offsets)
 
-    def is_last_of_producer(self, header: BatchHeader) -> bool:
-        return self._partition.producers.is_last(header)
+    def known_by(self) -> Iterator[KnownBy]:
+        return self._partition.producers.known_by()
 
 
 class Compactor:
@@ -67,21 +68,22 @@ class Compactor:
 
     async def _round(self) -> None:
         seen: dict[Partition, None] = {}
-        for count, partition in enumerate(self._partitions):
-            seen[partition] = None
-            if partition.log.config.compacts and not partition.offline and partition.folder.failed is None:
-                await self._try(partition)
-            if count % PARTITIONS_A_TURN == 0:
-                await asyncio.sleep(0)
+        async with self._env.apart() as apart:
+            for count, partition in enumerate(self._partitions):
+                seen[partition] = None
+                if partition.log.config.compacts and not partition.offline and partition.folder.failed is None:
+                    await self._try(partition, apart)
+                if count % PARTITIONS_A_TURN == 0:
+                    await asyncio.sleep(0)
         self._resting = {partition: rest for partition, rest in self._resting.items() if partition in seen}
 
-    async def _try(self, partition: Partition) -> None:
+    async def _try(self, partition: Partition, apart: Apart) -> None:
         now_s = self._env.clock.monotonic()
         rest = self._resting.get(partition)
         if rest is not None and now_s < rest.ends_s:
             return
         try:
-            await self._compact(partition)
+            await self._compact(partition, apart)
         except Exception as error:
             self.failures += 1
             for_s = REST_S_MIN if rest is None else min(2 * rest.for_s, REST_S_MAX)
@@ -93,7 +95,7 @@ class Compactor:
         else:
             self._resting.pop(partition, None)
 
-    async def _compact(self, partition: Partition) -> None:
+    async def _compact(self, partition: Partition, apart: Apart) -> None:
         undecided = partition.stable.first_undecided_offset()
         limit = partition.high_watermark if undecided is None else min(undecided, partition.high_watermark)
         now_ms = self._env.clock.wall_ms()
@@ -102,7 +104,15 @@ class Compactor:
         if work is None:
             return
         facts = ProducersAndTransactions(partition)
-        report = await compact(partition.log, disk, work, facts, now_ms=now_ms, breathe=breathe)
+        report = await compact(
+            *(partition.log, disk, work, facts),
+            now_ms=now_ms,
+            secret=self._env.unique(),
+            apart=apart.run,
+            breathe=breathe,
+            memory_bytes=self._config.log_cleaner_dedupe_buffer_size,
+            scratch_folder=partition.folder.name,
+        )
         if report.unreadable_batches:
             logger.error(
                 "%s: %d damaged batch(es) stay as they are; `oncelog log verify` on the stopped broker's folder"

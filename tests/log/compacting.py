@@ -1,16 +1,18 @@
 """What the tests of compaction share: the facts a cleaner asks for, and a reader of committed records."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from idempotence.producers import KnownBy
 from isolation.aborted import AbortedRange
 from isolation.stable import StableOffsets
 from log.batch import BatchHeader, Buffer, build_batch, read_records
-from log.compaction import CompactionReport, compact, find_work
+from log.compaction import MEMORY_BYTES, Apart, CompactionReport, Work, compact, find_work
 from log.config import LogConfig
 from log.control import ControlType, build_marker, read_marker
 from log.disk import Disk
 from log.partition_log import PartitionLog
 from tests.log.building import append
+from tests.log.plain_cleaning import twice
 
 NOW_MS = 1_000_000
 RETENTION_MS = 1_000
@@ -53,8 +55,8 @@ class Facts:
     def forget_aborted(self, marker_offsets: Sequence[int]) -> None:
         self.stable.forget_aborted(marker_offsets)
 
-    def is_last_of_producer(self, header: BatchHeader) -> bool:
-        return self.producers.last.get(header.producer_id) == header.last_offset
+    def known_by(self) -> Iterator[KnownBy]:
+        return (KnownBy(producer, offset, 0, 0) for producer, offset in self.producers.last.items())
 
 
 class Bench:
@@ -113,16 +115,30 @@ class Bench:
         )
         append(self.log, marker)
 
-    async def clean(self, *, now_ms: int = NOW_MS, keys_max: int = 1000) -> CompactionReport | None:
-        """Roll, flush and clean all that is decided."""
+    async def clean(
+        self, *, now_ms: int = NOW_MS, memory_bytes: int = MEMORY_BYTES, apart: Apart = twice
+    ) -> CompactionReport | None:
+        """Roll, flush and clean all that is decided, by the cleaner and by its plain twin."""
         self.log.roll(now_ms)
         await self.log.flush()
         limit = self.stable.last_stable_offset(self.log.end_offset, self.log.start_offset)
         work = find_work(self.log, self.disk, now_ms=now_ms, limit_offset=limit)
         if work is None:
             return None
+        return await self.compact(work, now_ms=now_ms, memory_bytes=memory_bytes, apart=apart)
+
+    async def compact(
+        self, work: Work, *, now_ms: int = NOW_MS, memory_bytes: int = MEMORY_BYTES, apart: Apart = twice
+    ) -> CompactionReport:
         facts = Facts(self.stable, self.producers)
-        return await compact(self.log, self.disk, work, facts, now_ms=now_ms, breathe=no_breath, keys_max=keys_max)
+        return await compact(
+            *(self.log, self.disk, work, facts),
+            now_ms=now_ms,
+            secret=b"sixteen bytes :)",
+            apart=apart,
+            breathe=no_breath,
+            memory_bytes=memory_bytes,
+        )
 
 
 async def no_breath() -> None:

@@ -7,14 +7,16 @@ import pytest
 
 from log.batch import HEADER_BYTES, Buffer, assemble, build_batch, checksum_ok, read_header, read_records
 from log.checkpoints import CLEANED_OFFSET, read_offset
-from log.compaction import STEP_RECORDS, compact, find_work
+from log.cleaning_job import Cleaned, CleaningJob
+from log.compaction import find_work
 from log.config import LogConfig
 from log.control import ControlType
-from log.disk import DiskFault
+from log.disk import Disk, DiskFault
 from log.swap import CLEANED, PLAN, SwapPlan, change_names
 from tests.log.building import append, stamped
-from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, Facts, committed_records, no_breath, table
+from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, committed_records, table
 from tests.log.memory_disk import MemoryDisk
+from tests.log.plain_cleaning import once, twice, twice_alike
 
 LATER = NOW_MS + RETENTION_MS + 1
 
@@ -28,8 +30,8 @@ def offsets(bench: Bench) -> list[int]:
     return [header.base_offset for header, _ in bench.log.scan(0)]
 
 
-def cleaned(bench: Bench, now_ms: int = NOW_MS, keys_max: int = 1000) -> None:
-    report = asyncio.run(bench.clean(now_ms=now_ms, keys_max=keys_max))
+def cleaned(bench: Bench, now_ms: int = NOW_MS) -> None:
+    report = asyncio.run(bench.clean(now_ms=now_ms))
     assert report is not None
     assert report.swapped
 
@@ -199,22 +201,47 @@ def test_the_lags_of_compaction_hold() -> None:
     assert asyncio.run(late.clean(now_ms=1001)) is not None
 
 
-def test_more_keys_than_fit_are_cleaned_in_several_passes() -> None:
+@pytest.mark.parametrize("memory_bytes", [1, 40_000, 1 << 20])
+def test_more_keys_than_fit_into_the_memory_are_cleaned_in_one_pass_all_the_same(memory_bytes: int) -> None:
+    """By 40 kB what is remembered lies in a file, and is brought together in several parts."""
+    bench = Bench(MemoryDisk(), LogConfig(cleanup_policy=("compact",), min_cleanable_dirty_ratio=0.0))
+    for value in (b"1", b"2", None):
+        for start in range(0, 1_000, 10):
+            bench.put(*((b"%d" % key, value) for key in range(start, start + 10)))
+    report = asyncio.run(bench.clean(memory_bytes=memory_bytes))
+    assert report is not None
+    assert (report.keys, report.records_before, report.records_after) == (1_000, 3_000, 1_000)
+    assert [offset for offset, _, _ in records(bench)] == list(range(2_000, 3_000))
+    assert read_offset(bench.disk, "table-0", CLEANED_OFFSET) == 3_000
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 7, 8, 9, 63, 64, 65, 1_000])
+def test_keys_that_are_alike_but_for_a_byte_or_their_length_are_different_keys(size: int) -> None:
+    keys = [bytes(size), bytes(size + 1), b"x" + bytes(size), bytes(size) + b"x", b"x" * size, b"x" * (size + 1)]
+    keys += [b"x" * size + b"\0", b"\xff" * size + b"y"]
+    expected = {key: b"%d" % number for number, key in enumerate(keys)}
     bench = Bench(MemoryDisk())
-    for round in range(2):
-        for key in range(50):
-            bench.put((b"%d" % key, b"%d" % round))
-    ends = []
-    for _ in range(20):
-        report = asyncio.run(bench.clean(keys_max=12))
-        if report is None:
-            break
-        assert report.keys <= 12
-        ends.append(report.end_offset)
-    assert ends == sorted(set(ends))
-    assert ends[-1] == 100
-    assert [offset for offset, _, _ in records(bench)] == list(range(50, 100))
-    assert read_offset(bench.disk, "table-0", CLEANED_OFFSET) == 100
+    for _ in range(2):
+        bench.put(*expected.items())
+    cleaned(bench)
+    assert table(records(bench)) == expected
+    assert len(records(bench)) == len(expected)
+
+
+def test_records_that_are_no_records_leave_their_batch_as_it_is() -> None:
+    """Whatever a batch says inside, with a checksum that fits: the cleaner and its plain twin take it alike."""
+    chance = random.Random(5)
+    honest = build_batch([(b"k%d" % number, b"v" * number, (), 5) for number in range(40)], leader_epoch=0)
+    for _ in range(150):
+        bench = Bench(MemoryDisk())
+        for _ in range(3):
+            payload = bytearray(honest[HEADER_BYTES:])
+            for _ in range(chance.randrange(4)):
+                payload[chance.randrange(len(payload))] = chance.choice((0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)))
+            header = read_header(honest)._replace(base_offset=bench.log.end_offset)
+            append(bench.log, bytes(assemble(header, bytes(payload))))
+            bench.put((b"k1", b"later"))
+        asyncio.run(bench.clean(apart=twice_alike))
 
 
 def test_small_segments_are_joined() -> None:
@@ -242,30 +269,30 @@ def test_the_log_is_read_and_written_while_it_is_cleaned() -> None:
         await bench.log.flush()
         work = find_work(bench.log, bench.disk, now_ms=NOW_MS, limit_offset=1500)
         assert work is not None
-        breaths = 0
 
-        async def breathe() -> None:
-            nonlocal breaths
-            breaths += 1
-            bench.put((b"new", b"%d" % breaths))
-            assert table(records(bench))[b"new"] == b"%d" % breaths
-            if breaths == 3:
-                await bench.log.flush()
+        async def meanwhile(function: str, disk: Disk, job: CleaningJob) -> Cleaned:
+            bench.put((b"new", b"1"))
+            cleaned = await twice(function, disk, job)
+            bench.put((b"new", b"2"))
+            assert table(records(bench))[b"new"] == b"2"
+            await bench.log.flush()
+            return cleaned
 
-        facts = Facts(bench.stable, bench.producers)
-        report = await compact(bench.log, bench.disk, work, facts, now_ms=NOW_MS, breathe=breathe)
+        report = await bench.compact(work, apart=meanwhile)
         assert report.swapped
-        assert breaths >= 2 * 1500 // STEP_RECORDS
         assert (report.records_before, report.records_after) == (1500, 7)
         known = table(records(bench))
-        assert known[b"new"] == b"%d" % breaths
+        assert known[b"new"] == b"2"
         assert known[b"%d" % (1499 % 7)] == b"1499"
 
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("what", ["remove", "truncate", "restart"])
-def test_a_log_that_changes_under_the_cleaner_stays_as_it_is(what: str) -> None:
+def test_a_log_that_changes_under_the_cleaner_stays_as_it_is(what: str, late: bool) -> None:
+    """Before it has read, when its files may be gone, and after."""
+
     async def run() -> None:
         bench = Bench(MemoryDisk())
         for count in range(1000):
@@ -274,21 +301,18 @@ def test_a_log_that_changes_under_the_cleaner_stays_as_it_is(what: str) -> None:
         await bench.log.flush()
         work = find_work(bench.log, bench.disk, now_ms=NOW_MS, limit_offset=1000)
         assert work is not None
-        breaths = 0
 
-        async def breathe() -> None:
-            nonlocal breaths
-            breaths += 1
-            if breaths == 6:  # in the middle of rewriting
-                if what == "remove":
-                    await bench.log.remove_oldest(lambda: 2)
-                elif what == "truncate":
-                    bench.log.truncate_to(500)
-                else:
-                    bench.log.restart_at(2000)
+        async def overtaken(function: str, disk: Disk, job: CleaningJob) -> Cleaned:
+            cleaned = await once(function, disk, job) if late else None
+            if what == "remove":
+                await bench.log.remove_oldest(lambda: 2)
+            elif what == "truncate":
+                bench.log.truncate_to(500)
+            else:
+                bench.log.restart_at(2000)
+            return cleaned or await once(function, disk, job)
 
-        facts = Facts(bench.stable, bench.producers)
-        report = await compact(bench.log, bench.disk, work, facts, now_ms=NOW_MS, breathe=breathe)
+        report = await bench.compact(work, apart=overtaken)
         assert not report.swapped
         assert not [name for name in bench.disk.listdir("table-0") if name.endswith(CLEANED) or name == PLAN]
         expected = {"remove": 1000 - bench.log.start_offset, "truncate": 500, "restart": 0}[what]
@@ -318,13 +342,12 @@ def test_retention_that_waits_for_the_cleaner_takes_only_what_has_expired() -> N
         await log.flush()
         work = find_work(log, bench.disk, now_ms=NOW_MS, limit_offset=log.end_offset)
         assert work is not None
-        facts = Facts(bench.stable, bench.producers)
 
         def expired() -> int:
             return log.expired_segments(NOW_MS, log.end_offset)
 
         assert expired() > 1
-        cleaning = asyncio.ensure_future(compact(log, bench.disk, work, facts, now_ms=NOW_MS, breathe=no_breath))
+        cleaning = asyncio.ensure_future(bench.compact(work))
         for _ in iter(log.alone().locked, True):
             await asyncio.sleep(0)
         await log.remove_oldest(expired)
@@ -427,9 +450,8 @@ def test_a_failing_disk_ends_the_pass_and_the_log_reads_on() -> None:
         work = find_work(bench.log, disk, now_ms=NOW_MS, limit_offset=20)
         if work is None:
             break
-        facts = Facts(bench.stable, bench.producers)
         try:
-            asyncio.run(compact(bench.log, disk, work, facts, now_ms=NOW_MS, breathe=no_breath))
+            asyncio.run(bench.compact(work, apart=once))
         except DiskFault:
             assert table(records(bench)) == table(before)
 
@@ -439,7 +461,7 @@ def test_a_pass_that_is_cancelled_stays_cancelled_although_the_disk_refuses_to_c
     disk = RefusingDisk()
     bench = Bench(disk)
     for value in (b"1", b"2"):
-        bench.put(*((b"%d" % key, value) for key in range(STEP_RECORDS)))
+        bench.put(*((b"%d" % key, value) for key in range(200)))
 
     async def cancelled() -> None:
         bench.log.roll(NOW_MS)
@@ -449,14 +471,15 @@ def test_a_pass_that_is_cancelled_stays_cancelled_although_the_disk_refuses_to_c
         cleaning = asyncio.current_task()
         assert cleaning is not None
 
-        async def breathe() -> None:
-            disk.refuses = any(CLEANED in name for name in disk.listdir("table-0"))
-            if disk.refuses:
-                cleaning.cancel()
+        async def refused(function: str, disk: Disk, job: CleaningJob) -> Cleaned:
+            cleaned = await once(function, disk, job)
+            assert isinstance(disk, RefusingDisk)
+            disk.refuses = True
+            cleaning.cancel()
             await asyncio.sleep(0)
+            return cleaned
 
-        facts = Facts(bench.stable, bench.producers)
-        await compact(bench.log, disk, work, facts, now_ms=NOW_MS, breathe=breathe)
+        await bench.compact(work, apart=refused)
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(cancelled())

@@ -5,11 +5,12 @@ import contextlib
 from collections.abc import Iterator
 from itertools import count
 
-from log.compaction import compact, find_work
+from log.compaction import find_work
 from log.config import LogConfig
 from log.disk import DiskFault
-from tests.log.compacting import NOW_MS, Bench, Facts, committed_records, no_breath, table
+from tests.log.compacting import NOW_MS, Bench, committed_records, table
 from tests.log.memory_disk import MemoryDisk, Node
+from tests.log.plain_cleaning import once
 
 CONFIG = LogConfig(
     cleanup_policy=("compact",), segment_bytes=400, index_interval_bytes=100, min_cleanable_dirty_ratio=0.0
@@ -49,8 +50,7 @@ async def live(disk: MemoryDisk) -> None:
     for _ in range(2):
         work = find_work(bench.log, disk, now_ms=NOW_MS, limit_offset=END_OFFSET)
         if work is not None:
-            facts = Facts(bench.stable, bench.producers)
-            await compact(bench.log, disk, work, facts, now_ms=NOW_MS, breathe=no_breath)
+            await bench.compact(work, apart=once)
         await bench.log.flush()
 
 

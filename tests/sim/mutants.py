@@ -21,7 +21,8 @@ from typing import Any
 
 import idempotence.producers
 import idempotence.sequence
-import log.compaction
+import log.cleaning
+import log.cleaning_job
 import log.partition_log
 import log.recovery
 import log.retention
@@ -514,14 +515,14 @@ def the_cleaner_drops_markers() -> contextlib.AbstractContextManager[None]:
     """Of transactions whose batches are there still, and of those it can't know to be over."""
 
     def keep_marker(keeper: Any, header: BatchHeader, batch: memoryview) -> None:
-        keeper.with_data.discard(header.producer_id)
+        keeper._with_data.discard(header.producer_id)
 
-    return replaced(log.compaction._Keeper, "_keep_marker", keep_marker)
+    return replaced(log.cleaning._Keeper, "_keep_marker", keep_marker)
 
 
 def the_cleaner_keeps_what_was_aborted() -> contextlib.AbstractContextManager[None]:
     """And takes what was committed before for superseded by it."""
-    return replaced(log.compaction._Transactions, "is_aborted", lambda transactions, header: False)
+    return replaced(log.cleaning_job.Transactions, "is_aborted", lambda transactions, header: False)
 
 
 # ---------------------------------------------------------------- markers, branches, what is prepared

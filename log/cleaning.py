@@ -1,0 +1,522 @@
+"""Read sealed segments and write what must stay of them: the work of a compaction, as one plain function.
+
+It runs in a process of its own beside the broker, since it computes for as long as a minute for a few gigabytes, and in
+the simulation as any other function. It changes nothing but the `.cleaned` files that it writes; what becomes of them
+is decided by `log.compaction`, which describes the job and has the rules.
+
+First reading: every record becomes a row of 24 bytes: 128 bits that stand for its key, and its number in the order of
+reading. Rows are sorted by key, a chunk at a time, and put aside. Then, range after range of keys, the rows of all
+chunks are brought together: of those with the same key all but the last are dead. The second reading leaves the dead
+out. However many keys there are, it takes one pass; rows that don't fit into the memory lie in a file meanwhile.
+
+Two keys that had the same 128 bits would be one: the hash is drawn anew for each pass, from a family (multilinear, by
+words of 32 bits) in which that happens to two given keys once in 2^128, whoever chose them.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b, shake_128
+from typing import IO, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from log.batch import (
+    BatchHeader,
+    Buffer,
+    CorruptBatch,
+    assemble,
+    build_from_stored,
+    checksum_ok,
+    plain_payload,
+    read_header,
+    read_stored_records,
+    read_varint,
+)
+from log.cleaning_job import Cleaned, CleaningJob, LastBatches, Transactions, groups_of
+from log.compress import compress
+from log.control import ControlType, read_marker
+from log.disk import Disk
+from log.segment import Segment
+from log.swap import CLEANED
+
+CHUNK_BYTES: Final = 4 << 20
+CHUNK_RECORDS: Final = 1 << 16
+"""Batches are put together until one of these is reached, and then looked at by columns."""
+KEY_BYTES_HASHED: Final = 64
+"""Longer keys are hashed one by one, by blake2b."""
+RANGES: Final = 256
+"""Rows are brought together by ranges of keys, at least one range at a time."""
+ROW_BYTES: Final = 80
+"""What a row takes while it is sorted among others."""
+PADDING: Final = bytes(32)
+"""Behind the last record of a chunk, for reading numbers and words without asking where the end is."""
+WRITE_BYTES: Final = 1 << 20
+WRITE_BATCHES: Final = 500
+DEAD, TOMBSTONE = 1, 2
+
+Numbers = NDArray[np.int64]
+Words = NDArray[np.uint64]
+Bytes = NDArray[np.uint8]
+Masks = NDArray[np.bool_]
+
+
+def clean(disk: Disk, job: CleaningJob) -> Cleaned:
+    """Write the successors of the job's segments, and tell of them."""
+    census = _Census(job)
+    segments = [Segment(disk, job.folder, facts, sealed=True) for facts in job.segments]
+    try:
+        for segment in segments:
+            for _, header, batch in segment.batches(0):
+                census.add(header, batch)
+        census.finish()
+        return _rewrite(disk, job, segments, census)
+    finally:
+        census.close()
+        for segment in segments:
+            segment.close()
+
+
+# ---------------------------------------------------------------- first reading
+
+
+class _Scratch:
+    """Bytes put aside, in memory while there are few of them, then in a file without a name."""
+
+    def __init__(self, memory_bytes: int, folder: str | None) -> None:
+        self._file: IO[bytes] | None = None
+        self._parts = bytearray()
+        self._memory_bytes = memory_bytes
+        self._folder = folder
+        self.size = 0
+
+    def write(self, data: bytes) -> None:
+        self.size += len(data)
+        if self._file is None and self.size > self._memory_bytes:
+            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - it lives as long as this does
+            self._file.write(self._parts)
+            self._parts = bytearray()
+        if self._file is None:
+            self._parts += data
+        else:
+            self._file.write(data)
+
+    def read(self, size: int, at: int) -> bytes | memoryview:
+        if self._file is None:
+            return memoryview(self._parts)[at : at + size]
+        self._file.seek(at)
+        return self._file.read(size)
+
+    def as_array(self) -> Bytes:
+        """All of it, to be changed in place."""
+        if self._file is None:
+            return np.frombuffer(self._parts, np.uint8)
+        self._file.flush()
+        return np.memmap(self._file, np.uint8, "r+")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Some batches whose payloads are looked at together."""
+
+    payloads: list[bytes] = field(default_factory=list)
+    size_bytes: int = 0
+    begins: list[int] = field(default_factory=list)  # where each record begins
+    indexes: list[int] = field(default_factory=list)  # of the batches, among all
+    counts: list[int] = field(default_factory=list)
+    last_deltas: list[int] = field(default_factory=list)
+    drops_tombstones: list[bool] = field(default_factory=list)
+
+
+class _Census:
+    """Which records are dead."""
+
+    def __init__(self, job: CleaningJob) -> None:
+        self._now_ms = job.now_ms
+        self._memory_bytes = job.memory_bytes
+        self.transactions = Transactions(job.aborted)
+        self._hash = _KeyHash(job.secret)
+        self._chunk = _Chunk()
+        self._rows = _Scratch(job.memory_bytes // 4, job.scratch_folder)
+        self._bounds: list[Numbers] = []  # for each chunk: where in the rows its ranges of keys begin
+        self._flags = _Scratch(job.memory_bytes // 4, job.scratch_folder)
+        self._batches = 0
+        self._records = 0
+        self.unreadable: dict[int, int] = {}
+        """Batches that can't be opened, by their number among all, with how many records they were numbered for."""
+        self.keys = 0
+        self.flags: Bytes = np.zeros(0, np.uint8)
+
+    def add(self, header: BatchHeader, batch: memoryview) -> None:
+        index, self._batches = self._batches, self._batches + 1
+        try:
+            check(header, batch)
+            if header.is_control or self.transactions.is_aborted(header) or not header.record_count:
+                return
+            payload = plain_payload(batch, header)
+            begins = record_begins(payload, header.record_count, self._chunk.size_bytes)
+        except CorruptBatch:
+            self.unreadable[index] = 0
+            return
+        chunk = self._chunk
+        chunk.payloads.append(payload)
+        chunk.size_bytes += len(payload)
+        chunk.begins += begins
+        chunk.indexes.append(index)
+        chunk.counts.append(header.record_count)
+        chunk.last_deltas.append(header.last_offset_delta)
+        chunk.drops_tombstones.append(is_past(header.delete_horizon_ms, self._now_ms))
+        if chunk.size_bytes > CHUNK_BYTES or len(chunk.begins) > CHUNK_RECORDS:
+            self._take()
+
+    def _take(self) -> None:
+        """Look at the chunk, and begin a new one."""
+        chunk, self._chunk = self._chunk, _Chunk()
+        if not chunk.begins:
+            return
+        data = np.frombuffer(b"".join((*chunk.payloads, PADDING)), np.uint8)
+        counts = np.array(chunk.counts, np.int64)
+        columns = _Columns(data, np.array(chunk.begins, np.int64), chunk.size_bytes)
+        wrong = columns.wrong | (columns.offset_delta > np.repeat(np.array(chunk.last_deltas, np.int64), counts))
+        flags = np.zeros(len(wrong), np.uint8)
+        if wrong.any():
+            firsts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)[:-1]))
+            for place in np.flatnonzero(np.logical_or.reduceat(wrong, firsts)).tolist():
+                self.unreadable[chunk.indexes[place]] = chunk.counts[place]
+                wrong[firsts[place] : firsts[place] + counts[place]] = True
+        dropping = np.repeat(np.array(chunk.drops_tombstones, np.bool_), counts)
+        flags[columns.is_tombstone & ~wrong] |= TOMBSTONE
+        flags[((columns.key_size < 0) | (columns.is_tombstone & dropping)) & ~wrong] |= DEAD
+        keyed = np.flatnonzero((columns.key_size >= 0) & ~wrong)
+        self._put_aside(data, columns.key_at[keyed], columns.key_size[keyed], keyed + self._records)
+        self._flags.write(flags.tobytes())
+        self._records += len(flags)
+
+    def _put_aside(self, data: Bytes, at: Numbers, size: Numbers, numbers: Numbers) -> None:
+        rows = np.empty((len(at), 3), np.uint64)
+        rows[:, 0], rows[:, 1] = self._hash.of(data, at, size)
+        rows[:, 2] = numbers
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        begin = self._rows.size // rows.strides[0]
+        firsts = np.arange(RANGES, dtype=np.uint64) << np.uint64(56)
+        bounds = np.append(np.searchsorted(rows[:, 0], firsts), len(rows))
+        self._bounds.append(bounds + begin)
+        self._rows.write(rows.tobytes())
+
+    def finish(self) -> None:
+        """Bring the rows of each key together."""
+        self._take()
+        self.flags = self._flags.as_array()
+        if not self._bounds:
+            return
+        bounds = np.array(self._bounds)
+        sizes = (bounds[:, 1:] - bounds[:, :-1]).sum(axis=0)
+        limit = self._memory_bytes // ROW_BYTES
+        first = 0
+        while first < RANGES:
+            last, total = first + 1, int(sizes[first])
+            while last < RANGES and total + int(sizes[last]) <= limit:
+                total += int(sizes[last])
+                last += 1
+            self._settle([(int(begin), int(end)) for begin, end in bounds[:, [first, last]]])
+            first = last
+
+    def _settle(self, places: Sequence[tuple[int, int]]) -> None:
+        """All rows of some keys, in the order of reading: the last of each key lives."""
+        parts = [
+            np.frombuffer(self._rows.read((end - begin) * 24, begin * 24), np.uint64).reshape(-1, 3)
+            for begin, end in places
+            if end > begin
+        ]
+        if not parts:
+            return
+        rows = np.concatenate(parts)
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        # Were the first 64 bits alike and the others not, a dead record might be taken for a living one: it would stay.
+        again = (rows[1:, 0] == rows[:-1, 0]) & (rows[1:, 1] == rows[:-1, 1])
+        self.flags[rows[:-1, 2][again]] |= DEAD
+        self.keys += len(rows) - int(again.sum())
+
+    def close(self) -> None:
+        self._rows.close()
+        self._flags.close()
+
+
+def record_begins(payload: bytes, count: int, base: int) -> list[int]:
+    """Where each of the records begins; `base` is added. `CorruptBatch` when they are not exactly these bytes."""
+    begins: list[int] = []
+    append = begins.append
+    at = 0
+    try:
+        for _ in range(count):
+            append(base + at)
+            byte = payload[at]
+            if byte < 0x80:
+                at += 1 + (byte >> 1)
+                continue
+            next_byte = payload[at + 1]
+            if next_byte < 0x80:
+                at += 2 + ((byte & 0x7F | next_byte << 7) >> 1)
+                continue
+            size, at = read_varint(payload, at)
+            if size < 0:
+                raise CorruptBatch(f"a record of {size} bytes")
+            at += size
+    except IndexError as error:
+        raise CorruptBatch("the bytes end before the last record") from error
+    if at != len(payload):
+        raise CorruptBatch(f"{len(payload)} bytes, in which the records end at {at}")
+    return begins
+
+
+class _Columns:
+    """The fields of many records that a cleaner asks for. `wrong`: those of which a field does not fit the record."""
+
+    def __init__(self, data: Bytes, begins: Numbers, end: int) -> None:
+        ends = np.append(begins[1:], end)
+        size, body = _numbers(data, begins)
+        wrong = (size < 0) | (body + size != ends)
+        limit = np.int64(end)
+        _, at = _numbers(data, np.minimum(body + 1, limit))
+        self.offset_delta, at = _numbers(data, np.minimum(at, limit))
+        self.key_size, self.key_at = _numbers(data, np.minimum(at, limit))
+        wrong |= (self.offset_delta < 0) | (self.key_at > ends) | (self.key_size > ends - self.key_at)
+        value_at = np.where(wrong, ends, self.key_at + np.maximum(self.key_size, 0))
+        value_size, at = _numbers(data, value_at)
+        wrong |= at > ends
+        self.is_tombstone: Masks = value_size < 0
+        self.wrong: Masks = wrong
+
+
+def _numbers(data: Bytes, at: Numbers) -> tuple[Numbers, Numbers]:
+    """The zigzag varints at these places, and where the next byte stands. One that is too long ends behind all."""
+    byte = data[at]
+    raw = (byte & 0x7F).astype(np.uint64)
+    after = at + 1
+    more = np.flatnonzero(byte & 0x80)
+    for shift in range(7, 70, 7):
+        if not len(more):
+            break
+        byte = data[np.minimum(after[more], len(data) - 1)]
+        raw[more] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
+        after[more] += 1
+        more = more[(byte & 0x80) != 0]
+    after[more] = len(data)
+    return (raw >> np.uint64(1)).view(np.int64) ^ -(raw & np.uint64(1)).view(np.int64), after
+
+
+class _KeyHash:
+    """128 bits for a key: the upper halves of four sums, each of the key's 32-bit words times numbers of its own."""
+
+    def __init__(self, secret: bytes) -> None:
+        words = KEY_BYTES_HASHED // 4
+        drawn = np.frombuffer(shake_128(secret).digest(8 * 4 * (words + 2)), np.uint64).reshape(4, words + 2)
+        self._factors = drawn[:, 2:]
+        self._by_size = drawn[:, :2]
+        self._secret = secret
+
+    def of(self, data: Bytes, at: Numbers, size: Numbers) -> tuple[Words, Words]:
+        # A word begins anywhere, so this is a view of all of them, each a byte behind the last.
+        wide = np.ndarray((len(data) - 7,), "<u8", data.data, strides=(1,))
+        lanes = [
+            by_size[0] + by_size[1] * size.astype(np.uint64)  # so that a key and the same with zeros behind it differ
+            for by_size in self._by_size
+        ]
+        short = np.flatnonzero(size <= KEY_BYTES_HASHED)
+        longest = int(size[short].max(initial=0))
+        for word, begin in enumerate(range(0, longest, 8)):
+            here = np.flatnonzero((size > begin) & (size <= KEY_BYTES_HASHED))
+            left = size[here] - begin
+            value = wide[at[here] + begin] & _TAILS[np.minimum(left, 8)]
+            low, high = value & np.uint64(0xFFFFFFFF), value >> np.uint64(32)
+            for lane, factors in zip(lanes, self._factors, strict=True):
+                lane[here] += low * factors[2 * word] + high * factors[2 * word + 1]
+        upper = np.uint64(0xFFFFFFFF00000000)
+        first = (lanes[0] & upper) | (lanes[1] >> np.uint64(32))
+        second = (lanes[2] & upper) | (lanes[3] >> np.uint64(32))
+        for place in np.flatnonzero(size > KEY_BYTES_HASHED).tolist():
+            key = data[at[place] : at[place] + size[place]]
+            digest = blake2b(key.tobytes(), digest_size=16, key=self._secret).digest()
+            first[place], second[place] = np.frombuffer(digest, np.uint64)
+        return first, second
+
+
+_TAILS: Final = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
+"""What of a word of eight bytes belongs to a key of which so many bytes are left."""
+
+
+# ---------------------------------------------------------------- second reading
+
+
+def _rewrite(disk: Disk, job: CleaningJob, segments: Sequence[Segment], census: _Census) -> Cleaned:
+    """Write the successors of all segments, in groups that each make one."""
+    cleaned = Cleaned(keys=census.keys)
+    keeper = _Keeper(job, census, cleaned)
+    by_offset = {segment.base_offset: segment for segment in segments}
+    for group in groups_of(job.segments, job.segment_bytes):
+        target = Segment.create(disk, job.folder, group[0].base_offset, 0, name_suffix=CLEANED)
+        try:
+            writer = _Writer(target, job.index_interval_bytes)
+            for facts in group:
+                target.appended_ms = max(target.appended_ms, facts.appended_ms)
+                for _, header, batch in by_offset[facts.base_offset].batches(0):
+                    kept = keeper.keep(header, batch)
+                    if kept is not None:
+                        writer.write(kept, header)
+            writer.flush()
+            target.end_offset = group[-1].end_offset
+            target.seal()
+            cleaned.segments.append(target.facts())
+        finally:
+            target.close()
+    if not keeper.has_read_all:
+        raise CorruptBatch("the segments were read differently the second time")
+    return cleaned
+
+
+class _Writer:
+    """Many batches in one write."""
+
+    def __init__(self, target: Segment, interval_bytes: int) -> None:
+        self._target = target
+        self._interval_bytes = interval_bytes
+        self._waiting: list[tuple[Buffer, BatchHeader]] = []
+        self._size_bytes = 0
+
+    def write(self, batch: Buffer, header: BatchHeader) -> None:
+        if len(batch) != header.size_bytes or type(batch) is not memoryview:
+            header = read_header(batch)
+        self._waiting.append((batch, header))
+        self._size_bytes += len(batch)
+        if self._size_bytes >= WRITE_BYTES or len(self._waiting) >= WRITE_BATCHES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._waiting:
+            self._target.append_all(self._waiting, self._interval_bytes)
+        self._waiting = []
+        self._size_bytes = 0
+
+
+class _Keeper:
+    """Decides, batch by batch in the order of the log, what is written to the new segments."""
+
+    def __init__(self, job: CleaningJob, census: _Census, cleaned: Cleaned) -> None:
+        self._unreadable = census.unreadable
+        self._transactions = census.transactions
+        self._flags = memoryview(census.flags)  # type: ignore[arg-type] # numpy's stub does not say that arrays are buffers
+        self._producers = LastBatches(job.last_batches, job.last_markers)
+        self._now_ms = job.now_ms
+        self._horizon_ms = job.now_ms + job.delete_retention_ms
+        self._cleaned = cleaned
+        self._with_data: set[int] = set()  # producers that have written since their last marker; only ever looked up
+        self._batches = self._records = 0
+
+    @property
+    def has_read_all(self) -> bool:
+        return self._records == len(self._flags)
+
+    def keep(self, header: BatchHeader, batch: memoryview) -> Buffer | None:
+        """The batch as it is, or with less in it, or None."""
+        index, self._batches = self._batches, self._batches + 1
+        if index in self._unreadable:
+            self._records += self._unreadable[index]
+            self._cleaned.unreadable_batches += 1  # what can't be opened can't be judged
+            return batch
+        check(header, batch)
+        if header.is_control:
+            return self._keep_marker(header, batch)
+        if header.is_transactional:
+            self._with_data.add(header.producer_id)
+        if self._transactions.is_aborted(header):
+            self._cleaned.records_before += header.record_count
+            return self._keep_some(header, batch, b"\1" * header.record_count)
+        first, self._records = self._records, self._records + header.record_count
+        if self._records > len(self._flags):
+            raise CorruptBatch(f"the batch at {header.base_offset} was read differently the second time")
+        self._cleaned.records_before += header.record_count
+        return self._keep_some(header, batch, bytes(self._flags[first : self._records]))
+
+    def _keep_some(self, header: BatchHeader, batch: memoryview, flags: bytes) -> Buffer | None:
+        tombstones = flags.count(TOMBSTONE)
+        kept = flags.count(0) + tombstones
+        self._cleaned.records_after += kept
+        if not kept and not self._producers.is_last(header):
+            return None
+        horizon_ms = header.delete_horizon_ms
+        if horizon_ms is None and tombstones:
+            horizon_ms = self._horizon_ms
+        if kept == len(flags) and horizon_ms == header.delete_horizon_ms:
+            return batch
+        if kept and horizon_ms == header.delete_horizon_ms and (cut := _cut(header, batch, flags)) is not None:
+            return cut
+        records = read_stored_records(batch, header) if kept else ()
+        left = [record for record, flag in zip(records, flags, strict=True) if not flag & DEAD] if kept else []
+        return build_from_stored(header, left, delete_horizon_ms=horizon_ms)
+
+    def _keep_marker(self, header: BatchHeader, batch: memoryview) -> Buffer | None:
+        kind = read_marker(batch).type
+        if kind is None or self._cleaned.unreadable_batches:
+            return batch  # what can't be read may be of the transaction that this ends: not even its producer is known
+        if header.producer_id in self._with_data:
+            self._with_data.remove(header.producer_id)
+            return batch  # a batch of the transaction is there: even an empty one begins what this ends
+        if header.delete_horizon_ms is None:
+            records = list(read_stored_records(batch, header))
+            return build_from_stored(header, records, delete_horizon_ms=self._horizon_ms)
+        if not is_past(header.delete_horizon_ms, self._now_ms) or self._producers.is_last(header):
+            return batch
+        if kind is ControlType.ABORT:
+            self._cleaned.dropped_abort_markers.append(header.base_offset)
+        return None
+
+
+def _cut(header: BatchHeader, batch: memoryview, flags: bytes) -> Buffer | None:
+    """The batch without its dead records, whose bytes are cut out; None when a time in it is not what it seems."""
+    payload = plain_payload(batch, header)
+    parts: list[bytes] = []
+    at = kept_from = 0
+    deltas: list[int] = []
+    for flag in flags:
+        begin = at
+        byte, next_byte = payload[at], payload[at + 1]
+        if byte < 0x80:
+            size, at = byte >> 1, at + 1
+        elif next_byte < 0x80:
+            size, at = (byte & 0x7F | next_byte << 7) >> 1, at + 2
+        else:
+            size, at = read_varint(payload, at)
+        if flag & DEAD:
+            if kept_from < begin:
+                parts.append(payload[kept_from:begin])
+            kept_from = at + size
+        else:
+            byte = payload[at + 1]
+            deltas.append(byte >> 1 if not byte & 0x81 else read_varint(payload, at + 1)[0])
+        at += size
+    parts.append(payload[kept_from:])
+    latest_ms = header.max_timestamp if header.log_append_time else header.base_timestamp + max(deltas)
+    if header.base_timestamp + min(deltas) < -(1 << 63) or latest_ms >= 1 << 63:
+        return None
+    kept = header._replace(max_timestamp=latest_ms, record_count=len(deltas))
+    return assemble(kept, compress(header.codec, b"".join(parts)))
+
+
+# ---------------------------------------------------------------- what both readings ask
+
+
+def check(header: BatchHeader, batch: memoryview) -> None:
+    """Nothing is taken out of a batch that rotted: written anew it would have a checksum that fits."""
+    if not checksum_ok(batch, header):
+        raise CorruptBatch(f"the batch at {header.base_offset} has a wrong checksum")
+    if header.is_control:
+        read_marker(batch)
+
+
+def is_past(horizon_ms: int | None, now_ms: int) -> bool:
+    return horizon_ms is not None and horizon_ms <= now_ms

@@ -1,0 +1,131 @@
+"""A process beside the broker's own, for work that computes for long: as a thread it would take the interpreter from
+the event loop.
+
+What always holds: it does one thing after another, of a low priority, and ends with the broker, however that ends: its
+end of the pipe closes then. If it dies, whoever waits for it is told, and the next one who asks gets a new one.
+
+`Helper` is the broker's side, `main` the other.
+"""
+
+import asyncio
+import importlib
+import os
+import pickle
+import queue
+import struct
+import sys
+import threading
+import traceback
+from types import TracebackType
+from typing import IO, Any, Final
+
+from log.unbroken import unbroken
+
+SIZE: Final = struct.Struct(">Q")
+NICENESS: Final = 10
+
+
+class HelperFailed(Exception):
+    """What was asked for was not done; the text tells why, as the helper saw it."""
+
+
+class Helper:
+    """Used as a context: what is left of the process at the end is ended."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> "Helper":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._end()
+
+    async def run(self, function: str, *arguments: Any) -> Any:
+        """What `module:function` returns there. Arguments and result are pickled."""
+        if self._process is None:
+            # It finds our modules where we found them, wherever that was.
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "service.helper"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=environment,
+            )
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            asked = pickle.dumps((function, arguments))
+            process.stdin.writelines((SIZE.pack(len(asked)), asked))
+            await process.stdin.drain()
+            (size,) = SIZE.unpack(await process.stdout.readexactly(SIZE.size))
+            result, error, told = pickle.loads(await process.stdout.readexactly(size))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await self._end()
+            raise HelperFailed(f"the process ended with {process.returncode}") from None
+        except BaseException:
+            await self._end()  # cancelled: it would go on with what nobody waits for
+            raise
+        if told:
+            raise error or HelperFailed(told)
+        return result
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        if process.returncode is None:
+            process.kill()
+        # Whoever is cancelled meanwhile, by a broker that stops, still leaves nothing open behind.
+        await unbroken(process.communicate())
+
+
+def main() -> None:
+    """Do what is asked for on the standard input, and answer on the standard output, until the input ends."""
+    os.nice(NICENESS)
+    asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(asked,), daemon=True).start()
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # whatever else is printed is no answer
+        while True:
+            function, arguments = pickle.loads(asked.get())
+            answer = pickle.dumps(_do(function, arguments))
+            answers.write(SIZE.pack(len(answer)) + answer)
+            answers.flush()
+
+
+def _listen(asked: "queue.SimpleQueue[bytes]") -> None:
+    pipe = sys.stdin.buffer
+    while len(size := pipe.read(SIZE.size)) == SIZE.size:
+        asked.put(_exactly(pipe, *SIZE.unpack(size)))
+    os._exit(0)  # the broker is gone, or wants us gone: in the middle of anything
+
+
+def _exactly(pipe: IO[bytes], size: int) -> bytes:
+    data = pipe.read(size)
+    if len(data) < size:
+        os._exit(0)
+    return data
+
+
+def _do(function: str, arguments: tuple[Any, ...]) -> tuple[Any, Exception | None, str]:
+    """The result; or the error as such, where it can travel, and as text."""
+    module, name = function.split(":")
+    try:
+        return getattr(importlib.import_module(module), name)(*arguments), None, ""
+    except Exception as error:  # noqa: BLE001 - it is told to whoever asked
+        told = traceback.format_exc()
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # noqa: BLE001 - errors of all kinds of libraries, few of which were made to travel
+            return None, None, told
+        return None, error, told
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The process beside the broker's own: it answers, fails in words, dies and ends as it should."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from log.batch import CorruptBatch
+from log.disk import RealDisk
+from service.helper import Helper, HelperFailed
+
+HERE = "tests.service.test_helper"
+
+
+def own_number() -> int:
+    return os.getpid()
+
+
+def fail(travels: bool) -> None:
+    class HomelessError(Exception):
+        """Of a class that only this process knows."""
+
+    raise CorruptBatch("as told") if travels else HomelessError("as told")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def names_in(disk: RealDisk) -> list[str]:
+    print("this is no answer")
+    return disk.listdir("")
+
+
+def sleep_long(started: str) -> None:
+    Path(started).write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def is_alive(number: int) -> bool:
+    stat = Path(f"/proc/{number}/stat")
+    return stat.exists() and stat.read_text().rpartition(") ")[2][0] != "Z"
+
+
+def number_in(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+async def until_it_started(path: Path) -> int:
+    async with asyncio.timeout(30):
+        while not number_in(path):  # noqa: ASYNC110 - another process does it
+            await asyncio.sleep(0.01)
+    return int(number_in(path))
+
+
+def test_one_process_does_all_that_is_asked_and_ends_with_the_context(tmp_path: Path) -> None:
+    async def main() -> int:
+        async with Helper() as helper:
+            number: int = await helper.run(f"{HERE}:own_number")
+            assert number not in (os.getpid(), 0)
+            assert await helper.run(f"{HERE}:own_number") == number
+            (tmp_path / "a").touch()
+            disk = RealDisk(str(tmp_path))
+            assert await helper.run(f"{HERE}:names_in", disk) == ["a"]
+            disk.close()
+        return number
+
+    assert not is_alive(asyncio.run(main()))
+
+
+def test_what_goes_wrong_there_is_told_here() -> None:
+    async def main() -> None:
+        async with Helper() as helper:
+            with pytest.raises(CorruptBatch, match="as told"):
+                await helper.run(f"{HERE}:fail", True)
+            with pytest.raises(HelperFailed, match="HomelessError: as told"):
+                await helper.run(f"{HERE}:fail", False)
+
+    asyncio.run(main())
+
+
+def test_a_helper_that_dies_is_replaced_for_the_next_who_asks() -> None:
+    async def main() -> None:
+        async with Helper() as helper:
+            first = await helper.run(f"{HERE}:own_number")
+            with pytest.raises(HelperFailed, match="ended with -9"):
+                await helper.run(f"{HERE}:die")
+            assert await helper.run(f"{HERE}:own_number") != first
+
+    asyncio.run(main())
+
+
+def test_whoever_stops_waiting_ends_the_work(tmp_path: Path) -> None:
+    async def main() -> int:
+        async with Helper() as helper:
+            work = asyncio.ensure_future(helper.run(f"{HERE}:sleep_long", str(tmp_path / "started")))
+            number = await until_it_started(tmp_path / "started")
+            work.cancel()
+            await asyncio.wait([work])
+            assert not is_alive(number)
+        return number
+
+    assert not is_alive(asyncio.run(main()))
+
+
+def test_a_helper_outlives_no_broker_that_is_killed(tmp_path: Path) -> None:
+    """In the middle of its work: it may not write into a folder that the next broker has claimed."""
+    program = (
+        "import asyncio; from service.helper import Helper\n"
+        "async def main():\n  async with Helper() as helper:\n"
+        f"    await helper.run('{HERE}:sleep_long', '{tmp_path}/n')\n"
+        "asyncio.run(main())"
+    )
+    broker = subprocess.Popen([sys.executable, "-c", program])
+    number = asyncio.run(until_it_started(tmp_path / "n"))
+    broker.kill()
+    broker.wait()
+
+    async def until_it_is_gone() -> None:
+        async with asyncio.timeout(30):
+            while is_alive(number):  # noqa: ASYNC110 - another process does it
+                await asyncio.sleep(0.01)
+
+    asyncio.run(until_it_is_gone())
+
+
+def test_a_broker_needs_no_numpy_in_its_own_process() -> None:
+    """It would make its start a quarter of a second longer, and hold the loop for as long if it came later."""
+    program = "import sys, service.process, service.cli; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
