@@ -12,6 +12,7 @@ import importlib
 import os
 import pickle
 import queue
+import signal
 import struct
 import sys
 import threading
@@ -88,6 +89,7 @@ class Helper:
 def main() -> None:
     """Do what is asked for on the standard input, and answer on the standard output, until the input ends."""
     os.nice(NICENESS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the broker and to us; the broker ends us
     asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(asked,), daemon=True).start()
     with os.fdopen(os.dup(1), "wb") as answers:

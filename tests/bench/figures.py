@@ -13,9 +13,17 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+)
 
 from log.batch import build_batch, restamp
 from service.wire.codec import encode_request, write_request_header
@@ -405,6 +413,66 @@ def producer_ids(contender: Contender, effort: Effort) -> Rows:
     }
 
 
+def compaction(contender: Contender, effort: Effort) -> Rows:
+    """A table of many keys, each written twice: how fast it is compacted, and how long a producer waits meanwhile."""
+    keys = effort.messages(50_000_000)
+    settings = {"log.cleaner.backoff.ms": "500"}
+    with running(contender, settings=settings) as broker:
+        warm_up(broker)
+        paced = new_topic(broker, "beside")
+        pace = partial(native.run, "pace", broker.bootstrap, paced, options=["-r", "2000"], settings={"acks": "all"})
+        alone = pace(effort.seconds(10), 100)
+        before = fill_table(broker, "table", keys)
+        started = time.monotonic()
+        set_topic(broker, "table", {"min.cleanable.dirty.ratio": "0"})
+        with ThreadPoolExecutor(1) as beside:
+            waited = beside.submit(pace, effort.seconds(20), 100)
+            while size_of(broker, "table-0") >= before:
+                time.sleep(0.05)
+            seconds = time.monotonic() - started
+            meanwhile = waited.result()
+    return {
+        f"compaction of {keys} keys, MB/s": before / seconds / 1e6,
+        "producer alone, p99 ms": alone["wait_p99_ms"],
+        "producer beside compaction, p99 ms": meanwhile["wait_p99_ms"],
+    }
+
+
+def fill_table(broker: BrokerProcess, topic: str, keys: int) -> int:
+    """Every key twice, in batches of 500 records of 100 bytes. The bytes that can be compacted."""
+    config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1", "segment.bytes": str(16 << 20)}
+    admin = administrator(broker)
+    admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1, config=config)])[topic].result(60)
+    time.sleep(0.3)
+    now_ms, value = int(time.time() * 1000), b"x" * 75
+    prepared.produce_each(
+        broker.port,
+        topic,
+        (
+            build_batch([(b"key-%011d" % key, value, (), now_ms) for key in range(first, min(first + 500, keys))])
+            for _ in range(2)
+            for first in range(0, keys, 500)
+        ),
+    )
+    return size_of(broker, f"{topic}-0")
+
+
+def set_topic(broker: BrokerProcess, topic: str, config: Mapping[str, str]) -> None:
+    entries = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in config.items()]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+    admin = administrator(broker)
+    admin.incremental_alter_configs([resource])[resource].result(60)
+
+
+def size_of(broker: BrokerProcess, partition: str) -> int:
+    """Of all segments but the one that is written to."""
+    size = 0
+    for path in sorted((broker.data / partition).glob("*.log"))[:-1]:
+        with contextlib.suppress(FileNotFoundError):  # it may go at any time
+            size += path.stat().st_size
+    return size
+
+
 FIGURES: Mapping[str, Figure] = {
     "throughput": throughput,
     "cost": broker_cost,
@@ -419,6 +487,7 @@ FIGURES: Mapping[str, Figure] = {
     "partitions": many_partitions,
     "aborts": aborted_history,
     "producer-ids": producer_ids,
+    "compaction": compaction,
     "soak": soak,
 }
 

@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from log.batch import build_batch
@@ -84,6 +84,25 @@ def produce(port: int, topic: str, *, partitions: int, batches: int, batch: byte
 
     seconds = _together(send_all, partitions)
     return Load(batches * partitions * count, batches * partitions * count * size, seconds)
+
+
+def produce_each(port: int, topic: str, batches: Iterable[bytes]) -> None:
+    """Send these batches to the topic's only partition, one after the other, acks=1."""
+    error_at = _error_at(topic)
+    with Line(port) as line:
+        waiting = 0
+        for batch in batches:
+            data = [PartitionProduceData(index=0, records=batch)]
+            request = ProduceRequest(
+                acks=1, timeout_ms=30_000, topic_data=[TopicProduceData(name=topic, partition_data=data)]
+            )
+            if waiting == IN_FLIGHT:
+                line.answered(error_at)
+                waiting -= 1
+            line.send(_frame(ApiKey.PRODUCE, PRODUCE_VERSION, request))
+            waiting += 1
+        for _ in range(waiting):
+            line.answered(error_at)
 
 
 def fetch(port: int, topic: str, *, partitions: int, batches: int, batch: bytes, count: int, size: int) -> Load:

@@ -95,6 +95,16 @@ def test_a_helper_that_dies_is_replaced_for_the_next_who_asks() -> None:
     asyncio.run(main())
 
 
+def test_a_terminals_interrupt_is_left_to_the_broker() -> None:
+    async def main() -> None:
+        async with Helper() as helper:
+            number = await helper.run(f"{HERE}:own_number")
+            os.kill(number, signal.SIGINT)
+            assert await helper.run(f"{HERE}:own_number") == number
+
+    asyncio.run(main())
+
+
 def test_whoever_stops_waiting_ends_the_work(tmp_path: Path) -> None:
     async def main() -> int:
         async with Helper() as helper:
