@@ -183,10 +183,13 @@ class Member:
             else:
                 self._commits = False
 
-        if self.world.healed or self.chance.random() < 0.9:
-            leave()
-        else:
+        fate = 1.0 if self.world.healed else self.chance.random()
+        if fate < 0.1:
             self.sleep(leave)
+        elif fate < 0.25:
+            self.world.after(self.chance.choice((1_000, 3_000)), leave)  # on its way for so long
+        else:
+            leave()
 
     # Failing ----------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from service.groups.commands import JoinReply
 from service.groups.consumer_decisions import ConsumerDecisions
 from service.groups.consumer_group import ConsumerGroup
 from service.groups.migration import Migration
-from service.groups.offset_decisions import OffsetDecisions
 from service.groups.offsets import Offsets
 from service.groups.records import member_tombstones
 from service.groups.verdicts import Fault
@@ -28,27 +27,6 @@ from tests.sim.run import replaced
 MAX_SEEDS = 150
 
 Planting = contextlib.AbstractContextManager[None]
-
-
-def generation_unchecked() -> Planting:
-    def fault(group: ClassicGroup, member_id: str, instance_id: str | None, generation: int) -> Fault | None:
-        return group.member_fault(member_id, instance_id)
-
-    return replaced(service.groups.offset_decisions, "_classic_member_fault", fault)
-
-
-def commit_of_a_fenced_member_accepted() -> Planting:
-    def anybody(decisions: OffsetDecisions, group: Any, ask: Any) -> Any:
-        return lambda offset: None
-
-    return replaced(OffsetDecisions, "_may_commit", anybody)
-
-
-def member_epoch_unchecked() -> Planting:
-    def anything(member: Any, epoch: int) -> Any:
-        return lambda offset: None
-
-    return replaced(service.groups.offset_decisions, "_consumer_check", anything)
 
 
 def tombstone_lost() -> Planting:
@@ -89,10 +67,6 @@ def sessions_lost_on_restart() -> Iterator[None]:
         yield
 
 
-def rebalance_timer_lost() -> Planting:
-    return replaced(ClassicDecisions, "_set_join_deadline", lambda decisions, group, draft: None)
-
-
 def offsets_of_open_transactions_visible() -> Planting:
     def put(offsets: Offsets, group: str, topic: str, partition: int, committed: Any, *, producer_id: int) -> None:
         offsets.put(group, topic, partition, committed)
@@ -120,27 +94,18 @@ def topics_that_change_not_looked_at() -> Planting:
     return replaced(ConsumerGroup, "must_look_at_metadata", lambda group, version: False)
 
 
-def topic_made_again_inherits_offsets() -> Planting:
-    return replaced(service.groups.offset_decisions, "_is_of_another_topic", lambda stored, wanted: False)
-
-
 MUTANTS: dict[str, Callable[[], Planting]] = {
     plant.__name__: plant
     for plant in (
-        generation_unchecked,
-        commit_of_a_fenced_member_accepted,
-        member_epoch_unchecked,
         tombstone_lost,
         compared_with_the_assignments_epoch,
         static_member_fenced_by_its_own_restart,
         pending_join_never_expired,
         sessions_lost_on_restart,
-        rebalance_timer_lost,
         offsets_of_open_transactions_visible,
         subscription_of_a_restarted_instance_kept,
         partition_given_before_it_is_free,
         topics_that_change_not_looked_at,
-        topic_made_again_inherits_offsets,
     )
 }
 
