@@ -10,14 +10,17 @@ What always holds:
  - Effects can be derived again from state (`owed_markers`).
  - A command that meets travelling markers waits until they are written, or until its patience ends; then it is told
    `Busy`. Waiting commands are in memory only: their callers ask the next coordinator.
+ - What is awaited is told by `now_ms`, which only ever runs on. What is stored is stamped by the wall clock as it
+   stands, and a clock that is set forgets no id and ends no transaction.
 """
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final, NamedTuple, assert_never
 
+from log.clock import ClockWatch
 from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 from txn.branches import MAX_UNDECIDED, branch_of, check_decision, decide_together, find_unready, is_open, reusable
 from txn.commands import (
@@ -29,7 +32,7 @@ from txn.commands import (
     MarkersWritten,
     VerifyPartitions,
 )
-from txn.deadlines import Deadlines, abort_at_ms, forget_at_ms
+from txn.deadlines import Deadlines, forget_after_ms
 from txn.decisions import (
     Outcome,
     TakeId,
@@ -105,9 +108,10 @@ class _Written(NamedTuple):
 class _Draft:
     """A decision in the making: what it changed so far lies over the machine's state."""
 
-    def __init__(self, txns: dict[str, Txn], now_ms: int) -> None:
+    def __init__(self, txns: dict[str, Txn], now_ms: int, wall_ms: int) -> None:
         self._txns = txns
         self.now_ms = now_ms
+        self.wall_ms = wall_ms
         self.moved: dict[str, Txn | None] = {}
         self.records: list[tuple[bytes, bytes | None]] = []
         self.written: list[_Written] = []
@@ -148,10 +152,12 @@ class _Draft:
 class TxnCoordinator:
     """The ids of one partition."""
 
-    def __init__(self, take_id: TakeId, settings: TxnSettings) -> None:
+    def __init__(self, take_id: TakeId, settings: TxnSettings, wall_ms: Callable[[], int]) -> None:
         """`take_id` gives a producer id that nobody had before, or None while there is none."""
         self._take_id = take_id
         self._settings = settings
+        self._wall_ms = wall_ms
+        self._clock = ClockWatch()
         self._txns: dict[str, Txn] = {}
         self._branches: dict[str, dict[str, None]] = {}
         self._finished: dict[str, dict[str, None]] = {}
@@ -168,7 +174,7 @@ class TxnCoordinator:
 
     def decide(self, command: Command, token: int, now_ms: int) -> Decision:
         """What becomes of a command. An answer under `token` is in this decision or in a later one."""
-        draft = _Draft(self._txns, now_ms)
+        draft = self._begin(now_ms)
         patience_ms: int = getattr(command, "patience_ms", 0)
         self._take(draft, _Waiting(command, token, now_ms + patience_ms))
         return self._finish(draft)
@@ -194,14 +200,14 @@ class TxnCoordinator:
 
     def expire(self, now_ms: int) -> Decision:
         """Abort what took too long, forget what nobody uses, answer who waited long enough."""
-        draft = _Draft(self._txns, now_ms)
+        draft = self._begin(now_ms)
         for txn in list(islice(self._owed.settled.values(), END_AT_ONCE)):
             self._complete(draft, txn)
         for transactional_id in self._deadlines.due(now_ms, at_most=END_AT_ONCE):
-            txn_due = draft.get(transactional_id)
             # Who took over an id just now, in this very decision, has ended what others left open.
-            if txn_due is not None and (at_ms := abort_at_ms(txn_due)) is not None and at_ms <= now_ms:
-                draft.move(fence(txn_due, same_client=True, now_ms=now_ms, take_id=self._take_id))
+            if transactional_id not in draft.moved:
+                txn_due = self._txns[transactional_id]
+                draft.move(fence(txn_due, same_client=True, wall_ms=draft.wall_ms, take_id=self._take_id))
         if now_ms >= self._forget_next_ms:
             self._forget_idle(draft)
         self._answer_impatient(draft)
@@ -251,12 +257,12 @@ class TxnCoordinator:
                 return self._init(draft, command)
             case AddPartitions():
                 txn = draft.get(command.transactional_id)
-                return draft.carry_out(decide_add_partitions(txn, command, now_ms=draft.now_ms))
+                return draft.carry_out(decide_add_partitions(txn, command, wall_ms=draft.wall_ms))
             case VerifyPartitions():
                 return decide_verify(draft.get(command.transactional_id), command).verdict
             case EndTransaction():
                 txn = draft.get(command.transactional_id)
-                return draft.carry_out(decide_end(txn, command, now_ms=draft.now_ms, take_id=self._take_id))
+                return draft.carry_out(decide_end(txn, command, wall_ms=draft.wall_ms, take_id=self._take_id))
             case EndBranches():
                 return self._end_branches(draft, command)
             case MarkersWritten():
@@ -275,7 +281,7 @@ class TxnCoordinator:
             if txn is None and finished is None and len(self._branches.get(branch.root, ())) >= MAX_UNDECIDED:
                 return InvalidRequest(f"{MAX_UNDECIDED} branches of one root wait for a decision")
         outcome = decide_init(
-            txn, ask, now_ms=draft.now_ms, take_id=self._take_id, settings=self._settings, finished=finished
+            txn, ask, wall_ms=draft.wall_ms, take_id=self._take_id, settings=self._settings, finished=finished
         )
         if outcome.moved is None:
             return outcome.verdict
@@ -286,7 +292,7 @@ class TxnCoordinator:
             # The id has a new owner (and no repeat of an answered request): what its writers left open is aborted
             # with it.
             for open_branch in self._open_branches(draft, ask.transactional_id):
-                draft.move(discard(open_branch, now_ms=draft.now_ms))
+                draft.move(discard(open_branch, wall_ms=draft.wall_ms))
         return outcome.verdict
 
     def _end_branches(self, draft: _Draft, ask: EndBranches) -> Verdict:
@@ -302,13 +308,13 @@ class TxnCoordinator:
         if unready := find_unready(branches, ask):
             return unready
         if root is None:
-            root = create(ask.root, ROOT_TIMEOUT_MS, now_ms=draft.now_ms, take_id=self._take_id).moved
+            root = create(ask.root, ROOT_TIMEOUT_MS, wall_ms=draft.wall_ms, take_id=self._take_id).moved
         if root is None:
             return NO_PRODUCER_IDS
         # Its state stays: what became of its own last transaction must be told to a client that asks again.
         draft.move(
             root._replace(
-                updated_ms=draft.now_ms,
+                updated_ms=draft.wall_ms,
                 decided_token=ask.token,
                 decided_by=ask.decided_by,
                 decided_before=root.decided_by,
@@ -323,7 +329,7 @@ class TxnCoordinator:
         decided = decide_together(branches.values(), named, ask.token)
         for branch, commits in decided:
             decide_branch = commit_branch if commits else discard
-            draft.move(decide_branch(branch, now_ms=draft.now_ms))
+            draft.move(decide_branch(branch, wall_ms=draft.wall_ms))
         return len(decided)
 
     def _markers_written(self, draft: _Draft, ask: MarkersWritten) -> Verdict:
@@ -335,7 +341,7 @@ class TxnCoordinator:
 
     def _complete(self, draft: _Draft, txn: Txn) -> None:
         """Every marker is written: those who waited for it go on."""
-        draft.move(complete(txn, now_ms=draft.now_ms))
+        draft.move(complete(txn, wall_ms=draft.wall_ms))
         for waiting in self._waiting.pop(txn.transactional_id, {}).values():
             self._waiting_count -= 1
             self._take(draft, waiting)
@@ -394,14 +400,21 @@ class TxnCoordinator:
         looked_at = list(islice(self._not_looked_at, LOOKED_AT_ONCE))
         for transactional_id in looked_at:
             txn = draft.get(transactional_id)
-            at_ms = None if txn is None else forget_at_ms(txn, self._settings)
-            if at_ms is not None and at_ms <= draft.now_ms:
+            if txn is None or (kept_ms := forget_after_ms(txn, self._settings)) is None:
+                continue
+            if draft.wall_ms - self._clock.since_ms(txn.updated_ms) >= kept_ms:
                 draft.forget(transactional_id)
         if len(looked_at) < LOOKED_AT_ONCE:
             self._not_looked_at = None
             self._forget_next_ms = draft.now_ms + self._settings.forget_interval_ms
 
     # -- state
+
+    def _begin(self, now_ms: int) -> _Draft:
+        wall_ms = self._wall_ms()
+        self._clock.look(now_ms, wall_ms)
+        self._deadlines.note_time(now_ms, wall_ms)
+        return _Draft(self._txns, now_ms, wall_ms)
 
     def _finish(self, draft: _Draft) -> Decision:
         assert not self._decided, "every record that was decided on must be applied before the next decision"

@@ -3,7 +3,7 @@ durable and what to say afterwards.
 
 The order of questions is Kafka's where a client can see it. A fresh producer id is asked for only when it is needed
 (`take_id`; None: none left just now). `coordinator.py` calls them and knows the other transactional ids; what
-concerns several ids at once stands in `branches.py`.
+concerns several ids at once stands in `branches.py`. `wall_ms` is what is stamped: the wall clock as it stands.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def decide_init(
     txn: Txn | None,
     ask: InitProducer,
     *,
-    now_ms: int,
+    wall_ms: int,
     take_id: TakeId,
     settings: TxnSettings,
     finished: Txn | None = None,
@@ -65,15 +65,15 @@ def decide_init(
     timeout_ms = TWO_PHASE_TIMEOUT_MS if ask.two_phase_commit else ask.timeout_ms
     if txn is None:
         if finished is not None:
-            return _succeed(finished, ask.transactional_id, timeout_ms, now_ms=now_ms)
-        return create(ask.transactional_id, timeout_ms, now_ms=now_ms, take_id=take_id)
+            return _succeed(finished, ask.transactional_id, timeout_ms, wall_ms=wall_ms)
+        return create(ask.transactional_id, timeout_ms, wall_ms=wall_ms, take_id=take_id)
     if not _may_init(txn, ask):
         return Outcome(Fenced(ask.producer_epoch, txn.holder[1]))
     if txn.state in PREPARED:
         return Outcome(BUSY)
     if txn.state is State.ONGOING:
-        return _init_over_ongoing(txn, ask, now_ms=now_ms, take_id=take_id)
-    return _init_at_rest(txn, ask, timeout_ms, now_ms=now_ms, take_id=take_id)
+        return _init_over_ongoing(txn, ask, wall_ms=wall_ms, take_id=take_id)
+    return _init_at_rest(txn, ask, timeout_ms, wall_ms=wall_ms, take_id=take_id)
 
 
 def _check_init(ask: InitProducer, settings: TxnSettings) -> Verdict | None:
@@ -92,21 +92,21 @@ def _check_init(ask: InitProducer, settings: TxnSettings) -> Verdict | None:
     return None
 
 
-def create(transactional_id: str, timeout_ms: int, *, now_ms: int, take_id: TakeId) -> Outcome:
+def create(transactional_id: str, timeout_ms: int, *, wall_ms: int, take_id: TakeId) -> Outcome:
     """An id that nobody used yet, or that was forgotten."""
     producer_id = take_id()
     if producer_id is None:
         return Outcome(NO_PRODUCER_IDS)
-    txn = Txn(transactional_id, producer_id, 0, State.EMPTY, timeout_ms, now_ms)
+    txn = Txn(transactional_id, producer_id, 0, State.EMPTY, timeout_ms, wall_ms)
     return Outcome(Initialized(producer_id, 0), txn)
 
 
-def _succeed(finished: Txn, transactional_id: str, timeout_ms: int, *, now_ms: int) -> Outcome:
+def _succeed(finished: Txn, transactional_id: str, timeout_ms: int, *, wall_ms: int) -> Outcome:
     """A new id under the producer id of one that is finished, with the next epoch: whoever still writes as the old
     one is fenced.
     """
     epoch = bumped(finished.producer_epoch)
-    txn = Txn(transactional_id, finished.producer_id, epoch, State.EMPTY, timeout_ms, now_ms)
+    txn = Txn(transactional_id, finished.producer_id, epoch, State.EMPTY, timeout_ms, wall_ms)
     return Outcome(Initialized(txn.producer_id, epoch), txn)
 
 
@@ -130,22 +130,22 @@ def _is_repeat(txn: Txn, pair: tuple[int, int]) -> bool:
     return txn.last_producer_epoch != NO_PRODUCER_EPOCH and pair == (txn.previous_producer_id, txn.last_producer_epoch)
 
 
-def _init_over_ongoing(txn: Txn, ask: InitProducer, *, now_ms: int, take_id: TakeId) -> Outcome:
+def _init_over_ongoing(txn: Txn, ask: InitProducer, *, wall_ms: int, take_id: TakeId) -> Outcome:
     if ask.keep_prepared and txn.is_two_phase:
-        return resume(txn, now_ms=now_ms, take_id=take_id)
+        return resume(txn, wall_ms=wall_ms, take_id=take_id)
     # The epoch of the fence is never handed out: the caller comes back (or waits) and gets the one after it.
-    return Outcome(BUSY, fence(txn, same_client=_expects(ask), now_ms=now_ms, take_id=take_id))
+    return Outcome(BUSY, fence(txn, same_client=_expects(ask), wall_ms=wall_ms, take_id=take_id))
 
 
-def resume(txn: Txn, *, now_ms: int, take_id: TakeId) -> Outcome:
+def resume(txn: Txn, *, wall_ms: int, take_id: TakeId) -> Outcome:
     """Keep the prepared transaction as it is and give the caller a pair with which it can only end it (KIP-939)."""
-    moved = hand_on(txn, same_client=False, now_ms=now_ms, take_id=take_id)
+    moved = hand_on(txn, same_client=False, wall_ms=wall_ms, take_id=take_id)
     if moved is None:
         return Outcome(NO_PRODUCER_IDS)
     return Outcome(Initialized(*moved.holder, txn.producer_id, txn.producer_epoch), moved)
 
 
-def hand_on(txn: Txn, *, same_client: bool, now_ms: int, take_id: TakeId) -> Txn | None:
+def hand_on(txn: Txn, *, same_client: bool, wall_ms: int, take_id: TakeId) -> Txn | None:
     """The transaction as it is, in the hands of a fresh pair. None if that takes a producer id and there is none.
 
     The transaction's own pair stays: its markers must carry it. Whoever held it before is fenced by the new epoch.
@@ -162,11 +162,11 @@ def hand_on(txn: Txn, *, same_client: bool, now_ms: int, take_id: TakeId) -> Txn
         next_producer_epoch=next_epoch,
         previous_producer_id=holder_id if same_client else NO_PRODUCER_ID,
         last_producer_epoch=holder_epoch if same_client else NO_PRODUCER_EPOCH,
-        updated_ms=now_ms,
+        updated_ms=wall_ms,
     )
 
 
-def _init_at_rest(txn: Txn, ask: InitProducer, timeout_ms: int, *, now_ms: int, take_id: TakeId) -> Outcome:
+def _init_at_rest(txn: Txn, ask: InitProducer, timeout_ms: int, *, wall_ms: int, take_id: TakeId) -> Outcome:
     producer_id, producer_epoch = txn.holder
     moved = txn._replace(
         state=State.EMPTY,
@@ -175,7 +175,7 @@ def _init_at_rest(txn: Txn, ask: InitProducer, timeout_ms: int, *, now_ms: int, 
         next_producer_id=NO_PRODUCER_ID,
         next_producer_epoch=NO_PRODUCER_EPOCH,
         timeout_ms=timeout_ms,
-        updated_ms=now_ms,
+        updated_ms=wall_ms,
         started_ms=NO_TIMESTAMP,
         sealed_ms=NO_TIMESTAMP,
     )
@@ -207,7 +207,7 @@ def bump(txn: Txn, *, same_client: bool, take_id: TakeId) -> Txn | None:
 # ---------------------------------------------------------------- AddPartitionsToTxn, AddOffsetsToTxn, verification
 
 
-def decide_add_partitions(txn: Txn | None, ask: AddPartitions, *, now_ms: int) -> Outcome:
+def decide_add_partitions(txn: Txn | None, ask: AddPartitions, *, wall_ms: int) -> Outcome:
     """Take partitions into the transaction; the first ones begin it."""
     if refused := _check_member(txn, ask):
         return Outcome(refused)
@@ -217,12 +217,12 @@ def decide_add_partitions(txn: Txn | None, ask: AddPartitions, *, now_ms: int) -
         partitions = txn.partitions + tuple(new for new in dict.fromkeys(ask.partitions) if new not in known)
         if len(partitions) == len(txn.partitions):
             return Outcome(ADDED)
-        return Outcome(ADDED, txn._replace(partitions=partitions, updated_ms=now_ms))
+        return Outcome(ADDED, txn._replace(partitions=partitions, updated_ms=wall_ms))
     moved = txn._replace(
         state=State.ONGOING,
         partitions=tuple(dict.fromkeys(ask.partitions)),
-        started_ms=now_ms,
-        updated_ms=now_ms,
+        started_ms=wall_ms,
+        updated_ms=wall_ms,
         client_version=ask.transaction_version,
     )
     return Outcome(ADDED, moved)
@@ -260,7 +260,7 @@ def _is_nobodys(ask: AddPartitions | VerifyPartitions | EndTransaction) -> bool:
 # ---------------------------------------------------------------- EndTxn
 
 
-def decide_end(txn: Txn | None, ask: EndTransaction, *, now_ms: int, take_id: TakeId) -> Outcome:
+def decide_end(txn: Txn | None, ask: EndTransaction, *, wall_ms: int, take_id: TakeId) -> Outcome:
     """Decide the open transaction, or say what was decided."""
     if not ask.transactional_id:
         return Outcome(InvalidRequest("an empty transactional id"))
@@ -269,12 +269,12 @@ def decide_end(txn: Txn | None, ask: EndTransaction, *, now_ms: int, take_id: Ta
     if _is_nobodys(ask):
         return Outcome(Fenced(ask.producer_epoch, txn.holder[1]))
     if ask.commit and branch_of(ask.transactional_id) is not None:
-        return _seal(txn, ask, now_ms=now_ms, take_id=take_id)
+        return _seal(txn, ask, wall_ms=wall_ms, take_id=take_id)
     if ask.transaction_version < 2 and not txn.handed_on:
-        return _end_same_epoch(txn, ask, now_ms=now_ms)
+        return _end_same_epoch(txn, ask, wall_ms=wall_ms)
     pair = (ask.producer_id, ask.producer_epoch)
     if pair == txn.holder:
-        return _end_current(txn, ask, now_ms=now_ms, take_id=take_id)
+        return _end_current(txn, ask, wall_ms=wall_ms, take_id=take_id)
     if txn.client_version >= 2 and _is_repeat(txn, pair):
         return _end_repeated(txn, ask)
     if ask.producer_id != txn.holder[0]:
@@ -282,7 +282,7 @@ def decide_end(txn: Txn | None, ask: EndTransaction, *, now_ms: int, take_id: Ta
     return Outcome(Fenced(ask.producer_epoch, txn.holder[1]))
 
 
-def _end_current(txn: Txn, ask: EndTransaction, *, now_ms: int, take_id: TakeId) -> Outcome:
+def _end_current(txn: Txn, ask: EndTransaction, *, wall_ms: int, take_id: TakeId) -> Outcome:
     """Version 2, from the holder of the present epoch: whatever it ends, it is not what was ended before."""
     if txn.state in PREPARED:
         # The client goes on to its next transaction before the last one's markers are written: ask again. Kafka has a
@@ -290,7 +290,7 @@ def _end_current(txn: Txn, ask: EndTransaction, *, now_ms: int, take_id: TakeId)
         return Outcome(BUSY)
     if txn.state in AT_REST and ask.commit:
         return Outcome(WrongState(txn.state))
-    decided = prepare(txn, commit=ask.commit, now_ms=now_ms, take_id=take_id)
+    decided = prepare(txn, commit=ask.commit, wall_ms=wall_ms, take_id=take_id)
     if decided is None:
         return Outcome(NO_PRODUCER_IDS)
     return Outcome(Ended(*decided.successor), decided)
@@ -308,7 +308,7 @@ def _end_repeated(txn: Txn, ask: EndTransaction) -> Outcome:
     return Outcome(Fenced(ask.producer_epoch, txn.holder[1]))
 
 
-def _end_same_epoch(txn: Txn, ask: EndTransaction, *, now_ms: int) -> Outcome:
+def _end_same_epoch(txn: Txn, ask: EndTransaction, *, wall_ms: int) -> Outcome:
     """Versions 0 and 1: epochs don't move, so an end of the last transaction and one of the next look alike."""
     producer_id, producer_epoch = txn.holder
     if ask.producer_id != producer_id:
@@ -317,7 +317,7 @@ def _end_same_epoch(txn: Txn, ask: EndTransaction, *, now_ms: int) -> Outcome:
         return Outcome(Fenced(ask.producer_epoch, producer_epoch))
     match txn.state, ask.commit:
         case State.ONGOING, commit:
-            decided = txn._replace(state=_prepared(commit), updated_ms=now_ms, client_version=0)
+            decided = txn._replace(state=_prepared(commit), updated_ms=wall_ms, client_version=0)
             return Outcome(Ended(*decided.holder), decided)
         case (State.COMPLETE_COMMIT, True) | (State.COMPLETE_ABORT, False):
             return Outcome(Ended(*txn.holder))
@@ -326,7 +326,7 @@ def _end_same_epoch(txn: Txn, ask: EndTransaction, *, now_ms: int) -> Outcome:
     return Outcome(WrongState(txn.state))
 
 
-def _seal(branch: Txn, ask: EndTransaction, *, now_ms: int, take_id: TakeId) -> Outcome:
+def _seal(branch: Txn, ask: EndTransaction, *, wall_ms: int, take_id: TakeId) -> Outcome:
     """A branch's writer commits: it declares its part whole, and its root decides.
 
     The pair it goes on with can only abort; whatever was written with the pair before stays open until the decision.
@@ -340,10 +340,10 @@ def _seal(branch: Txn, ask: EndTransaction, *, now_ms: int, take_id: TakeId) -> 
         return Outcome(Fenced(ask.producer_epoch, branch.holder[1]))
     if branch.handed_on or branch.state not in (State.EMPTY, State.ONGOING):
         return Outcome(WrongState(branch.state))
-    sealed = hand_on(branch, same_client=True, now_ms=now_ms, take_id=take_id)
+    sealed = hand_on(branch, same_client=True, wall_ms=wall_ms, take_id=take_id)
     if sealed is None:
         return Outcome(NO_PRODUCER_IDS)
-    sealed = sealed._replace(sealed_ms=now_ms)
+    sealed = sealed._replace(sealed_ms=wall_ms)
     return Outcome(Sealed(*sealed.holder), sealed)
 
 
@@ -351,7 +351,7 @@ def _prepared(commit: bool) -> State:
     return State.PREPARE_COMMIT if commit else State.PREPARE_ABORT
 
 
-def prepare(txn: Txn, *, commit: bool, now_ms: int, take_id: TakeId, rotate: bool = True) -> Txn | None:
+def prepare(txn: Txn, *, commit: bool, wall_ms: int, take_id: TakeId, rotate: bool = True) -> Txn | None:
     """Decided, by its holder, in version 2: the epoch moves, for the markers and for whatever comes next.
 
     None if a fresh producer id is needed and there is none. `rotate=False`: the id will not be written with again.
@@ -373,25 +373,25 @@ def prepare(txn: Txn, *, commit: bool, now_ms: int, take_id: TakeId, rotate: boo
         last_producer_epoch=holder_epoch,
         next_producer_id=next_id,
         next_producer_epoch=next_epoch,
-        started_ms=txn.started_ms if txn.state is State.ONGOING else now_ms,
-        updated_ms=now_ms,
+        started_ms=txn.started_ms if txn.state is State.ONGOING else wall_ms,
+        updated_ms=wall_ms,
         client_version=2,
     )
-    return decided if txn.state is State.ONGOING else complete(decided, now_ms=now_ms)
+    return decided if txn.state is State.ONGOING else complete(decided, wall_ms=wall_ms)
 
 
-def fence(txn: Txn, *, same_client: bool, now_ms: int, take_id: TakeId) -> Txn:
+def fence(txn: Txn, *, same_client: bool, wall_ms: int, take_id: TakeId) -> Txn:
     """Abort what is open for its holder: by time, or because the id is taken over. The epoch moves, so that it writes
     no more.
 
     `same_client`: the one that is fenced may find its way back, by repeating its abort or by initializing with the
     pair it had.
     """
-    aborted = prepare(txn, commit=False, now_ms=now_ms, take_id=take_id)
+    aborted = prepare(txn, commit=False, wall_ms=wall_ms, take_id=take_id)
     if aborted is None:
         # No fresh id: the epoch of the fence is then the last one, and nobody may be told of it; whoever comes next
         # gets a fresh id.
-        aborted = prepare(txn, commit=False, now_ms=now_ms, take_id=take_id, rotate=False)
+        aborted = prepare(txn, commit=False, wall_ms=wall_ms, take_id=take_id, rotate=False)
         same_client = False
     assert aborted is not None
     if same_client:
@@ -399,16 +399,16 @@ def fence(txn: Txn, *, same_client: bool, now_ms: int, take_id: TakeId) -> Txn:
     return aborted._replace(previous_producer_id=NO_PRODUCER_ID, last_producer_epoch=NO_PRODUCER_EPOCH)
 
 
-def discard(branch: Txn, *, now_ms: int) -> Txn:
+def discard(branch: Txn, *, wall_ms: int) -> Txn:
     """Abort an open branch for good: nobody goes on with its id."""
-    aborted = prepare(branch, commit=False, now_ms=now_ms, take_id=_no_id, rotate=False)
+    aborted = prepare(branch, commit=False, wall_ms=wall_ms, take_id=_no_id, rotate=False)
     assert aborted is not None
     return aborted._replace(previous_producer_id=NO_PRODUCER_ID, last_producer_epoch=NO_PRODUCER_EPOCH)
 
 
-def commit_branch(branch: Txn, *, now_ms: int) -> Txn:
+def commit_branch(branch: Txn, *, wall_ms: int) -> Txn:
     """Commit a sealed branch by its root's decision."""
-    committed = prepare(branch, commit=True, now_ms=now_ms, take_id=_no_id, rotate=False)
+    committed = prepare(branch, commit=True, wall_ms=wall_ms, take_id=_no_id, rotate=False)
     assert committed is not None
     return committed
 
@@ -417,7 +417,7 @@ def _no_id() -> None:
     """Whose id is not written with again needs no fresh one."""
 
 
-def complete(txn: Txn, *, now_ms: int) -> Txn:
+def complete(txn: Txn, *, wall_ms: int) -> Txn:
     """Every marker is written."""
     assert txn.state in PREPARED
     producer_id, producer_epoch = txn.successor
@@ -429,5 +429,5 @@ def complete(txn: Txn, *, now_ms: int) -> Txn:
         next_producer_epoch=NO_PRODUCER_EPOCH,
         partitions=(),
         sealed_ms=NO_TIMESTAMP,
-        updated_ms=now_ms,
+        updated_ms=wall_ms,
     )

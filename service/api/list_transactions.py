@@ -53,7 +53,7 @@ async def handle(
     found: list[ListTransactionsResponseTransactionState] = []
     for shard in shards:
         for count, txn in enumerate(list(shard.machine.all()), start=1):
-            if is_wanted(txn, shard.now_ms()):
+            if is_wanted(txn, broker.env.clock.wall_ms()):
                 state = ListTransactionsResponseTransactionState(txn.transactional_id, txn.producer_id, txn.state.label)
                 found.append(state)
             if count % LOOKED_AT_ONCE == 0:

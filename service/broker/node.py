@@ -122,7 +122,7 @@ class Broker:
         self.transactions = Coordinators(
             TRANSACTION_TOPIC,
             lambda transactional_id, count: partition_for(home_of(transactional_id), count),
-            lambda partition: TxnCoordinator(self.producer_ids.take, self._txn_settings()),
+            lambda partition: TxnCoordinator(self.producer_ids.take, self._txn_settings(), env.clock.wall_ms),
             self._post_markers,
             self.partitions,
             env,

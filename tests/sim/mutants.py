@@ -602,7 +602,7 @@ def a_branch_is_sealed_twice() -> contextlib.AbstractContextManager[None]:
 
     def seal(branch: Txn, ask: EndTransaction, **circumstances: Any) -> Any:
         if branch.handed_on:
-            return txn.decisions.Outcome(Ended(*branch.holder), txn.decisions.commit_branch(branch, now_ms=0))
+            return txn.decisions.Outcome(Ended(*branch.holder), txn.decisions.commit_branch(branch, wall_ms=0))
         return original(branch, ask, **circumstances)
 
     return replaced(txn.decisions, "_seal", seal)
@@ -616,12 +616,7 @@ def what_is_prepared_ends_by_time() -> contextlib.AbstractContextManager[None]:
             return owned.started_ms + 500
         return original(owned)
 
-    @contextlib.contextmanager
-    def plant() -> Iterator[None]:
-        with replaced(txn.coordinator, "abort_at_ms", abort_at_ms), replaced(txn.deadlines, "abort_at_ms", abort_at_ms):
-            yield
-
-    return plant()
+    return replaced(txn.deadlines, "abort_at_ms", abort_at_ms)
 
 
 def what_is_prepared_is_not_kept() -> contextlib.AbstractContextManager[None]:

@@ -25,12 +25,13 @@ class PlainShard:
         self.log: list[Record] = []
         self.batches: list[list[Record]] = []
         self.now_ms = START_MS
+        self.wall_ahead_ms = 0  # how far the wall clock is ahead of the steady one
         self.answers: dict[int, Verdict] = {}
         self.effects: list[object] = []
         self._last_token = 0
         self._told = 0
         self._late: list[Verdict] = []
-        self.machine = TxnCoordinator(self.ids.take, self.settings)
+        self.machine = TxnCoordinator(self.ids.take, self.settings, self.wall_ms)
 
     def ask(self, command: object) -> Verdict | None:
         """Decide on a command; None while its answer is outstanding."""
@@ -46,10 +47,13 @@ class PlainShard:
             self._carry_out(self.machine.expire(self.now_ms))
         self.now_ms = until_ms
 
+    def wall_ms(self) -> int:
+        return self.now_ms + self.wall_ahead_ms
+
     def restart(self, *, compacted: bool = False) -> None:
         """Another broker takes over: it knows the log and nothing else."""
         records = list(dict(self.log).items()) if compacted else self.log
-        self.machine = TxnCoordinator(self.ids.take, self.settings)
+        self.machine = TxnCoordinator(self.ids.take, self.settings, self.wall_ms)
         for key, value in records:
             self.machine.apply(key, value)
         self.effects += self.machine.owed_markers()

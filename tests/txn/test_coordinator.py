@@ -1,14 +1,15 @@
 """The coordinator as a whole: waiting, time, markers, what is derived from state."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from log.ids import TopicPartition
 from tests.rules import rule
 from tests.txn.shard import START_MS, PlainShard
-from txn.commands import AddPartitions, EndTransaction, InitProducer, MarkersWritten, VerifyPartitions
+from txn.commands import AddPartitions, EndBranches, EndTransaction, InitProducer, MarkersWritten, VerifyPartitions
 from txn.coordinator import END_AT_ONCE, LOOKED_AT_ONCE, MAX_WAITING, TxnCoordinator
-from txn.deadlines import Deadlines
+from txn.deadlines import DECISION_RETENTION_MS, Deadlines
 from txn.markers import SendMarkers
 from txn.records import write_key, write_value
 from txn.settings import TxnSettings
@@ -202,6 +203,82 @@ def test_many_transactions_that_end_at_once_end_in_decisions_of_bounded_size() -
     assert {txn.state for txn in shard.machine.all()} == {State.PREPARE_ABORT}
 
 
+# ---------------------------------------------------------------- clocks that are set
+
+
+def test_what_is_used_after_the_clock_was_set_is_kept_over_the_next_start() -> None:
+    shard = PlainShard()
+    shard.wall_ahead_ms = -START_MS  # the machine believes that it is 1970
+    shard.init("early")
+    shard.wall_ahead_ms = 0
+    shard.init()
+    shard.restart()
+    shard.tick(WEEK_MS - HOUR_MS)
+    assert shard.machine.describe("pay") is not None
+    shard.tick(2 * HOUR_MS)
+    assert shard.machine.describe("pay") is None
+
+
+def test_what_was_stamped_before_the_clock_was_set_counts_as_stamped_at_the_start() -> None:
+    shard = PlainShard()
+    shard.wall_ahead_ms = -START_MS
+    shard.init()
+    shard.ask(EndBranches("clicks", 7, commit=True, branches=()))
+    shard.wall_ahead_ms = 0
+    shard.restart()
+    shard.tick(WEEK_MS - HOUR_MS)
+    assert shard.machine.describe("pay") is not None
+    shard.tick(2 * HOUR_MS)
+    assert shard.machine.describe("pay") is None
+    shard.tick(DECISION_RETENTION_MS - WEEK_MS - 2 * HOUR_MS)
+    assert shard.machine.last_decision("clicks").token == 7
+    shard.tick(3 * HOUR_MS)
+    assert shard.machine.describe("clicks") is None
+
+
+@pytest.mark.parametrize("ahead_ms", [-START_MS, -50 * WEEK_MS])
+def test_a_clock_that_is_set_ahead_forgets_no_id_of_a_running_machine(ahead_ms: int) -> None:
+    shard = PlainShard()
+    shard.wall_ahead_ms = ahead_ms
+    shard.init()
+    shard.tick(HOUR_MS)
+    shard.wall_ahead_ms = 0
+    shard.tick(WEEK_MS - HOUR_MS)
+    assert shard.machine.describe("pay") is not None
+    shard.tick(2 * HOUR_MS)
+    assert shard.machine.describe("pay") is None
+
+
+@pytest.mark.parametrize("ahead_ms", [-START_MS, -WEEK_MS, WEEK_MS])
+def test_a_clock_that_is_set_ends_no_transaction_early_and_none_late(ahead_ms: int) -> None:
+    shard = PlainShard()
+    pair = shard.init(timeout_ms=10_000)
+    shard.ask(AddPartitions("pay", *pair, (ORDERS,)))
+    shard.wall_ahead_ms = ahead_ms
+    shard.tick(5_000)
+    shard.ask(AddPartitions("pay", *pair, (PAYMENTS,)))
+    shard.tick(5_000)
+    assert shard.txn("pay").state is State.ONGOING
+    shard.tick(1)
+    assert shard.txn("pay").state is State.PREPARE_ABORT
+
+
+@pytest.mark.parametrize("ahead_ms", [-START_MS, WEEK_MS])
+def test_a_transaction_whose_start_cannot_be_waits_once_more_after_a_replay(ahead_ms: int) -> None:
+    """Begun in 1970, or next week."""
+    shard = PlainShard()
+    shard.wall_ahead_ms = ahead_ms
+    pair = shard.init(timeout_ms=10_000)
+    shard.ask(AddPartitions("pay", *pair, (ORDERS,)))
+    shard.wall_ahead_ms = 0
+    shard.tick(9_000)
+    shard.restart()
+    shard.tick(10_000)
+    assert shard.txn("pay").state is State.ONGOING
+    shard.tick(1)
+    assert shard.txn("pay").state is State.PREPARE_ABORT
+
+
 class Counting(dict[str, Txn]):
     """Counts how often anybody looks at an id."""
 
@@ -216,7 +293,7 @@ class Counting(dict[str, Txn]):
 
 def test_no_turn_looks_at_all_of_a_hundred_thousand_ids() -> None:
     """Nine in ten are at rest, the others open and out of time at once."""
-    machine = TxnCoordinator(lambda: 0, TxnSettings())
+    machine = TxnCoordinator(lambda: 0, TxnSettings(), lambda: START_MS + 2_000)
     machine._txns = counting = Counting()
     for index in range(100_000):
         name, is_open = f"t{index}", index % 10 == 0
@@ -250,12 +327,13 @@ def test_many_ids_are_forgotten_in_batches() -> None:
 
 
 def test_a_coordinator_without_ids_has_nothing_to_do() -> None:
-    assert TxnCoordinator(lambda: None, TxnSettings()).next_deadline_ms() is None
+    assert TxnCoordinator(lambda: None, TxnSettings(), lambda: START_MS).next_deadline_ms() is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 50), st.booleans()), max_size=60))
 def test_the_next_deadline_is_the_least(steps: list[tuple[int, int, bool]]) -> None:
     deadlines = Deadlines()
+    deadlines.note_time(0, 0)
     expected: dict[str, int] = {}
     for index, timeout_ms, is_open in steps:
         name = f"t{index}"
@@ -272,6 +350,7 @@ def test_the_next_deadline_is_the_least(steps: list[tuple[int, int, bool]]) -> N
 
 def test_deadlines_of_ended_transactions_do_not_pile_up() -> None:
     deadlines = Deadlines()
+    deadlines.note_time(0, 0)
     for started_ms in range(10_000):
         deadlines.follow(Txn("t", 1, 0, State.ONGOING, 60_000, 0, started_ms=started_ms))
     assert len(deadlines._heap) < 100

@@ -73,7 +73,7 @@ def txn_in(state: State, *, epoch: int = 5, producer_id: int = 1, version: int =
 
 
 def init(txn: Txn | None, ask: InitProducer, take_id: Callable[[], int | None] = fresh_id) -> Outcome:
-    return decide_init(txn, ask, now_ms=NOW, take_id=take_id, settings=SETTINGS)
+    return decide_init(txn, ask, wall_ms=NOW, take_id=take_id, settings=SETTINGS)
 
 
 def end(
@@ -86,7 +86,7 @@ def end(
     take_id: Callable[[], int | None] = fresh_id,
 ) -> Outcome:
     ask = EndTransaction("pay", producer_id, epoch, commit, version)
-    return decide_end(txn, ask, now_ms=NOW, take_id=take_id)
+    return decide_end(txn, ask, wall_ms=NOW, take_id=take_id)
 
 
 # ---------------------------------------------------------------- InitProducerId
@@ -195,13 +195,13 @@ def test_init_over_an_open_transaction_aborts_it() -> None:
     aborting = outcome.moved
     assert aborting is not None
     assert (aborting.state, aborting.producer_epoch, aborting.partitions) == (State.PREPARE_ABORT, 6, (ORDERS,))
-    after = init(complete(aborting, now_ms=NOW), InitProducer("pay", 1_000))
+    after = init(complete(aborting, wall_ms=NOW), InitProducer("pay", 1_000))
     assert after.verdict == Initialized(1, 7)
 
 
 @rule("B.3", "the fence moves the epoch once, not twice (KAFKA-19367)")
 def test_the_fence_moves_the_epoch_once() -> None:
-    assert fence(txn_in(State.ONGOING), same_client=False, now_ms=NOW, take_id=fresh_id).producer_epoch == 6
+    assert fence(txn_in(State.ONGOING), same_client=False, wall_ms=NOW, take_id=fresh_id).producer_epoch == 6
 
 
 @rule("B.3", "an older client's delayed init does not abort the present one's transaction")
@@ -211,16 +211,16 @@ def test_a_delayed_init_of_the_epoch_before_aborts_nothing() -> None:
 
 @rule("B.3", "a fence at the last epoch gives up the producer id (KAFKA-20090)")
 def test_a_fence_at_the_last_epoch_gives_up_the_producer_id() -> None:
-    aborting = fence(txn_in(State.ONGOING, epoch=32766), same_client=True, now_ms=NOW, take_id=fresh_id)
+    aborting = fence(txn_in(State.ONGOING, epoch=32766), same_client=True, wall_ms=NOW, take_id=fresh_id)
     assert (aborting.producer_id, aborting.producer_epoch) == (1, 32767)
-    aborted = complete(aborting, now_ms=NOW)
+    aborted = complete(aborting, wall_ms=NOW)
     assert aborted.holder == (FRESH, 0)
     assert end(aborted, 32766, commit=False).verdict == Ended(FRESH, 0)
 
 
 def test_a_fence_at_the_last_epoch_without_a_fresh_id_tells_nobody_of_it() -> None:
     aborted = complete(
-        fence(txn_in(State.ONGOING, epoch=32766), same_client=True, now_ms=NOW, take_id=no_id), now_ms=NOW
+        fence(txn_in(State.ONGOING, epoch=32766), same_client=True, wall_ms=NOW, take_id=no_id), wall_ms=NOW
     )
     assert aborted.producer_epoch == 32767
     assert end(aborted, 32766, commit=False).verdict == Fenced(32766, 32767)
@@ -233,7 +233,7 @@ def test_a_fence_at_the_last_epoch_without_a_fresh_id_tells_nobody_of_it() -> No
 @rule("B.3", "two-phase commit must be enabled, else it is refused")
 def test_two_phase_commit_has_to_be_allowed() -> None:
     ask = InitProducer("pay", 1_000, two_phase_commit=True)
-    outcome = decide_init(None, ask, now_ms=NOW, take_id=fresh_id, settings=TxnSettings())
+    outcome = decide_init(None, ask, wall_ms=NOW, take_id=fresh_id, settings=TxnSettings())
     assert outcome == Outcome(TwoPhaseCommitDisabled())
 
 
@@ -273,14 +273,14 @@ def test_nothing_to_keep_is_an_ordinary_init(state: State) -> None:
 @rule("B.3", "a resumed transaction's epochs run out: a fresh producer id controls it, and takes over afterwards")
 def test_resuming_at_the_last_epoch_takes_a_fresh_producer_id() -> None:
     prepared = txn_in(State.ONGOING, epoch=32766)._replace(timeout_ms=TWO_PHASE_TIMEOUT_MS)
-    outcome = resume(prepared, now_ms=NOW, take_id=fresh_id)
+    outcome = resume(prepared, wall_ms=NOW, take_id=fresh_id)
     assert outcome.verdict == Initialized(FRESH, 0, 1, 32766)
     committed = end(outcome.moved, 0, producer_id=FRESH, commit=True)
     assert committed.verdict == Ended(FRESH, 1)
     assert committed.moved is not None
     assert (committed.moved.producer_id, committed.moved.producer_epoch) == (1, 32767)
-    assert complete(committed.moved, now_ms=NOW).holder == (FRESH, 1)
-    assert resume(prepared, now_ms=NOW, take_id=no_id) == Outcome(NO_PRODUCER_IDS)
+    assert complete(committed.moved, wall_ms=NOW).holder == (FRESH, 1)
+    assert resume(prepared, wall_ms=NOW, take_id=no_id) == Outcome(NO_PRODUCER_IDS)
 
 
 # ---------------------------------------------------------------- AddPartitionsToTxn, verification
@@ -288,7 +288,7 @@ def test_resuming_at_the_last_epoch_takes_a_fresh_producer_id() -> None:
 
 def add(txn: Txn | None, epoch: int = 5, producer_id: int = 1, *partitions: TopicPartition) -> Outcome:
     ask = AddPartitions("pay", producer_id, epoch, partitions or (ORDERS,))
-    return decide_add_partitions(txn, ask, now_ms=NOW)
+    return decide_add_partitions(txn, ask, wall_ms=NOW)
 
 
 def verify(txn: Txn | None, epoch: int = 5, producer_id: int = 1, *partitions: TopicPartition) -> Verdict:
@@ -344,7 +344,7 @@ def test_verification_names_what_is_missing() -> None:
 @rule("B.5", "unknown id; an empty id; another producer id")
 def test_an_end_by_nobody_known() -> None:
     assert end(None, 0, commit=True).verdict is UNKNOWN_ID
-    empty = decide_end(None, EndTransaction("", 1, 0, commit=True), now_ms=NOW, take_id=fresh_id)
+    empty = decide_end(None, EndTransaction("", 1, 0, commit=True), wall_ms=NOW, take_id=fresh_id)
     assert isinstance(empty.verdict, InvalidRequest)
     for state in STATES:
         for version in (0, 1, 2):
@@ -420,7 +420,7 @@ def test_the_table_of_versions_zero_and_one(state: State, version: int, commit: 
         assert outcome.moved is not None
         assert (outcome.moved.producer_epoch, outcome.moved.client_version) == (5, 0)
         assert outcome.moved.state is (State.PREPARE_COMMIT if commit else State.PREPARE_ABORT)
-        assert complete(outcome.moved, now_ms=NOW).holder == (1, 5)
+        assert complete(outcome.moved, wall_ms=NOW).holder == (1, 5)
     else:
         said: dict[str, Verdict] = {WRONG_STATE: WrongState(state), ANSWERED: Ended(1, 5), COME_BACK: BUSY}
         assert outcome == Outcome(said[expected])
@@ -453,7 +453,7 @@ def test_the_last_epoch_ends_with_a_fresh_producer_id(commit: bool) -> None:
     assert decided is not None
     assert (decided.producer_id, decided.producer_epoch, decided.next_producer_id) == (1, 32767, FRESH)
     assert end(decided, 32766, commit=commit).verdict is BUSY
-    done = complete(decided, now_ms=NOW)
+    done = complete(decided, wall_ms=NOW)
     assert done.holder == (FRESH, 0)
     assert end(done, 32766, commit=commit).verdict == Ended(FRESH, 0)
     assert end(txn_in(State.ONGOING, epoch=32766), 32766, commit=commit, take_id=no_id) == Outcome(NO_PRODUCER_IDS)
@@ -491,14 +491,14 @@ def test_the_pair_that_was_told_waits_for_the_markers(decide: Callable[[], Outco
 def test_a_completed_transaction_has_no_partitions(commit: bool) -> None:
     decided = end(txn_in(State.ONGOING), 5, commit=commit).moved
     assert decided is not None
-    done = complete(decided, now_ms=NOW + 1)
+    done = complete(decided, wall_ms=NOW + 1)
     assert done.state is (State.COMPLETE_COMMIT if commit else State.COMPLETE_ABORT)
     assert (done.partitions, done.holder, done.updated_ms) == ((), (1, 6), NOW + 1)
 
 
 @rule("B.7", "aborted by time: the epoch moves; its client can't commit, and goes on after it aborts too")
 def test_an_abort_by_time_leaves_its_client_a_way_back() -> None:
-    aborted = complete(fence(txn_in(State.ONGOING), same_client=True, now_ms=NOW, take_id=fresh_id), now_ms=NOW)
+    aborted = complete(fence(txn_in(State.ONGOING), same_client=True, wall_ms=NOW, take_id=fresh_id), wall_ms=NOW)
     assert add(aborted).verdict == Fenced(5, 6)
     assert end(aborted, 5, commit=True).verdict == Fenced(5, 6)
     assert end(aborted, 5, commit=False).verdict == Ended(1, 6)
