@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import URL
 
-from log.disk import OPEN_FILES_MAX, RealDisk
+from log.disk import OPEN_FILES_MAX, DiskFault, RealDisk
 from service.api.door import BrokerDoor
 from service.api.routes import OFFERED
 from service.broker.data_folder import StartError, read_all
@@ -48,21 +48,21 @@ async def run_broker(
         os.makedirs(folder, exist_ok=True)
     descriptors = share_descriptors(len(config.data_folders))
     disks = {folder: RealDisk(folder, open_files_max=descriptors.files) for folder in config.data_folders}
-    read_all(disks)  # refuses folders that are not ours before anything in them is touched
-    for disk in disks.values():
-        make_room_to_start(disk)
     env = RealEnv(disks[config.data_folders[0]])
     try:
+        read_all(disks)  # refuses folders that are not ours before anything in them is touched
+        for disk in disks.values():
+            make_room_to_start(disk)
         store = await SqlStore.open(store_url(config), env)
-    except StoreError as error:
-        raise StartError(str(error)) from None
-    broker = Broker(env, config, store, disks, OFFERED)
-    on_opening(broker.opening)
-    try:
+        broker = Broker(env, config, store, disks, OFFERED)
+        on_opening(broker.opening)
         await broker.open()
         servers = await listen(broker, descriptors.connections)
     except (MetadataLost, StoreError) as error:
         raise StartError(str(error)) from None
+    except DiskFault as fault:
+        where = " or ".join(config.data_folders)
+        raise StartError(f"{fault.filename} in {where}: {fault.strerror}") from None
     env.tasks.spawn("loop watch", broker.loop_watch.run())
     on_ready(broker)
     await stop.wait()

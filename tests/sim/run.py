@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from log.disk import DiskFault
 from log.ids import TopicPartition
 from service.api.routes import OFFERED
 from service.broker.node import Broker
@@ -228,8 +229,14 @@ class Simulation:
         disks = {first: env.disk, **{folder: host.disk.mount(folder) for folder in others}}
         broker = self.broker_class(env, config, store, disks, OFFERED)
         host.on_terminate = asked_to_stop.set
-        await broker.open()
-        servers = await listen(broker)
+        try:
+            await broker.open()
+            servers = await listen(broker)
+        except DiskFault as fault:
+            if not fault.passing:
+                raise
+            self.world.note("start failed", BROKER, str(fault))  # and somebody starts it again
+            return
         self.broker = broker
         await asked_to_stop.wait()
         for server in servers:

@@ -1,0 +1,68 @@
+"""What keeps a broker from starting is told in one line, and leaves the data as it was."""
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from log.disk import DiskFault, RealDisk
+from service.broker.data_folder import META_FILE, StartError
+from service.broker.node import Broker
+from service.config import BrokerConfig
+from service.process import run_broker
+
+
+def start_and_stop(folder: Path) -> None:
+    async def main() -> None:
+        stop = asyncio.Event()
+
+        def ready(_: Broker) -> None:
+            stop.set()
+
+        config = BrokerConfig({"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(folder)})
+        await run_broker(config, on_opening=lambda _: None, on_ready=ready, stop=stop)
+
+    asyncio.run(main())
+
+
+def stored(folder: Path) -> dict[str, bytes]:
+    """But for the metadata, of which every start has its own session."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith("meta.db")}
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.EIO])
+@pytest.mark.parametrize("looks", range(3))
+def test_a_file_that_can_not_be_read_at_the_start_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, looks: int
+) -> None:
+    """The folder is asked whose it is before it is locked, before the cluster is joined, and after."""
+    start_and_stop(tmp_path)
+    before = stored(tmp_path)
+    whole, left = RealDisk.read, looks
+
+    def read(disk: RealDisk, path: str) -> bytes:
+        nonlocal left
+        if path == META_FILE:
+            left -= 1
+            if left < 0:
+                raise DiskFault(error, os.strerror(error), path)
+        return whole(disk, path)
+
+    monkeypatch.setattr(RealDisk, "read", read)
+    with pytest.raises(StartError) as told:
+        start_and_stop(tmp_path)
+    assert str(told.value) == f"{META_FILE} in {tmp_path}: {os.strerror(error)}"
+    assert stored(tmp_path) == before
+
+
+def test_a_disk_that_is_full_when_the_folder_is_claimed_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def write_atomic(_disk: RealDisk, path: str, _data: bytes) -> None:
+        raise DiskFault(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    monkeypatch.setattr(RealDisk, "write_atomic", write_atomic)
+    with pytest.raises(StartError, match=rf"^{META_FILE} in {tmp_path}: No space left on device$"):
+        start_and_stop(tmp_path)
