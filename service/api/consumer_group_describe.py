@@ -4,6 +4,7 @@ Describes consumer groups; a classic group is, to this API, a group that does no
 """
 
 from service.api.group_answers import ask, error_code, operations
+from service.api.turns import in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.groups.commands import ConsumerGroupFacts, ConsumerMemberFacts, DescribeConsumerGroup, NamedPartitions
@@ -28,7 +29,8 @@ async def handle(
     named = [group_id for group_id in request.group_ids if group_id]
     unnamed = len(request.group_ids) - len(named)
     described = [ConsumerGroupDescribeResponseDescribedGroup(error_code=ErrorCode.INVALID_GROUP_ID)] * unnamed
-    for group_id in named:
+    # Each once: a short request must not grow into an answer of any length.
+    async for group_id in in_turns(dict.fromkeys(named), at_once=1):
         reply = await ask(broker, group_id, DescribeConsumerGroup(group_id), ConsumerGroupFacts)
         if isinstance(reply, ErrorCode):
             described.append(ConsumerGroupDescribeResponseDescribedGroup(error_code=reply, group_id=group_id))

@@ -2,6 +2,8 @@
 partitions.
 """
 
+from collections import Counter
+
 from service.api.admin_answers import executed
 from service.broker.internal_topics import is_internal, kept_from_clients
 from service.broker.node import Broker
@@ -21,14 +23,15 @@ from service.wire.messages import (
 async def handle(
     broker: Broker, session: Session, header: RequestHeader, request: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
-    names = [topic.name for topic in request.topics]
-    twice = dict.fromkeys(name for name in names if names.count(name) > 1)
-    answers = [_result(name, ErrorCode.INVALID_REQUEST, "Duplicate topic name.") for name in twice]
-    for name in names:
-        if is_internal(name) and name not in twice:
+    times_named = Counter(topic.name for topic in request.topics)
+    answers = []
+    for name, times in times_named.items():
+        if times > 1:
+            answers.append(_result(name, ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
+        elif is_internal(name):
             answers.append(_result(name, ErrorCode.INVALID_TOPIC_EXCEPTION, kept_from_clients(name)))
     wanted = tuple(
-        _wanted(topic) for topic in request.topics if topic.name not in twice and not is_internal(topic.name)
+        _wanted(topic) for topic in request.topics if times_named[topic.name] == 1 and not is_internal(topic.name)
     )
     results = await executed(broker, CreatePartitions(wanted, request.validate_only))
     if isinstance(results, Refusal):

@@ -4,9 +4,12 @@ Every topic stands for itself. A name that comes twice is refused in all its pla
 and creates nothing. The request's timeout is not used: an answer waits for one commit of the metadata store.
 """
 
+from collections import Counter
+
 from log.ids import TopicId
 from service.api.admin_answers import executed
 from service.api.config_answers import describe_topic
+from service.api.turns import in_turns
 from service.broker.internal_topics import is_internal, kept_from_clients
 from service.broker.node import Broker
 from service.broker.session import Session
@@ -22,13 +25,15 @@ from service.wire.messages import (
     CreateTopicsResponse,
 )
 
+DESCRIBED_AT_ONCE = 10
+
 
 async def handle(
     broker: Broker, session: Session, header: RequestHeader, request: CreateTopicsRequest
 ) -> CreateTopicsResponse:
-    names = [topic.name for topic in request.topics]
-    internal = [name for name in names if is_internal(name) and name not in broker.image.topics]
-    once = [topic for topic in request.topics if names.count(topic.name) == 1 and topic.name not in internal]
+    times_named = Counter(topic.name for topic in request.topics)
+    internal = [name for name in times_named if is_internal(name) and name not in broker.image.topics]
+    once = [topic for topic in request.topics if times_named[topic.name] == 1 and topic.name not in internal]
     command = CreateTopics(
         tuple(_new(topic, TopicId(broker.env.unique())) for topic in once),
         broker.config.num_partitions,
@@ -39,11 +44,12 @@ async def handle(
     if isinstance(results, Refusal):
         answers = [_refused(topic.name, results.error, results.message) for topic in once]
     else:
-        answers = [_result(broker, result) for result in results]
-    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
-        answers.append(_refused(name, ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
+        answers = [_result(broker, result) async for result in in_turns(results, DESCRIBED_AT_ONCE)]
+    for name, times in times_named.items():
+        if times > 1:
+            answers.append(_refused(name, ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
     for name in internal:
-        if names.count(name) == 1:
+        if times_named[name] == 1:
             answers.append(_refused(name, ErrorCode.INVALID_TOPIC_EXCEPTION, kept_from_clients(name)))
     return CreateTopicsResponse(topics=answers)
 

@@ -1,6 +1,7 @@
 """DeleteGroups, versions 0 to 2: empty groups go, with their offsets, those of open transactions included."""
 
 from service.api.group_answers import ask, error_code
+from service.api.turns import in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.groups.commands import DeleteGroup, FaultReply
@@ -13,7 +14,7 @@ async def handle(
     broker: Broker, session: Session, header: RequestHeader, request: DeleteGroupsRequest
 ) -> DeleteGroupsResponse:
     results = []
-    for group_id in dict.fromkeys(request.groups_names):
+    async for group_id in in_turns(dict.fromkeys(request.groups_names), at_once=10):
         reply = await ask(broker, group_id, DeleteGroup(group_id), FaultReply)
         error = reply if isinstance(reply, ErrorCode) else error_code(reply.fault)
         results.append(DeletableGroupResult(group_id, error))

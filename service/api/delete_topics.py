@@ -4,6 +4,8 @@ A topic is gone for every request once this is answered; its files go shortly af
 request, what was named twice once.
 """
 
+from collections import Counter
+
 from log.ids import ZERO_TOPIC_ID, TopicId
 from service.api.admin_answers import executed
 from service.broker.internal_topics import is_internal, kept_from_clients
@@ -57,8 +59,8 @@ def _message(error: ErrorCode) -> str | None:
 
 def _resolved(image: Image, wanted: list[DeleteTopicState]) -> list[DeletableTopicResult]:
     """One answer for each topic named. Without an error it has the name and the id of a topic to delete."""
-    names = [topic.name for topic in wanted if topic.name is not None]
-    ids = [topic.topic_id for topic in wanted if topic.name is None]
+    names = Counter(topic.name for topic in wanted if topic.name is not None)
+    ids = Counter(topic.topic_id for topic in wanted if topic.name is None)
     answers: dict[tuple[str | None, bytes], DeletableTopicResult] = {}
     for topic in wanted:
         if topic.name is None and image.topic_names.get(TopicId(topic.topic_id)) in names:
@@ -67,14 +69,14 @@ def _resolved(image: Image, wanted: list[DeleteTopicState]) -> list[DeletableTop
     return list(answers.values())
 
 
-def _one(image: Image, wanted: DeleteTopicState, names: list[str], ids: list[bytes]) -> DeletableTopicResult:
+def _one(image: Image, wanted: DeleteTopicState, names: Counter[str], ids: Counter[bytes]) -> DeletableTopicResult:
     def refused(error: ErrorCode, message: str) -> DeletableTopicResult:
         return DeletableTopicResult(wanted.name, wanted.topic_id, error, message)
 
     if wanted.name is None:
         if wanted.topic_id == ZERO_TOPIC_ID:
             return refused(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
-        if ids.count(wanted.topic_id) > 1:
+        if ids[wanted.topic_id] > 1:
             return refused(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
         topic = image.topic_by_id(TopicId(wanted.topic_id))
         if topic is None:
@@ -82,7 +84,7 @@ def _one(image: Image, wanted: DeleteTopicState, names: list[str], ids: list[byt
     else:
         if wanted.topic_id != ZERO_TOPIC_ID:
             return refused(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
-        if names.count(wanted.name) > 1:
+        if names[wanted.name] > 1:
             return refused(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
         topic = image.topics.get(wanted.name)
         if topic is None:

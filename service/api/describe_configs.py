@@ -15,6 +15,7 @@ from service.api.config_answers import (
     describe_group,
     describe_topic,
 )
+from service.api.turns import in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.config_commands import ResourceType
@@ -38,11 +39,13 @@ class _Refused(Exception):
         self.message = message
 
 
-def handle(
+async def handle(
     broker: Broker, session: Session, header: RequestHeader, request: DescribeConfigsRequest
 ) -> DescribeConfigsResponse:
     results = []
-    for resource in request.resources:
+    # Each once: a short request must not grow into an answer of any length.
+    wanted = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
+    async for resource in in_turns(wanted.values(), at_once=1):
         try:
             entries = _selected(_entries(broker, resource), resource.configuration_keys)
             configs = [_shown(entry, request) for entry in entries]
@@ -114,7 +117,10 @@ def _of_group(broker: Broker, name: str) -> Iterable[ConfigEntry]:
 
 
 def _selected(entries: Iterable[ConfigEntry], keys: list[str] | None) -> Iterable[ConfigEntry]:
-    return (entry for entry in entries if entry.name in keys) if keys else entries
+    if not keys:
+        return entries
+    wanted = frozenset(keys)
+    return (entry for entry in entries if entry.name in wanted)
 
 
 def _shown(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:

@@ -5,6 +5,7 @@ Describes classic groups; a consumer group is, to this API, a group that does no
 """
 
 from service.api.group_answers import ask, error_code, operations
+from service.api.turns import in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.groups.commands import ClassicGroupFacts, DescribeClassicGroup
@@ -24,7 +25,8 @@ async def handle(
     broker: Broker, session: Session, header: RequestHeader, request: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
     described = []
-    for group_id in request.groups:
+    # Each once: a short request must not grow into an answer of any length.
+    async for group_id in in_turns(dict.fromkeys(request.groups), at_once=1):
         reply = await ask(broker, group_id, DescribeClassicGroup(group_id), ClassicGroupFacts)
         if isinstance(reply, ErrorCode):
             described.append(DescribeGroupsResponseDescribedGroup(error_code=reply, group_id=group_id))

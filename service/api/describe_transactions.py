@@ -1,5 +1,6 @@
 """DescribeTransactions, version 0: what each transactional id is doing, by its coordinator."""
 
+from service.api.turns import in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.broker.shard import CoordinatorLoading, NotCoordinator
@@ -13,13 +14,14 @@ from service.wire.messages import (
 )
 
 
-def handle(
+async def handle(
     broker: Broker, session: Session, header: RequestHeader, request: DescribeTransactionsRequest
 ) -> DescribeTransactionsResponse:
     return DescribeTransactionsResponse(
         # Each once: a short request must not grow into an answer of any length.
         transaction_states=[
-            _describe(broker, transactional_id) for transactional_id in dict.fromkeys(request.transactional_ids)
+            _describe(broker, transactional_id)
+            async for transactional_id in in_turns(dict.fromkeys(request.transactional_ids), at_once=10)
         ]
     )
 

@@ -5,6 +5,7 @@ The broker that leads the key's partition of the internal topic. Whoever asks fi
 COORDINATOR_NOT_AVAILABLE until it is there.
 """
 
+from service.api.turns import in_turns
 from service.broker.internal_topics import Address, InternalTopics
 from service.broker.node import Broker
 from service.broker.session import Session
@@ -27,7 +28,7 @@ async def handle(
         return FindCoordinatorResponse(
             coordinators=[
                 _answer(key, *_find(finder, request.key_type, key, session.listener))
-                for key in request.coordinator_keys
+                async for key in in_turns(request.coordinator_keys, at_once=100)
             ]
         )
     address, error = _find(finder, request.key_type, request.key, session.listener)

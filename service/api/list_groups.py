@@ -3,6 +3,7 @@
 Every coordinator on this broker is asked; while one of them is still reading its log the whole list is refused.
 """
 
+from service.api.turns import in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
@@ -15,9 +16,9 @@ from service.wire.messages import ListedGroup, ListGroupsRequest, ListGroupsResp
 async def handle(
     broker: Broker, session: Session, header: RequestHeader, request: ListGroupsRequest
 ) -> ListGroupsResponse:
-    command = ListGroups(tuple(request.states_filter), tuple(request.types_filter))
+    command = ListGroups.filtered(request.states_filter, request.types_filter)
     groups: list[ListedGroup] = []
-    for shard in broker.groups.shards():
+    async for shard in in_turns(broker.groups.shards(), at_once=1):
         try:
             reply = await shard.handle(command)
         except NotCoordinator:

@@ -2,8 +2,7 @@
 broker coordinates.
 """
 
-import asyncio
-
+from service.api.turns import in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.groups.regex import InvalidRegex, TopicRegex
@@ -17,10 +16,7 @@ from service.wire.messages import (
 from txn.states import State, Txn
 
 STATES = {state.label: state for state in State}
-
-
 LOOKED_AT_ONCE = 1_000
-"""Ids, before others have a turn."""
 
 
 async def handle(
@@ -52,10 +48,8 @@ async def handle(
 
     found: list[ListTransactionsResponseTransactionState] = []
     for shard in shards:
-        for count, txn in enumerate(list(shard.machine.all()), start=1):
+        async for txn in in_turns(list(shard.machine.all()), LOOKED_AT_ONCE):
             if is_wanted(txn, broker.env.clock.wall_ms()):
                 state = ListTransactionsResponseTransactionState(txn.transactional_id, txn.producer_id, txn.state.label)
                 found.append(state)
-            if count % LOOKED_AT_ONCE == 0:
-                await asyncio.sleep(0)
     return ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=found)

@@ -8,6 +8,7 @@ absence of offsets and reads everything again from the start, while the coordina
 
 from log.ids import TopicId
 from service.api.group_answers import ask, error_code
+from service.api.turns import in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.groups.commands import FetchedOffset, FetchedTopic, FetchOffsets, FetchReply, PartitionsAsked
@@ -36,7 +37,12 @@ async def handle(
 ) -> OffsetFetchResponse:
     version = header.api_version
     if version >= BATCHES_SINCE:
-        groups = [await _fetch(broker, version, group, request.require_stable) for group in request.groups]
+        # Each once: a short request must not grow into an answer of any length.
+        wanted_by_id = {group.group_id: group for group in request.groups}
+        groups = [
+            await _fetch(broker, version, group, request.require_stable)
+            async for group in in_turns(wanted_by_id.values(), at_once=1)
+        ]
         return OffsetFetchResponse(groups=groups)
     topics = None
     if request.topics is not None:

@@ -80,12 +80,9 @@ def check_topic_name(name: str) -> str | None:
     return None if problem is None else f"Topic name is invalid: {problem}"
 
 
-def _colliding_with(name: str, topics: Mapping[str, Topic]) -> str | None:
-    """A topic whose metrics would have the same name: there '.' and '_' are one."""
-    if "." not in name and "_" not in name:
-        return None
-    folded = name.replace(".", "_")
-    return next((other for other in topics if other.replace(".", "_") == folded), None)
+def _folded(name: str) -> str:
+    """The topic's name in metrics: there '.' and '_' are one."""
+    return name.replace(".", "_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +97,14 @@ class CreateTopics:
         ops: list[Op] = []
         room = MAX_NEW_PARTITIONS
         start = sum(len(topic.partitions) for topic in image.topics.values())
+        by_folded = {_folded(name): name for name in image.topics}
         for new in self.topics:
             existing = image.topics.get(new.name)
             if retried and existing is not None and existing.id == new.id:
                 results.append(TopicResult(new.name, topic=existing, id=existing.id))
                 continue
             try:
-                topic = self._create(new, image, start, room)
+                topic = self._create(new, image, by_folded, start, room)
             except _Refused as refused:
                 results.append(TopicResult(new.name, refused.error, refused.message))
                 continue
@@ -117,12 +115,12 @@ class CreateTopics:
             ops.extend(_new_partitions(topic.id, topic.partitions))
         return Decision(results, () if self.validate_only else tuple(ops))
 
-    def _create(self, new: NewTopic, image: Image, start: int, room: int) -> Topic:
+    def _create(self, new: NewTopic, image: Image, by_folded: Mapping[str, str], start: int, room: int) -> Topic:
         if (problem := check_topic_name(new.name)) is not None:
             raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
         if new.name in image.topics:
             raise _Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{new.name}' already exists.")
-        if (other := _colliding_with(new.name, image.topics)) is not None:
+        if (other := by_folded.get(_folded(new.name))) is not None:
             message = f"Topic '{new.name}' collides with existing topic: {other}"
             raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, message)
         config = _checked_config(new.config)

@@ -4,7 +4,7 @@ Commands come from the API handlers (or the HTTP API), replies go back to them w
 `fresh_id` is an id nobody else has: a machine draws no random numbers. A reply with `fault` None is a success.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from service.groups.verdicts import Fault
@@ -333,10 +333,15 @@ class ConsumerGroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class ListGroups:
-    """Empty filters let everything pass. Filters are compared without regard to case."""
+    """Empty filters let everything pass. They hold small letters."""
 
-    states: tuple[str, ...] = ()
-    types: tuple[str, ...] = ()
+    states: frozenset[str] = frozenset()
+    types: frozenset[str] = frozenset()
+
+    @classmethod
+    def filtered(cls, states: Iterable[str], types: Iterable[str]) -> "ListGroups":
+        """Filters are compared without regard to case. Read once, for all coordinators that are asked."""
+        return cls(frozenset(state.strip().lower() for state in states), frozenset(kind.lower() for kind in types))
 
 
 @dataclass(frozen=True, slots=True)

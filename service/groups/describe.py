@@ -90,14 +90,12 @@ def _named(held: Mapping[bytes, set[int] | frozenset[int]], topics: TopicView) -
 
 
 def list_groups(groups: Mapping[str, Group], ask: ListGroups) -> ListReply:
-    states = {state.strip().lower() for state in ask.states}
-    types = {kind.lower() for kind in ask.types}
     listed = (_listed(group) for group in groups.values())
     return ListReply(
         tuple(
             facts
             for facts in listed
-            if (not states or facts.state.lower() in states) and (not types or facts.type in types)
+            if (not ask.states or facts.state.lower() in ask.states) and (not ask.types or facts.type in ask.types)
         )
     )
 

@@ -321,7 +321,7 @@ class Driver:
         return answer.fault
 
     def listed(self, *, states: tuple[str, ...] = (), types: tuple[str, ...] = ()) -> dict[str, tuple[str, str, str]]:
-        answer = self.ask(ListGroups(states, types))
+        answer = self.ask(ListGroups.filtered(states, types))
         assert isinstance(answer, ListReply)
         return {facts.group_id: (facts.type, facts.state, facts.protocol_type) for facts in answer.groups}
 

@@ -1,0 +1,124 @@
+"""What a request that names very many things costs everybody else."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.api.routes import OFFERED, ROUTES
+from service.broker.session import Session
+from service.wire.base import Struct
+from service.wire.codec import RequestHeader
+from service.wire.messages import (
+    ConsumerGroupDescribeRequest,
+    CreatableTopic,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+    CreateTopicsRequest,
+    DeleteGroupsRequest,
+    DeleteTopicsRequest,
+    DeleteTopicState,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeGroupsRequest,
+    DescribeTransactionsRequest,
+    FindCoordinatorRequest,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+)
+from service.wire.schemas import MESSAGES
+from tests.service.api.admin_stage import Stage, on_stage
+
+MANY = 1_000
+
+
+class Compared(str):
+    """A name that counts how often names are compared."""
+
+    times = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+async def ask(stage: Stage, request: Struct) -> Any:
+    """Without the codec, which would make plain names of these."""
+    _, key, *_ = MESSAGES[type(request).__name__]
+    assert key is not None
+    answer = ROUTES[key].handle(
+        stage.broker, Session("10.0.0.9", 1234), RequestHeader(key, OFFERED[key][1], 1, "client"), request
+    )
+    return await answer if isinstance(answer, Awaitable) else answer
+
+
+NAMING: dict[str, Callable[[list[Any]], Struct]] = {
+    "create": lambda names: CreateTopicsRequest([CreatableTopic(name, 0, 1) for name in names]),
+    "delete": lambda names: DeleteTopicsRequest([DeleteTopicState(name) for name in names]),
+    "widen": lambda names: CreatePartitionsRequest([CreatePartitionsTopic(name, 1, None) for name in names]),
+}
+
+
+@pytest.mark.parametrize("what", NAMING)
+def test_each_of_many_topics_is_looked_up_and_not_compared_with_every_other(tmp_path: Path, what: str) -> None:
+    async def scene(stage: Stage) -> None:
+        Compared.times = 0
+        answer = await ask(stage, NAMING[what]([Compared(f"topic.{index}") for index in range(MANY)]))
+        assert len(getattr(answer, "topics" if what == "create" else "results" if what == "widen" else "responses"))
+        assert Compared.times < 10 * MANY
+
+    on_stage(tmp_path, scene)
+
+
+NAMES = [f"name {index}" for index in range(MANY)]
+LISTING: dict[str, Struct] = {
+    "groups": DescribeGroupsRequest(NAMES),
+    "consumer groups": ConsumerGroupDescribeRequest(NAMES),
+    "groups to delete": DeleteGroupsRequest(NAMES),
+    "offsets": OffsetFetchRequest(groups=[OffsetFetchRequestGroup(name, None, -1, None) for name in NAMES]),
+    "coordinators": FindCoordinatorRequest(key_type=0, coordinator_keys=NAMES),
+    "transactions": DescribeTransactionsRequest(NAMES),
+    "settings": DescribeConfigsRequest([DescribeConfigsResource(32, name, None) for name in NAMES]),
+}
+
+
+@pytest.mark.parametrize("what", LISTING)
+def test_who_asks_about_very_many_leaves_turns_to_others(tmp_path: Path, what: str) -> None:
+    async def scene(stage: Stage) -> None:
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        await ask(stage, LISTING[what])
+        task.cancel()
+        assert turns >= MANY / 100
+
+    on_stage(tmp_path, scene)
+
+
+TWICE: dict[str, tuple[Struct, str]] = {
+    "groups": (DescribeGroupsRequest(["one"] * 2), "groups"),
+    "consumer groups": (ConsumerGroupDescribeRequest(["one"] * 2), "groups"),
+    "offsets": (OffsetFetchRequest(groups=[OffsetFetchRequestGroup("one", None, -1, None)] * 2), "groups"),
+    "settings": (DescribeConfigsRequest([DescribeConfigsResource(32, "one", None)] * 2), "results"),
+}
+
+
+@pytest.mark.parametrize("what", TWICE)
+def test_what_is_named_many_times_is_told_once(tmp_path: Path, what: str) -> None:
+    """Else a short request grows into an answer of any length."""
+
+    async def scene(stage: Stage) -> None:
+        request, field = TWICE[what]
+        assert len(getattr(await ask(stage, request), field)) == 1
+
+    on_stage(tmp_path, scene)
