@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from log.checkpoints import CLEANED_OFFSET, read_offset, write_offset
+from log.checkpoints import CLEANED_OFFSET, read_offset
 from log.cleaning_job import Cleaned, CleaningJob, groups_of
 from log.disk import Disk, DiskFault
 from log.ids import NO_OFFSET
@@ -280,10 +280,11 @@ class _Cleaning:
                 change_names(self.disk, self.log.folder, plan)
                 for segment in self.new:
                     segment.take_its_name()
-                self.log.replace_segments(list(self.work.segments), self.new)
-                await self.disk.sync_dir(self.log.folder)
-                await write_offset(self.disk, self.log.folder, CLEANED_OFFSET, plan.cleaned_offset)
-            await forget_plan(self.disk, self.log.folder)
+                self.log.replace_segments(list(self.work.segments), self.new, plan)
+            else:
+                await forget_plan(self.disk, self.log.folder)
+        if self.report.swapped:
+            await self.log.flush()
 
     def _plan(self) -> SwapPlan:
         add, remove = ([segment.base_offset for segment in segments] for segments in (self.new, self.old))

@@ -549,13 +549,17 @@ def _syncfs(descriptor: int) -> None:
 
 def _write_atomic(real_path: str, data: Buffer) -> None:
     temporary = real_path + TEMPORARY
+    # First of all: once the new bytes have the name, nothing may fail any more that could be taken for passing.
+    folder = os.open(os.path.dirname(real_path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, real_path)
+        _sync(os.fsync, folder)
     except OSError:
         _unlink_if_there(temporary)  # nobody has seen it, and it may be what fills the disk
         raise
-    _sync_dir(os.path.dirname(real_path))
+    finally:
+        os.close(folder)

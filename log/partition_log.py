@@ -238,14 +238,14 @@ class PartitionLog:
 
     @property
     def flush_due(self) -> bool:
-        """A roll has left a sealed segment behind that is not durable, or a crash a swap: flush soon, in every mode of
+        """A roll has left a sealed segment behind that is not durable, or a swap its plan: flush soon, in every mode of
         durability.
         """
         return bool(self._unsynced or self._plan_left)
 
     @property
     def swap_unfinished(self) -> bool:
-        """A recovery went through with a swap of the cleaner, and its plan is still there: no other may begin."""
+        """The cleaner, or a recovery, went through with a swap, and its plan is still there: no other may begin."""
         return self._plan_left is not None
 
     # -- writing
@@ -729,14 +729,18 @@ class PartitionLog:
 
     # -- compaction
 
-    def replace_segments(self, old: Sequence[Segment], new: Sequence[Segment]) -> None:
-        """The new segments stand on disk under the names of the old ones already (`log.compaction`)."""
+    def replace_segments(self, old: Sequence[Segment], new: Sequence[Segment], plan: SwapPlan) -> None:
+        """The new segments stand on disk under the names of the old ones already (`log.compaction`). That this is
+        durable, and the plan gone, is left to the next flush: to another, if that one finds no room or no descriptor.
+        """
         first = self._segments.index(old[0])
         assert self._segments[first : first + len(old)] == list(old), "only neighbours are replaced"
         self._set_segments([*self._segments[:first], *new, *self._segments[first + len(old) :]])
         for segment in old:
             segment.gone = True
             segment.close()
+        self._plan_left = plan
+        self._names_changed = True
 
     async def renew_snapshots(self, now_ms: int) -> None:
         """A view has forgotten something that its older snapshots, and the batches before now, still say.

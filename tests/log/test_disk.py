@@ -220,6 +220,28 @@ def test_names_and_atomic_writes_that_find_no_room_leave_nothing_behind(
     disk.close()
 
 
+def test_an_atomic_write_that_finds_no_descriptor_for_its_folder_has_not_happened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the plan of a swap, and who is told that it failed clears away what it is about."""
+    disk = RealDisk(str(tmp_path))
+    asyncio.run(disk.write_atomic("state", b"old"))
+    opening = os.open
+
+    def no_folder(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECTORY:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return opening(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", no_folder)
+    monkeypatch.setattr("log.disk.DESCRIPTOR_PATIENCE_S", 0.0)
+    with pytest.raises(DiskFault) as fault:
+        asyncio.run(disk.write_atomic("state", b"new"))
+    assert fault.value.passing
+    assert (disk.fault, disk.read("state"), disk.listdir("")) == (None, b"old", ["state"])
+    disk.close()
+
+
 def test_a_failed_fsync_is_final_even_if_nobody_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = RealDisk(str(tmp_path))
     file = disk.open("a", create=True)

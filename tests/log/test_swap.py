@@ -2,12 +2,17 @@
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import Iterator
 from itertools import count
 
+from log.batch import CorruptBatch
+from log.cleaning_job import Cleaned, CleaningJob
 from log.compaction import find_work
 from log.config import LogConfig
-from log.disk import DiskFault
+from log.disk import Buffer, Disk, DiskFault
+from log.segment import segment_name
+from log.swap import CLEANED
 from tests.log.compacting import NOW_MS, Bench, committed_records, table
 from tests.log.memory_disk import MemoryDisk, Node
 from tests.log.plain_cleaning import once
@@ -23,11 +28,10 @@ def opened(disk: MemoryDisk) -> Bench:
     return Bench(disk, CONFIG, recovery_point=END_OFFSET)
 
 
-def written() -> MemoryDisk:
+def written(disk: MemoryDisk) -> MemoryDisk:
     """A log of several small segments, durable, its newest record in the active one."""
 
     async def write() -> MemoryDisk:
-        disk = MemoryDisk()
         bench = Bench(disk, CONFIG)
         bench.put((b"x", b"1"))
         bench.log.roll(NOW_MS)
@@ -87,7 +91,7 @@ def fingerprint(disk: MemoryDisk) -> frozenset[tuple[str, bytes]]:
 
 def test_power_may_go_at_each_step_of_a_swap_and_of_the_recoveries_after_it() -> None:
     """Method: every state that the disk can be in after one life is the beginning of the next, three lives long."""
-    first = written()
+    first = written(MemoryDisk())
     bench = opened(durable_part(first))
     before = committed_records(bench.log, bench.stable)
     known, beginnings = {fingerprint(first)}, [first]
@@ -111,3 +115,69 @@ def check(bench: Bench, before: list[tuple[int, bytes | None, bytes | None]]) ->
     assert [offset for offset, _, _ in after] == sorted({offset for offset, _, _ in after})
     assert table(after) == table(before)
     assert bench.producers.last == {7: 4}
+
+
+class ShortDisk(MemoryDisk):
+    """At one of its waits there is no room, or no descriptor: nothing has changed, and later there is some."""
+
+    waits_left = 0
+
+    def _wait(self) -> None:
+        self.waits_left -= 1
+        if self.waits_left == 0:
+            raise DiskFault(errno.EMFILE, "injected")
+
+    async def sync_dir(self, path: str) -> None:
+        self._wait()
+        await super().sync_dir(path)
+
+    async def write_atomic(self, path: str, data: Buffer) -> None:
+        self._wait()
+        waits_left, self.waits_left = self.waits_left, 0  # it is whole or did not happen
+        await super().write_atomic(path, data)
+        self.waits_left = waits_left
+
+
+def test_after_a_swap_that_was_short_of_something_no_other_begins_before_it_is_finished() -> None:
+    """Otherwise its plan, still there when the broker is killed, would put half a file of the next in its place."""
+    steps = 0
+    for steps in count(1):
+        disk = ShortDisk()
+        written(disk)
+        bench = opened(disk)
+        asyncio.run(bench.log.flush())
+        before = committed_records(bench.log, bench.stable)
+        disk.waits_left = steps
+        killed: list[MemoryDisk] = []
+
+        async def half(function: str, disk: Disk, job: CleaningJob, killed: list[MemoryDisk] = killed) -> Cleaned:
+            assert isinstance(disk, MemoryDisk)
+            name = segment_name(job.segments[0].base_offset)
+            disk.open(f"{job.folder}/{name}{CLEANED}", create=True).append([b"half"])
+            killed.append(as_it_is(disk))
+            raise CorruptBatch("killed")
+
+        async def life(bench: Bench = bench, disk: ShortDisk = disk) -> None:
+            for apart in (once, half):
+                work = find_work(bench.log, disk, now_ms=NOW_MS, limit_offset=END_OFFSET)
+                with contextlib.suppress(DiskFault, CorruptBatch):
+                    if work is not None:
+                        await bench.compact(work, apart=apart)
+            await bench.log.flush()
+
+        asyncio.run(life())
+        for each in (*killed, disk):
+            check(opened(as_it_is(each)), before)
+        if disk.waits_left > 0:
+            break
+    assert steps > 5
+
+
+def as_it_is(disk: MemoryDisk) -> MemoryDisk:
+    """Another disk that holds all that this one does, as after a kill."""
+    other = MemoryDisk()
+    other.folders, other.durable_folders = dict(disk.folders), dict(disk.folders)
+    for path, node in disk.files.items():
+        other.files[path] = other.durable_files[path] = Node()
+        other.files[path].data, other.files[path].durable = bytearray(node.data), bytes(node.data)
+    return other

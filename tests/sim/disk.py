@@ -533,6 +533,9 @@ class Mount:
 
     async def _sync_dir(self, path: str) -> None:
         self.device.take_descriptor(path)
+        await self._sync_names(path)
+
+    async def _sync_names(self, path: str) -> None:
         changes = list(self.device.name_changes)
         await self.device.delay(self.life)
         with self._changing("sync_dir", path):
@@ -542,6 +545,7 @@ class Mount:
 
     async def _write_atomic(self, path: str, data: Buffer) -> None:
         temporary = path + TEMPORARY
+        self.device.take_descriptor(path)  # for the folder, to the end
         file = self.open(temporary, create=True)
         file.pin()
         file.truncate(0)
@@ -554,7 +558,7 @@ class Mount:
         await file.sync_now()
         file.unpin()
         self.rename(temporary, path)
-        await self._sync_dir(path.rpartition("/")[0])
+        await self._sync_names(path.rpartition("/")[0])
 
     def _find_room(self, path: str) -> None:
         """For a new name."""
