@@ -130,6 +130,7 @@ class ProducerStates:
     must_see_all = False
 
     __slots__ = (
+        "_full_at_s",
         "_limit",
         "_next_shelf",
         "_now_s",
@@ -155,6 +156,7 @@ class ProducerStates:
         self._producers = Shelves()
         self._verifying: dict[int, _Verifying] = {}
         self._now_s = 0
+        self._full_at_s = -1
         self._unseen_since_s = 0
 
     def __len__(self) -> int:
@@ -240,8 +242,11 @@ class ProducerStates:
         return crowded or ACCEPTED
 
     def _make_room(self) -> TooManyProducers | None:
-        """For one producer more; or why there is none."""
-        if len(self._producers) >= self._limit and not self.evict_idle(self._now_s, LOOKS_AT_ONCE)[0]:
+        """For one producer more; or why there is none. Where there was none, nobody looks again in the same second."""
+        if len(self._producers) >= self._limit and (
+            self._now_s == self._full_at_s or not self.evict_idle(self._now_s, LOOKS_AT_ONCE)[0]
+        ):
+            self._full_at_s = self._now_s
             return TooManyProducers(self._limit)
         return None if self._room.take(self._now_s) else TooManyProducers(self._room.limit)
 

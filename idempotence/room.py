@@ -35,7 +35,7 @@ class ProducerRoom:
         """Whether one more may be taken up. Counted again only when what was there at the last count is used up, and
         at most once a second when there is no room at all.
         """
-        if self._left <= 0 and now_s > self._full_at_s:
+        if self._left <= 0 and now_s != self._full_at_s:  # a clock that was put back has new seconds, too
             self._left = self.limit - sum(map(len, self._partitions()))
             if self._left <= 0:
                 self._left += self._evict(now_s)

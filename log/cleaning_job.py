@@ -48,13 +48,14 @@ class Cleaned:
 def groups_of(segments: Sequence[SegmentFacts], size_bytes_max: int) -> Iterator[list[SegmentFacts]]:
     """Neighbours that fit into one segment together."""
     group: list[SegmentFacts] = []
+    size_bytes = 0
     for segment in segments:
-        size_bytes = sum(member.size_bytes for member in group) + segment.size_bytes
         too_long = bool(group) and segment.end_offset - group[0].base_offset > SEGMENT_BYTES_MAX
-        if group and (size_bytes > size_bytes_max or too_long):
+        if group and (size_bytes + segment.size_bytes > size_bytes_max or too_long):
             yield group
-            group = []
+            group, size_bytes = [], 0
         group.append(segment)
+        size_bytes += segment.size_bytes
     if group:
         yield group
 

@@ -47,10 +47,11 @@ class Helper:
     async def run(self, function: str, *arguments: Any) -> Any:
         """What `module:function` returns there. Arguments and result are pickled."""
         if self._process is None:
-            # It finds our modules where we found them, wherever that was.
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            # It finds our modules where we found them, wherever that was, and no others: -P keeps it from looking first
+            # into the folder that it was started from, which may be full of somebody else's.
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "service.helper"),
+                *(sys.executable, "-P", "-m", "service.helper"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=environment,

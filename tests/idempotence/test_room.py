@@ -105,3 +105,32 @@ def test_who_is_refused_has_cost_a_bounded_look_and_the_next_one_looks_further()
         broker.now_s += 1
         tries += 1
     assert 0 < tries <= 3
+
+
+def test_a_clock_that_is_put_back_keeps_nobody_out_for_long() -> None:
+    broker = Broker(2)
+    assert [broker.write(0, 1), broker.write(0, 2)] == [ACCEPTED] * 2
+    assert broker.write(1, 3) == TooManyProducers(2)
+    del broker.partitions[0]
+    broker.now_s -= 3_600
+    assert broker.write(0, 3) is ACCEPTED
+
+
+def test_a_partition_that_is_full_is_looked_through_once_a_second_however_many_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states = ProducerStates({}, limit=10)
+    looks = []
+    looking = ProducerStates.evict_idle
+
+    def counted(self: ProducerStates, now_s: int, at_most: int) -> tuple[int, int]:
+        looks.append(now_s)
+        return looking(self, now_s, at_most)
+
+    monkeypatch.setattr(ProducerStates, "evict_idle", counted)
+    for second in (NOW_S, NOW_S + 1):
+        for producer_id in range(500):
+            header, batch = batches.data(producer_id)
+            if states.check(header, now_ms=second * 1_000) is ACCEPTED:
+                states.apply(header, batch)
+    assert (len(states), looks) == (10, [NOW_S, NOW_S + 1])

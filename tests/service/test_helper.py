@@ -105,6 +105,19 @@ def test_a_terminals_interrupt_is_left_to_the_broker() -> None:
     asyncio.run(main())
 
 
+def test_the_folder_a_broker_is_started_from_lends_no_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hold a project of the user's, with a `service` or a `queue` of its own."""
+    for name in ("service", "log", "queue"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not ours')")
+    monkeypatch.chdir(tmp_path)
+
+    async def main() -> None:
+        async with Helper() as helper:
+            assert await helper.run(f"{HERE}:own_number") != os.getpid()
+
+    asyncio.run(main())
+
+
 def test_whoever_stops_waiting_ends_the_work(tmp_path: Path) -> None:
     async def main() -> int:
         async with Helper() as helper:
