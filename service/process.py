@@ -23,10 +23,10 @@ from service.broker.headroom import make_room_to_start
 from service.broker.node import Broker, Opening
 from service.broker.session import Session
 from service.cluster.metadata import MetadataLost
-from service.config import BrokerConfig
 from service.net.server import Limits, Room, Server, serve
 from service.ports import RealEnv
-from service.settings import MAX_INT
+from service.settings.broker import BrokerConfig
+from service.settings.setting import MAX_INT
 from service.stores.port import StoreError
 from service.stores.sql import SqlStore
 

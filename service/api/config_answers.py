@@ -9,10 +9,10 @@ from typing import Any
 
 from service.broker.node import Broker
 from service.cluster.image import ALL_BROKERS, NO_CONFIG
-from service.config import KNOWN_SETTINGS, broker_setting
-from service.group_config import GROUP_SETTINGS, group_values
-from service.settings import Mode, Setting, Status, text_of
-from service.topic_config import TOPIC_SETTINGS, Layer, Source, broker_layers, topic_layers, topic_value
+from service.settings.broker import KNOWN_SETTINGS, broker_setting
+from service.settings.group import GROUP_SETTINGS, group_values
+from service.settings.setting import Mode, Setting, Status, text_of
+from service.settings.topic import TOPIC_SETTINGS, Layer, Source, broker_layers, topic_layers, topic_value
 
 
 @dataclass(frozen=True, slots=True)

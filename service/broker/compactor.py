@@ -17,8 +17,8 @@ from log.compaction import compact, find_work
 from log.disk import DiskFault
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
-from service.config import BrokerConfig
 from service.ports import Apart, Env
+from service.settings.broker import BrokerConfig
 
 logger = logging.getLogger("oncelog.compaction")
 

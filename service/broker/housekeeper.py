@@ -20,8 +20,8 @@ from service.broker.data_folder import META_FILE
 from service.broker.log_folder import LogFolder
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
-from service.config import BrokerConfig
 from service.ports import Env
+from service.settings.broker import BrokerConfig
 
 logger = logging.getLogger("oncelog.housekeeping")
 

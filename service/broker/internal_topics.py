@@ -10,9 +10,9 @@ from log.ids import TopicId
 from service.cluster.image import NO_LEADER
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.cluster.topic_commands import CreateTopics, NewTopic
-from service.config import BrokerConfig
 from service.groups.partitioning import partition_for
 from service.ports import Env
+from service.settings.broker import BrokerConfig
 from service.wire.error_codes import ErrorCode
 from txn.branches import home_of
 

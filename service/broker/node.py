@@ -49,15 +49,15 @@ from service.broker.transaction_gate import TransactionGate
 from service.cluster.controller import FINALIZED_FEATURES
 from service.cluster.image import NO_CONFIG, Delta, Image, PartitionState, Topic
 from service.cluster.metadata import ClusterMetadata, MetadataLost
-from service.config import BrokerConfig, Endpoint
-from service.group_config import group_values
 from service.groups.commands import ForgetTopic
 from service.groups.coordinator import GroupCoordinator
 from service.groups.partitioning import partition_for
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.ports import Env
+from service.settings.broker import BrokerConfig, Endpoint
+from service.settings.group import group_values
+from service.settings.topic import log_config
 from service.stores.port import MetadataStore
-from service.topic_config import log_config
 from txn.branches import home_of
 from txn.coordinator import TxnCoordinator
 from txn.markers import SendMarkers

@@ -10,8 +10,8 @@ import click
 
 from service.client.cluster import Cluster
 from service.client.failures import refused
-from service.group_config import GROUP_SETTINGS
-from service.topic_config import TOPIC_SETTINGS
+from service.settings.group import GROUP_SETTINGS
+from service.settings.topic import TOPIC_SETTINGS
 from service.wire.messages import (
     DescribeConfigsRequest,
     DescribeConfigsResource,

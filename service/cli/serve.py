@@ -28,7 +28,7 @@ from service.cli.data_lock import FolderUnusable, locked
 
 if TYPE_CHECKING:
     from service.broker.node import Broker, Opening
-    from service.config import BrokerConfig, Endpoint
+    from service.settings.broker import BrokerConfig, Endpoint
 
 # Who waits longer than this for the addresses wants to know what is going on.
 SILENCE_S = 1.5
@@ -95,8 +95,8 @@ def _load(
     """The settings of all sources; the flags are short for settings and win over the same ones elsewhere. Listeners
     that can't be served are refused all the same: who asked for encryption shall not get an open port.
     """
-    from service.config_sources import load_config
-    from service.settings import ConfigError
+    from service.settings.setting import ConfigError
+    from service.settings.sources import load_config
 
     flags = list(overrides)
     if data is not None:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from service.broker_settings import BROKER_SETTINGS
-from service.config import document_settings
-from service.group_config import GROUP_SETTINGS
-from service.settings import Setting
-from service.topic_config import TOPIC_SETTINGS
-from service.unhonoured_settings import NO_EFFECT, NO_EFFECT_SETTINGS, REFUSED
+from service.settings.broker import document_settings
+from service.settings.broker_table import BROKER_SETTINGS
+from service.settings.group import GROUP_SETTINGS
+from service.settings.setting import Setting
+from service.settings.topic import TOPIC_SETTINGS
+from service.settings.unhonoured import NO_EFFECT, NO_EFFECT_SETTINGS, REFUSED
 
 INTRODUCTION = """\
 # Settings

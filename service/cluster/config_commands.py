@@ -23,11 +23,11 @@ from service.cluster.image import (
     topic_key,
 )
 from service.cluster.topic_commands import check_topic_name
-from service.config import BrokerConfig, broker_setting
-from service.group_config import check_group_config
-from service.settings import ConfigError, ConfigType, Mode, Status, split_list
+from service.settings.broker import BrokerConfig, broker_setting
+from service.settings.group import check_group_config
+from service.settings.setting import ConfigError, ConfigType, Mode, Status, split_list
+from service.settings.topic import TOPIC_SETTINGS, check_topic_config
 from service.stores.port import Create, Delete, Op, Put
-from service.topic_config import TOPIC_SETTINGS, check_topic_config
 from service.wire.error_codes import ErrorCode
 
 _ListOf = Callable[[str], tuple[str, ...] | None]

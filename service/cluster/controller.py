@@ -34,7 +34,7 @@ from service.cluster.image import (
     encode_partition,
     partition_key,
 )
-from service.config import Endpoint
+from service.settings.broker import Endpoint
 from service.stores.port import Create, Op, Put
 from service.wire.error_codes import ErrorCode
 

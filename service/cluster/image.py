@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from log.ids import TopicId, TopicPartition, format_topic_id, parse_topic_id
-from service.config import Endpoint
+from service.settings.broker import Endpoint
 from service.stores.port import Change, Entry, Snapshot
 
 NO_LEADER = -1

@@ -19,8 +19,8 @@ from log.ids import TopicId
 from service.cluster.controller import Command, FoundCluster, Refusal, RegisterBroker, TakeBrokerId
 from service.cluster.election import claim
 from service.cluster.image import CONTROLLER_EPOCH, Delta, Image, difference, load
-from service.config import Endpoint
 from service.ports import Env
+from service.settings.broker import Endpoint
 from service.stores.port import Change, Check, MetadataStore, Op, Result, Session, Snapshot, StoreFailed
 from service.wire.error_codes import ErrorCode
 

@@ -21,9 +21,9 @@ from service.cluster.image import (
     topic_key,
 )
 from service.cluster.placement import place
-from service.settings import ConfigError
+from service.settings.setting import ConfigError
+from service.settings.topic import check_topic_config
 from service.stores.port import Create, Delete, Op, Put
-from service.topic_config import check_topic_config
 from service.wire.error_codes import ErrorCode
 
 MAX_NAME_LENGTH = 249

@@ -24,9 +24,9 @@ from log.disk import DiskFault
 from log.ids import TopicPartition
 from service.api.routes import OFFERED
 from service.broker.node import Broker
-from service.config import BrokerConfig
 from service.ports import Env
 from service.process import listen
+from service.settings.broker import BrokerConfig
 from service.stores.memory import Fate as StoreFate
 from service.stores.memory import Faults as StoreFaults
 from service.stores.memory import MemoryServer, MemorySession, MemoryStore

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from service.broker_settings import BROKER_SETTINGS
-from service.settings import Status
-from service.topic_config import TOPIC_SETTINGS
-from service.unhonoured_settings import NO_EFFECT_SETTINGS
+from service.settings.broker_table import BROKER_SETTINGS
+from service.settings.setting import Status
+from service.settings.topic import TOPIC_SETTINGS
+from service.settings.unhonoured import NO_EFFECT_SETTINGS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("log", "idempotence", "isolation", "txn", "service")
-TABLES = ("service/broker_settings.py", "service/topic_config.py", "service/unhonoured_settings.py")
+TABLES = ("service/settings/broker_table.py", "service/settings/topic.py", "service/settings/unhonoured.py")
 
 
 def attributes_read() -> set[str]:

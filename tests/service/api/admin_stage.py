@@ -13,9 +13,9 @@ from service.api.routes import OFFERED, ROUTES
 from service.broker.node import Broker
 from service.broker.partition import Partition
 from service.broker.session import Session
-from service.config import BrokerConfig, Endpoint
 from service.net.door import Held
 from service.ports import RealEnv
+from service.settings.broker import BrokerConfig, Endpoint
 from service.stores.memory import MemoryServer, MemoryStore
 from service.wire.base import Request, Struct
 from service.wire.codec import (

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from service.cli.root import COMMANDS, cli
-from service.config_sources import load_config
+from service.settings.sources import load_config
 from tests.service.cli.kit import ROOT, oncelog, process
 
 

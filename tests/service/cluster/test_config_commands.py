@@ -11,7 +11,7 @@ from service.cluster.config_commands import (
     ResourceType,
 )
 from service.cluster.image import ALL_BROKERS
-from service.config import BrokerConfig
+from service.settings.broker import BrokerConfig
 from service.wire.error_codes import ErrorCode
 from tests.service.cluster.worlds import World
 

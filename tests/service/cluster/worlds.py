@@ -8,7 +8,7 @@ from log.ids import TopicId
 from service.cluster.controller import Command, RegisterBroker
 from service.cluster.image import Image
 from service.cluster.topic_commands import CreateTopics, NewTopic
-from service.config import Endpoint
+from service.settings.broker import Endpoint
 from service.stores.memory import MemoryServer
 from service.stores.port import Change, Op, Result
 from service.stores.watching import Watcher

@@ -13,9 +13,9 @@ from itertools import dropwhile
 from typing import Any, NamedTuple
 
 from log.config import LogConfig
-from service.broker_settings import BROKER_SETTINGS, COMPRESSION_TYPES, check_gzip_level
-from service.config import KNOWN_SETTINGS, BrokerConfig
-from service.settings import (
+from service.settings.broker import KNOWN_SETTINGS, BrokerConfig
+from service.settings.broker_table import BROKER_SETTINGS, COMPRESSION_TYPES, check_gzip_level
+from service.settings.setting import (
     MAX_LONG,
     ConfigError,
     Setting,
@@ -29,7 +29,7 @@ from service.settings import (
     long,
     text,
 )
-from service.unhonoured_settings import NO_EFFECT_SETTINGS
+from service.settings.unhonoured import NO_EFFECT_SETTINGS
 
 _HOUR_MS = 3_600_000
 _THROTTLED = re.compile(r"[0-9]+:[0-9]+\Z", re.ASCII)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from service.config import BrokerConfig, Given, Origin
-from service.settings import ConfigError
-from service.unhonoured_settings import is_known
+from service.settings.broker import BrokerConfig, Given, Origin
+from service.settings.setting import ConfigError
+from service.settings.unhonoured import is_known
 
 # What Kafka's scripts and images read from the environment for themselves: no keys of the broker's.
 NOT_KEYS = ("HEAP_OPTS", "OPTS", "JVM_PERFORMANCE_OPTS", "GC_LOG_OPTS", "LOG4J_OPTS", "LOG4J_LOGGERS", "DEBUG", "HOME")

@@ -8,8 +8,8 @@ controller (checks), by DescribeConfigs and by the broker, which hands the resul
 from collections.abc import Mapping
 from typing import Any
 
-from service.config import Bounded, BrokerConfig
-from service.settings import ConfigError, Setting, Synonym, integer
+from service.settings.broker import Bounded, BrokerConfig
+from service.settings.setting import ConfigError, Setting, Synonym, integer
 
 GROUP_SETTINGS: dict[str, Setting[Any]] = {
     setting.name: setting

@@ -1,8 +1,7 @@
 """What one configuration key is: its name, type, default, checks and meaning.
 
-The tables in `service.config` (a broker's keys) and `service.topic_config` (a topic's) are rows of this one shape. A
-`Setting` turns the text a user wrote into a value or says, in Kafka's own words, why it can't: clients show that
-message to people.
+The tables beside this (a broker's keys, a topic's, a group's) are rows of this one shape. A `Setting` turns the text a
+user wrote into a value or says, in Kafka's own words, why it can't: clients show that message to people.
 
 A `Setting` placed in a class body is read as an attribute of that class's instances (`config.num_partitions`), typed,
 and as fast as any attribute: the value lies in the instance's `__dict__`, where Python looks first.

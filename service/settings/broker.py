@@ -1,8 +1,8 @@
 """The configuration of one broker.
 
-A `BrokerConfig` holds one value for every key of `service.broker_settings`, read as an attribute:
+A `BrokerConfig` holds one value for every key of `service.settings.broker_table`, read as an attribute:
 `config.num_partitions`. Static values never change; what `kafka-configs --alter --entity-type brokers` stored is laid
-over them by `set_dynamic`. Everything that is configured is handed one; `service.config_sources` makes it from files,
+over them by `set_dynamic`. Everything that is configured is handed one; `service.settings.sources` makes it from files,
 environment and command line.
 """
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from service.broker_settings import BROKER_SETTINGS, SECURITY_PROTOCOLS, BrokerSettings, Durability
-from service.settings import ConfigError, Mode, Setting, Status, invalid
-from service.unhonoured_settings import NO_EFFECT, NO_EFFECT_SETTINGS, NO_SECURITY, REFUSED, idle_setting, unhonoured
+from service.settings.broker_table import BROKER_SETTINGS, SECURITY_PROTOCOLS, BrokerSettings, Durability
+from service.settings.setting import ConfigError, Mode, Setting, Status, invalid
+from service.settings.unhonoured import NO_EFFECT, NO_EFFECT_SETTINGS, NO_SECURITY, REFUSED, idle_setting, unhonoured
 
 KNOWN_SETTINGS: dict[str, Setting[Any]] = BROKER_SETTINGS | NO_EFFECT_SETTINGS
 """Every single key that is shown to clients; its status says whether it does something."""

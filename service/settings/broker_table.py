@@ -2,14 +2,14 @@
 
 Names, types, defaults and checks are Apache Kafka's (4.3) where Kafka has the key. Parsing, `oncelog config`,
 DescribeConfigs, the checks of AlterConfigs and the documentation page are read from these rows, so a key is described
-here and nowhere else. What Kafka has and we do not is in `service.unhonoured_settings`. Read through
-`service.config.BrokerConfig`.
+here and nowhere else. What Kafka has and we do not is in `service.settings.unhonoured`. Read through
+`service.settings.broker.BrokerConfig`.
 """
 
 from enum import Enum
 from typing import Any
 
-from service.settings import (
+from service.settings.setting import (
     MAX_INT,
     MAX_LONG,
     ConfigError,

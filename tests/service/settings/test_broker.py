@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from service.broker_settings import BROKER_SETTINGS, Durability
-from service.config import BrokerConfig, Origin, document_settings
-from service.config_sources import load_config, parse_properties, read_environment
 from service.process import limits_of
-from service.settings import ConfigError, Mode
-from service.unhonoured_settings import NO_EFFECT, NO_EFFECT_SETTINGS, REFUSED
+from service.settings.broker import BrokerConfig, Origin, document_settings
+from service.settings.broker_table import BROKER_SETTINGS, Durability
+from service.settings.setting import ConfigError, Mode
+from service.settings.sources import load_config, parse_properties, read_environment
+from service.settings.unhonoured import NO_EFFECT, NO_EFFECT_SETTINGS, REFUSED
 
 # The settings of the server.properties that Kafka 4.3 ships, comments left out.
 KAFKAS_OWN_FILE = """

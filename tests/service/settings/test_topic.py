@@ -5,9 +5,9 @@ from dataclasses import fields
 import pytest
 
 from log.config import LogConfig
-from service.config import BrokerConfig
-from service.settings import ConfigError
-from service.topic_config import TOPIC_SETTINGS, check_topic_config, log_config
+from service.settings.broker import BrokerConfig
+from service.settings.setting import ConfigError
+from service.settings.topic import TOPIC_SETTINGS, check_topic_config, log_config
 
 
 def test_without_any_values_the_logs_own_defaults_hold() -> None:
