@@ -10,8 +10,8 @@ import pytest
 from log.disk import DiskFault, RealDisk
 from service.broker.data_folder import META_FILE, StartError
 from service.broker.node import Broker
-from service.config import BrokerConfig
 from service.process import run_broker
+from service.settings.broker import BrokerConfig
 
 
 def start_and_stop(folder: Path) -> None:
