@@ -217,7 +217,7 @@ def write(
     # What an operator should see, and what makes the name unique: attempts are counted from 0 by every driver.
     name = f"{options.mark}part-{task.partitionId()}.attempt-{task.attemptNumber()}.{uuid4().hex}"
     branch = Branch(client, root, token, name)
-    known = connected(options.client).topics_of(root, token)
+    known = connected(options.client).topics_of(task.stageId())
     known.update(topics)
     share = _Share(options, branch, known)
     query = task.getLocalProperty(QUERY_ID) or ""
@@ -419,13 +419,14 @@ class Connected:
 
     def __init__(self, settings: ClientSettings) -> None:
         self.client = Client(settings)
-        self._batch = ("", -1)
+        self._stage = -1
         self._topics: dict[str, TopicFacts] = {}
 
-    def topics_of(self, root: str, token: int) -> dict[str, TopicFacts]:
-        """What tasks of this batch learned in this process. What those of another learned may be true no more."""
-        if self._batch != (root, token):
-            self._batch, self._topics = (root, token), {}
+    def topics_of(self, stage: int) -> dict[str, TopicFacts]:
+        """What tasks of this stage learned in this process. What others learned may be true no more, even if they
+        wrote the same batch: it may have failed because a topic changed."""
+        if self._stage != stage:
+            self._stage, self._topics = stage, {}
         return self._topics
 
     def ask(self, topic: str) -> TopicFacts:

@@ -218,7 +218,11 @@ class Task:
     """What the sink asks of Spark's TaskContext."""
 
     def __init__(self, **properties: str) -> None:
+        self.stage = 0
         self._properties = {name.replace("_", "."): value for name, value in properties.items()}
+
+    def stageId(self) -> int:
+        return self.stage
 
     def partitionId(self) -> int:
         return 0

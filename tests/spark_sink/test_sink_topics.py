@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -47,13 +47,16 @@ class Query:
         self._root = root
         self._schema = BY_COLUMN if by_column else BY_OPTION
         self._rows = ROWS.append_column("topic", pa.array([topic] * len(KEYS))) if by_column else ROWS
+        self._stage = 0
 
     def plan(self) -> sink.StreamSink:
+        self._stage += 1
         return sink.StreamSink(self._options, self._schema)
 
     def run(self, writer: sink.StreamSink, batch: int) -> sink.Written:
-        task = cast(TaskContext, Task())
-        return sink.write(self._options, self._root, batch, task, iter([self._rows]), writer._topics)
+        task = Task()
+        task.stage = self._stage
+        return sink.write(self._options, self._root, batch, cast(TaskContext, task), iter([self._rows]), writer._topics)
 
     def batch(self, number: int) -> None:
         writer = self.plan()
@@ -123,6 +126,20 @@ def test_tasks_that_saw_a_topic_differently_commit_nothing(bootstrap: str, topic
         sink.commit(query._options, name, 0, written)
     writer.abort(list(written), 0)
     assert values(bootstrap, topic) == []
+
+
+@pytest.mark.parametrize("change", [widen, make_again])
+def test_a_batch_that_failed_because_its_topic_changed_runs_again_in_the_process_that_saw_the_former_one(
+    bootstrap: str, topics: Topics, name: str, change: Callable[[Topics, str, int], None]
+) -> None:
+    """The query is started again in the same session, whose Python workers live on."""
+    topic = topics.create(2)
+    query = Query(bootstrap, name, topic, by_column=True)
+    failed = query.plan()
+    failed.abort([query.run(failed, 0)], 0)
+    change(topics, topic, 6)
+    query.batch(0)
+    assert set.union(*places(bootstrap, topic).values()) == set(range(6))
 
 
 @pytest.mark.parametrize("partitions", [2, 4, 16])
