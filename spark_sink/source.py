@@ -218,6 +218,10 @@ class OncelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options, client = self._options, client_of(self._options.client)
         latest = self._look(look_around=is_initial(start))
         ids = self._ids
+        before = from_json(start)
+        if self._target is not None:  # what is known to exist belongs to it, though it was not told of when it was set
+            exist = before if before or options.subscription.pattern else latest
+            self._target = {part: latest[part] for part in exist if part in latest} | self._target
         if is_initial(start):
             check_exist(options.subscription, self._known)
             parts = self._known if self._target is None else self._known & self._target.keys()
@@ -225,7 +229,7 @@ class OncelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             _check_within_log(client, begins, options.starting, options)
             latest = _not_before(client, begins, latest)
         else:
-            before, known = from_json(start), ids_of(start)
+            known = ids_of(start)
             self._warn_of_unknown(before, known)
             others = remade(before, known, ids)
             self._check_there(before, others, latest)

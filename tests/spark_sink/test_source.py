@@ -482,6 +482,21 @@ def test_a_topic_that_a_broker_does_not_tell_of_is_waited_for_and_nothing_comes_
     assert asked == 4
 
 
+def test_available_now_reads_a_topic_too_that_was_not_told_of_when_it_began(
+    remade: Remade, bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    produce(bootstrap, remade.topic, [b"more"])
+    query = remade.query()
+    reader = query.stream()
+    monkeypatch.setattr(source, "assigned", lambda *_: set())
+    reader.prepareForTriggerAvailableNow()
+    monkeypatch.setattr(source, "assigned", assigned)
+    end = reader.latestOffset(remade.end)
+    assert values(query.rows_between(remade.end, end)) == [b"more"]
+    produce(bootstrap, remade.topic, [b"too late"])
+    assert reader.latestOffset(end) is end
+
+
 def test_a_topic_that_stays_away_is_an_error_or_its_position_waits_for_it(
     remade: Remade, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
