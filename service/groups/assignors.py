@@ -2,18 +2,20 @@
 
 Pure and deterministic: equal input in any order of dictionaries gives equal output. Both give every partition of a
 topic that somebody subscribes to to exactly one of its subscribers. Racks are not looked at (as in Kafka's). Called
-by consumer_decisions.py when a group's epoch is ahead of its target assignment.
+by consumer_decisions.py when a group's epoch is ahead of its target assignment, in one turn of the loop: work grows
+with members, partitions and subscriptions added up, not multiplied, and who keeps all it has is hardly touched.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import heapify, heappush, heapreplace
+from typing import NamedTuple
 
-Target = dict[str, dict[bytes, frozenset[int]]]
+Target = dict[str, Mapping[bytes, frozenset[int]]]
 Partition = tuple[bytes, int]
+Holdings = dict[str, dict[Partition, None]]
 
 
-@dataclass(frozen=True, slots=True)
-class MemberSpec:
+class MemberSpec(NamedTuple):
     """`topics` are the ids of existing topics it subscribes to; `current` is its part of the present target."""
 
     instance_id: str | None
@@ -29,125 +31,144 @@ def assign_range(members: Mapping[str, MemberSpec], partition_counts: Mapping[by
     meet at one member, and static members keep their ranges over restarts.
     """
     ordered = sorted(members, key=lambda name: (members[name].instance_id is None, members[name].instance_id or name))
-    target: Target = {member_id: {} for member_id in members}
-    for topic_id in sorted(partition_counts):
-        subscribers = [member_id for member_id in ordered if topic_id in members[member_id].topics]
-        if not subscribers:
-            continue
-        quota, extra = divmod(partition_counts[topic_id], len(subscribers))
+    target: dict[str, dict[bytes, frozenset[int]]] = {member_id: {} for member_id in members}
+    for topic_id, subscribers in sorted(_subscribers(members, ordered).items()):
+        count = partition_counts.get(topic_id, 0)
+        quota, extra = divmod(count, len(subscribers))
         start = 0
-        for place, member_id in enumerate(subscribers):
+        for place, member_id in enumerate(subscribers[:count]):
             end = start + quota + (1 if place < extra else 0)
-            if start < end:
-                target[member_id][topic_id] = frozenset(range(start, end))
+            target[member_id][topic_id] = frozenset(range(start, end))
             start = end
-    return target
+    return dict(target)
 
 
 def assign_uniform(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> Target:
     """Counts of partitions differ as little as subscriptions allow, and what a member has it keeps if it may."""
     if not members:
         return {}
-    holdings = _kept(members, partition_counts)
+    kept, free = _kept(members, partition_counts)
     if len({spec.topics for spec in members.values()}) == 1:
-        _level_equal(holdings, members, partition_counts)
-    else:
-        _level_unequal(holdings, members, partition_counts)
-    return {member_id: _by_topic(held) for member_id, held in holdings.items()}
+        return _level_equal(kept, free)
+    return _level_unequal(kept, free, members)
 
 
-def _kept(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> dict[str, list[Partition]]:
-    """What each member may keep of its present part: subscribed, existing, and nobody else's."""
-    taken: set[Partition] = set()
-    holdings: dict[str, list[Partition]] = {}
+def _kept(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> tuple[Target, list[Partition]]:
+    """What each member may keep of its present part: subscribed, existing, and nobody else's; and what is left over."""
+    wanted = set[bytes]().union(*(spec.topics for spec in members.values()))
+    left = {topic_id: set(range(partition_counts.get(topic_id, 0))) for topic_id in sorted(wanted)}
+    kept: Target = {}
     for member_id in sorted(members):
         spec = members[member_id]
-        held = [
-            (topic_id, partition)
-            for topic_id in sorted(spec.current)
-            for partition in sorted(spec.current[topic_id])
-            if topic_id in spec.topics
-            and partition < partition_counts.get(topic_id, 0)
-            and (topic_id, partition) not in taken
-        ]
-        taken.update(held)
-        holdings[member_id] = held
-    return holdings
+        held = spec.current
+        if not all(topic_id in spec.topics and held[topic_id] <= left[topic_id] for topic_id in held):
+            held = {topic_id: held[topic_id] & left[topic_id] for topic_id in held if topic_id in spec.topics}
+        for topic_id, partitions in held.items():
+            left[topic_id] -= partitions
+        kept[member_id] = held
+    return kept, [(topic_id, partition) for topic_id in left for partition in sorted(left[topic_id])]
 
 
-def _unassigned(
-    holdings: Mapping[str, list[Partition]], members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]
-) -> list[Partition]:
-    held = {partition for partitions in holdings.values() for partition in partitions}
-    wanted = set().union(*(spec.topics for spec in members.values()))
-    return [
-        (topic_id, partition)
-        for topic_id in sorted(wanted)
-        for partition in range(partition_counts.get(topic_id, 0))
-        if (topic_id, partition) not in held
-    ]
-
-
-def _level_equal(
-    holdings: dict[str, list[Partition]], members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]
-) -> None:
+def _level_equal(kept: Target, free: list[Partition]) -> Target:
     """All subscribe to the same: everyone gets the quotient, the fullest get the remainder one by one."""
-    free = _unassigned(holdings, members, partition_counts)
-    quota, extra = divmod(len(free) + sum(map(len, holdings.values())), len(holdings))
-    fullest_first = sorted(holdings, key=lambda member_id: (-len(holdings[member_id]), member_id))
-    quotas = {member_id: quota + (1 if place < extra else 0) for place, member_id in enumerate(fullest_first)}
-    for member_id in sorted(holdings):
-        free.extend(holdings[member_id][quotas[member_id] :])
-        del holdings[member_id][quotas[member_id] :]
+    sizes = {member_id: sum(map(len, held.values())) for member_id, held in kept.items()}
+    quota, extra = divmod(len(free) + sum(sizes.values()), len(kept))
+    fullest_first = sorted(kept, key=lambda member_id: (-sizes[member_id], member_id))
+    gaining: list[tuple[str, int]] = []
+    target = kept.copy()
+    for place, member_id in enumerate(fullest_first):
+        gains = quota + (place < extra) - sizes[member_id]
+        if gains < 0:
+            held = list(_partitions_of(kept[member_id]))
+            free.extend(held[gains:])
+            target[member_id] = _by_topic(held[:gains])
+        elif gains > 0:
+            gaining.append((member_id, gains))
     free.sort()
     start = 0
-    for member_id in sorted(holdings):
-        end = start + quotas[member_id] - len(holdings[member_id])
-        holdings[member_id].extend(free[start:end])
-        start = end
+    for member_id, gains in sorted(gaining):
+        target[member_id] = _by_topic([*_partitions_of(kept[member_id]), *free[start : start + gains]])
+        start += gains
     assert start == len(free)
+    return target
 
 
-def _level_unequal(
-    holdings: dict[str, list[Partition]], members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]
-) -> None:
+def _level_unequal(kept: Target, free: list[Partition], members: Mapping[str, MemberSpec]) -> Target:
     """Free partitions go to the emptiest subscriber, those with the fewest subscribers first; then partitions move from
     fuller to emptier subscribers while that brings two members closer together.
 
     Each move lowers the sum of squares of the counts, so that this ends. It reaches a state where no single move
     helps; chains of moves that only help together are not looked for.
     """
-    subscribers: dict[bytes, list[str]] = {}
-    for member_id in sorted(members):
-        for topic_id in members[member_id].topics:
-            subscribers.setdefault(topic_id, []).append(member_id)
-
-    def emptiest(topic_id: bytes) -> str:
-        return min(subscribers[topic_id], key=lambda member_id: (len(holdings[member_id]), member_id))
-
-    free = _unassigned(holdings, members, partition_counts)
+    holdings = {member_id: dict.fromkeys(_partitions_of(held)) for member_id, held in kept.items()}
+    subscribers = _subscribers(members, sorted(members))
+    emptiest = Emptiest(holdings, subscribers)
     for partition in sorted(free, key=lambda partition: (len(subscribers[partition[0]]), partition)):
-        holdings[emptiest(partition[0])].append(partition)
+        holdings[emptiest.of(partition[0])][partition] = None
     moved = True
     while moved:
         moved = False
         for member_id in sorted(holdings, key=lambda member_id: (-len(holdings[member_id]), member_id)):
-            moved = _give_away(member_id, holdings, emptiest) or moved
+            if _give_away(member_id, holdings, emptiest):
+                moved = True
+                emptiest.has_fewer(member_id, members[member_id].topics)
+    return {member_id: _by_topic(held) for member_id, held in holdings.items()}
 
 
-def _give_away(member_id: str, holdings: dict[str, list[Partition]], emptiest: Callable[[bytes], str]) -> bool:
+def _give_away(member_id: str, holdings: Holdings, emptiest: "Emptiest") -> bool:
     """Move partitions of one member to subscribers that have at least two fewer; whether any was moved."""
-    moved = False
-    for partition in reversed(holdings[member_id].copy()):
-        receiver = emptiest(partition[0])
-        if len(holdings[member_id]) - len(holdings[receiver]) > 1:
-            holdings[member_id].remove(partition)
-            holdings[receiver].append(partition)
-            moved = True
-    return moved
+    mine = holdings[member_id]
+    before = len(mine)
+    for partition in reversed(list(mine)):
+        receiver = emptiest.of(partition[0])
+        if len(mine) - len(holdings[receiver]) > 1:
+            del mine[partition]
+            holdings[receiver][partition] = None
+    return len(mine) < before
 
 
-def _by_topic(held: list[Partition]) -> dict[bytes, frozenset[int]]:
+class Emptiest:
+    """For each topic its subscribers, the emptiest first, the first by name among equals.
+
+    A member's place may be out of date: too far ahead when it has got more since, which is put right when it comes to
+    the front. Of one that has fewer since `has_fewer` must tell.
+    """
+
+    def __init__(self, holdings: Holdings, subscribers: Mapping[bytes, list[str]]) -> None:
+        self._holdings = holdings
+        self._queues = {
+            topic_id: [(len(holdings[member_id]), member_id) for member_id in subscribers[topic_id]]
+            for topic_id in subscribers
+        }
+        for queue in self._queues.values():
+            heapify(queue)
+
+    def of(self, topic_id: bytes) -> str:
+        queue = self._queues[topic_id]
+        while True:
+            size, member_id = queue[0]
+            if size == (present := len(self._holdings[member_id])):
+                return member_id
+            heapreplace(queue, (present, member_id))
+
+    def has_fewer(self, member_id: str, topics: frozenset[bytes]) -> None:
+        for topic_id in topics:
+            heappush(self._queues[topic_id], (len(self._holdings[member_id]), member_id))
+
+
+def _subscribers(members: Mapping[str, MemberSpec], ordered: list[str]) -> dict[bytes, list[str]]:
+    subscribers: dict[bytes, list[str]] = {}
+    for member_id in ordered:
+        for topic_id in members[member_id].topics:
+            subscribers.setdefault(topic_id, []).append(member_id)
+    return subscribers
+
+
+def _partitions_of(held: Mapping[bytes, frozenset[int]]) -> Iterator[Partition]:
+    return ((topic_id, partition) for topic_id in sorted(held) for partition in sorted(held[topic_id]))
+
+
+def _by_topic(held: Iterable[Partition]) -> dict[bytes, frozenset[int]]:
     topics: dict[bytes, set[int]] = {}
     for topic_id, partition in held:
         topics.setdefault(topic_id, set()).add(partition)

@@ -293,16 +293,17 @@ class ConsumerDecisions:
         if group.assignment_epoch >= epoch or not self.may_assign(group, draft.wall_ms):
             return Goal(group.assignment_epoch, group.target_of(member.member_id, member.instance_id))
         members = group.members_with(member)
-        specs = {each.member_id: self._spec(group, each) for each in members.values()}
+        specs = self._specs(group, members.values())
         counts: dict[bytes, int] = {}
         for topic in group.topics_subscribed(without=group.replaced_by(member), and_by=member):
             if (facts := self._topics.by_name(topic)) is not None:
                 counts[facts.topic_id] = facts.partitions
         name = group.preferred_assignor(members.values()) or self._settings.group_consumer_assignors[0]
         target = ASSIGNORS[name](specs, counts)
-        for member_id in members:
-            if member_id not in group.target or dict(group.target[member_id]) != target[member_id]:
-                draft.records.append(target_record(group.group_id, member_id, target[member_id]))
+        for member_id, part in target.items():
+            before = group.target.get(member_id)
+            if before is not part and before != part:
+                draft.records.append(target_record(group.group_id, member_id, part))
         draft.records.append(target_epoch_record(group.group_id, epoch, draft.wall_ms))
         return Goal(epoch, target[member.member_id])
 
@@ -315,9 +316,18 @@ class ConsumerDecisions:
         last_ms = group.assignment_timestamp_ms
         return not 0 < last_ms <= wall_ms < last_ms + interval_ms
 
-    def _spec(self, group: ConsumerGroup, member: ConsumerMember) -> MemberSpec:
-        current = group.target_of(member.member_id, member.instance_id)
-        return MemberSpec(member.instance_id, self._topic_ids(group, member), current)
+    def _specs(self, group: ConsumerGroup, members: Iterable[ConsumerMember]) -> dict[str, MemberSpec]:
+        """Members that subscribe to the same share the answer: in most groups all do."""
+        known: dict[tuple[frozenset[str], str | None], frozenset[bytes]] = {}
+        specs: dict[str, MemberSpec] = {}
+        for member in members:
+            subscription = (member.subscribed_topics, member.regex_or_none)
+            topic_ids = known.get(subscription)
+            if topic_ids is None:
+                topic_ids = known[subscription] = self._topic_ids(group, member)
+            current = group.target_of(member.member_id, member.instance_id)
+            specs[member.member_id] = MemberSpec(member.instance_id, topic_ids, current)
+        return specs
 
     def _topic_ids(self, group: ConsumerGroup, member: ConsumerMember) -> frozenset[bytes]:
         known = (self._topics.by_name(topic) for topic in group.topics_of(member))

@@ -1,10 +1,17 @@
 """Both assignors give each partition to one subscriber; range keeps neighbours together, uniform moves little."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
 import pytest
 from hypothesis import given
 from hypothesis.strategies import DrawFn, composite, frozensets, integers, sampled_from
 
 from service.groups.assignors import ASSIGNORS, MemberSpec, Target, assign_range, assign_uniform
+
+Assign = Callable[[Mapping[str, MemberSpec], Mapping[bytes, int]], Target]
 
 TOPICS = (b"a", b"b", b"c")
 
@@ -122,3 +129,43 @@ def test_a_group_that_is_level_already_keeps_everything(
     target = assign_uniform(members, partition_counts)
     again = {name: MemberSpec(spec.instance_id, spec.topics, target[name]) for name, spec in members.items()}
     assert assign_uniform(again, partition_counts) == target
+
+
+def test_uniform_hands_a_member_that_keeps_all_it_has_the_very_same_part() -> None:
+    members = {f"m{number}": member(b"a", current={b"a": {number}}) for number in range(100)}
+    target = assign_uniform({**members, "new": member(b"a")}, {b"a": 101})
+    assert target["new"] == {b"a": frozenset({100})}
+    assert all(target[name] is spec.current for name, spec in members.items())
+
+
+class Counted(str):
+    """A name that tells how often names were compared or looked up."""
+
+    looks: ClassVar[int] = 0
+
+    def __lt__(self, other: str) -> bool:
+        Counted.looks += 1
+        return str.__lt__(self, other)
+
+    def __eq__(self, other: object) -> bool:
+        Counted.looks += 1
+        return str.__eq__(self, other)
+
+    def __hash__(self) -> int:
+        Counted.looks += 1
+        return str.__hash__(self)
+
+
+@pytest.mark.parametrize("assign", ASSIGNORS.values())
+def test_work_grows_with_the_group_and_not_with_its_square(assign: Assign) -> None:
+    """Half subscribe to one topic, half to another, one to both, and all partitions are the first members' so far."""
+
+    def looks(size: int) -> int:
+        names = [Counted(f"m{number:05}") for number in range(size)]
+        members: dict[str, MemberSpec] = {name: member(TOPICS[place % 2]) for place, name in enumerate(names)}
+        members[names[0]] = member(b"a", b"b", current={b"a": set(range(size)), b"b": set(range(size // 2))})
+        Counted.looks = 0
+        assign(members, {b"a": size, b"b": size})
+        return Counted.looks
+
+    assert looks(1_000) < 3 * looks(500)

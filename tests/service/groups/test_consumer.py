@@ -9,6 +9,7 @@ from service.groups.commands import LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerHea
 from service.groups.consumer_group import ConsumerGroup
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.states import MemberState
+from service.groups.topics import TopicFacts
 from service.groups.verdicts import Fault
 from tests.service.groups.driver import Driver, Topics, Unwalked, assigned_at_once
 
@@ -473,3 +474,24 @@ def test_a_groups_own_times_hold_for_it_from_its_next_heartbeat_on() -> None:
     assert driver.beat("a", driver.consumer().epoch).heartbeat_interval_ms == 2_000
     driver.wait(10_001)
     assert driver.consumer().state == "Stable"
+
+
+def test_a_target_looks_at_a_topic_once_for_each_subscription_and_not_for_each_member(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looks_of_a_join_after(members: int, group: str) -> int:
+        for number in range(members):
+            driver.beat(f"m{number}", 0, group)
+        asked: list[str] = []
+        by_name = driver.topics.by_name
+
+        def ask(name: str) -> TopicFacts | None:
+            asked.append(name)
+            return by_name(name)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(driver.topics, "by_name", ask)
+            driver.beat("late", 0, group)
+        return len(asked)
+
+    assert looks_of_a_join_after(40, "large") == looks_of_a_join_after(2, "small")
