@@ -29,13 +29,13 @@ from log.batch import build_batch, restamp
 from service.wire.codec import encode_request, write_request_header
 from service.wire.messages import ApiVersionsRequest, PartitionProduceData, ProduceRequest, TopicProduceData
 from service.wire.versions import ApiKey
-from tests.bench import many_small, native, prepared
+from tests.bench import groups, many_small, native, prepared
 from tests.bench.contenders import Contender
 from tests.peers.process import BrokerProcess
 
 PARTITIONS = 4
 SMALL_BATCHES = (200, 1_000)
-MORE_IS_BETTER = ("msg/s", "MB/s", "txn/s")
+MORE_IS_BETTER = ("msg/s", "MB/s", "txn/s", "requests/s")
 MANY_PARTITIONS = 15_398
 PARTITIONS_A_TOPIC = 10
 IDLE_CONNECTIONS = 5_000
@@ -473,6 +473,58 @@ def size_of(broker: BrokerProcess, partition: str) -> int:
     return size
 
 
+def rebalances(contender: Contender, effort: Effort) -> Rows:
+    """Groups of both protocols: from the first join to a stable group, and again after one member has left; and how
+    long somebody who asks for something else waits meanwhile.
+    """
+    rows: Rows = {}
+    with running(contender) as broker:
+        new_topic(broker, groups.TOPIC, partitions=groups.PARTITIONS)
+        for protocol in ("classic", "consumer"):
+            groups.run(broker, protocol, 300)  # warms it up
+            for members in (100, 1_000, 5_000):
+                found = groups.run(broker, protocol, max(int(members * effort.scale), 10))
+                rows[f"{protocol} group of {members} comes together, s"] = found["formed_s"]
+                rows[f"{protocol} group of {members} after one has left, s"] = found["mended_s"]
+                rows[f"{protocol} group of {members}: others wait at most, ms"] = found["others_wait_ms"]
+    return rows
+
+
+def group_requests(contender: Contender, effort: Effort) -> Rows:
+    """Heartbeats of ten thousand members, and offsets of ten partitions committed and fetched."""
+    members = int(10_000 * effort.scale)
+    with running(contender) as broker:
+        new_topic(broker, groups.TOPIC, partitions=groups.PARTITIONS)
+        groups.run(broker, "offsets", 0)  # warms it up
+        beaten = groups.run(broker, "heartbeats", members)
+        asked = groups.run(broker, "offsets", 0)
+    return {
+        f"heartbeats of {members} members, requests/s": beaten["per_second"],
+        f"heartbeats of {members} members: others wait at most, ms": beaten["others_wait_ms"],
+        "OffsetCommit, requests/s": asked["commits"],
+        "OffsetFetch, requests/s": asked["fetches"],
+    }
+
+
+def many_groups(contender: Contender, effort: Effort) -> Rows:
+    """Twenty thousand groups with ten offsets each: their memory, and what it costs when all expire at once."""
+    count = int(20_000 * effort.scale)
+    settings = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "100000"}
+    with running(contender, settings=settings) as broker:
+        new_topic(broker, groups.TOPIC, partitions=groups.PARTITIONS)
+        groups.run(broker, "many", 400)  # warms it up
+        before = broker.resident_bytes()
+        made = groups.run(broker, "many", count)
+        grown = broker.resident_bytes() - before
+        gone = groups.run(broker, "expired", count)
+    return {
+        f"{count} groups committed for, s": made["committed_s"],
+        f"{count} groups, MB": grown / 1e6,
+        f"{count} groups expire within, s": gone["expired_s"],
+        f"{count} groups expire: others wait at most, ms": gone["others_wait_ms"],
+    }
+
+
 FIGURES: Mapping[str, Figure] = {
     "throughput": throughput,
     "cost": broker_cost,
@@ -488,6 +540,9 @@ FIGURES: Mapping[str, Figure] = {
     "aborts": aborted_history,
     "producer-ids": producer_ids,
     "compaction": compaction,
+    "rebalances": rebalances,
+    "group-requests": group_requests,
+    "many-groups": many_groups,
     "soak": soak,
 }
 

@@ -1,0 +1,391 @@
+"""Groups of many members, each as small as a member can be: requests and answers, no records read.
+
+`python -m tests.bench.groups PORT WHAT COUNT` is the load, in a process of its own; `run` starts it and, while it is
+at work, asks the broker something small again and again: how long that ever takes is what everybody else waits.
+A member that joins by the classic protocol has a connection to itself, as brokers answer in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import resource
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Final
+
+from service.client.connection import Client
+from service.wire.codec import encode_data, encode_request, write_request_header
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    ApiVersionsRequest,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatRequestTopicPartitions,
+    ConsumerProtocolSubscription,
+    FindCoordinatorRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    ListGroupsRequest,
+    MemberIdentity,
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+)
+from service.wire.versions import ApiKey
+from tests.bench.native import PATIENCE_SECONDS, LoadFailed, Outcome
+from tests.peers.process import ROOT, BrokerProcess
+
+TOPIC: Final = "shared"
+PARTITIONS: Final = 1_000
+LONG_MS: Final = 300_000
+CONNECTIONS: Final = 32
+BEAT_SECONDS: Final = 0.1
+AT_ONCE: Final = 200  # connections that are made, or groups that are committed for
+OFFSETS: Final = 10  # of one commit
+STEADY_SECONDS: Final = 10.0
+NAMES_TOPICS: Final = 9  # the last version of OffsetCommit and OffsetFetch that does
+WAITING: Final = (
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+)
+SUBSCRIPTION: Final = b"\0\1" + encode_data(ConsumerProtocolSubscription(topics=[TOPIC]), 1)
+ASSIGNMENT: Final = b"\0\1" + bytes(60)
+
+
+def run(broker: BrokerProcess, what: str, count: int) -> Outcome:
+    """What the load found, and `others_wait_ms`."""
+    command = [sys.executable, "-m", __name__, str(broker.port), what, str(count)]
+    ask = write_request_header(ApiKey.API_VERSIONS, 3, 1, "other") + encode_request(
+        ApiKey.API_VERSIONS, 3, ApiVersionsRequest("other", "1")
+    )
+    frame, longest_s = struct.pack(">i", len(ask)) + ask, 0.0
+    with (
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as load,
+        socket.create_connection(("127.0.0.1", broker.port), timeout=PATIENCE_SECONDS) as other,
+    ):
+        assert load.stdout is not None
+        load.stdout.readline()  # its connections stand
+        while load.poll() is None:
+            asked_s = time.monotonic()
+            other.sendall(frame)
+            if not other.recv(65536):
+                raise LoadFailed("the broker closed a connection")
+            longest_s = max(longest_s, time.monotonic() - asked_s)
+            time.sleep(0.002)
+        told, failed = load.communicate()
+    if load.returncode:
+        raise LoadFailed(f"{' '.join(command)}: {failed.decode().strip()[-500:]}")
+    outcome: Outcome = json.loads(told)
+    return {**outcome, "others_wait_ms": longest_s * 1000}
+
+
+# -- classic members
+
+
+class Whole:
+    """Tells when all members are in one generation."""
+
+    def __init__(self, count: int) -> None:
+        self.reached = asyncio.Event()
+        self._count = count
+        self._members_of: dict[int, set[str]] = {}
+
+    def note(self, member_id: str, generation: int) -> bool:
+        members = self._members_of.setdefault(generation, set())
+        members.add(member_id)
+        if len(members) == self._count:
+            self.reached.set()
+        return self.reached.is_set()
+
+
+class ClassicMember:
+    def __init__(self, client: Client, group: str) -> None:
+        self.client = client
+        self.group = group
+        self.member_id = ""
+
+    async def be_named(self) -> None:
+        answer = await self._join()
+        assert answer.error_code == ErrorCode.MEMBER_ID_REQUIRED, answer
+        self.member_id = answer.member_id
+
+    def _join(self) -> Awaitable[JoinGroupResponse]:
+        protocols = [JoinGroupRequestProtocol(name=name, metadata=SUBSCRIPTION) for name in ("range", "roundrobin")]
+        return self.client.request(
+            JoinGroupRequest(
+                group_id=self.group,
+                session_timeout_ms=LONG_MS,
+                rebalance_timeout_ms=LONG_MS,
+                member_id=self.member_id,
+                protocol_type="consumer",
+                protocols=protocols,
+            )
+        )
+
+    async def take_part(self, whole: Whole) -> None:
+        """Joins, and joins again when told so, until the whole group shares a generation."""
+        while not whole.reached.is_set():
+            joined = await self._join()
+            assert not joined.error_code, joined.error_code
+            fault = await self._sync(joined)
+            while not fault and not whole.note(self.member_id, joined.generation_id):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(whole.reached.wait(), BEAT_SECONDS)
+                    return
+                fault = await self._beat(joined.generation_id)
+            assert fault in (0, ErrorCode.REBALANCE_IN_PROGRESS), fault
+
+    async def _sync(self, joined: JoinGroupResponse) -> int:
+        answer = await self.client.request(
+            SyncGroupRequest(
+                group_id=self.group,
+                generation_id=joined.generation_id,
+                member_id=self.member_id,
+                protocol_type=joined.protocol_type,
+                protocol_name=joined.protocol_name,
+                assignments=[
+                    SyncGroupRequestAssignment(member_id=member.member_id, assignment=ASSIGNMENT)
+                    for member in joined.members
+                ],
+            )
+        )
+        assert answer.error_code or answer.assignment == ASSIGNMENT
+        return answer.error_code
+
+    async def _beat(self, generation: int) -> int:
+        request = HeartbeatRequest(group_id=self.group, generation_id=generation, member_id=self.member_id)
+        return (await self.client.request(request)).error_code
+
+    async def leave(self) -> None:
+        identity = MemberIdentity(member_id=self.member_id)
+        answer = await self.client.request(LeaveGroupRequest(group_id=self.group, members=[identity]))
+        assert not answer.error_code, answer.error_code
+
+
+async def classic(clients: Sequence[Client]) -> Outcome:
+    members = [ClassicMember(client, f"classic-{len(clients)}") for client in clients]
+    await asyncio.gather(*(member.be_named() for member in members))
+
+    async def rebalance() -> None:
+        whole = Whole(len(members))
+        await asyncio.gather(*(member.take_part(whole) for member in members))
+
+    formed = await seconds_of(rebalance())
+    await members.pop().leave()
+    return {"formed_s": formed, "mended_s": await seconds_of(rebalance())}
+
+
+# -- members of the consumer protocol
+
+
+class ConsumerMember:
+    def __init__(self, client: Client, group: str, number: int) -> None:
+        self.client = client
+        self.group = group
+        self.member_id = f"member-{number:05}"
+        self.epoch = 0
+        self.owned: list[tuple[bytes, int]] = []
+        self.tells = True  # what it owns
+
+    async def beat(self, epoch: int | None = None) -> None:
+        joins = self.epoch == 0
+        by_topic: dict[bytes, list[int]] = {}
+        for topic_id, partition in self.owned:
+            by_topic.setdefault(topic_id, []).append(partition)
+        owned = [ConsumerGroupHeartbeatRequestTopicPartitions(each, by_topic[each]) for each in by_topic]
+        answer = await self.client.request(
+            ConsumerGroupHeartbeatRequest(
+                group_id=self.group,
+                member_id=self.member_id,
+                member_epoch=self.epoch if epoch is None else epoch,
+                rebalance_timeout_ms=LONG_MS if joins else -1,
+                subscribed_topic_names=[TOPIC] if joins else None,
+                topic_partitions=owned if self.tells else None,
+            )
+        )
+        assert not answer.error_code, (answer.error_code, answer.error_message)
+        self.epoch = answer.member_epoch
+        self.tells = answer.assignment is not None
+        if answer.assignment is not None:
+            given = answer.assignment.topic_partitions
+            self.owned = [(topic.topic_id, partition) for topic in given for partition in topic.partitions]
+
+
+async def consumer(clients: Sequence[Client]) -> Outcome:
+    group = f"consumer-{len(clients)}"
+    members = [ConsumerMember(client, group, number) for number, client in enumerate(clients)]
+    formed = await seconds_of(until_stable(members))
+    await members.pop().beat(epoch=-1)
+    return {"formed_s": formed, "mended_s": await seconds_of(until_stable(members))}
+
+
+async def until_stable(members: Sequence[ConsumerMember]) -> None:
+    """Everybody beats, again and again, until all are at one epoch and own every partition between them."""
+    while True:
+        await asyncio.gather(*(member.beat() for member in members))
+        owned = [partition for member in members for partition in member.owned]
+        if len({member.epoch for member in members}) == 1 and len(owned) == len(set(owned)) == PARTITIONS:
+            return
+        await asyncio.sleep(0.05)
+
+
+async def heartbeats(clients: Sequence[Client], count: int) -> Outcome:
+    """Beats a second of a group in which nothing changes; a few connections carry all members."""
+    members = [ConsumerMember(clients[number % len(clients)], f"steady-{count}", number) for number in range(count)]
+    await until_stable(members)
+    await asyncio.gather(*(member.beat() for member in members))
+
+    async def beat(on: Client) -> int:
+        until, beats, mine = time.monotonic() + STEADY_SECONDS, 0, [each for each in members if each.client is on]
+        while time.monotonic() < until:
+            for member in mine[:20]:
+                await member.beat()
+            mine = mine[20:] + mine[:20]
+            beats += 20
+        return beats
+
+    return {"per_second": sum(await asyncio.gather(*map(beat, clients))) / STEADY_SECONDS}
+
+
+# -- offsets
+
+
+def commit(group: str, offset: int) -> OffsetCommitRequest:
+    partitions = [
+        OffsetCommitRequestPartition(partition_index=index, committed_offset=offset) for index in range(OFFSETS)
+    ]
+    return OffsetCommitRequest(group_id=group, topics=[OffsetCommitRequestTopic(name=TOPIC, partitions=partitions)])
+
+
+async def commit_offsets(client: Client, group: str, offset: int) -> None:
+    answer = await client.request(commit(group, offset), version=NAMES_TOPICS)
+    assert not any(partition.error_code for partition in answer.topics[0].partitions), answer
+
+
+async def fetch_offsets(client: Client, group: str, offset: int) -> None:
+    assert await offsets_of(client, [group]) == [offset >= 0]
+
+
+async def offsets_of(client: Client, groups: Iterable[str]) -> list[bool]:
+    """Whether each group has any."""
+    topics = [OffsetFetchRequestTopics(name=TOPIC, partition_indexes=list(range(OFFSETS)))]
+    request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=group, topics=topics) for group in groups])
+    answer = await client.request(request, version=NAMES_TOPICS)
+    assert not any(group.error_code for group in answer.groups), answer
+    return [group.topics[0].partitions[0].committed_offset >= 0 for group in answer.groups]
+
+
+async def offsets(clients: Sequence[Client]) -> Outcome:
+    """Requests a second on a few connections, each with a group to itself."""
+
+    async def steadily(ask: Callable[[Client, str, int], Awaitable[None]], client: Client, group: str) -> int:
+        until, done = time.monotonic() + STEADY_SECONDS / 2, 0
+        while time.monotonic() < until:
+            await ask(client, group, done)
+            done += 1
+        return done
+
+    rates = {}
+    for name, ask in (("commits", commit_offsets), ("fetches", fetch_offsets)):
+        each = (steadily(ask, client, f"offsets-{number}") for number, client in enumerate(clients))
+        rates[name] = sum(await asyncio.gather(*each)) / (STEADY_SECONDS / 2)
+    return rates
+
+
+async def many_groups(clients: Sequence[Client], count: int) -> Outcome:
+    """One commit for each of so many groups."""
+
+    async def some(client: Client, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            await commit_offsets(client, f"many-{number}", number)
+
+    width = len(clients)
+    all_of_them = asyncio.gather(*(some(client, range(at, count, width)) for at, client in enumerate(clients)))
+    return {"committed_s": await seconds_of(all_of_them)}
+
+
+async def until_expired(client: Client, count: int) -> Outcome:
+    """From when the first of some of those groups has lost its offsets to when there is no group at all."""
+    some = [f"many-{number}" for number in range(0, count, max(count // 200, 1))]
+    began = 0.0
+    while True:
+        left = await offsets_of(client, some)
+        began = began or (time.monotonic() if not all(left) else 0.0)
+        if not any(left) and not (await client.request(ListGroupsRequest())).groups:
+            return {"expired_s": time.monotonic() - began}
+        await asyncio.sleep(0.2)
+
+
+# -- the load's own process
+
+
+async def seconds_of(work: Awaitable[object]) -> float:
+    began = time.monotonic()
+    await work
+    return time.monotonic() - began
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int, count: int) -> AsyncIterator[list[Client]]:
+    clients = [Client("127.0.0.1", port) for _ in range(count)]
+    for at in range(0, count, AT_ONCE):
+        await asyncio.gather(*(client.connect() for client in clients[at : at + AT_ONCE]))
+    try:
+        yield clients
+    finally:
+        for client in clients:
+            await client.close()
+
+
+async def until_coordinated(client: Client, groups: Iterable[str]) -> None:
+    """Their coordinators are there and have read their logs."""
+    for group in groups:
+        while True:
+            found = await client.request(FindCoordinatorRequest(key_type=0, coordinator_keys=[group]))
+            beaten = await client.request(HeartbeatRequest(group_id=group, generation_id=0, member_id="nobody"))
+            if not found.coordinators[0].error_code and beaten.error_code not in WAITING:
+                break
+            await asyncio.sleep(0.1)
+
+
+async def main(port: int, what: str, count: int) -> None:
+    """The group's coordinator and those of names that hash to any other partition shall be there before it counts."""
+    async with connected(port, count if what in ("classic", "consumer") else CONNECTIONS) as clients:
+        named = {"classic": "classic", "consumer": "consumer", "heartbeats": "steady"}
+        few = [f"{named[what]}-{count}"] if what in named else [f"many-{number}" for number in range(400)]
+        await until_coordinated(clients[0], [*few, *(f"offsets-{number}" for number in range(CONNECTIONS))])
+        print("begin", flush=True)
+        match what:
+            case "classic":
+                outcome = await classic(clients)
+            case "consumer":
+                outcome = await consumer(clients)
+            case "heartbeats":
+                outcome = await heartbeats(clients, count)
+            case "offsets":
+                outcome = await offsets(clients)
+            case "many":
+                outcome = await many_groups(clients, count)
+            case _:
+                outcome = await until_expired(clients[0], count)
+        print(json.dumps(outcome), flush=True)
+
+
+if __name__ == "__main__":
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    asyncio.run(main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3])))
