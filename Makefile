@@ -13,7 +13,7 @@ ARGS   ?=
 
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
-.PHONY: help serve install install-dev check quick-tests test lint types format sim sim-groups mutants mutants-groups chaos clients clients-java clients-more \
+.PHONY: help serve install install-dev check quick-tests test lint types format sim sim-groups mutants mutants-groups chaos churn clients clients-java clients-more \
         conformance bench fuzz transcripts docs clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos spark-crashes
 
 help: ## this list
@@ -73,6 +73,9 @@ mutants-groups: install-dev ## the same for the group coordinator
 
 chaos: install-dev ## real clients in transactions while they and the broker are killed: ARGS="--seconds 300 --seed 7"
 	$(PYTHON_RUN) -m tests.chaos $(ARGS)
+
+churn: install-dev ## groups of real clients while members and the broker are killed and paused: ARGS="--minutes 10 --seed 7"
+	$(PYTHON_RUN) -m tests.chaos.churn $(ARGS)
 
 clients: install-dev ## real clients (confluent-kafka, aiokafka, kafka-python, kcat) against a real process
 	$(PYTHON_RUN) -m pytest tests/clients $(ARGS)

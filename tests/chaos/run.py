@@ -187,7 +187,7 @@ def _disturb(
 
 def _let_finish(broker: BrokerProcess, copiers: list[Copier], source: str, report: Report) -> None:
     """Nobody is killed any more: the groups reach the end of the source, as long as they get on."""
-    ends = _end_offsets(broker.bootstrap, source)
+    ends = end_offsets(broker.bootstrap, source)
     stands = {copier.client: [-1] * PARTITIONS for copier in copiers}
     moved_at = dict.fromkeys(stands, time.monotonic())
     waiting = list(copiers)
@@ -205,7 +205,7 @@ def _let_finish(broker: BrokerProcess, copiers: list[Copier], source: str, repor
                 waiting.remove(copier)
 
 
-def _end_offsets(bootstrap: str, topic: str) -> list[int]:
+def end_offsets(bootstrap: str, topic: str) -> list[int]:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "chaos-unused"})
     ends = [consumer.get_watermark_offsets(TopicPartition(topic, index), 20)[1] for index in range(PARTITIONS)]
     consumer.close()

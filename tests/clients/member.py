@@ -3,25 +3,29 @@
     python -m tests.clients.member CLIENT BOOTSTRAP TOPIC GROUP PROTOCOL [INSTANCE]
 
 PROTOCOL is a classic assignor (`range`, `roundrobin`, `sticky`, `cooperative-sticky`) or `consumer:uniform`,
-`consumer:range` for KIP-848. Prints one JSON line whenever its assignment changes and one for every message after its
-offset was committed. Begins when a line comes on its standard input, and leaves the group when that ends: a test that
-must not be slow between the end of one member and the begin of the next starts the next one before.
+`consumer:range` for KIP-848. Prints one JSON line whenever its assignment changes, one for all messages it got at a
+time, and one for every message after its offset was committed. Ends when its client fails or hangs. Begins when a line
+comes on its standard input, and leaves the group when that ends: a test that must not be slow between the end of one
+member and the begin of the next starts the next one before.
 """
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import importlib
 import json
 import sys
 import threading
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 SESSION_TIMEOUT_MS = 2000
 HEARTBEAT_INTERVAL_MS = 300
 POLL_SECONDS = 0.1
+HUNG_SECONDS = 25.0
 LIBRARIES = {
     "confluent-kafka": "confluent_kafka",
     "aiokafka": "aiokafka",
@@ -45,9 +49,13 @@ class Reporter:
         self._assigned: list[int] | None = None
 
     def assigned(self, partitions: list[int]) -> None:
+        faulthandler.dump_traceback_later(HUNG_SECONDS, exit=True)  # unless it comes here again
         if partitions != self._assigned:
             self._assigned = partitions
             self._say(assigned=partitions)
+
+    def got(self, places: Iterable[tuple[int, int]]) -> None:
+        self._say(got=list(places))
 
     def read(self, partition: int, offset: int, value: bytes) -> None:
         self._say(read=[partition, offset, value.decode()])
@@ -68,7 +76,7 @@ def _leave_when_input_ends() -> threading.Event:
 
 
 def run_confluent(membership: Membership, reporter: Reporter, leaving: threading.Event) -> None:
-    from confluent_kafka import Consumer
+    from confluent_kafka import Consumer, KafkaException
 
     settings: dict[str, Any] = {
         "bootstrap.servers": membership.bootstrap,
@@ -89,9 +97,14 @@ def run_confluent(membership: Membership, reporter: Reporter, leaving: threading
     consumer = Consumer(settings)
     consumer.subscribe([membership.topic])
     while not leaving.is_set():
-        messages: list[Any] = [message for message in consumer.consume(100, POLL_SECONDS) if message.error() is None]
+        polled: list[Any] = consumer.consume(100, POLL_SECONDS)
+        for error in (message.error() for message in polled):
+            if error is not None and error.fatal():
+                raise KafkaException(error)
+        messages = [message for message in polled if message.error() is None]
         reporter.assigned(sorted(place.partition for place in consumer.assignment()))
         if messages:
+            reporter.got((message.partition(), message.offset()) for message in messages)
             consumer.commit(asynchronous=False)
         for message in messages:
             reporter.read(message.partition(), message.offset(), message.value())
@@ -128,6 +141,7 @@ def run_kafka_python(membership: Membership, reporter: Reporter, leaving: thread
         polled = consumer.poll(timeout_ms=int(POLL_SECONDS * 1000))
         reporter.assigned(sorted(place.partition for place in consumer.assignment()))
         if polled:
+            reporter.got((each.partition, each.offset) for messages in polled.values() for each in messages)
             consumer.commit()
         for messages in polled.values():
             for message in messages:
@@ -162,6 +176,7 @@ async def run_aiokafka(membership: Membership, reporter: Reporter, leaving: thre
         polled = await consumer.getmany(timeout_ms=int(POLL_SECONDS * 1000))
         reporter.assigned(sorted(place.partition for place in consumer.assignment()))
         if polled:
+            reporter.got((each.partition, each.offset) for messages in polled.values() for each in messages)
             await consumer.commit()
         for messages in polled.values():
             for message in messages:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -36,6 +37,7 @@ class Member:
         self.assigned: list[int] = []
         self.history: list[list[int]] = []
         self.reads: list[tuple[int, int, str]] = []
+        self.got: set[tuple[int, int]] = set()
         self._errors = b""
         self._ready = threading.Event()
         self._threads = [threading.Thread(target=self._listen), threading.Thread(target=self._collect_errors)]
@@ -55,12 +57,16 @@ class Member:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
+            if not line.endswith(b"\n"):
+                break  # it was killed meanwhile
             fact = json.loads(line)
             if "ready" in fact:
                 self._ready.set()
             elif "assigned" in fact:
                 self.assigned = fact["assigned"]
                 self.history.append(fact["assigned"])
+            elif "got" in fact:
+                self.got.update((partition, offset) for partition, offset in fact["got"])
             else:
                 partition, offset, value = fact["read"]
                 self.reads.append((partition, offset, value))
@@ -76,6 +82,15 @@ class Member:
         self._wait()
         assert self._process.returncode == 0, self._errors.decode(errors="replace")[-3000:]
         self.assigned = []
+
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def pause(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
 
     def crash(self) -> None:
         """End the process without a word to the broker."""

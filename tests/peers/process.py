@@ -122,6 +122,13 @@ class BrokerProcess(ABC):
         """End the broker without giving it a chance to tidy up."""
         return self._end(signal.SIGKILL, 30.0)
 
+    def pause(self) -> None:
+        """The process stands still until `resume`."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
     def restart(self) -> None:
         self.stop()
         self.start()

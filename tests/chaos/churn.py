@@ -1,0 +1,192 @@
+"""`make churn`: groups of real clients read a topic as it is written; members and the broker die and stand still.
+
+`python -m tests.chaos.churn --minutes 10 --seed 7`; the seed chooses what befalls whom when, the machine does the rest.
+Each group has members of one library and protocol. A member says what it got before it commits, so that a record that
+no member ever named was lost. Checked: every record is got at least once by each group, no committed offset goes back,
+and in the end every group comes to the end of the topic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confluent_kafka import OFFSET_INVALID
+
+from tests.chaos.run import FEED_PAUSE_SECONDS, PARTITIONS, PEACE_SECONDS, Feeder, end_offsets
+from tests.clients.members import GroupPlan, Member
+from tests.clients.offsets import committed_offsets
+from tests.clients.topics import Topics
+from tests.peers.ours import Oncelog
+from tests.peers.process import QUICK_SETTINGS
+
+MEMBERS = 3
+LOOK_SECONDS = 0.5
+KINDS = {
+    "cooperative": ("confluent-kafka", "cooperative-sticky"),
+    "cooperative static": ("confluent-kafka", "cooperative-sticky"),
+    "consumer": ("confluent-kafka", "consumer:uniform"),
+    "consumer static": ("confluent-kafka", "consumer:uniform"),
+    "aiokafka": ("aiokafka", "roundrobin"),
+    "kafka-python": ("kafka-python", "range"),
+}
+
+
+@dataclass
+class Crew:
+    """The members of one group, each started again when it is gone."""
+
+    name: str
+    plan: GroupPlan
+    members: dict[int, Member] = field(default_factory=dict)
+    paused_until: dict[int, float] = field(default_factory=dict)
+    got: set[tuple[int, int]] = field(default_factory=set)
+    committed: list[int] = field(default_factory=lambda: [OFFSET_INVALID] * PARTITIONS)
+    fates: Counter[str] = field(default_factory=Counter)
+
+    def keep_running(self) -> None:
+        for slot, until in list(self.paused_until.items()):
+            if time.monotonic() >= until:
+                self.members[slot].resume()
+                del self.paused_until[slot]
+        for slot in range(MEMBERS):
+            member = self.members.get(slot)
+            if member is not None and not member.running():
+                self.fates["gave up"] += 1
+                self.bury(slot)
+            if slot not in self.members:
+                instance = f"{self.plan.group}-{slot}" if self.name.endswith("static") else None
+                self.members[slot] = Member(self.plan, instance)
+
+    def bury(self, slot: int) -> None:
+        member = self.members.pop(slot)
+        self.paused_until.pop(slot, None)
+        member.crash()
+        self.got |= member.got
+
+    def suffer(self, chance: random.Random) -> None:
+        slot = chance.choice(sorted(self.members))
+        fate = chance.choice(("killed", "paused"))
+        self.fates[fate] += 1
+        if fate == "killed":
+            self.bury(slot)
+        else:
+            self.members[slot].pause()
+            self.paused_until[slot] = time.monotonic() + chance.uniform(0.5, 6.0)
+
+    def look(self, bootstrap: str) -> list[str]:
+        """Where the group stands; what is wrong with that."""
+        before = self.committed
+        self.committed = committed_offsets(bootstrap, self.plan.group, self.plan.topic, PARTITIONS)
+        went_back = any(now < then for now, then in zip(self.committed, before, strict=True))
+        return [f"{self.name}: committed offsets went back from {before} to {self.committed}"] if went_back else []
+
+    def judge(self, ends: list[int]) -> list[str]:
+        every = {(partition, offset) for partition, end in enumerate(ends) for offset in range(end)}
+        lost = sorted(every - self.got)
+        return [f"{self.name}: nobody got {len(lost)} records, among them {lost[:10]}"] if lost else []
+
+
+def run(folder: Path, *, seconds: float, seed: int) -> list[str]:
+    """What went wrong. Says meanwhile what was done."""
+    chance = random.Random(seed)
+    broker = Oncelog(folder, settings=QUICK_SETTINGS)
+    broker.start()
+    topic = Topics(broker.bootstrap, "churn").create(partitions=PARTITIONS)
+    crews = [
+        Crew(name, GroupPlan(client, broker.bootstrap, topic, f"churn-{name.replace(' ', '-')}", protocol))
+        for name, (client, protocol) in KINDS.items()
+    ]
+    feeder = Feeder(broker.bootstrap, topic)
+    try:
+        faults = _churn(chance, time.monotonic() + seconds, broker, crews, feeder)
+        feeder.finish()
+        ends = end_offsets(broker.bootstrap, topic)
+        faults += feeder.failures + _come_to_the_end(broker.bootstrap, crews, ends)
+        for crew in crews:
+            for slot in list(crew.members):
+                crew.bury(slot)
+            faults += crew.judge(ends)
+            print(f"{crew.name}: members {', '.join(f'{fate} {count}' for fate, count in crew.fates.items())}")
+    finally:
+        for crew in crews:
+            for member in crew.members.values():
+                member.end()
+        if broker.running():
+            broker.kill()
+    return faults
+
+
+def _churn(chance: random.Random, until: float, broker: Oncelog, crews: list[Crew], feeder: Feeder) -> list[str]:
+    faults: list[str] = []
+    fates: Counter[str] = Counter()
+    next_look = next_member = time.monotonic()
+    next_broker = next_member + chance.uniform(10, 25)
+    looked = 0
+    while (now := time.monotonic()) < until:
+        for crew in crews:
+            crew.keep_running()
+        feeder.feed(20)
+        if now >= next_look:
+            faults += crews[looked % len(crews)].look(broker.bootstrap)
+            looked += 1
+            next_look = now + LOOK_SECONDS
+        if now >= next_member:
+            chance.choice(crews).suffer(chance)
+            next_member = now + chance.uniform(0.3, 2.0)
+        if now >= next_broker:
+            fate = chance.choice(("killed", "paused"))
+            fates[fate] += 1
+            if fate == "killed":
+                broker.kill()
+                broker.start()
+            else:
+                broker.pause()
+                time.sleep(chance.uniform(0.5, 5.0))
+                broker.resume()
+            next_broker = time.monotonic() + chance.uniform(10, 25)
+        time.sleep(FEED_PAUSE_SECONDS)
+    print(f"{feeder.count} records; broker {dict(fates)}; looked at committed offsets {looked} times")
+    return faults
+
+
+def _come_to_the_end(bootstrap: str, crews: list[Crew], ends: list[int]) -> list[str]:
+    """Nobody is harmed any more."""
+    faults: list[str] = []
+    began = time.monotonic()
+    waiting = list(crews)
+    while waiting and time.monotonic() < began + PEACE_SECONDS:
+        for crew in crews:
+            crew.keep_running()
+        for crew in list(waiting):
+            faults += crew.look(bootstrap)
+            if crew.committed == ends:
+                waiting.remove(crew)
+        time.sleep(LOOK_SECONDS)
+    print(f"{len(crews) - len(waiting)} of {len(crews)} groups at the end after {time.monotonic() - began:.0f} s")
+    return faults + [f"{crew.name}: stuck at {crew.committed}, the topic ends at {ends}" for crew in waiting]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.churn", description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--seed", type=int)
+    chosen = parser.parse_args()
+    seed = random.randrange(1 << 32) if chosen.seed is None else chosen.seed
+    print(f"seed {seed}, {chosen.minutes:g} minutes", flush=True)
+    with tempfile.TemporaryDirectory(prefix="oncelog-churn-") as folder:
+        faults = run(Path(folder), seconds=60 * chosen.minutes, seed=seed)
+    for fault in faults:
+        print(fault)
+    print(f"{len(faults)} faults" if faults else "every record was got, no offset went back, no group is stuck")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
