@@ -34,7 +34,7 @@ from log.batch import (
     read_stored_records,
     read_varint,
 )
-from log.cleaning_job import Cleaned, CleaningJob, LastBatches, Transactions, groups_of
+from log.cleaning_job import Cleaned, CleaningJob, LastBatches, TooLittleRoom, Transactions, groups_of
 from log.compress import compress
 from log.control import ControlType, read_marker
 from log.disk import Disk
@@ -64,18 +64,32 @@ Masks = NDArray[np.bool_]
 
 def clean(disk: Disk, job: CleaningJob) -> Cleaned:
     """Write the successors of the job's segments, and tell of them."""
-    census = _Census(job)
+    room = _Room(disk, job.leave_bytes)
+    census = _Census(job, room)
     segments = [Segment(disk, job.folder, facts, sealed=True) for facts in job.segments]
     try:
         for segment in segments:
             for _, header, batch in segment.batches(0):
                 census.add(header, batch)
         census.finish()
-        return _rewrite(disk, job, segments, census)
+        return _rewrite(disk, job, segments, census, room)
     finally:
         census.close()
         for segment in segments:
             segment.close()
+
+
+class _Room:
+    """Asked before each larger write: a disk that a pass has filled, be it for a moment, serves no producer."""
+
+    def __init__(self, disk: Disk, leave_bytes: int) -> None:
+        self._disk = disk
+        self._leave_bytes = leave_bytes
+
+    def take(self, size_bytes: int) -> None:
+        free_bytes = self._disk.space().free_bytes
+        if free_bytes - size_bytes < self._leave_bytes:
+            raise TooLittleRoom(f"{free_bytes} bytes are free, of which {self._leave_bytes} are for others")
 
 
 # ---------------------------------------------------------------- first reading
@@ -84,7 +98,8 @@ def clean(disk: Disk, job: CleaningJob) -> Cleaned:
 class _Scratch:
     """Bytes put aside, in memory while there are few of them, then in a file without a name."""
 
-    def __init__(self, memory_bytes: int, folder: str | None) -> None:
+    def __init__(self, memory_bytes: int, folder: str | None, room: _Room) -> None:
+        self._room = room
         self._file: IO[bytes] | None = None
         self._parts = bytearray()
         self._memory_bytes = memory_bytes
@@ -94,12 +109,14 @@ class _Scratch:
     def write(self, data: bytes) -> None:
         self.size += len(data)
         if self._file is None and self.size > self._memory_bytes:
+            self._room.take(self.size)
             self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - it lives as long as this does
             self._file.write(self._parts)
             self._parts = bytearray()
         if self._file is None:
             self._parts += data
         else:
+            self._room.take(len(data))
             self._file.write(data)
 
     def read(self, size: int, at: int) -> bytes | memoryview:
@@ -136,15 +153,15 @@ class _Chunk:
 class _Census:
     """Which records are dead."""
 
-    def __init__(self, job: CleaningJob) -> None:
+    def __init__(self, job: CleaningJob, room: _Room) -> None:
         self._now_ms = job.now_ms
         self._memory_bytes = job.memory_bytes
         self.transactions = Transactions(job.aborted)
         self._hash = _KeyHash(job.secret)
         self._chunk = _Chunk()
-        self._rows = _Scratch(job.memory_bytes // 4, job.scratch_folder)
+        self._rows = _Scratch(job.memory_bytes // 4, job.scratch_folder, room)
         self._bounds: list[Numbers] = []  # for each chunk: where in the rows its ranges of keys begin
-        self._flags = _Scratch(job.memory_bytes // 4, job.scratch_folder)
+        self._flags = _Scratch(job.memory_bytes // 4, job.scratch_folder, room)
         self._batches = 0
         self._records = 0
         self.unreadable: dict[int, int] = {}
@@ -353,7 +370,7 @@ _TAILS: Final = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
 # ---------------------------------------------------------------- second reading
 
 
-def _rewrite(disk: Disk, job: CleaningJob, segments: Sequence[Segment], census: _Census) -> Cleaned:
+def _rewrite(disk: Disk, job: CleaningJob, segments: Sequence[Segment], census: _Census, room: _Room) -> Cleaned:
     """Write the successors of all segments, in groups that each make one."""
     cleaned = Cleaned(keys=census.keys)
     keeper = _Keeper(job, census, cleaned)
@@ -361,7 +378,7 @@ def _rewrite(disk: Disk, job: CleaningJob, segments: Sequence[Segment], census: 
     for group in groups_of(job.segments, job.segment_bytes):
         target = Segment.create(disk, job.folder, group[0].base_offset, 0, name_suffix=CLEANED)
         try:
-            writer = _Writer(target, job.index_interval_bytes)
+            writer = _Writer(target, job.index_interval_bytes, room)
             for facts in group:
                 target.appended_ms = max(target.appended_ms, facts.appended_ms)
                 for _, header, batch in by_offset[facts.base_offset].batches(0):
@@ -382,7 +399,8 @@ def _rewrite(disk: Disk, job: CleaningJob, segments: Sequence[Segment], census: 
 class _Writer:
     """Many batches in one write."""
 
-    def __init__(self, target: Segment, interval_bytes: int) -> None:
+    def __init__(self, target: Segment, interval_bytes: int, room: _Room) -> None:
+        self._room = room
         self._target = target
         self._interval_bytes = interval_bytes
         self._waiting: list[tuple[Buffer, BatchHeader]] = []
@@ -398,6 +416,7 @@ class _Writer:
 
     def flush(self) -> None:
         if self._waiting:
+            self._room.take(self._size_bytes)
             self._target.append_all(self._waiting, self._interval_bytes)
         self._waiting = []
         self._size_bytes = 0

@@ -30,7 +30,13 @@ class CleaningJob:
     memory_bytes: int
     scratch_folder: str | None
     """Where a file may grow without a name, for what doesn't fit into the memory."""
+    leave_bytes: int
+    """So much of the disk stays free for others."""
     secret: bytes
+
+
+class TooLittleRoom(Exception):
+    """The new segments don't fit beside the old ones and what must stay free."""
 
 
 @dataclass(slots=True)

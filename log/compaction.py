@@ -157,14 +157,16 @@ async def compact(
     breathe: Callable[[], Awaitable[None]],
     memory_bytes: int = MEMORY_BYTES,
     scratch_folder: str | None = None,
+    leave_bytes: int = 0,
 ) -> CompactionReport:
     """Clean once. Nothing has changed when the log was cut, or lost segments, while this read it.
 
     `secret`: 16 bytes that nobody can know. `scratch_folder`: where the system may put files that have no name.
+    `TooLittleRoom` when the new segments don't fit beside the old ones and `leave_bytes` of free room.
     """
     cleaning = _Cleaning(log, disk, work, facts, now_ms)
     try:
-        job = await cleaning.describe(secret, breathe, memory_bytes, scratch_folder)
+        job = await cleaning.describe(secret, breathe, memory_bytes, scratch_folder, leave_bytes)
         await cleaning.rewrite(job, apart)
         await unbroken(cleaning.swap())
     except _Overtaken:
@@ -198,7 +200,12 @@ class _Cleaning:
         self.new: list[Segment] = []
 
     async def describe(
-        self, secret: bytes, breathe: Callable[[], Awaitable[None]], memory_bytes: int, scratch_folder: str | None
+        self,
+        secret: bytes,
+        breathe: Callable[[], Awaitable[None]],
+        memory_bytes: int,
+        scratch_folder: str | None,
+        leave_bytes: int,
     ) -> CleaningJob:
         """All there is to know. What producers are known by may change meanwhile, but only to what is not read here."""
         aborted, last_batches, last_markers = array("q"), array("q"), array("q")
@@ -227,6 +234,7 @@ class _Cleaning:
             last_markers,
             memory_bytes,
             scratch_folder,
+            leave_bytes,
             secret,
         )
 

@@ -53,7 +53,8 @@ ATTRIBUTES_AT = 22
 """The byte of a batch's attributes that says whether it is transactional."""
 PAIR = slice(43, 53)
 """Producer id and epoch of a batch."""
-Uncommitted = tuple[Partition, int, PartitionProduceResponse]
+Uncommitted = tuple[Partition, int | None, PartitionProduceResponse]
+"""Up to which offset the partition must be committed before the answer goes; None: it is only held back."""
 
 
 def handle(
@@ -291,8 +292,10 @@ def _append(
     answer = PartitionProduceResponse(
         data.index, 0, outcome.base_offset, outcome.log_append_time_ms, partition.log.start_offset
     )
-    if (acks == ACKS_ALL and partition.high_watermark < outcome.end_offset) or partition.folder.headroom.delay_s:
+    if acks == ACKS_ALL and partition.high_watermark < outcome.end_offset:
         uncommitted.append((partition, outcome.end_offset, answer))
+    elif partition.folder.headroom.delay_s:
+        uncommitted.append((partition, None, answer))
     return answer
 
 
@@ -305,6 +308,8 @@ async def _when_committed(
 ) -> ProduceResponse:
     deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
     for partition, end_offset, answer in uncommitted:
+        if end_offset is None:
+            continue
         with session.waits():
             error = await committed_or_error(partition, end_offset, deadline)
         if error:

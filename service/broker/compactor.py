@@ -13,6 +13,7 @@ from typing import NamedTuple
 from idempotence.producers import KnownBy
 from isolation.aborted import AbortedRange
 from log.batch import CorruptBatch
+from log.cleaning_job import TooLittleRoom
 from log.compaction import compact, find_work
 from log.disk import DiskFault
 from service.broker.partition import Partition
@@ -90,6 +91,10 @@ class Compactor:
             self._resting[partition] = Rest(for_s, now_s + for_s)
             if isinstance(error, DiskFault | CorruptBatch):
                 partition.folder.blame(error, partition.topic_partition)
+            elif isinstance(error, TooLittleRoom):
+                logger.error(
+                    "%s can't be compacted: %s; the next try is in %d s", partition.topic_partition, error, for_s
+                )
             else:
                 logger.exception("%s can't be compacted; the next try is in %d s", partition.topic_partition, for_s)
         else:
@@ -112,6 +117,7 @@ class Compactor:
             breathe=breathe,
             memory_bytes=self._config.log_cleaner_dedupe_buffer_size,
             scratch_folder=partition.folder.name,
+            leave_bytes=partition.folder.headroom.kept_for_producers,
         )
         if report.unreadable_batches:
             logger.error(

@@ -48,6 +48,16 @@ class Headroom:
         self._is_kept = False
         self._left_bytes = sys.maxsize
 
+    @property
+    def kept_for_producers(self) -> int:
+        """So much must stay free for producers to be served. When they are not, what makes room may have it all."""
+        return 0 if self.is_short else self._enough
+
+    @property
+    def _enough(self) -> int:
+        """More than is needed at least, so that service does not end with the next batch."""
+        return self._reserve_bytes + self._reserve_bytes // 4
+
     async def begin(self) -> None:
         """Set the reserve aside, if there is room for it. Before the first append."""
         try:
@@ -123,7 +133,6 @@ class Headroom:
                 logger.error("what is kept back in %s can't be given up: %s", self._name, fault)
 
     async def _has_room_again(self) -> bool:
-        """More than is needed at least, so that service does not end again with the next batch."""
         reserve = self._reserve_bytes
         try:
             if not self._is_kept:
@@ -135,7 +144,7 @@ class Headroom:
             free_bytes = self._disk.space().free_bytes
         except DiskFault:
             return False
-        if free_bytes < reserve + reserve // 4:
+        if free_bytes < self._enough:
             return False
         self._reckon(free_bytes)
         return True

@@ -164,3 +164,28 @@ def test_what_only_a_broker_says_of_a_batch_is_taken_out_when_a_client_says_it(t
         assert read_header(batch).base_timestamp == now_ms
 
     on_txn_stage(tmp_path, scene)
+
+
+def test_on_a_disk_that_is_nearly_full_an_answer_that_waits_for_nothing_is_held_back_and_no_error(
+    tmp_path: Path,
+) -> None:
+    """With acks=1 a batch that is written is written: who is told that its time is up sends it twice."""
+
+    async def scene(stage: TxnStage) -> None:
+        await stage.create("t")
+        partition = stage.broker.partitions.get(TopicPartition("t", 0))
+        assert partition is not None
+        partition.set_config(partition.log.config, fsync=True)
+        partition.folder.headroom.delay_s = 0.001
+        batch = memoryview(bytearray(long_batch(1, now_ms=stage.broker.env.clock.wall_ms())))
+        topics = [TopicProduceData("t", partition_data=[PartitionProduceData(0, batch)])]
+        request = ProduceRequest(None, 1, 0, topics)
+        answer = produce.handle(stage.broker, Session("a", 1), RequestHeader(PRODUCE, VERSION, 1, "test"), request)
+        assert isinstance(answer, Awaitable)
+        answer = await answer
+        assert isinstance(answer, ProduceResponse)
+        assert error_of(answer) is NONE
+        assert answer.responses[0].partition_responses[0].base_offset == 0
+        assert answer.throttle_time_ms == 1
+
+    on_txn_stage(tmp_path, scene)

@@ -11,6 +11,7 @@ import pytest
 from log.batch import build_batch
 from log.compaction import find_work
 from log.partition_log import PartitionLog
+from log.swap import CLEANED
 from service.broker import compactor
 from service.broker.partition import Partition
 from service.ports import LoopTasks, report_failure
@@ -87,6 +88,33 @@ def test_a_partition_that_failed_rests_twice_as_long_each_time_and_is_tried_agai
         assert all(pause >= least for pause, least in zip(pauses, (0.05, 0.1, 0.2, 0.2), strict=False))
 
     on_stage(tmp_path, scene, {"log.cleaner.backoff.ms": "10"})
+
+
+def test_a_pass_takes_no_room_that_producers_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A table that fits no second time beside itself would fill the disk at each try, and end service to everybody."""
+    monkeypatch.setattr(compactor, "REST_S_MIN", 0.05)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("table", 1, **TABLE)
+        table = await stage.served("table")
+        headroom = table.folder.headroom
+        kept_bytes = 1 << 60
+        monkeypatch.setattr(type(headroom), "kept_for_producers", property(lambda self: kept_bytes))
+        fill(stage, table)
+        async with asyncio.timeout(30):
+            while not stage.broker.compactor.failures:  # noqa: ASYNC110 - nobody tells of it
+                await asyncio.sleep(0.02)
+        assert not headroom.is_short
+        assert not [name for name in table.folder.disk.listdir("table-0") if name.endswith(CLEANED)]
+        kept_bytes = 0
+        await until_smaller(table, 2_000_000)
+
+    with caplog.at_level(logging.ERROR):
+        on_stage(tmp_path, scene, {"log.cleaner.backoff.ms": "10"})
+    assert "table-0 can't be compacted: " in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_a_task_that_dies_is_told_and_counted(caplog: pytest.LogCaptureFixture) -> None:

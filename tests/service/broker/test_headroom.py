@@ -84,6 +84,24 @@ def test_producers_are_slowed_then_refused_then_served_again(caplog: pytest.LogC
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
 
 
+def test_while_producers_are_served_what_works_beside_them_leaves_them_enough() -> None:
+    """When they are not, it may take all that is left: it may be what makes room."""
+
+    async def scene(disk: Disk, device: SimDisk) -> None:
+        headroom = await begun(disk)
+        leave(disk, device, headroom.kept_for_producers)
+        await headroom.look()
+        assert not headroom.is_short
+        leave(disk, device, RESERVED - 1)
+        await headroom.look()
+        assert (headroom.is_short, headroom.kept_for_producers) == (True, 0)
+        leave(disk, device, 4 * RESERVED)
+        await headroom.look()
+        assert RESERVED < headroom.kept_for_producers < 2 * RESERVED
+
+    on_a_small_disk(scene)
+
+
 def test_what_was_appended_since_the_last_look_counts() -> None:
     """A fast producer must not fill the disk between two looks."""
 
