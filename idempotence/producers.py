@@ -53,6 +53,7 @@ from idempotence.window import (
     find,
 )
 from log.batch import CONTROL, TRANSACTIONAL, BatchHeader, Buffer
+from log.clock import CLOCK_SET_MS
 from log.control import Marker, read_marker
 from log.ids import NO_EPOCH, NO_OFFSET, NO_SEQUENCE
 
@@ -65,6 +66,7 @@ IDLE_S: Final = 600
 MAX_VERIFYING: Final = 10_000
 """Producers whose first batch of a transaction is being verified. Past it the oldest must ask again."""
 
+_CLOCK_SET_S: Final = CLOCK_SET_MS // 1000
 _SNAPSHOT_HEAD: Final = struct.Struct(">BI")
 _SNAPSHOT_VERSION: Final = 1
 _PRODUCER_AND_COUNT: Final = struct.Struct(">q2xB")
@@ -409,15 +411,19 @@ class ProducerStates:
 
     # -- forgetting
 
-    def expire(self, now_ms: int, expiration_ms: int) -> Iterator[int]:
+    def expire(self, now_ms: int, expiration_ms: int, *, clock_set_ms: int = 0) -> Iterator[int]:
         """Forget producers not seen for the expiration time, and verifications nobody came back for. Step by step; how
         many producers went in each. Others may have a turn in between.
 
         A producer is seen when it writes, by this broker's clock: the timestamps inside its batches are the client's
-        and may be years old. One whose last write was only replayed counts as seen when this was first called.
+        and may be years old. One whose last write was only replayed, or met a clock that was not set yet, counts as
+        seen when this was first called with one that was. A clock that was set ahead, at `clock_set_ms`, makes nobody
+        idle.
         """
         self._now_s = now_ms // 1000
-        self._unseen_since_s = self._unseen_since_s or self._now_s
+        unseen_since_s = self._note_first_look(self._now_s)
+        if clock_set_ms > now_ms - expiration_ms:
+            expiration_ms = now_ms  # nobody was seen as long ago as that
         idle_since_s = self._now_s - expiration_ms // 1000
         given_up = [
             producer_id
@@ -430,7 +436,8 @@ class ProducerStates:
             gone = [
                 producer_id
                 for producer_id, entry in self._producers.shelf(number).items()
-                if (_SEEN.unpack_from(entry)[0] or self._unseen_since_s) <= idle_since_s
+                if (seen_s if (seen_s := _SEEN.unpack_from(entry)[0]) >= _CLOCK_SET_S else unseen_since_s)
+                <= idle_since_s
                 and producer_id not in self._open_transactions
             ]
             for producer_id in gone:
@@ -444,7 +451,7 @@ class ProducerStates:
         One whose last batch no client would send again is idle, and so is one of whom nothing is known but the epoch,
         which its coordinator knows as well; never one with a transaction open here.
         """
-        self._unseen_since_s = self._unseen_since_s or now_s
+        unseen_since_s = self._note_first_look(now_s)
         gone = looked = 0
         for _ in range(self._producers.shelves + 1):
             while self._suspects and looked < at_most:
@@ -453,7 +460,9 @@ class ProducerStates:
                 entry = self._producers.get(producer_id)
                 if entry is None or producer_id in self._open_transactions:
                     continue
-                seen_s = _SEEN.unpack_from(entry)[0] or self._unseen_since_s
+                (seen_s,) = _SEEN.unpack_from(entry)
+                if seen_s < _CLOCK_SET_S:
+                    seen_s = unseen_since_s
                 if len(entry) == WINDOW_AT or seen_s <= now_s - IDLE_S:
                     self._producers.remove(producer_id)
                     gone += 1
@@ -463,6 +472,12 @@ class ProducerStates:
             self._suspects.reverse()
             self._next_shelf += 1
         return gone, looked
+
+    def _note_first_look(self, now_s: int) -> int:
+        """When anybody looked for the first time, by a clock that was set."""
+        if self._unseen_since_s < _CLOCK_SET_S:
+            self._unseen_since_s = now_s
+        return self._unseen_since_s
 
     # -- looking in
 

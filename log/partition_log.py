@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from log.batch import BatchHeader, Buffer, StoredRecord, crc32c, open_records
 from log.checkpoints import CLEANED_OFFSET, START_OFFSET, write_offset
+from log.clock import CLOCK_SET_MS
 from log.config import LogConfig
 from log.disk import Disk, DiskFault, FileSlice
 from log.epochs import CHECKPOINT, LeaderEpochs
@@ -684,15 +685,18 @@ class PartitionLog:
 
     def expired_segments(self, now_ms: int, high_watermark: int) -> int:
         """How many of the oldest segments may go by age, size or start offset (`log.retention`)."""
-        ages = [
-            SegmentAge(
-                segment.base_offset,
-                segment.end_offset,
-                segment.size_bytes,
-                segment.largest_timestamp if segment.largest_timestamp >= 0 else segment.appended_ms,
-            )
-            for segment in self._segments
-        ]
+        ages: list[SegmentAge] = []
+        by_client = self.config.message_timestamp_type == "CreateTime"
+        appended_ms = now_ms
+        for segment in reversed(self._segments):
+            # What was appended before our clock was set counts as appended with what came next.
+            if segment.appended_ms >= CLOCK_SET_MS:
+                appended_ms = segment.appended_ms
+            newest_ms = segment.largest_timestamp
+            if newest_ms < (0 if by_client else CLOCK_SET_MS):
+                newest_ms = appended_ms
+            ages.append(SegmentAge(segment.base_offset, segment.end_offset, segment.size_bytes, newest_ms))
+        ages.reverse()
         return expired(ages, self.config, now_ms=now_ms, start_offset=self.start_offset, high_watermark=high_watermark)
 
     async def remove_oldest(self, how_many: Callable[[], int]) -> int:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from log.batch import CorruptBatch
+from log.clock import ClockWatch
 from log.config import UNLIMITED
 from log.disk import DiskFault
 from log.ids import TopicPartition
@@ -41,6 +42,7 @@ class Housekeeper:
         self._unflushed_since_ms: dict[Partition, int] = {}
         self.written_points: dict[LogFolder, dict[TopicPartition, int]] = {}
         self._writing_points = asyncio.Lock()
+        self._clock_watch = ClockWatch()
 
     async def run(self) -> None:
         clock = self._env.clock
@@ -48,6 +50,7 @@ class Housekeeper:
         while True:
             await asyncio.sleep(FLUSH_CHECK_MS / 1000)
             now_s = clock.monotonic()
+            self._clock_watch.look(int(now_s * 1000), clock.wall_ms())
             self._look_for_folders()
             await self._each(self._flush_rolled)
             if now_s - retention_s >= self._config.log_retention_check_interval_ms / 1000:
@@ -109,7 +112,11 @@ class Housekeeper:
         return partition.log.expired_segments(now_ms=self._env.clock.wall_ms(), high_watermark=partition.high_watermark)
 
     async def _forget_idle_producers(self, partition: Partition) -> None:
-        for _ in partition.producers.expire(self._env.clock.wall_ms(), self._config.producer_id_expiration_ms):
+        for _ in partition.producers.expire(
+            self._env.clock.wall_ms(),
+            self._config.producer_id_expiration_ms,
+            clock_set_ms=self._clock_watch.set_ms,
+        ):
             await asyncio.sleep(0)
 
     async def forget_point(self, partition: Partition) -> None:

@@ -495,6 +495,34 @@ def test_a_producer_that_was_only_replayed_has_its_full_time() -> None:
     assert sum(partition.producers.expire(partition.now_ms + DAY_MS, DAY_MS)) == 1
 
 
+@pytest.mark.parametrize("looked_before", [False, True])
+def test_a_producer_that_wrote_before_the_clock_was_set_has_its_full_time(looked_before: bool) -> None:
+    partition = Partition()
+    partition.now_ms, set_ms = 60_000, partition.now_ms
+    partition.write()
+    if looked_before:
+        assert sum(partition.producers.expire(partition.now_ms, DAY_MS)) == 0
+    snapshot = whole(partition.producers.snapshot())
+    partition.producers.restore(snapshot)
+    assert partition.producers.evict_idle(set_ms // 1000, 10)[0] == 0
+    assert sum(partition.producers.expire(set_ms, DAY_MS)) == 0
+    assert sum(partition.producers.expire(set_ms + DAY_MS - 1_000, DAY_MS)) == 0
+    assert sum(partition.producers.expire(set_ms + DAY_MS, DAY_MS)) == 1
+
+
+def test_a_clock_that_is_set_ahead_makes_no_producer_idle() -> None:
+    partition = Partition()
+    partition.write()
+    guard = partition.verify(2)
+    set_ms = partition.now_ms + 10 * DAY_MS
+    assert sum(partition.producers.expire(set_ms, DAY_MS, clock_set_ms=set_ms)) == 0
+    assert sum(partition.producers.expire(set_ms + DAY_MS - 1_000, DAY_MS, clock_set_ms=set_ms)) == 0
+    assert guard is not None
+    assert partition.producers.is_current(guard)
+    assert sum(partition.producers.expire(set_ms + DAY_MS, DAY_MS, clock_set_ms=set_ms)) == 1
+    assert not partition.producers.is_current(guard)
+
+
 @rule("B.1", "verifications that nobody came back for are forgotten alike")
 def test_abandoned_verifications_are_forgotten() -> None:
     partition = Partition()

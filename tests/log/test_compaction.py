@@ -8,6 +8,7 @@ import pytest
 from log.batch import HEADER_BYTES, Buffer, assemble, build_batch, checksum_ok, read_header, read_records
 from log.checkpoints import CLEANED_OFFSET, read_offset
 from log.cleaning_job import Cleaned, CleaningJob
+from log.clock import CLOCK_SET_MS
 from log.compaction import find_work
 from log.config import LogConfig
 from log.control import ControlType
@@ -324,6 +325,8 @@ def test_a_log_that_changes_under_the_cleaner_stays_as_it_is(what: str, late: bo
 def test_retention_that_waits_for_the_cleaner_takes_only_what_has_expired() -> None:
     """The cleaner merges small neighbours, so that as many segments as had expired hold young records afterwards."""
 
+    now_ms = CLOCK_SET_MS + NOW_MS
+
     async def run() -> None:
         config = LogConfig(
             cleanup_policy=("compact", "delete"),
@@ -333,18 +336,18 @@ def test_retention_that_waits_for_the_cleaner_takes_only_what_has_expired() -> N
         )
         bench = Bench(MemoryDisk(), config)
         log = bench.log
-        for count in range(40):  # the timestamps are the offsets
-            bench.put((b"%d" % (count % 3), b"x" * 100))
-        await bench.clean(now_ms=40)
+        for at in range(40):
+            append(log, stamped([b"x" * 100], base_offset=at, timestamp=at, key=b"%d" % (at % 3)), now_ms - 501)
+        await bench.clean(now_ms=now_ms - 501)
         for count in range(30):
-            append(log, stamped([b"young"], base_offset=log.end_offset, timestamp=NOW_MS, key=b"y%d" % count))
-        log.roll(NOW_MS)
+            append(log, stamped([b"young"], base_offset=log.end_offset, timestamp=now_ms, key=b"y%d" % count))
+        log.roll(now_ms)
         await log.flush()
-        work = find_work(log, bench.disk, now_ms=NOW_MS, limit_offset=log.end_offset)
+        work = find_work(log, bench.disk, now_ms=now_ms, limit_offset=log.end_offset)
         assert work is not None
 
         def expired() -> int:
-            return log.expired_segments(NOW_MS, log.end_offset)
+            return log.expired_segments(now_ms, log.end_offset)
 
         assert expired() > 1
         cleaning = asyncio.ensure_future(bench.compact(work))

@@ -112,6 +112,18 @@ def test_how_long_a_batch_lives_by_the_times_in_its_header_is_what_apache_kafka_
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("kind", "time"), [("CreateTime", -1), ("LogAppendTime", 60_000)])
+def test_what_was_appended_before_the_clock_was_set_lives_as_long_as_what_came_next(kind: str, time: int) -> None:
+    log, _ = open_log(MemoryDisk(), config=LogConfig(retention_ms=DAY_MS, message_timestamp_type=kind))
+    for base_offset, now_ms in enumerate((60_000, 61_000, NOW_MS)):
+        timestamp = time if now_ms < NOW_MS else NOW_MS
+        append(log, build_batch([(b"k", b"v", (), timestamp)], base_offset=base_offset, leader_epoch=0), now_ms)
+        if base_offset < 2:
+            assert log.expired_segments(NOW_MS + 10 * DAY_MS, 3) == 0, "nobody knows since when it is there"
+            log.roll(now_ms)
+    assert [log.expired_segments(NOW_MS + age_ms, 3) for age_ms in (0, DAY_MS, DAY_MS + 1)] == [0, 0, 3]
+
+
 def test_a_segment_whose_first_records_have_no_time_rolls_by_its_own_age() -> None:
     log, _ = open_log(MemoryDisk(), config=LogConfig(segment_ms=1000))
     untimed = bytearray(build_batch([(b"k", b"v", (), -1)], leader_epoch=0))
