@@ -138,7 +138,8 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._outbox.drop()
         self._kept = b""
         self._forget_large()
-        self._server.room.request_bytes.release(self)
+        if not self._held:  # what has begun goes on, and keeps its bytes until it is done
+            self._server.room.request_bytes.release(self)
         self._unanswered.clear()
         self._taking = False
         if self._server.forget(self):

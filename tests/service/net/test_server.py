@@ -312,6 +312,26 @@ def test_long_requests_hold_no_more_than_granted_and_yet_all_get_on(loop: str) -
 
 
 @every_loop
+def test_what_is_held_for_a_request_counts_until_it_is_done_though_its_client_is_gone(loop: str) -> None:
+    """Else those who go at once and come again hold without bounds."""
+
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            door.answers[1] = first = TwoSteps()
+            peer = await connect(server)
+            await peer.send(frame(1, bytes(1_000_000), api_key=PRODUCE))
+            await until(lambda: door.started == [1])
+            peer.close()
+            await until(lambda: server.connections == 0)
+            assert server.room.request_bytes.total >= 1_000_000
+            first.release()
+            await until(lambda: server.room.request_bytes.total == 0)
+
+    run(loop, main)
+
+
+@every_loop
 def test_who_goes_while_it_waits_for_room_or_has_it_leaves_it_to_others(loop: str) -> None:
     room = Room(most_request_bytes=lambda: 1_000_000)
 
