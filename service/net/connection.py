@@ -188,6 +188,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
     def _continue(self) -> None:
         """Goes on with what could not start, after what it waited for."""
         if not self._blocked or not self._taking or self._outbox.busy:
+            self._server.room.request_bytes.step_back(self)
             return
         large = self._large
         if large is not None:

@@ -40,6 +40,12 @@ class RequestBytes:
         self._wake()
         return True
 
+    def step_back(self, holder: Holder) -> None:
+        """It can't go on now even if there is room: others may. It asks again when it can."""
+        if holder in self.waiting:
+            del self.waiting[holder]
+            self._wake()
+
     def release(self, holder: Holder) -> None:
         """It holds nothing any more, and wants nothing."""
         self.waiting.pop(holder, None)

@@ -353,6 +353,37 @@ def test_who_goes_while_it_waits_for_room_or_has_it_leaves_it_to_others(loop: st
 
 
 @every_loop
+def test_who_waits_for_room_and_does_not_read_its_answers_holds_up_nobody_behind_it(loop: str) -> None:
+    room = Room(most_request_bytes=lambda: 1_000_000)
+
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door, room=room) as server:
+            door.answers[1] = answer = Later()
+            first, second, deaf, behind = [await connect(server) for _ in range(4)]
+            data = frame(2, bytes(900_000), api_key=PRODUCE)
+            for peer in (first, second):  # one within what is granted, one beyond it
+                await peer.send(data[:200_000])
+            await until(lambda: room.request_bytes.total > 1_000_000)
+            await deaf.send(frame(1, api_key=PRODUCE) + data[:100_000])
+            await until(lambda: len(room.request_bytes.waiting) == 1)
+            await behind.send(data[:100_000])
+            await until(lambda: len(room.request_bytes.waiting) == 2)
+            answer.comes([bytes(30_000_000)])
+            for peer in (first, second):
+                await peer.send(data[200_000:])
+                assert await peer.answer() == (2, bytes(900_000))
+            await behind.send(data[100_000:])
+            assert await behind.answer() == (2, bytes(900_000))
+            assert (await deaf.answer())[0] == 1
+            await deaf.send(data[100_000:])
+            assert await deaf.answer() == (2, bytes(900_000))
+            assert (room.request_bytes.total, room.request_bytes.waiting) == (0, {})
+
+    run(loop, main)
+
+
+@every_loop
 def test_no_reply_leaves_no_gap_and_close_comes_after_what_was_answered(loop: str) -> None:
     async def main() -> None:
         door = EchoDoor()
