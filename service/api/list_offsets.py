@@ -49,7 +49,7 @@ async def handle(
                 answers.append(_error(wanted, error))
             else:
                 try:
-                    answers.append(await _answer(broker, partition, wanted, header.api_version, request))
+                    answers.append(await _answer(broker, session, partition, wanted, header.api_version, request))
                 except (DiskFault, CorruptBatch) as failure:
                     answers.append(_error(wanted, partition.unreadable(failure)))
         twice = [index for index, times in times_named.items() if times > 1]
@@ -79,7 +79,12 @@ def _not_yet(wanted: ListOffsetsPartition, version: int) -> ListOffsetsPartition
 
 
 async def _answer(
-    broker: Broker, partition: Partition, wanted: ListOffsetsPartition, version: int, request: ListOffsetsRequest
+    broker: Broker,
+    session: Session,
+    partition: Partition,
+    wanted: ListOffsetsPartition,
+    version: int,
+    request: ListOffsetsRequest,
 ) -> ListOffsetsPartitionResponse:
     index, timestamp, log = wanted.partition_index, wanted.timestamp, partition.log
     if version < SINCE_VERSION.get(timestamp, 0) or timestamp < EARLIEST_PENDING_UPLOAD:
@@ -101,11 +106,15 @@ async def _answer(
             return plain_payload(batch, header)
         return await broker.env.blocking(plain_payload, batch, header)
 
-    async with broker.time_lookups:
+    with session.waits():  # its turn: thousands of lookups whose client is gone must not come before another's
+        await broker.time_lookups.acquire()
+    try:
         if timestamp == MAX_TIMESTAMP:
             found = await log.max_timestamp(limit, unpack)
         else:
             found = await log.offset_for_timestamp(timestamp, limit, unpack)
+    finally:
+        broker.time_lookups.release()
     if found is None:
         return _not_yet(wanted, version) if partition.is_catching_up else ListOffsetsPartitionResponse(index)
     return ListOffsetsPartitionResponse(index, 0, found.timestamp, found.offset, found.leader_epoch)

@@ -20,27 +20,32 @@ class Session:
     software_version: str = ""
     fetched: dict[SessionKey, None] = field(default_factory=dict)
     """Partitions that answers to Fetch gave something of before they ended early, the latest last."""
+    is_gone: bool = False
+    """The connection has ended."""
     _waiting: dict[asyncio.Task[Any], None] = field(default_factory=dict)
 
     def waits(self) -> "Wait":
         """`with session.waits():` around what does nothing but wait for what to answer: it ends with the connection."""
-        return Wait(self._waiting)
+        return Wait(self, self._waiting)
 
     def gone(self) -> None:
         """Nobody wants to know any more."""
+        self.is_gone = True
         for task in list(self._waiting):
             task.cancel()
 
 
 class Wait:
-    __slots__ = ("_task", "_waiting")
+    __slots__ = ("_session", "_task", "_waiting")
 
-    def __init__(self, waiting: dict[asyncio.Task[Any], None]) -> None:
+    def __init__(self, session: Session, waiting: dict[asyncio.Task[Any], None]) -> None:
         task = asyncio.current_task()
         assert task is not None, "only a task can wait"
-        self._task, self._waiting = task, waiting
+        self._session, self._task, self._waiting = session, task, waiting
 
     def __enter__(self) -> None:
+        if self._session.is_gone:  # while this was busy with something that is not ended half way
+            raise asyncio.CancelledError
         self._waiting[self._task] = None
 
     def __exit__(self, *failure: object) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from log.batch import build_batch
+from log.partition_log import PartitionLog
 from service.api import fetch
 from service.api.door import BrokerDoor
 from service.broker.flusher import Flusher
@@ -21,6 +22,9 @@ from service.wire.messages import (
     JoinGroupRequest,
     JoinGroupRequestProtocol,
     JoinGroupResponse,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
     PartitionProduceData,
     ProduceRequest,
     SyncGroupRequest,
@@ -32,7 +36,7 @@ from tests.service.net.kit import until
 
 FOR_EVER_MS = 2**31 - 1
 GROUP = "readers"
-JOIN, SYNC, FETCH, PRODUCE = 3, 3, 11, 9  # versions
+JOIN, SYNC, FETCH, PRODUCE, LIST_OFFSETS = 3, 3, 11, 9, 7  # versions
 
 
 async def a_fetch(port: int) -> Request[Any]:
@@ -111,6 +115,49 @@ def test_what_a_connection_waits_for_ends_with_it(
             await with_server(stage, play)
 
     on_stage(tmp_path, scene, {"log.durability": "fsync", "group.initial.rebalance.delay.ms": str(delay_ms)})
+
+
+def test_a_lookup_by_time_whose_client_is_gone_gives_its_turn_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that have not begun: the one that was under way when the client went is finished, the next is not begun."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", 2)
+        await stage.served("orders", 1)
+        begun = 0
+        going, go_on = asyncio.Event(), asyncio.Event()
+
+        async def look(*_: Any) -> None:
+            nonlocal begun
+            begun += 1
+            going.set()
+            await go_on.wait()
+
+        monkeypatch.setattr(PartitionLog, "offset_for_timestamp", look)
+        wanted = [ListOffsetsPartition(index, timestamp=1) for index in range(2)]
+        request = ListOffsetsRequest(-1, 0, [ListOffsetsTopic("orders", wanted)])
+
+        async def play(server: Server[Any]) -> None:
+            clients = [Client("127.0.0.1", server.port) for _ in range(2)]
+            for client in clients:
+                await client.connect()
+            asked = [asyncio.create_task(client.request(request, LIST_OFFSETS)) for client in clients]
+            await going.wait()
+            await until(lambda: len(server._tasks) == 2)
+            for client in clients:
+                await client.close()
+            await until(lambda: not server.connections)
+            go_on.set()
+            await until(lambda: not server._tasks)
+            assert begun == 1
+            await asyncio.wait(asked)
+            assert all(isinstance(task.exception(), OSError) for task in asked)
+
+        async with asyncio.timeout(20):
+            await with_server(stage, play)
+
+    on_stage(tmp_path, scene)
 
 
 def test_who_wants_to_wait_for_ever_is_told_that_there_is_nothing_yet(
