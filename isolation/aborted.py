@@ -12,7 +12,7 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 BLOCK_BITS: Final = 6
@@ -84,6 +84,15 @@ class AbortedRanges:
                 found.append(AbortedRange(producer[index], first[index], last[index]))
             index += 1
         return found
+
+    def each_overlapping(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
+        """The same one by one, so that others can have turns in between, and as they are now, whatever they do."""
+        first, last, producer = self._first[:], self._last[:], self._producer[:]
+        return (
+            AbortedRange(producer[index], first[index], last[index])
+            for index in range(bisect_left(last, from_offset), len(last))
+            if first[index] < end_offset
+        )
 
     def _step_over(self, index: int, end_offset: int) -> int:
         """How many ranges from `index` on begin too late, as far as whole blocks tell."""

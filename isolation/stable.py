@@ -155,9 +155,9 @@ class StableOffsets:
         overlapping = self._aborted.overlapping(fetch_offset, end_offset)
         return [(aborted.producer_id, aborted.first_offset) for aborted in overlapping]
 
-    def aborted_ranges(self, fetch_offset: int, end_offset: int) -> list[AbortedRange]:
-        """The same with the markers' offsets: what a cleaner and a curious operator ask for."""
-        return self._aborted.overlapping(fetch_offset, end_offset)
+    def aborted_ranges(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
+        """The same with the markers' offsets, for a cleaner: all of a log's may be a million."""
+        return self._aborted.each_overlapping(from_offset, end_offset)
 
     def describe_open(self) -> Iterator[OpenTransaction]:
         """Every open transaction, the one that pins the last stable offset first."""

@@ -68,7 +68,9 @@ class KnownBy(Protocol):
 class TransactionFacts(Protocol):
     """What the cleaner asks, and tells, the views of the log."""
 
-    def aborted_ranges(self, from_offset: int, end_offset: int) -> Sequence[AbortedRange]: ...
+    def aborted_ranges(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
+        """As they are when they are asked for, however long it takes to look at them."""
+
     def forget_aborted(self, marker_offsets: Sequence[int]) -> None:
         """These abort markers leave the log, nothing of their transactions being left in it."""
 

@@ -43,7 +43,7 @@ class ProducersAndTransactions:
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
 
-    def aborted_ranges(self, from_offset: int, end_offset: int) -> Sequence[AbortedRange]:
+    def aborted_ranges(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
         return self._partition.stable.aborted_ranges(from_offset, end_offset)
 
     def forget_aborted(self, marker_offsets: Sequence[int]) -> None:

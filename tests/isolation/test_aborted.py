@@ -92,3 +92,16 @@ def test_a_long_transaction_over_many_short_ones_costs_no_walk_over_them() -> No
 def test_damaged_bytes_are_refused(damaged: bytes) -> None:
     with pytest.raises(ValueError, match="cut short"):
         AbortedRanges.from_bytes(damaged)
+
+
+def test_a_cleaner_is_told_one_by_one_how_it_was_when_it_asked() -> None:
+    """Between any two others have their turn: transactions are aborted, and the log loses its beginning."""
+    ranges = ranges_of([(1, 3)] * 1_000)
+    built = build(ranges)
+    asked = built.each_overlapping(ranges[10].last_offset, ranges[900].last_offset + 1)
+    expected = searched(ranges, ranges[10].last_offset, ranges[900].last_offset + 1)
+    told = [next(asked) for _ in range(100)]
+    built.drop_before(ranges[800].last_offset)
+    built.add(AbortedRange(1, ranges[-1].last_offset + 1, ranges[-1].last_offset + 2))
+    built.remove([ranges[850].last_offset])
+    assert [*told, *asked] == expected

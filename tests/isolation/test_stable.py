@@ -127,7 +127,7 @@ def test_ranges_below_the_start_of_the_log_are_dropped() -> None:
     )
     stable.set_start_offset(6)
     assert stable.aborted(6, 8) == [(1, 6)]
-    assert stable.aborted_ranges(0, ANY_END) == [(1, 6, 7)]
+    assert list(stable.aborted_ranges(0, ANY_END)) == [(1, 6, 7)]
 
 
 def test_a_range_goes_before_its_marker_does() -> None:

@@ -49,7 +49,7 @@ class Facts:
         self.stable = stable
         self.producers = producers
 
-    def aborted_ranges(self, from_offset: int, end_offset: int) -> Sequence[AbortedRange]:
+    def aborted_ranges(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
         return self.stable.aborted_ranges(from_offset, end_offset)
 
     def forget_aborted(self, marker_offsets: Sequence[int]) -> None:

@@ -559,7 +559,7 @@ def aborted_entry_lost_on_roll() -> contextlib.AbstractContextManager[None]:
     original = StableOffsets.snapshot
 
     def snapshot(view: StableOffsets) -> bytes:
-        newest = view.aborted_ranges(0, 2**62)[-1:]
+        newest = list(view.aborted_ranges(0, 2**62))[-1:]
         view.forget_aborted([aborted.last_offset for aborted in newest])
         return original(view)
 
