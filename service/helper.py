@@ -17,6 +17,8 @@ import struct
 import sys
 import threading
 import traceback
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final
 
@@ -24,6 +26,8 @@ from log.unbroken import unbroken
 
 SIZE: Final = struct.Struct(">Q")
 NICENESS: Final = 10
+OUT_OF_MEMORY: Final = Path("/proc/self/oom_score_adj")
+"""Who goes first when the machine's memory runs out: the helper, for what it does can be done again, not the broker."""
 
 
 class HelperFailed(Exception):
@@ -90,7 +94,10 @@ class Helper:
 def main() -> None:
     """Do what is asked for on the standard input, and answer on the standard output, until the input ends."""
     os.nice(NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the broker and to us; the broker ends us
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the broker and all that it has started; it will end us
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):  # not every system has it
+        OUT_OF_MEMORY.write_text("1000")
     asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(asked,), daemon=True).start()
     with os.fdopen(os.dup(1), "wb") as answers:

@@ -12,13 +12,17 @@ import pytest
 
 from log.batch import CorruptBatch
 from log.disk import RealDisk
-from service.helper import Helper, HelperFailed
+from service.helper import OUT_OF_MEMORY, Helper, HelperFailed
 
 HERE = "tests.service.test_helper"
 
 
 def own_number() -> int:
     return os.getpid()
+
+
+def rank_when_memory_runs_out() -> str:
+    return OUT_OF_MEMORY.read_text()
 
 
 def fail(travels: bool) -> None:
@@ -95,14 +99,26 @@ def test_a_helper_that_dies_is_replaced_for_the_next_who_asks() -> None:
     asyncio.run(main())
 
 
-def test_a_terminals_interrupt_is_left_to_the_broker() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_sent_to_the_broker_and_all_it_started_is_left_to_the_broker(number: int) -> None:
+    """By a terminal, or by a supervisor."""
+
     async def main() -> None:
         async with Helper() as helper:
-            number = await helper.run(f"{HERE}:own_number")
-            os.kill(number, signal.SIGINT)
-            assert await helper.run(f"{HERE}:own_number") == number
+            process = await helper.run(f"{HERE}:own_number")
+            os.kill(process, number)
+            assert await helper.run(f"{HERE}:own_number") == process
 
     asyncio.run(main())
+
+
+@pytest.mark.skipif(not OUT_OF_MEMORY.exists(), reason="this system has no such rank")
+def test_when_memory_runs_out_the_helper_goes_before_the_broker() -> None:
+    async def main() -> int:
+        async with Helper() as helper:
+            return int(await helper.run(f"{HERE}:rank_when_memory_runs_out"))
+
+    assert asyncio.run(main()) == 1000 > int(OUT_OF_MEMORY.read_text())
 
 
 def test_the_folder_a_broker_is_started_from_lends_no_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
