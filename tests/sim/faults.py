@@ -138,7 +138,17 @@ class Fate:
 
     async def _jump_clock(self) -> None:
         self.history.clock_jumped = True
-        self.broker.clock_offset = self.chance.choice((-1500.0, -5.0, 5.0, 60.0)) * self.chance.random()
+        ahead = self.chance.choice((-1500.0, -5.0, 5.0, 60.0, None))
+        if ahead is not None:
+            self.broker.clock_offset = ahead * self.chance.random()
+            return
+        # A machine without a clock of its own: it is 1970 from its start on, until somebody sets it.
+        self.broker.kill()
+        self.broker.clock_offset = -self.world.epoch_seconds
+        if self.chance.random() < 0.5:
+            await self.start_again()
+            await asyncio.sleep(2 * self.chance.random())
+            self.broker.clock_offset = 0.0
 
     # -- the network
 

@@ -82,10 +82,20 @@ class Plan:
         return Held.POWER_CUT if self.durability == "fsync" else Held.KILL
 
 
+JUDGED_BY_TIME = {
+    # What a broker forgets by its clock is looked at all the time, and nothing that clients send is refused for it.
+    "transaction.remove.expired.transaction.cleanup.interval.ms": "1000",
+    "producer.id.expiration.check.interval.ms": "1000",
+    "log.message.timestamp.after.max.ms": "9223372036854775807",
+}
+
+
 def draw_plan(chance: random.Random) -> Plan:
     plan = _draw_plain_plan(chance)
     if chance.random() < 0.4:
         _add_transactions(plan, chance)
+    if "wall clock jumps" in plan.kinds:
+        plan.settings |= JUDGED_BY_TIME
     plan.settings["log.reserve.bytes"] = str(chance.choice((0, 2000, 20_000)))
     return plan
 
