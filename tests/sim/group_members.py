@@ -148,7 +148,7 @@ class Member:
 
     # Committing -------------------------------------------------------------------------------------------------------
 
-    def commit(self) -> None:
+    def commit(self, *, sleeps_first: bool = False) -> None:
         known = [partition for partition, is_known in self.owned.items() if is_known and self.name_of(partition)]
         if not known or self.epoch < 0 or self._commits:
             return
@@ -184,7 +184,7 @@ class Member:
                 self._commits = False
 
         fate = 1.0 if self.world.healed else self.chance.random()
-        if fate < 0.1:
+        if fate < 0.1 or sleeps_first:
             self.sleep(leave)
         elif fate < 0.25:
             self.world.after(self.chance.choice((1_000, 3_000)), leave)  # on its way for so long
@@ -195,7 +195,9 @@ class Member:
 
     def supersede(self) -> Member:
         """While this process is away another one is started as the same instance."""
-        self.sleep(self.commit)
+        self.commit(sleeps_first=True)
+        if not self.is_asleep:
+            self.sleep()
         self.lose_all()
         self.is_superseded = True
         self.world.twins.add(self.instance)

@@ -94,6 +94,13 @@ def topics_that_change_not_looked_at() -> Planting:
     return replaced(ConsumerGroup, "must_look_at_metadata", lambda group, version: False)
 
 
+def commit_of_a_fenced_member_accepted() -> Planting:
+    def classic_fault(group: ClassicGroup, member_id: str, instance_id: str | None, generation: int) -> Any:
+        return Fault.ILLEGAL_GENERATION if generation != group.generation else None
+
+    return replaced(service.groups.offset_decisions, "_classic_member_fault", classic_fault)
+
+
 MUTANTS: dict[str, Callable[[], Planting]] = {
     plant.__name__: plant
     for plant in (
@@ -106,6 +113,7 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         subscription_of_a_restarted_instance_kept,
         partition_given_before_it_is_free,
         topics_that_change_not_looked_at,
+        commit_of_a_fenced_member_accepted,
     )
 }
 

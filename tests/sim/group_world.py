@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from service.groups.commands import Command, ForgetTopic
+from service.groups.commands import Command, CommitOffsets, ForgetTopic, OffsetToCommit
 from service.groups.coordinator import GroupCoordinator
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.verdicts import Decision
@@ -171,7 +171,17 @@ class GroupWorld:
             return
         self._tokens += 1
         self._asked[self._tokens] = answered
-        self._carry_out(self.machine.decide(command, self._tokens, self.now_ms))
+        decision = self.machine.decide(command, self._tokens, self.now_ms)
+        if isinstance(command, CommitOffsets) and decision.records:
+            self._check_commit(command.group_id, command.offsets[0])
+        self._carry_out(decision)
+
+    def _check_commit(self, group_id: str, offset: OffsetToCommit) -> None:
+        """Who may commit a partition has it to itself, so that each commit is ahead of all before."""
+        assert self.machine is not None
+        known = self.machine._offsets.get(group_id, offset.topic, offset.partition)
+        if known is not None and known.topic_id == offset.topic_id and known.offset > offset.offset:
+            raise Broken(f"OffsetsNeverGoBack: {offset.offset} is taken for {offset.topic}, which is at {known.offset}")
 
     # The coordinator --------------------------------------------------------------------------------------------------
 
