@@ -36,7 +36,8 @@ def test_runs_under_faults_that_nobody_has_seen_break_no_promise() -> None:
     with processes(os.cpu_count() or 1) as pool:
         outcomes = list(pool.map(outcome, seeds))
     assert [broken for broken, _ in outcomes if broken] == []
-    assert all(busy for _, busy in outcomes)
+    # A run whose faults leave nobody a chance is rare; many of them would prove nothing.
+    assert sum(busy for _, busy in outcomes) > 0.9 * FRESH
 
 
 def test_a_run_replays_in_processes_with_other_hash_seeds() -> None:
