@@ -9,6 +9,7 @@ those with offsets are there. Called by GroupCoordinator only.
 
 from collections.abc import Callable, Iterable, Iterator
 
+from log.clock import ClockWatch
 from service.groups.classic_decisions import DeadlineKind, DeadlineName
 from service.groups.classic_group import ClassicGroup
 from service.groups.commands import FaultReply
@@ -59,12 +60,14 @@ class Cleaning:
         self._group_ids = group_ids
         self._under_way: dict[DeadlineName, Work] = {}
         self._draft = Draft(0, 0)  # of the present turn
+        self._clock = ClockWatch()
         self._turn = 0
 
     # What is to be done -----------------------------------------------------------------------------------------------
 
     def begin(self, draft: Draft) -> None:
         """The log was read."""
+        self._clock.look(draft.now_ms, draft.wall_ms)
         self._deadlines.set(EXPIRY, draft.now_ms + self._settings.offsets_retention_check_interval_ms)
         for topic in self._offsets.topics():
             self._under_way[("forget", topic, "")] = self._forget(topic, None)
@@ -87,6 +90,7 @@ class Cleaning:
         if name == EXPIRY and name not in self._under_way:
             self._under_way[name] = self._expire()
         self._draft = draft
+        self._clock.look(draft.now_ms, draft.wall_ms)
         self._turn += 1
         written_bytes = 0
         written = len(draft.records)
@@ -129,7 +133,7 @@ class Cleaning:
             return False
         if committed.expire_timestamp_ms is not None:  # a client of old that chose for itself
             return self._draft.wall_ms >= committed.expire_timestamp_ms
-        return self._draft.wall_ms - since_ms >= self._settings.offsets_retention_ms
+        return self._draft.wall_ms - self._clock.since_ms(since_ms) >= self._settings.offsets_retention_ms
 
     def _is_nothing(self, group: Group) -> bool:
         """No offsets, no members, and nobody on the way into it."""

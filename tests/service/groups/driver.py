@@ -93,7 +93,7 @@ class Entry:
 class Driver:
     settings: GroupSettings = field(default_factory=GroupSettings)
     topics: Topics = field(default_factory=lambda: Topics(orders=4, events=3))
-    now_ms: int = 1_000_000
+    now_ms: int = 1_700_000_000_000
     wall_ahead_ms: int = 0  # how far the wall clock is ahead of the steady one
     log: list[Entry] = field(default_factory=list)
     answers: dict[object, Any] = field(default_factory=dict)

@@ -50,13 +50,14 @@ def test_the_first_generation_waits_a_little_for_more_members(driver: Driver) ->
 
 def test_the_first_delay_is_not_prolonged_past_the_rebalance_timeout(driver: Driver) -> None:
     """Members that trickle in can't keep the first ones waiting for ever."""
+    begun_ms = driver.now_ms
     first = driver.start_join(member=driver.member_id(rebalance_timeout_ms=7_000), rebalance_timeout_ms=7_000)
     for _ in range(10):
         driver.wait(1_000)
         driver.start_join(member=driver.member_id(rebalance_timeout_ms=7_000), rebalance_timeout_ms=7_000)
         if first in driver.answers:
             break
-    assert driver.now_ms - 1_000_000 <= 7_000
+    assert driver.now_ms - begun_ms <= 7_000
 
 
 def test_without_a_delay_a_group_begins_at_once() -> None:

@@ -461,6 +461,18 @@ def test_what_is_committed_after_the_clock_was_set_is_kept_over_the_next_start(d
     assert (driver.committed(), driver.committed("left")) == (-1, -1)
 
 
+def test_what_is_committed_before_the_clock_was_set_is_kept_over_the_next_start(driver: Driver) -> None:
+    driver.wall_ahead_ms = -driver.now_ms  # 1970
+    driver.commit(11)
+    driver.wait(60_000)
+    driver.wall_ahead_ms = 0
+    driver.restart()
+    driver.wait(DAY_MS)
+    assert driver.committed() == 11
+    driver.wait(7 * DAY_MS)
+    assert driver.committed() == -1
+
+
 def test_a_clock_that_is_set_ends_no_session(driver: Driver) -> None:
     (member,) = driver.stable_group()
     driver.wall_ahead_ms = DAY_MS
