@@ -470,11 +470,12 @@ def auto_durability_needs_no_fsync() -> contextlib.AbstractContextManager[None]:
 
 
 def a_session_forgets_a_partition() -> contextlib.AbstractContextManager[None]:
-    """Whoever got data is not put back into the row."""
+    """What had no data this time is never looked at again, until the reader names it once more."""
 
     def answered(session: FetchSession, keys_with_data: Iterable[SessionKey]) -> None:
-        for key in list(keys_with_data)[1:]:
-            session.wanted.pop(key, None)
+        with_data = dict.fromkeys(keys_with_data)
+        for key in [key for key in session.wanted if key not in with_data]:
+            del session.wanted[key]
 
     return replaced(FetchSession, "answered", answered)
 
