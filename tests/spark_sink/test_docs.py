@@ -44,6 +44,8 @@ def test_every_block_of_code_runs_as_it_stands(
     there = spark.readStream.format("oncelog").option("kafka.bootstrap.servers", own_broker.bootstrap)
     stream = there.option("subscribe", "others").option("startingOffsets", "earliest").load()
     known: dict[str, Any] = {"spark": spark, "stream": stream.select("key", "value")}
+    for view in ("orders", "seen"):  # the session is shared with other tests
+        spark.catalog.dropTempView(view)
     try:
         for code in blocks("python"):
             exec(here(code), known)
