@@ -138,7 +138,9 @@ def run_kafka_python(membership: Membership, reporter: Reporter, leaving: thread
         heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
     )
     while not leaving.is_set():
-        polled = consumer.poll(timeout_ms=int(POLL_SECONDS * 1000))
+        # A poll of kafka-python 3.0.12 that ends while the answer to SyncGroup comes in loses the assignment for good.
+        wait_seconds = POLL_SECONDS if consumer.assignment() else 10 * POLL_SECONDS
+        polled = consumer.poll(timeout_ms=int(wait_seconds * 1000))
         reporter.assigned(sorted(place.partition for place in consumer.assignment()))
         if polled:
             reporter.got((each.partition, each.offset) for messages in polled.values() for each in messages)
