@@ -35,6 +35,7 @@ from service.stores.port import (
     Snapshot,
     StoreError,
 )
+from service.stores.seen_through import seen_through
 from service.stores.watching import Watcher
 
 logger = logging.getLogger("oncelog.store")
@@ -194,10 +195,10 @@ class LedgerStoreSession:
         return 0.0 if self._ended else self._ledger.lease_left()
 
     async def commit(self, *ops: Op) -> tuple[Result, int]:
-        return await self._detached(self._commit(ops))
+        return await seen_through(self._env, self._commit(ops))
 
     async def read(self, prefix: str) -> dict[str, Entry]:
-        return await self._detached(self._read(prefix))
+        return await seen_through(self._env, self._read(prefix))
 
     async def watch(self) -> AsyncIterator[Event]:
         if self._ended:
@@ -348,26 +349,6 @@ class LedgerStoreSession:
         self._ended = True
         for watcher in self._watchers:
             watcher.end()
-
-    async def _detached(self, work: Coroutine[Any, Any, T]) -> T:
-        """Go through with `work`, also when the caller is cancelled: what was appended must reach our memory."""
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-        async def job() -> None:
-            try:
-                result = await work
-            except Exception as error:  # noqa: BLE001 - the caller is told
-                if not answer.done():
-                    answer.set_exception(error)
-            else:
-                if not answer.done():
-                    answer.set_result(result)
-            finally:
-                if not answer.done():
-                    answer.cancel()
-
-        self._env.tasks.spawn("metadata store", job())
-        return await answer
 
 
 class LedgerStore:

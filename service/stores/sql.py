@@ -55,6 +55,7 @@ from service.stores.port import (
     StoreFailed,
     StoreTooNew,
 )
+from service.stores.seen_through import seen_through
 from service.stores.sql_schema import COMMITS, ENTRIES, METADATA, REVISIONS, SESSIONS
 from service.stores.watching import Watcher
 
@@ -374,22 +375,11 @@ class SqlStore:
         """`call` beside the loop, after all calls before it; `then` back in the loop, before any call after it, even if
         nobody waits any more.
         """
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
-        async def job() -> None:
-            try:
-                async with self._turn:
-                    result = await self._env.blocking(call, self._database)
-                    then(result)
-            except Exception as error:  # noqa: BLE001 - whoever asked is told
-                if not answer.done():
-                    answer.set_exception(error)
-            else:
-                if not answer.done():
-                    answer.set_result(result)
-            finally:
-                if not answer.done():
-                    answer.cancel()
+        async def job() -> T:
+            async with self._turn:
+                result = await self._env.blocking(call, self._database)
+                then(result)
+                return result
 
-        self._env.tasks.spawn("metadata store", job())
-        return await answer
+        return await seen_through(self._env, job())
