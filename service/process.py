@@ -20,7 +20,8 @@ from service.api.door import BrokerDoor
 from service.api.routes import OFFERED
 from service.broker.data_folder import StartError, read_all
 from service.broker.headroom import make_room_to_start
-from service.broker.node import Broker, Opening
+from service.broker.node import Broker
+from service.broker.opening import Opening
 from service.broker.session import Session
 from service.cluster.metadata import MetadataLost
 from service.net.server import Limits, Room, Server, serve

@@ -27,7 +27,8 @@ import click
 from service.cli.data_lock import FolderUnusable, locked
 
 if TYPE_CHECKING:
-    from service.broker.node import Broker, Opening
+    from service.broker.node import Broker
+    from service.broker.opening import Opening
     from service.settings.broker import BrokerConfig, Endpoint
 
 # Who waits longer than this for the addresses wants to know what is going on.

@@ -30,7 +30,7 @@ import log.snapshots
 import service.api.produce
 import service.broker.acceptance
 import service.broker.compactor
-import service.broker.node
+import service.broker.opening
 import txn.branches
 import txn.coordinator
 import txn.deadlines
@@ -55,9 +55,10 @@ from log.swap import CLEANED, PLAN, SwapPlan
 from service.broker.coordinators import Coordinators
 from service.broker.fetch_sessions import FetchSession, SessionKey, Wanted
 from service.broker.headroom import Headroom
+from service.broker.holdings import Holdings
 from service.broker.housekeeper import Housekeeper
 from service.broker.log_folder import LogFolder
-from service.broker.node import Broker
+from service.broker.opening import PartitionMaker
 from service.broker.partition import Partition
 from service.broker.shard import Shard
 from service.broker.transaction_gate import TransactionGate, Writer
@@ -163,7 +164,7 @@ def keep_the_manifest_after_the_start() -> contextlib.AbstractContextManager[Non
             await disk.write_atomic(MANIFEST, data)
         return manifest
 
-    return replaced(service.broker.node, "read_and_remove_manifest", read)
+    return replaced(service.broker.opening, "read_and_remove_manifest", read)
 
 
 def a_full_disk_fails_the_folder() -> contextlib.AbstractContextManager[None]:
@@ -441,32 +442,32 @@ def aborts_of_long_ago_listed() -> contextlib.AbstractContextManager[None]:
 def a_new_topic_inherits_the_folder() -> contextlib.AbstractContextManager[None]:
     """A deleted partition leaves its folder, and who gets the name next finds it."""
 
-    async def remove(broker: Broker, partition: Partition) -> None:
+    async def remove(holdings: Holdings, partition: Partition) -> None:
         return
 
-    def add_new(broker: Broker, topic: Topic, index: int, config: LogConfig) -> Partition:
-        return broker._add(topic, index, broker._emptiest_folder(), config, None, 0)
+    def add_new(maker: PartitionMaker, topic: Topic, index: int, config: LogConfig) -> Partition:
+        return maker.add(topic, index, maker.emptiest_folder(), config, None, 0)
 
     @contextlib.contextmanager
     def plant() -> Iterator[None]:
-        with replaced(Broker, "_remove", remove), replaced(Broker, "_add_new", add_new):
+        with replaced(Holdings, "_remove", remove), replaced(PartitionMaker, "add_new", add_new):
             yield
 
     return plant()
 
 
 def serve_deleted_topics() -> contextlib.AbstractContextManager[None]:
-    def drop(broker: Broker, partition: Partition) -> None:
+    def drop(holdings: Holdings, partition: Partition) -> None:
         return
 
-    return replaced(Broker, "_drop", drop)
+    return replaced(Holdings, "_drop", drop)
 
 
 def auto_durability_needs_no_fsync() -> contextlib.AbstractContextManager[None]:
-    def must_fsync(broker: Broker, config: LogConfig, state: PartitionState) -> bool:
-        return broker.config.log_durability == "fsync"
+    def must_fsync(holdings: Holdings, config: LogConfig, state: PartitionState) -> bool:
+        return holdings._config.log_durability == "fsync"
 
-    return replaced(Broker, "_must_fsync", must_fsync)
+    return replaced(Holdings, "_must_fsync", must_fsync)
 
 
 def a_session_forgets_a_partition() -> contextlib.AbstractContextManager[None]:

@@ -251,8 +251,8 @@ def test_a_groups_own_setting_holds_for_it_alone_until_it_is_taken_back(tmp_path
         entry = (await describe(stage, group, "team/a b"))[session]
         assert (entry.value, entry.config_source) == ("50000", 8)
         assert layers(entry) == [(session, "50000", 8), (f"group.{session}", "45000", 5)]
-        assert stage.broker._consumer_times("team/a b").session_timeout_ms == 50_000
-        assert stage.broker._consumer_times("another").session_timeout_ms == 45_000
+        assert stage.broker.coordination.consumer_times("team/a b").session_timeout_ms == 50_000
+        assert stage.broker.coordination.consumer_times("another").session_timeout_ms == 45_000
         listed = await stage.ask(ListConfigResourcesRequest([group]))
         assert [one.resource_name for one in listed.config_resources] == ["team/a b", "ü"]
         for wrong in ("44999", "60001", "soon"):
@@ -260,7 +260,7 @@ def test_a_groups_own_setting_holds_for_it_alone_until_it_is_taken_back(tmp_path
         assert await alter(stage, group, "ü", "no.such", "1") is ErrorCode.INVALID_CONFIG
         assert await alter(stage, group, "", session, "50000") is ErrorCode.INVALID_REQUEST
         assert await alter(stage, group, "ü", session, None, Operation.DELETE) is ErrorCode.NONE
-        assert stage.broker._consumer_times("ü").session_timeout_ms == 45_000
+        assert stage.broker.coordination.consumer_times("ü").session_timeout_ms == 45_000
         listed = await stage.ask(ListConfigResourcesRequest([group]))
         assert [one.resource_name for one in listed.config_resources] == ["team/a b"]
 

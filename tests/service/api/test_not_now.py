@@ -137,7 +137,7 @@ def test_markers_that_do_not_arrive(tmp_path: Path, ask: Ask, monkeypatch: pytes
         monkeypatch.setattr(edge, "PATIENCE_MS", 20)
 
     async def scene(stage: TxnStage) -> None:
-        stage.broker.marker_courier.post = lambda *owed: None  # type: ignore[method-assign]
+        stage.broker.coordination.marker_courier.post = lambda *owed: None  # type: ignore[method-assign]
         writer = Writer(stage, "pay")
         await writer.init()
         await writer.write("orders", "first")

@@ -465,7 +465,7 @@ def test_the_next_transaction_waits_for_the_marker_of_the_last(tmp_path: Path) -
         await writer.init()
         await writer.write("orders", "first")
         held: list[tuple[Partition, SendMarkers]] = []
-        courier = stage.broker.marker_courier
+        courier = stage.broker.coordination.marker_courier
         post = courier.post
         courier.post = lambda *owed: held.append(owed)  # type: ignore[method-assign]
         await writer.end(commit=True)

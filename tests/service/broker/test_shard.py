@@ -188,7 +188,7 @@ def test_what_follows_from_a_decision_is_done_again_after_it_raised(
             raise ValueError
 
         with monkeypatch.context() as patched:
-            patched.setattr(stage.broker.marker_courier, "post", raises)
+            patched.setattr(stage.broker.coordination.marker_courier, "post", raises)
             assert (await writer.end(commit=True)).error_code == NONE
         await loaded_again(stage, shard)
         assert await values(stage, "orders") == ["a"]

@@ -1,0 +1,121 @@
+"""The coordinators on this broker, and what they need of each other: groups, transactions, the markers these owe, the
+gate for transactional writes, fresh producer ids.
+"""
+
+from typing import Any
+
+from service.broker.coordinators import Coordinators
+from service.broker.internal_topics import GROUP_TOPIC, TRANSACTION_TOPIC, InternalTopics
+from service.broker.marker_courier import MarkerCourier, MarkerWriter
+from service.broker.partition import Partition
+from service.broker.partition_table import PartitionTable
+from service.broker.producer_id_source import ProducerIdSource
+from service.broker.shard import Shard
+from service.broker.topic_view import ImageTopics
+from service.broker.transaction_gate import TransactionGate
+from service.cluster.image import NO_CONFIG
+from service.cluster.metadata import ClusterMetadata
+from service.groups.coordinator import GroupCoordinator
+from service.groups.partitioning import partition_for
+from service.groups.settings import ConsumerTimes, GroupSettings
+from service.ports import Env
+from service.settings.broker import BrokerConfig
+from service.settings.group import group_values
+from txn.branches import home_of
+from txn.coordinator import TxnCoordinator
+from txn.markers import SendMarkers
+from txn.settings import TxnSettings
+
+
+class Coordination:
+    def __init__(self, env: Env, config: BrokerConfig, metadata: ClusterMetadata, partitions: PartitionTable) -> None:
+        self._config = config
+        self._metadata = metadata
+        self.topics = ImageTopics(metadata)
+        self.internal_topics = InternalTopics(metadata, config, env)
+        self.producer_ids = ProducerIdSource(metadata, env)
+        self.groups = Coordinators(
+            GROUP_TOPIC,
+            partition_for,
+            lambda partition: GroupCoordinator(self._group_settings(), self.topics, env.clock.wall_ms),
+            self._no_effects,
+            partitions,
+            env,
+        )
+        self.transactions = Coordinators(
+            TRANSACTION_TOPIC,
+            lambda transactional_id, count: partition_for(home_of(transactional_id), count),
+            lambda partition: TxnCoordinator(self.producer_ids.take, self._txn_settings(), env.clock.wall_ms),
+            self._post_markers,
+            partitions,
+            env,
+            self._resume_markers,
+        )
+        self.by_topic: dict[str, Coordinators[Any]] = {GROUP_TOPIC: self.groups, TRANSACTION_TOPIC: self.transactions}
+        self.marker_writer = MarkerWriter(partitions, self.groups, env)
+        self.marker_courier = MarkerCourier(self.transactions, self.marker_writer, metadata, env)
+        self.transaction_gate = TransactionGate(self.transactions, env)
+
+    def led(self, partition: Partition) -> None:
+        """This broker leads `partition` from now on, in a new epoch."""
+        coordinators = self.by_topic.get(partition.topic_partition.topic)
+        if coordinators is not None:
+            coordinators.led(partition)
+
+    def lose(self, partition: Partition) -> None:
+        coordinators = self.by_topic.get(partition.topic_partition.topic)
+        if coordinators is not None:
+            coordinators.lost(partition.topic_partition.partition)
+
+    def end(self) -> None:
+        for coordinators in self.by_topic.values():
+            for shard in coordinators.shards():
+                shard.drop()
+
+    # -- groups
+
+    def _group_settings(self) -> GroupSettings:
+        config = self._config
+        return GroupSettings(
+            group_min_session_timeout_ms=config.group_min_session_timeout_ms,
+            group_max_session_timeout_ms=config.group_max_session_timeout_ms,
+            group_initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
+            group_max_size=config.group_max_size,
+            consumer_times=self.consumer_times,
+            group_consumer_max_size=config.group_consumer_max_size,
+            group_consumer_assignors=tuple(config.group_consumer_assignors),
+            group_consumer_migration_policy=config.group_consumer_migration_policy.lower(),
+            offset_metadata_max_bytes=config.offset_metadata_max_bytes,
+            offsets_retention_ms=config.offsets_retention_minutes * 60_000,
+            offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
+        )
+
+    def consumer_times(self, group_id: str) -> ConsumerTimes:
+        values = group_values(self._metadata.image.group_configs.get(group_id, NO_CONFIG).values, self._config)
+        return ConsumerTimes(
+            values["consumer.session.timeout.ms"],
+            values["consumer.heartbeat.interval.ms"],
+            values["consumer.assignment.interval.ms"],
+        )
+
+    @staticmethod
+    def _no_effects(partition: Partition, effect: Any) -> None:
+        raise AssertionError(f"group coordinators have no effects, but {partition.topic_partition} has {effect}")
+
+    # -- transactions
+
+    def _txn_settings(self) -> TxnSettings:
+        config = self._config
+        return TxnSettings(
+            max_timeout_ms=config.transaction_max_timeout_ms,
+            id_expiration_ms=config.transactional_id_expiration_ms,
+            forget_interval_ms=config.transaction_remove_expired_transaction_cleanup_interval_ms,
+            two_phase_commit_enabled=config.transaction_two_phase_commit_enable,
+        )
+
+    def _post_markers(self, coordinator: Partition, markers: SendMarkers) -> None:
+        self.marker_courier.post(coordinator, markers)
+
+    def _resume_markers(self, shard: Shard[TxnCoordinator]) -> None:
+        for markers in shard.machine.owed_markers():
+            self.marker_courier.post(shard.partition, markers)

@@ -1,0 +1,170 @@
+"""What this broker holds and leads, as the metadata says: partitions appear, change their settings, or go; each is led,
+followed or left alone.
+
+What always holds: a partition is served only while the metadata names this broker as its leader, in the epoch the
+metadata names, and this broker is in session with the metadata store.
+"""
+
+import logging
+
+from log.config import LogConfig
+from log.disk import DiskFault
+from log.ids import TopicPartition
+from service.broker.coordination import Coordination
+from service.broker.housekeeper import Housekeeper
+from service.broker.log_folder import LogFolder
+from service.broker.opening import PartitionMaker
+from service.broker.partition import Partition
+from service.broker.partition_table import PartitionTable
+from service.broker.replication import Replication
+from service.cluster.image import Delta, Image, PartitionState, Topic
+from service.cluster.metadata import ClusterMetadata
+from service.groups.commands import ForgetTopic
+from service.ports import Env
+from service.settings.broker import BrokerConfig
+from service.settings.topic import log_config
+
+logger = logging.getLogger("oncelog.broker")
+
+
+class Holdings:
+    def __init__(
+        self,
+        env: Env,
+        config: BrokerConfig,
+        metadata: ClusterMetadata,
+        partitions: PartitionTable,
+        maker: PartitionMaker,
+        housekeeper: Housekeeper,
+        coordination: Coordination,
+        replication: Replication,
+    ) -> None:
+        self._env = env
+        self._config = config
+        self._metadata = metadata
+        self._partitions = partitions
+        self._maker = maker
+        self._housekeeper = housekeeper
+        self._coordination = coordination
+        self._replication = replication
+        self._leaving: dict[TopicPartition, Partition] = {}
+        self._in_session = False
+
+    # -- life
+
+    def begin(self) -> None:
+        """This broker is registered: lead and follow what the metadata gives it."""
+        self._in_session = True
+        for topic in self._metadata.image.topics.values():
+            self._follow_topic(None, topic, config_changed=False)
+
+    def step_down(self) -> None:
+        """The metadata may name others by now: lead nothing until the next session."""
+        self._in_session = False
+        for partition in self._partitions:
+            self._leave(partition)
+
+    def folder_failed(self, folder: LogFolder) -> None:
+        for partition in self._partitions:
+            if partition.folder is folder:
+                self._coordination.lose(partition)
+                partition.fail()
+
+    async def end(self) -> None:
+        """What was deleted goes before the broker does."""
+        for partition in list(self._leaving.values()):
+            await self._remove(partition)
+
+    # -- following the metadata
+
+    def follow(self, delta: Delta) -> None:
+        """The metadata changed: hold and serve what it says now. Called in the order of commits."""
+        if delta.broker_configs:
+            self._take_dynamic_config(delta.new)
+        for name in delta.topics:
+            self._follow_topic(delta.old.topics.get(name), delta.new.topics.get(name), config_changed=True)
+        changed = [key.topic for key in delta.partitions if key.topic not in delta.topics]
+        for name in dict.fromkeys(changed):
+            self._follow_topic(delta.old.topics.get(name), delta.new.topics.get(name), config_changed=False)
+
+    def _follow_topic(self, old: Topic | None, new: Topic | None, *, config_changed: bool) -> None:
+        if old is not None and (new is None or new.id != old.id):
+            for gone in list((self._partitions.topic(old.name) or {}).values()):
+                if gone.topic_id == old.id:
+                    self._drop(gone)
+            self._coordination.groups.tell_all(ForgetTopic(old.name, old.id))
+        if new is None:
+            return
+        config = log_config(new.config, self._config)
+        held = self._partitions.topic(new.name) or {}
+        for index, state in new.partitions.items():
+            partition = held.get(index)
+            if self._metadata.broker_id not in state.replicas:
+                if partition is not None:
+                    self._drop(partition)
+                continue
+            if partition is None:
+                if TopicPartition(new.name, index) in self._leaving:
+                    continue  # it is added when its name is free
+                partition = self._maker.add_new(new, index, config)
+            elif config_changed:
+                partition.set_config(config, fsync=self._must_fsync(config, state))
+            self._settle(partition)
+
+    def _drop(self, partition: Partition) -> None:
+        """Serve it no longer. Its folder goes when whoever is at work on it has finished; until then nobody else may
+        have the name.
+        """
+        self._partitions.remove(partition)
+        self._leave(partition)
+        self._leaving[partition.topic_partition] = partition
+        self._env.tasks.spawn(f"delete {partition.topic_partition}", self._make_room(partition))
+
+    async def _make_room(self, partition: Partition) -> None:
+        await self._remove(partition)
+        del self._leaving[partition.topic_partition]
+        successor = self._metadata.image.topics.get(partition.topic_partition.topic)
+        if successor is not None:
+            self._follow_topic(None, successor, config_changed=False)
+
+    async def _remove(self, partition: Partition) -> None:
+        # In this order: should a crash come in between, the folder is there to say whose the point was.
+        await self._housekeeper.forget_point(partition)
+        try:
+            await partition.log.discard()
+        except DiskFault as fault:
+            partition.folder.fail(fault)
+
+    def _settle(self, partition: Partition) -> None:
+        """Give it the role that the metadata says."""
+        if not self._in_session:
+            return
+        state = self._metadata.image.partition(partition.topic_partition)
+        if partition.offline or partition.folder.failed is not None:
+            partition.fail()
+        elif state is None:
+            self._leave(partition)
+        elif state.leader != self._metadata.broker_id:
+            self._coordination.lose(partition)
+            self._replication.follow(partition, state)
+        elif self._replication.lead(partition, state, fsync=self._must_fsync(partition.log.config, state)):
+            self._coordination.led(partition)
+
+    def _leave(self, partition: Partition) -> None:
+        self._coordination.lose(partition)
+        self._replication.stop(partition)
+
+    def _must_fsync(self, config: LogConfig, state: PartitionState) -> bool:
+        """Durability `auto`: where fewer than two replicas must hold a write, the platter must."""
+        durability = self._config.log_durability
+        if durability != "auto":
+            return durability == "fsync"
+        return min(config.min_insync_replicas, len(state.replicas)) < 2
+
+    def _take_dynamic_config(self, image: Image) -> None:
+        everywhere = image.broker_config("default").values
+        own = image.broker_config(str(self._metadata.broker_id)).values
+        for problem in self._config.set_dynamic(everywhere, own):
+            logger.warning("%s", problem)
+        for topic in image.topics.values():
+            self._follow_topic(None, topic, config_changed=True)

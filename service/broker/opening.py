@@ -1,0 +1,221 @@
+"""Opens the partitions a broker holds: finds each one's folder, reads its log from the manifest of a clean stop or else
+by recovery, and makes those that never were.
+
+What always holds: the folder of a partition belongs to the topic of its id; what a deleted topic left under the same
+name is thrown away. A log that is damaged is opened, reported and not served.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+
+from idempotence.producers import ProducerStates
+from idempotence.room import ProducerRoom
+from isolation.stable import StableOffsets
+from log.config import LogConfig
+from log.disk import DiskFault
+from log.identity import read_topic_id
+from log.ids import TopicPartition, folder_of
+from log.manifest import Manifest, read_and_remove_manifest, read_recovery_points
+from log.partition_log import CleanState, PartitionLog
+from service.broker.data_folder import StartError
+from service.broker.housekeeper import Housekeeper
+from service.broker.log_folder import LogFolder
+from service.broker.partition import Partition
+from service.broker.partition_table import PartitionTable
+from service.cluster.image import Image, Topic
+from service.ports import Env
+from service.settings.broker import BrokerConfig
+from service.settings.topic import log_config
+
+logger = logging.getLogger("oncelog.broker")
+
+OPENED_AT_ONCE = 256
+"""Partitions opened before others get a turn."""
+
+
+class Opening:
+    """How far a start has come. Read at any time, from the loop; added to by whoever opens logs."""
+
+    def __init__(self) -> None:
+        self.partitions = self.opened = self.read_bytes = 0
+
+    def read(self, size_bytes: int) -> None:
+        self.read_bytes += size_bytes
+
+
+class PartitionMaker:
+    """`was_clean` says, once all are open, that the last stop was in order and nothing had to be read again."""
+
+    def __init__(
+        self,
+        env: Env,
+        config: BrokerConfig,
+        partitions: PartitionTable,
+        folders: Sequence[LogFolder],
+        housekeeper: Housekeeper,
+    ) -> None:
+        self._env = env
+        self._config = config
+        self._partitions = partitions
+        self._folders = folders
+        self._housekeeper = housekeeper
+        self._room = ProducerRoom(config.producers_max, lambda: (partition.producers for partition in partitions))
+        self.progress = Opening()
+        self.was_clean = False
+
+    async def open_all(self, image: Image, node_id: int) -> None:
+        manifests: dict[str, Manifest] = {}
+        points: dict[str, dict[TopicPartition, int]] = {}
+        present: dict[str, set[str]] = {}
+        self.was_clean = True
+        for folder in self._folders:
+            folder.disk.sweep()
+            present[folder.name] = set(folder.disk.listdir(""))
+            manifests[folder.name] = await read_and_remove_manifest(folder.disk)
+            points[folder.name] = self._housekeeper.written_points[folder] = read_recovery_points(folder.disk)
+        progress, topics = self.progress, list(image.topics.values())
+        progress.partitions = sum(node_id in state.replicas for each in topics for state in each.partitions.values())
+        for topic in topics:
+            config = log_config(topic.config, self._config)
+            for index, state in topic.partitions.items():
+                if node_id not in state.replicas:
+                    continue
+                await self._open(topic, index, config, manifests, points, present)
+                progress.opened += 1
+                if progress.opened % OPENED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        for folder in self._folders:
+            # Those of topics that were deleted before a crash must not meet new topics of the same names.
+            if any(self._partitions.get(topic_partition) is None for topic_partition in points[folder.name]):
+                await self._housekeeper.write_points(folder)
+
+    def add_new(self, topic: Topic, index: int, config: LogConfig) -> Partition:
+        """A partition that never was. What has its name on a disk was left by a deleted topic before a crash."""
+        name = folder_of(TopicPartition(topic.name, index))
+        for folder in self._folders:
+            try:
+                if folder.failed is None and folder.disk.exists(name):
+                    folder.disk.discard(name)
+            except DiskFault as fault:
+                folder.fail(fault)
+        home = self.emptiest_folder()
+        # What is left on a disk that has failed is nobody's: it is set aside at the next start.
+        known = None if home.failed is None else CleanState(name, 0, 0, (), (), (), {})
+        return self.add(topic, index, home, config, known, 0)
+
+    async def _open(
+        self,
+        topic: Topic,
+        index: int,
+        config: LogConfig,
+        manifests: Mapping[str, Manifest],
+        points: Mapping[str, Mapping[TopicPartition, int]],
+        present: Mapping[str, set[str]],
+    ) -> None:
+        topic_partition = TopicPartition(topic.name, index)
+        name = folder_of(topic_partition)
+        homes = found = [folder for folder in self._folders if name in present[folder.name]]
+        if len(homes) > 1 or any(name not in manifests[folder.name] for folder in homes):
+            homes = [folder for folder in homes if self._is_of(topic, folder, name)]
+        if len(homes) > 1:
+            raise StartError(
+                f"{name} is in {homes[0].name} and in {homes[1].name}: move that one away which is not to be used"
+            )
+        for folder in homes:
+            known = manifests[folder.name].get(name)
+            if known is not None:
+                self.add(topic, index, folder, config, known, 0)
+                return
+            point = points[folder.name].get(topic_partition, 0)
+            await self._env.blocking(self.add, topic, index, folder, config, None, point)
+            self._report_recovery(topic_partition)
+            return
+        for folder in () if found else self._folders:
+            known = manifests[folder.name].get(name)
+            ended = known.end_offset if known is not None else points[folder.name].get(topic_partition, 0)
+            if ended:
+                await self._start_over(topic, index, config, folder, ended)
+                return
+        self.add(topic, index, self.emptiest_folder(), config, None, 0)
+
+    @staticmethod
+    def _is_of(topic: Topic, folder: LogFolder, name: str) -> bool:
+        """Whether the partition's folder of that name is this topic's; otherwise it is thrown away."""
+        if read_topic_id(folder.disk, name) in (None, topic.id):
+            return True
+        folder.disk.discard(name)  # its topic was deleted, and a crash came first
+        return False
+
+    async def _start_over(
+        self, topic: Topic, index: int, config: LogConfig, folder: LogFolder, end_offset: int
+    ) -> None:
+        """Its folder was removed. No offset is given twice: it goes on where it ended, as far as that is known."""
+        partition = self.add(topic, index, folder, config, None, 0)
+        name = folder_of(partition.topic_partition)
+        logger.critical(
+            "%s/%s is gone, and with it what was in it: %s is empty and goes on at offset %d",
+            *(folder.name, name, partition.topic_partition, end_offset),
+        )
+        partition.log.restart_at(end_offset)
+        await partition.log.flush()
+
+    def _report_recovery(self, topic_partition: TopicPartition) -> None:
+        partition = self._partitions.get(topic_partition)
+        assert partition is not None
+        report = partition.log.recovery
+        if report is None:
+            return
+        if report.scanned_bytes or report.cut_bytes:
+            self.was_clean = False
+        if report.cut_bytes:
+            logger.warning("%s: %s", topic_partition, report)
+        if partition.log.damage:
+            first, *more = partition.log.damage
+            logger.critical(
+                "%s is damaged and not served: offsets %d to %d, %s%s. `oncelog log verify` shows where. Stop the"
+                " broker and bring back a copy of %s/%s, or remove it to go on without what was in it",
+                *(topic_partition, first.first_offset, first.end_offset - 1, first.reason),
+                f", and {len(more)} more places" if more else "",
+                *(partition.folder.name, folder_of(topic_partition)),
+            )
+            partition.fail()
+
+    def add(
+        self,
+        topic: Topic,
+        index: int,
+        folder: LogFolder,
+        config: LogConfig,
+        known: CleanState | None,
+        recovery_point: int,
+    ) -> Partition:
+        topic_partition = TopicPartition(topic.name, index)
+        stable = StableOffsets()
+        producers = ProducerStates(
+            stable.open_transactions, limit=self._config.producers_per_partition_max, room=self._room
+        )
+        log = PartitionLog.open(
+            folder.disk,
+            folder_of(topic_partition),
+            config,
+            (producers, stable),
+            known=known,
+            now_ms=self._env.clock.wall_ms(),
+            recovery_point=recovery_point,
+            topic_id=topic.id,
+            on_read=self.progress.read,
+        )
+        partition = Partition(topic_partition, topic.id, log, folder, producers, stable)
+        self._partitions.add(partition)
+        return partition
+
+    def emptiest_folder(self) -> LogFolder:
+        counts = {folder: 0 for folder in self._folders if folder.failed is None}
+        if not counts:
+            return self._folders[0]
+        if len(counts) > 1:
+            for partition in self._partitions:
+                if partition.folder in counts:
+                    counts[partition.folder] += 1
+        return min(counts, key=lambda folder: counts[folder])
