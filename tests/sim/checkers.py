@@ -441,13 +441,13 @@ class ListedOffsetsAreTrue:
         """Below this records may have been hidden then, even if a crash brought them back: nobody
         was told of it yet.
         """
-        if history.topics[listed.partition.topic].retained:
-            return listed.offset
         asked = [
             deletion.before_offset
             for deletion in history.deletions
             if deletion.partition == listed.partition and deletion.invoked < listed.completed
         ]
+        if history.topics[listed.partition.topic].retained:
+            asked.append(listed.offset)
         return max(asked, default=0)
 
     @staticmethod
