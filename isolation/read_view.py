@@ -33,13 +33,9 @@ def readable_end_offset(
 ) -> int:
     """Below it the reader may read; it is also what ListOffsets answers to a question for the latest offset."""
     assert last_stable_offset <= high_watermark <= log_end_offset
-    match isolation:
-        case Isolation.READ_COMMITTED:
-            return last_stable_offset
-        case Isolation.READ_UNCOMMITTED:
-            return high_watermark
-        case FollowerIsolation.LOG_END:
-            return log_end_offset
+    if isolation is Isolation.READ_COMMITTED:
+        return last_stable_offset
+    return high_watermark if isolation is Isolation.READ_UNCOMMITTED else log_end_offset
 
 
 def aborted_transactions(

@@ -13,6 +13,7 @@ from log.batch import BatchHeader, CorruptBatch, plain_payload
 from log.disk import DiskFault
 from service.broker.node import Broker
 from service.broker.partition import Partition
+from service.broker.reading import leader_epoch_error
 from service.broker.session import Session
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
@@ -57,15 +58,6 @@ async def handle(
         if answers:
             topics.append(ListOffsetsTopicResponse(topic.name, answers))
     return ListOffsetsResponse(topics=topics)
-
-
-def leader_epoch_error(partition: Partition, epoch: int) -> ErrorCode:
-    """What is wrong with a caller who believes in leader epoch `epoch` (-1: who doesn't say)."""
-    if partition.replicas is None:
-        return ErrorCode.KAFKA_STORAGE_ERROR if partition.offline else ErrorCode.NOT_LEADER_OR_FOLLOWER
-    if epoch < 0 or epoch == partition.leader_epoch:
-        return ErrorCode.NONE
-    return ErrorCode.FENCED_LEADER_EPOCH if epoch < partition.leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
 def _error(wanted: ListOffsetsPartition, error: ErrorCode) -> ListOffsetsPartitionResponse:

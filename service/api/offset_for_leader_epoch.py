@@ -3,8 +3,8 @@ find where it parted from us.
 """
 
 from log.ids import TopicPartition
-from service.api.list_offsets import leader_epoch_error
 from service.broker.node import Broker
+from service.broker.reading import leader_epoch_error
 from service.broker.session import Session
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode

@@ -8,9 +8,9 @@ may not have heard of it yet. Kafka takes any.
 import asyncio
 
 from log.ids import NO_EPOCH, TopicPartition
-from service.api.produce import committed_or_error
 from service.broker.node import Broker
 from service.broker.session import Session
+from service.broker.writing import committed_or_error
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (

@@ -27,10 +27,10 @@ import log.partition_log
 import log.recovery
 import log.retention
 import log.snapshots
-import service.api.produce
 import service.broker.acceptance
 import service.broker.compactor
 import service.broker.opening
+import service.broker.writing
 import txn.branches
 import txn.coordinator
 import txn.deadlines
@@ -113,7 +113,7 @@ def acknowledge_before_fsync() -> contextlib.AbstractContextManager[None]:
     async def at_once(partition: Partition, end_offset: int, deadline: float) -> ErrorCode:
         return ErrorCode.NONE
 
-    return replaced(service.api.produce, "committed_or_error", at_once)
+    return replaced(service.broker.writing, "committed_or_error", at_once)
 
 
 def high_watermark_ahead_of_the_disk() -> contextlib.AbstractContextManager[None]:

@@ -10,7 +10,7 @@ import pytest
 from log.batch import build_batch
 from service.api import fetch
 from service.api.door import BrokerDoor
-from service.api.fetch import NEAR_ANSWER_BYTES
+from service.broker.reading import NEAR_ANSWER_BYTES
 from service.broker.session import Session
 from service.net.door import PeerInfo
 from service.wire.codec import RequestHeader

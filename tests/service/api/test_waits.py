@@ -9,8 +9,8 @@ import pytest
 
 from log.batch import build_batch
 from log.partition_log import PartitionLog
-from service.api import fetch
 from service.api.door import BrokerDoor
+from service.broker import reading
 from service.broker.flusher import Flusher
 from service.client.connection import Client
 from service.net.server import Server, serve
@@ -164,7 +164,7 @@ def test_who_wants_to_wait_for_ever_is_told_that_there_is_nothing_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other end may have gone without a word."""
-    monkeypatch.setattr(fetch, "LONGEST_WAIT_MS", 50)
+    monkeypatch.setattr(reading, "LONGEST_WAIT_MS", 50)
 
     async def scene(stage: Stage) -> None:
         await stage.create("orders")

@@ -1,0 +1,250 @@
+# Hot path: one `Writing` a Produce request; `python -m tests.bench --only throughput` answers for it.
+"""Writing batches of one client to partitions of this broker, whichever protocol they came by.
+
+What always holds: a transactional batch enters the log only if its coordinator says that the transaction is open; what
+a topic wants looked into is looked into under the settings that hold when it is appended; batches are appended in the
+order they are named, in one turn of the loop; with acks=all an outcome is `Appended` only when every in-sync replica
+holds the batch, and otherwise it may become committed later.
+
+`begin`, and where that says no `keep` and `prepare`; then `append`; then `settle`, unless `is_settled`.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from idempotence.producers import Guard
+from log.batch import CODEC_BITS, TRANSACTIONAL, CorruptBatch, read_header
+from log.config import LogConfig
+from service.broker.acceptance import CODECS, Opened, Refused
+from service.broker.internal_topics import INTERNAL_TOPICS
+from service.broker.node import Broker
+from service.broker.partition import ACKS_ALL, Appended, Partition, PartitionLost
+from service.broker.partition_table import TopicPartitions
+from service.broker.session import Session
+from service.broker.transaction_gate import Writer
+from service.wire.error_codes import ErrorCode
+
+ATTRIBUTES_AT: Final = 22
+"""The byte of a batch's attributes that says whether it is transactional."""
+PAIR: Final = slice(43, 53)
+"""Producer id and epoch of a batch."""
+
+
+class Terms(NamedTuple):
+    """What a client asks for, for all batches that it sends together, and what it knows."""
+
+    acks: int
+    timeout_ms: int
+    transactional_id: str | None
+    adds_partitions: bool
+    """The client relies on the leader to add partitions to its transaction (transaction version 2)."""
+    knows_abortable: bool
+    """The client knows TRANSACTION_ABORTABLE."""
+    knows_zstd: bool
+    may_write_internal: bool
+
+
+class Write:
+    """A batch for one partition, and what has come of it."""
+
+    __slots__ = ("admitted", "batch", "index", "log_start_offset", "opened", "outcome", "partitions")
+
+    def __init__(self, partitions: TopicPartitions | Refused, index: int, batch: memoryview | Refused) -> None:
+        self.partitions = partitions
+        self.index = index
+        self.batch = batch
+        self.admitted: Guard | Refused | None = None
+        self.opened: Opened | None = None
+        self.outcome: Appended | Refused
+        self.log_start_offset = -1
+        """Known once the partition itself has judged the batch."""
+
+    @property
+    def partition(self) -> Partition | None:
+        partitions = self.partitions
+        return None if isinstance(partitions, Refused) else partitions.get(self.index)
+
+
+class Writing:
+    """See the module."""
+
+    __slots__ = ("_broker", "_delay_s", "_needs_guard", "_terms", "_uncommitted", "writes")
+
+    def __init__(self, broker: Broker, terms: Terms, writes: Sequence[Write]) -> None:
+        self.writes = writes
+        self._broker = broker
+        self._terms = terms
+        # An operator may trust clients that add the partitions themselves.
+        self._needs_guard = terms.adds_partitions or broker.config.transaction_partition_verification_enable
+        self._uncommitted: list[tuple[Partition, Write, Appended]] = []
+        self._delay_s = 0.0
+
+    def begin(self) -> bool:
+        """Whether the batches may be appended at once. If not, they must be kept, and prepared first."""
+        return not any(self._unconfirmed()) and self._open_now()
+
+    def wrong_transaction(self) -> ErrorCode | None:
+        """Why nothing may be written: transactional batches of nobody's, or of several producers."""
+        pair = b""
+        for write in self.writes:
+            batch = write.batch
+            if isinstance(batch, Refused) or not batch[ATTRIBUTES_AT] & TRANSACTIONAL:
+                continue
+            if self._terms.transactional_id is None:
+                return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            if pair and pair != batch[PAIR]:
+                return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+            pair = bytes(batch[PAIR])
+        return None
+
+    def keep(self) -> None:
+        """The bytes of the batches are somebody else's afterwards."""
+        for write in self.writes:
+            if not isinstance(write.batch, Refused):
+                write.batch = memoryview(bytearray(write.batch))
+
+    async def prepare(self) -> None:
+        await self._open()
+        gate = self._broker.transaction_gate
+        for partition, write, writer in list(self._unconfirmed()):
+            write.admitted = await gate.admit(partition, writer, timeout_ms=self._terms.timeout_ms)
+        await self._open()  # of topics that were given other settings meanwhile
+
+    # -- before
+
+    def _unconfirmed(self) -> Iterator[tuple[Partition, Write, Writer]]:
+        """The transactional batches whose transaction the partition does not know to be open yet."""
+        terms = self._terms
+        if terms.transactional_id is None or not self._needs_guard:
+            return
+        for write in self.writes:
+            partition = write.partition
+            if partition is None or partition.replicas is None or isinstance(write.batch, Refused):
+                continue
+            try:
+                batch = read_header(write.batch)
+            except CorruptBatch:
+                continue  # the append says so
+            pair = batch.producer_id, batch.producer_epoch
+            if batch.is_transactional and not partition.producers.has_open_transaction(*pair):
+                yield (
+                    partition,
+                    write,
+                    Writer(
+                        terms.transactional_id,
+                        batch.producer_id,
+                        batch.producer_epoch,
+                        batch.base_sequence,
+                        adds_itself=terms.adds_partitions,
+                        knows_abortable=terms.knows_abortable,
+                    ),
+                )
+
+    def _to_open(self) -> Iterator[tuple[Write, memoryview, LogConfig]]:
+        """The batches that their topics want looked into, and that have not been under the settings of now."""
+        for write in self.writes:
+            partition = write.partition
+            if partition is None:
+                continue
+            config = partition.log.config
+            if not config.opens_batches or partition.replicas is None or isinstance(write.batch, Refused):
+                continue
+            if write.opened is None or write.opened.config is not config:
+                yield write, write.batch, config
+
+    def _open_now(self) -> bool:
+        """Look inside; False when it takes longer than one turn of the loop may."""
+        for write, batch, config in self._to_open():
+            write.opened = self._broker.opener.open_now(batch, config, self._broker.env.clock.wall_ms())
+            if write.opened is None:
+                return False
+        return True
+
+    async def _open(self) -> None:
+        """Look into what has not been looked into under the settings that hold when this returns."""
+        opener, clock = self._broker.opener, self._broker.env.clock
+        while unknown := list(self._to_open()):
+            for write, batch, config in unknown:
+                now_ms = clock.wall_ms()
+                write.opened = opener.open_now(batch, config, now_ms) or await opener.open(batch, config, now_ms)
+
+    # -- the append
+
+    def append(self) -> None:
+        """Append what may be appended now. Every write has its outcome afterwards."""
+        now_ms = self._broker.env.clock.wall_ms()
+        for write in self.writes:
+            write.outcome = self._append(write, now_ms)
+
+    def refuse(self, error: ErrorCode) -> None:
+        for write in self.writes:
+            write.outcome = Refused(error)
+
+    def _append(self, write: Write, now_ms: int) -> Appended | Refused:
+        terms, batch, partitions = self._terms, write.batch, write.partitions
+        if isinstance(partitions, Refused):
+            return partitions
+        partition = partitions.get(write.index)
+        if partition is None:
+            return Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if isinstance(batch, Refused):
+            return batch
+        if isinstance(write.admitted, Refused):
+            return write.admitted
+        if partition.topic_partition.topic in INTERNAL_TOPICS and not terms.may_write_internal:
+            return Refused(ErrorCode.INVALID_TOPIC_EXCEPTION)
+        if not terms.knows_zstd and batch[ATTRIBUTES_AT] & CODEC_BITS == CODECS["zstd"]:
+            return Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
+        outcome = partition.append_from_client(
+            batch,
+            acks=terms.acks,
+            now_ms=now_ms,
+            guard=write.admitted,
+            needs_guard=self._needs_guard,
+            opened=write.opened,
+        )
+        write.log_start_offset = partition.log.start_offset
+        if isinstance(outcome, Appended):
+            if terms.acks == ACKS_ALL and partition.high_watermark < outcome.end_offset:
+                self._uncommitted.append((partition, write, outcome))
+            if delay_s := partition.folder.headroom.delay_s:
+                self._delay_s = max(self._delay_s, delay_s)
+        return outcome
+
+    # -- afterwards
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the outcomes are what the client is told, now."""
+        return not self._uncommitted and not self._delay_s
+
+    async def settle(self, session: Session) -> int:
+        """Wait until the batches are committed, or can't be promised to be in time. Returns for how many milliseconds
+        the client was held back: where the disk is nearly full producers are slowed, so that what makes room has a
+        chance to come first.
+        """
+        deadline = asyncio.get_running_loop().time() + self._terms.timeout_ms / 1000
+        for partition, write, appended in self._uncommitted:
+            with session.waits():
+                error = await committed_or_error(partition, appended.end_offset, deadline)
+            if error:
+                write.outcome, write.log_start_offset = Refused(error), -1
+            self._delay_s = max(self._delay_s, partition.folder.headroom.delay_s)
+        if self._delay_s:
+            await asyncio.sleep(self._delay_s)
+        return int(self._delay_s * 1000)
+
+
+async def committed_or_error(partition: Partition, end_offset: int, deadline: float) -> ErrorCode:
+    """NONE once everything below `end_offset` is committed; else why it can't be promised by `deadline` (loop time)."""
+    try:
+        waiter = partition.committed(end_offset)
+        if waiter is not None:
+            async with asyncio.timeout_at(deadline):
+                await waiter
+    except PartitionLost as lost:
+        return lost.error
+    except TimeoutError:
+        return ErrorCode.REQUEST_TIMED_OUT
+    return ErrorCode.NONE
