@@ -118,6 +118,11 @@ class StableOffsets:
         """Whether any aborted range is in the log: most partitions have none, and need no search."""
         return bool(len(self._aborted))
 
+    @property
+    def aborted_count(self) -> int:
+        """Aborted ranges that are in the log."""
+        return len(self._aborted)
+
     def forget_ended(self, high_watermark: int) -> None:
         """The high watermark has passed: markers below it are replicated. A follower, whom nobody asks, calls this."""
         ended = self._ended

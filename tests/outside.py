@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import pytest
+import pytest
 
 FROM = {"kcat": "kcat", "java": "default-jre-headless", "mvn": "maven", "cc": "gcc libc6-dev"}
 """Debian packages."""
@@ -22,6 +20,4 @@ def missing(*programs: str) -> str | None:
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
-    import pytest  # not above: what runs in an environment of its own, with Spark alone, asks `missing` too
-
     return pytest.mark.skipif(missing(*programs) is not None, reason=missing(*programs) or "")

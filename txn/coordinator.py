@@ -50,6 +50,7 @@ from txn.markers import OwedMarkers, SendMarkers, markers_of
 from txn.records import read_key, read_value, write_key, write_value
 from txn.settings import TxnSettings
 from txn.states import LEGAL, NO_TOKEN, PREPARED, State, Txn
+from txn.tally import FENCED, TIMEOUT, TxnTally
 from txn.verdicts import (
     BUSY,
     NO_PRODUCER_IDS,
@@ -103,6 +104,7 @@ class _Written(NamedTuple):
     key: bytes
     transactional_id: str
     txn: Txn | None
+    why: str = ""
 
 
 class _Draft:
@@ -127,12 +129,12 @@ class _Draft:
         txn = self.get(transactional_id)
         return None if txn is None else txn.state
 
-    def move(self, txn: Txn) -> None:
+    def move(self, txn: Txn, why: str = "") -> None:
         assert (self._state(txn.transactional_id), txn.state) in LEGAL, (self._state(txn.transactional_id), txn)
         key = write_key(txn.transactional_id)
         self.moved[txn.transactional_id] = txn
         self.records.append((key, write_value(txn)))
-        self.written.append(_Written(key, txn.transactional_id, txn))
+        self.written.append(_Written(key, txn.transactional_id, txn, why))
         if txn.state in PREPARED:
             self.effects.append(markers_of(txn, txn.partitions))
 
@@ -152,8 +154,11 @@ class _Draft:
 class TxnCoordinator:
     """The ids of one partition."""
 
-    def __init__(self, take_id: TakeId, settings: TxnSettings, wall_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, take_id: TakeId, settings: TxnSettings, wall_ms: Callable[[], int], tally: TxnTally | None = None
+    ) -> None:
         """`take_id` gives a producer id that nobody had before, or None while there is none."""
+        self._tally = TxnTally() if tally is None else tally
         self._take_id = take_id
         self._settings = settings
         self._wall_ms = wall_ms
@@ -182,7 +187,9 @@ class TxnCoordinator:
     def apply(self, key: bytes, value: bytes | None) -> None:
         """Take up one record of the log; `BadRecord` if it can't be read."""
         if self._decided and self._decided[0].key is key:
-            _, transactional_id, txn = self._decided.popleft()
+            _, transactional_id, txn, why = self._decided.popleft()
+            if txn is not None:
+                self._tally.count(self._txns.get(transactional_id), txn, why)
             self._put(transactional_id, txn)
         elif (known := read_key(key)) is not None:
             self._put(known, None if value is None else read_value(known, value))
@@ -207,7 +214,8 @@ class TxnCoordinator:
             # Who took over an id just now, in this very decision, has ended what others left open.
             if transactional_id not in draft.moved:
                 txn_due = self._txns[transactional_id]
-                draft.move(fence(txn_due, same_client=True, wall_ms=draft.wall_ms, take_id=self._take_id))
+                ended = fence(txn_due, same_client=True, wall_ms=draft.wall_ms, take_id=self._take_id)
+                draft.move(ended, TIMEOUT)
         if now_ms >= self._forget_next_ms:
             self._forget_idle(draft)
         self._answer_impatient(draft)
@@ -287,7 +295,7 @@ class TxnCoordinator:
             return outcome.verdict
         if finished is not None:
             draft.forget(finished.transactional_id)
-        draft.move(outcome.moved)
+        draft.move(outcome.moved, FENCED if ask.producer_id == NO_PRODUCER_ID else "")
         if branch is None and (txn is None or outcome.moved.holder != txn.holder):
             # The id has a new owner (and no repeat of an answered request): what its writers left open is aborted
             # with it.

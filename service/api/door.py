@@ -31,11 +31,15 @@ class BrokerDoor:
     def __init__(self, broker: Broker, listener: str) -> None:
         self._broker = broker
         self._listener = listener
+        self._tally = broker.requests
+        self._now_s = broker.env.clock.monotonic
 
     def connected(self, peer: PeerInfo) -> Session:
+        self._tally.connections[self._listener] += 1
         return Session(peer.host, peer.port, peer.round_trip_us, self._listener)
 
     def disconnected(self, session: Session) -> None:
+        self._tally.connections[self._listener] -= 1
         session.gone()
 
     def request(
@@ -50,6 +54,7 @@ class BrokerDoor:
             asked = session.host, session.port, header.api_key, header.api_version
             logger.info("%s:%d asks for API %d in version %d, which is not offered", *asked)
             return CLOSE
+        began_s = self._now_s()
         try:
             request = decode_request(header.api_key, header.api_version, body)
         except MalformedRequest as error:
@@ -60,10 +65,10 @@ class BrokerDoor:
         except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
             return self._failed(session, route)
         if isinstance(answer, Held):
-            return Held(self._held(session, header, route, answer.first))
+            return Held(self._held(session, header, route, answer.first, began_s))
         if isinstance(answer, Awaitable):
-            return self._later(session, header, route, answer)
-        return self._encoded(header, answer)
+            return self._later(session, header, route, answer, began_s)
+        return self._encoded(header, route, answer, began_s)
 
     async def _when_ready(self, session: Session, header: RequestHeader, body: bytearray) -> Reply | Awaitable[Reply]:
         with session.waits():
@@ -72,24 +77,26 @@ class BrokerDoor:
         return await reply.first if isinstance(reply, Held) else reply
 
     async def _held(
-        self, session: Session, header: RequestHeader, route: Route, first: Awaitable[Any]
+        self, session: Session, header: RequestHeader, route: Route, first: Awaitable[Any], began_s: float
     ) -> Reply | Awaitable[Reply]:
         try:
             answer = await first
         except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
             return self._failed(session, route)
         if isinstance(answer, Awaitable):
-            return self._later(session, header, route, answer)
-        return self._encoded(header, answer)
+            return self._later(session, header, route, answer, began_s)
+        return self._encoded(header, route, answer, began_s)
 
-    async def _later(self, session: Session, header: RequestHeader, route: Route, answer: Awaitable[Any]) -> Reply:
+    async def _later(
+        self, session: Session, header: RequestHeader, route: Route, answer: Awaitable[Any], began_s: float
+    ) -> Reply:
         try:
-            return self._encoded(header, await answer)
+            return self._encoded(header, route, await answer, began_s)
         except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
             return self._failed(session, route)
 
-    @staticmethod
-    def _encoded(header: RequestHeader, answer: Any) -> Reply:
+    def _encoded(self, header: RequestHeader, route: Route, answer: Any, began_s: float) -> Reply:
+        self._tally.answered(route.name, answer, self._now_s() - began_s)
         if isinstance(answer, Signal):
             return answer
         return encode_response(header.api_key, header.api_version, answer)

@@ -25,6 +25,7 @@ from txn.branches import home_of
 from txn.coordinator import TxnCoordinator
 from txn.markers import SendMarkers
 from txn.settings import TxnSettings
+from txn.tally import TxnTally
 
 
 class Coordination:
@@ -34,6 +35,7 @@ class Coordination:
         self.topics = ImageTopics(metadata)
         self.internal_topics = InternalTopics(metadata, config, env)
         self.producer_ids = ProducerIdSource(metadata, env)
+        self.txn_tally = TxnTally()
         self.groups = Coordinators(
             GROUP_TOPIC,
             partition_for,
@@ -45,7 +47,9 @@ class Coordination:
         self.transactions = Coordinators(
             TRANSACTION_TOPIC,
             lambda transactional_id, count: partition_for(home_of(transactional_id), count),
-            lambda partition: TxnCoordinator(self.producer_ids.take, self._txn_settings(), env.clock.wall_ms),
+            lambda partition: TxnCoordinator(
+                self.producer_ids.take, self._txn_settings(), env.clock.wall_ms, self.txn_tally
+            ),
             self._post_markers,
             partitions,
             env,

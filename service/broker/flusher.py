@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from log.disk import DiskFault
+from log.tally import Histogram
 
 WORKERS = 4
 AGAIN_S = 0.1
@@ -30,6 +31,8 @@ class Flusher:
         self._flushing: set[Flushable] = set()
         self._wake = asyncio.Event()
         self._on_fault = on_fault
+        self.seconds = Histogram()
+        """How long flushes took that went well."""
 
     def request(self, partition: Flushable) -> None:
         self._wanted[partition] = None
@@ -45,8 +48,10 @@ class Flusher:
                 continue
             del self._wanted[partition]
             self._flushing.add(partition)
+            began_s = asyncio.get_running_loop().time()
             try:
                 await partition.flush()
+                self.seconds.add(asyncio.get_running_loop().time() - began_s)
             except DiskFault as fault:
                 self._on_fault(fault)
                 if not fault.passing:

@@ -11,6 +11,8 @@ import logging
 import time
 from typing import Final
 
+from log.tally import Histogram
+
 logger = logging.getLogger("oncelog.loop")
 
 HELD_MS: Final = 50
@@ -23,6 +25,8 @@ class LoopWatch:
     def __init__(self) -> None:
         self.turns_held = 0
         self.longest_ms = 0
+        self.lag = Histogram()
+        """How late the timer came each time, in seconds."""
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -32,6 +36,7 @@ class LoopWatch:
             self.note(int((loop.time() - due_s) * 1000), int((time.thread_time() - computed_s) * 1000))
 
     def note(self, late_ms: int, computed_ms: int) -> None:
+        self.lag.add(late_ms / 1000)
         if late_ms < HELD_MS:
             return
         self.turns_held += 1

@@ -60,7 +60,9 @@ class PartitionMaker:
         self._partitions = partitions
         self._folders = folders
         self._housekeeper = housekeeper
-        self._room = ProducerRoom(config.producers_max, lambda: (partition.producers for partition in partitions))
+        self.producer_room = ProducerRoom(
+            config.producers_max, lambda: (partition.producers for partition in partitions)
+        )
         self.progress = Opening()
         self.was_clean = False
 
@@ -193,7 +195,7 @@ class PartitionMaker:
         topic_partition = TopicPartition(topic.name, index)
         stable = StableOffsets()
         producers = ProducerStates(
-            stable.open_transactions, limit=self._config.producers_per_partition_max, room=self._room
+            stable.open_transactions, limit=self._config.producers_per_partition_max, room=self.producer_room
         )
         log = PartitionLog.open(
             folder.disk,

@@ -49,6 +49,7 @@ from log.partition_log import PartitionLog
 from log.replica import ReplicaSet
 from service.broker.acceptance import BROKERS_BITS, Opened, Refused, inspect_batch, must_open, open_at_once
 from service.broker.log_folder import LogFolder
+from service.broker.tally import PartitionTally
 from service.wire.error_codes import ErrorCode
 
 logger = logging.getLogger("oncelog.partition")
@@ -100,6 +101,7 @@ class Partition:
         "producers",
         "replicas",
         "stable",
+        "tally",
         "topic_id",
         "topic_partition",
     )
@@ -119,6 +121,7 @@ class Partition:
         self.folder = folder
         self.producers = producers
         self.stable = stable
+        self.tally = PartitionTally()
         self.replicas: ReplicaSet | None = None  # only while this broker leads
         self.leader_epoch = -1
         self.leads_from_offset = 0
@@ -202,6 +205,7 @@ class Partition:
         if header.producer_id >= 0:
             verdict = self.producers.check(header, now_ms=now_ms, guard=guard, needs_guard=needs_guard)
             if verdict is not ACCEPTED:
+                self.tally.judged(verdict)
                 return _not_new(verdict)
         headroom = self.folder.headroom
         if headroom.is_short:
@@ -214,8 +218,15 @@ class Partition:
         if config.message_timestamp_type == "LogAppendTime":
             append_time_ms = now_ms
             set_log_append_time(records, now_ms)
-        headroom.took(len(records))
-        return self._append(records, append_time_ms, now_ms)
+        size_bytes = len(records)
+        headroom.took(size_bytes)
+        appended = self._append(records, append_time_ms, now_ms)
+        if isinstance(appended, Appended):
+            tally = self.tally
+            tally.appended += 1
+            tally.records_in += header.record_count
+            tally.bytes_in += size_bytes
+        return appended
 
     def append_own(self, batch: bytearray, *, now_ms: int) -> Appended | Refused:
         """Append a batch of the broker's own making: coordinators' records."""

@@ -151,6 +151,7 @@ class Reading:
                 diverging = epoch, end_offset
                 return Found(ErrorCode.NONE, high_watermark, stable, log.start_offset, diverging=diverging)
         if not log.start_offset <= offset <= log.end_offset:
+            partition.tally.failed_reads += 1
             return Found(ErrorCode.OFFSET_OUT_OF_RANGE)
         limit = readable_end_offset(
             isolation, log_end_offset=log.end_offset, high_watermark=high_watermark, last_stable_offset=stable
@@ -172,7 +173,11 @@ class Reading:
                     isolation, partition.stable, fetch_offset=offset, next_offset=next_offset
                 )
         except (DiskFault, CorruptBatch) as failure:
+            partition.tally.failed_reads += 1
             return Found(partition.unreadable(failure))
+        tally = partition.tally
+        tally.reads += 1
+        tally.bytes_out += stored.size
         found.records = stored
         found.counts = max(stored.size, most) if cut_short else stored.size
         return found

@@ -210,6 +210,8 @@ class Writing:
                 self._uncommitted.append((partition, write, outcome))
             if delay_s := partition.folder.headroom.delay_s:
                 self._delay_s = max(self._delay_s, delay_s)
+        else:
+            partition.tally.refused += 1
         return outcome
 
     # -- afterwards

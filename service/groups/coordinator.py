@@ -15,7 +15,7 @@ topics and of the wall clock come in. `now_ms` only ever runs on; what is stored
 the loop, so that it may be due again at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import assert_never
@@ -56,7 +56,7 @@ from service.groups.deadlines import Deadlines
 from service.groups.describe import describe_classic, describe_consumer, list_groups
 from service.groups.migration import Migration
 from service.groups.offset_decisions import OffsetDecisions
-from service.groups.offsets import Offsets
+from service.groups.offsets import CommittedOffset, Offsets
 from service.groups.records import (
     ConsumerKey,
     classic_group_tombstone,
@@ -104,7 +104,7 @@ WAKING: DeadlineName = ("wake", "", "")
 # is done in pieces, and is due again at once.
 DUE_AT_ONCE = 100
 WOKEN_AT_ONCE = 200
-IN_TURNS: tuple[DeadlineKind, ...] = ("answers", "regex", "assign", "wake", *CLEANING_KINDS)
+IN_TURNS: tuple[DeadlineKind, ...] = ("answers", "regex", "wake", *CLEANING_KINDS)
 
 
 class GroupCoordinator:
@@ -187,6 +187,18 @@ class GroupCoordinator:
     def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
         """The producer's transaction has ended in this partition: its offsets count now, or never will."""
         self._offsets.end_transaction(producer_id, committed=committed)
+
+    def groups(self) -> Iterator[Group]:
+        """Every group, to look at only. One that nobody asked for since a replay may still be asleep."""
+        return iter(self._groups.values())
+
+    def committed(self, group_id: str) -> Mapping[str, Mapping[int, CommittedOffset]]:
+        """Its committed offsets by topic and partition. To look at only."""
+        return self._offsets.of_group(group_id)
+
+    def pending(self, group_id: str) -> int:
+        """Partitions whose offsets wait for a transaction to end."""
+        return self._offsets.pending_count(group_id)
 
     def durable_facts(self) -> object:
         """All that the log says, in a form that can be compared: two machines that applied the same log agree on it."""
@@ -440,9 +452,6 @@ class GroupCoordinator:
     def _consumer_due(self, kind: str, group: ConsumerGroup, member_id: str, draft: Draft) -> None:
         if kind == "regex":
             self._consumer.resolve_regexes(group, draft)
-            return
-        if kind == "assign":
-            self._consumer.assign_some(group, draft)
             return
         member = group.members.get(member_id)
         if member is not None:

@@ -49,6 +49,9 @@ class Offsets:
     def has_pending(self, group_id: str) -> bool:
         return group_id in self._open
 
+    def pending_count(self, group_id: str) -> int:
+        return len(self._open.get(group_id, ()))
+
     def topics(self) -> list[str]:
         """Every topic that some group has offsets of."""
         committed = (topic for topics in self._committed.values() for topic in topics)

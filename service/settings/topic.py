@@ -259,8 +259,9 @@ TOPIC_SETTINGS: dict[str, Setting[Any]] = {
         boolean(
             "unclean.leader.election.enable",
             False,
-            "Whether a replica that is not in sync may lead when all that are in sync are gone. What it lacks is lost.",
+            f"Accepted without effect: {NO_EFFECT_SETTINGS['unclean.leader.election.enable'].doc}",
             synonyms=_broker("unclean.leader.election.enable"),
+            status=Status.NO_EFFECT,
         ),
     )
 }

@@ -11,7 +11,7 @@ from service.settings.topic import TOPIC_SETTINGS
 from service.settings.unhonoured import NO_EFFECT_SETTINGS
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("log", "idempotence", "isolation", "txn", "service")
+PACKAGES = ("log", "idempotence", "isolation", "txn", "service", "monitoring")
 TABLES = ("service/settings/broker_table.py", "service/settings/topic.py", "service/settings/unhonoured.py")
 
 

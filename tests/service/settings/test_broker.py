@@ -120,7 +120,7 @@ def test_every_problem_is_told_at_once() -> None:
         ("sasl.enabled.mechanisms", "PLAIN"),
         ("ssl.keystore.location", "/etc/kafka/keystore.jks"),
         ("listeners", "SSL://:9093"),
-        ("zookeeper.ssl.client.enable", "true"),
+        ("zookeeper.connect", "localhost:2181"),
         ("process.roles", "controller"),
         ("remote.log.storage.system.enable", "true"),
         ("security.inter.broker.protocol", "SASL_SSL"),

@@ -1,0 +1,43 @@
+"""What is counted while work is done: plain numbers that whoever watches looks at when it likes.
+
+Adding costs a search in a dozen bounds and two additions; nothing is locked, named or formatted here.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+LONG_SECONDS: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
+HOW_MANY: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+class Example(NamedTuple):
+    """One of those that were counted, by name, so that one can be looked up."""
+
+    names: tuple[tuple[str, str], ...]
+    value: float
+    wall_ms: int
+
+
+class Histogram:
+    """How many values were at most as large as each bound and larger than the one before; the last count has no
+    bound.
+    """
+
+    __slots__ = ("bounds", "counts", "examples", "total")
+
+    def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+        self.examples: dict[int, Example] = {}
+        """The latest of each count, where anybody named one."""
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def add_named(self, value: float, names: tuple[tuple[str, str], ...], wall_ms: int) -> None:
+        self.add(value)
+        self.examples[bisect_left(self.bounds, value)] = Example(names, value, wall_ms)

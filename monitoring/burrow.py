@@ -1,0 +1,77 @@
+"""Is a group keeping up? Judged from its last commits alone, by the rules of LinkedIn's Burrow.
+
+Lag alone says little: a group that is a million records behind and gains is fine, one that stands still ten behind
+is not. So the last commits of each partition are remembered, with the lag at each, and what they show is named.
+
+Commits are taken up when somebody looks, a scrape or a page; two within a second count as one, as in Burrow.
+"""
+
+from array import array
+from enum import IntEnum
+from itertools import pairwise
+from typing import Final
+
+COMMITS: Final = 10
+NEAREST_MS: Final = 1_000
+_FIELDS: Final = 3
+
+
+class Status(IntEnum):
+    """Burrow's codes."""
+
+    OK = 1
+    WARN = 2
+    STOP = 4
+    STALL = 5
+    REWIND = 6
+
+
+class Window:
+    """The last commits of a group in one partition, and the last ends of that partition that were seen."""
+
+    __slots__ = ("_commits", "_ends")
+
+    def __init__(self) -> None:
+        self._commits: array[int] = array("q")  # offset, time, lag at that time; oldest first
+        self._ends: array[int] = array("q")
+
+    def take(self, offset: int, at_ms: int, end_offset: int) -> None:
+        """What is committed now, since when, and where the partition ends."""
+        ends, commits = self._ends, self._commits
+        ends.append(end_offset)
+        if len(ends) > COMMITS:
+            del ends[0]
+        lag = max(end_offset - offset, 0)
+        if commits and commits[-2] == at_ms and commits[-3] == offset:
+            return
+        if commits and 0 <= at_ms - commits[-2] < NEAREST_MS:
+            del commits[-_FIELDS:]
+        commits.extend((offset, at_ms, lag))
+        if len(commits) > COMMITS * _FIELDS:
+            del commits[:_FIELDS]
+
+    def judge(self, lag: int, now_ms: int) -> Status:
+        """In Burrow's order: the first rule that fits."""
+        commits = self._commits
+        if lag <= 0 or not commits:
+            return Status.OK
+        offsets, times, lags = commits[0::_FIELDS], commits[1::_FIELDS], commits[2::_FIELDS]
+        if now_ms - times[-1] > times[-1] - times[0] and min(self._ends) > offsets[-1]:
+            return Status.STOP
+        if _went_back(offsets):
+            return Status.REWIND
+        if min(lags) <= 0:
+            return Status.OK
+        if offsets[0] == offsets[-1]:
+            return Status.STALL
+        if all(later >= earlier for earlier, later in pairwise(lags)):
+            return Status.WARN
+        return Status.OK
+
+
+def _went_back(offsets: "array[int]") -> bool:
+    """Whether an offset fell and was not reached again."""
+    highest = -1
+    for offset in offsets:
+        highest = max(highest, offset)
+    return offsets[-1] < highest

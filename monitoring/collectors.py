@@ -1,0 +1,457 @@
+"""What one broker has to say about itself, gathered for a scrape.
+
+Every collector is a generator that yields when it has worked long enough for one turn of the event loop (two
+milliseconds, see SLICE): whoever drives it lets others have theirs. What belongs together (the offsets of a partition)
+is read in one step, so it fits together; between two steps the world moves on.
+
+A part that can't be told (a coordinator that is loading, a disk that does not answer) is left out, and another metric
+says that it is.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from monitoring import families as of
+from monitoring import shapes
+from monitoring.burrow import Status, Window
+from monitoring.exposition import Lines, escape, quantile
+
+SLICE: Final = 100
+"""Partitions looked at in one step."""
+IDS_AT_ONCE: Final = 2_000
+GROUP_PARTITIONS_AT_ONCE: Final = 300
+BLOCKERS: Final = 100
+"""Transactions that hold readers up and are told by name."""
+LATE_BUFFER_MS: Final = 5 * 60_000
+"""Kafka's own: a coordinator that was away may end a transaction so much later."""
+WINDOWS_MAX: Final = 200_000
+"""Commits are remembered for so many partitions of groups; about half a kilobyte each."""
+MARKERS_READ_MAX: Final = 100
+"""Ends of logs that are looked into for markers, for one scrape."""
+MARKERS_WITHIN: Final = 100
+"""A lag so small may be nothing but markers."""
+SET_BY_A_CLOCK_MS: Final = 946_684_800_000
+CONTROL: Final = 0x20
+NO_LEADER: Final = -1
+QUANTILES: Final = ((0.5, "0.50"), (0.95, "0.95"), (0.99, "0.99"), (0.999, "0.999"))
+ONGOING: Final = "Ongoing"
+AT_AN_END: Final = ("Empty", "CompleteCommit", "CompleteAbort")
+
+
+class Blocker(NamedTuple):
+    """A transaction that is open in a partition led here."""
+
+    began_ms: int
+    topic: str
+    partition: int
+    producer_id: int
+    first_offset: int
+
+
+class Hanging(NamedTuple):
+    """One that nobody will end, and why that is said."""
+
+    blocker: Blocker
+    why: str
+
+
+class Scrape:
+    """The collectors of one broker, with what they remember from one scrape to the next."""
+
+    def __init__(self, broker: shapes.Broker, *, version: str) -> None:
+        self._broker = broker
+        self._version = version
+        self._began_s = broker.env.clock.monotonic()
+        self._windows: dict[tuple[str, str, int], Window] = {}
+        self._markers: dict[tuple[str, str, int], tuple[int, int, int]] = {}
+        self._markers_left = 0
+
+    def gather(self, lines: Lines) -> Iterator[None]:
+        self._broker_itself(lines)
+        yield
+        blockers: list[Blocker] = []
+        yield from self._partitions(lines, blockers)
+        yield from self._transactions(lines, blockers)
+        yield from self._groups(lines)
+        self._requests(lines)
+        yield
+        self._disks(lines)
+        yield
+
+    # -- the broker itself
+
+    def _broker_itself(self, lines: Lines) -> None:
+        broker, image, clock = self._broker, self._broker.image, self._broker.env.clock
+        lines.add(of.BUILD_INFO, 1, self._version, broker.node_id, broker.cluster_id)
+        lines.add(of.UPTIME, round(clock.monotonic() - self._began_s, 3))
+        lines.add(of.BROKERS, len(image.brokers))
+        for broker_id, registered in image.brokers.items():
+            address = registered.endpoints[0].address if registered.endpoints else ""
+            lines.add(of.BROKER_INFO, 1, address, broker_id)
+        lines.add(of.REGISTERED, int(broker.node_id in image.brokers))
+        lines.add(of.ACTIVE_CONTROLLER, int(image.controller_id == broker.node_id))
+        lines.add(of.CONTROLLER_EPOCH, image.controller_epoch.value)
+        lines.add(of.SESSION, int(broker.metadata.has_session), backend_of(broker.config.store_url))
+        lines.add(of.TASKS_FAILED, broker.env.tasks.failed)
+        lines.add(of.PRODUCERS_REFUSED, broker.producer_room.refused)
+        lines.add(of.TXN_MAX_TIMEOUT, broker.config.transaction_max_timeout_ms / 1000)
+        lines.add_histogram(of.LOOP_LAG, broker.loop_watch.lag)
+        for kind, mishaps in (("group", broker.groups.mishaps), ("transaction", broker.transactions.mishaps)):
+            lines.add(of.MISHAPS, mishaps.decisions, kind, "decision")
+            lines.add(of.MISHAPS, mishaps.expiries, kind, "expiry")
+            lines.add(of.MISHAPS, mishaps.records, kind, "record")
+            lines.add(of.MISHAPS, mishaps.rebuilt, kind, "rebuilt")
+
+    # -- partitions
+
+    def _partitions(self, lines: Lines, blockers: list[Blocker]) -> Iterator[None]:
+        broker, image = self._broker, self._broker.image
+        told = _PartitionLines(lines)
+        one_by_one = broker.config.metrics_partition_labels
+        counts: Counter[str] = Counter()
+        log_bytes: Counter[str] = Counter({folder.name: 0 for folder in broker.folders})
+        now_ms = broker.env.clock.wall_ms()
+        late_since_ms = now_ms - broker.config.transaction_max_timeout_ms - LATE_BUFFER_MS
+        worked = 0
+        for name, topic in list(image.topics.items()):
+            held = broker.partitions.topic(name) or {}
+            sums = _TopicSums()
+            for index, placed in topic.partitions.items():
+                worked += 1
+                if worked % SLICE == 0:
+                    yield
+                counts["leaderless"] += placed.leader == NO_LEADER
+                counts["moved"] += placed.leader not in (NO_LEADER, placed.replicas[0])
+                partition = held.get(index)
+                if partition is None:
+                    continue
+                counts["held"] += 1
+                counts["offline"] += partition.offline
+                counts["producers"] += len(partition.producers)
+                log_bytes[partition.folder.name] += partition.log.size_bytes
+                sums.add(partition.tally)
+                if placed.leader != broker.node_id:
+                    continue
+                counts["led"] += 1
+                in_sync, wanted = len(placed.isr), len(placed.replicas)
+                least = min(partition.log.config.min_insync_replicas, wanted)
+                under, under_min, at_min = in_sync < wanted, in_sync < least, in_sync == least < wanted
+                counts["under"] += under
+                counts["under_min"] += under_min
+                counts["at_min"] += at_min
+                stable = partition.stable
+                began_ms = now_ms
+                if stable.open_transactions:
+                    found = [
+                        Blocker(each.first_timestamp_ms, name, index, each.producer_id, each.first_offset)
+                        for each in islice(stable.describe_open(), SLICE)
+                    ]
+                    blockers += found
+                    began_ms = found[0].began_ms
+                    counts["late"] += any(SET_BY_A_CLOCK_MS < each.began_ms < late_since_ms for each in found)
+                held_up = partition.high_watermark - partition.last_stable_offset
+                if one_by_one or held_up or under or partition.offline:
+                    waits_s = max(now_ms - began_ms, 0) / 1000 if held_up else 0
+                    told.add(name, index, partition, placed, (under, under_min, at_min), held_up, waits_s)
+            lines.add(of.TOPIC_PARTITIONS, len(topic.partitions), name)
+            sums.tell(lines, name)
+            counts["records_in"] += sums.records_in
+        yield
+        self._count(lines, counts)
+        for folder, size_bytes in log_bytes.items():
+            lines.add(of.LOG_BYTES, size_bytes, folder)
+
+    def _count(self, lines: Lines, counts: Mapping[str, int]) -> None:
+        lines.add(of.LEADER_COUNT, counts["led"])
+        lines.add(of.PARTITION_COUNT, counts["held"])
+        lines.add(of.UNDER_REPLICATED_COUNT, counts["under"])
+        lines.add(of.UNDER_MIN_ISR_COUNT, counts["under_min"])
+        lines.add(of.AT_MIN_ISR_COUNT, counts["at_min"])
+        lines.add(of.OFFLINE_REPLICA_COUNT, counts["offline"])
+        lines.add(of.PRODUCER_ID_COUNT, counts["producers"])
+        lines.add(of.PRODUCER_IDS, counts["producers"])
+        lines.add(of.LATE_COUNT, counts["late"])
+        lines.add(of.RECORDS_IN, counts["records_in"])
+        controls = self._broker.image.controller_id == self._broker.node_id
+        lines.add(of.OFFLINE_PARTITIONS, counts["leaderless"] if controls else 0)
+        lines.add(of.PREFERRED_IMBALANCE, counts["moved"] if controls else 0)
+
+    # -- transactions
+
+    def _transactions(self, lines: Lines, blockers: list[Blocker]) -> Iterator[None]:
+        broker = self._broker
+        states: Counter[str] = Counter({ONGOING: 0})
+        holders: dict[int, str] = {}
+        oldest_ms = now_ms = broker.env.clock.wall_ms()
+        worked = owed = loading = 0
+        shards = list(broker.transactions.shards())
+        for shard in shards:
+            if not shard.loaded:
+                loading += 1
+                continue
+            for txn in list(shard.machine.all()):
+                worked += 1
+                if worked % IDS_AT_ONCE == 0:
+                    yield
+                label = txn.state.label
+                states[label] += 1
+                if label not in AT_AN_END:
+                    holders[txn.producer_id] = txn.transactional_id
+                if label == ONGOING and txn.started_ms > SET_BY_A_CLOCK_MS:
+                    oldest_ms = min(oldest_ms, txn.started_ms)
+            owed += sum(len(each.partitions) for each in shard.machine.owed_markers())
+        yield
+        lines.add(of.TXN_OPEN, states[ONGOING])
+        lines.add(of.TXN_OLDEST, (now_ms - oldest_ms) / 1000)
+        for label, count in states.items():
+            lines.add(of.TXN_STATES, count, label)
+        lines.add(of.TXN_MARKERS_PENDING, owed)
+        lines.add(of.COORDINATORS, len(shards), "transaction")
+        lines.add(of.COORDINATORS_LOADING, loading, "transaction")
+        tally = broker.txn_tally
+        for result, count in tally.ended.items():
+            lines.add(of.TXN_ENDED, count, result)
+        lines.add_histogram(of.TXN_DURATION, tally.duration)
+        lines.add_histogram(of.TXN_PARTITIONS, tally.partitions)
+        if (ends := broker.requests.apis.get("END_TXN")) is not None:
+            lines.add_histogram(of.TXN_COMMIT_LATENCY, ends.seconds, "prepare")
+        lines.add_histogram(of.TXN_COMMIT_LATENCY, tally.markers, "markers")
+        lines.add(of.TXN_HANGING, len(self.hanging(blockers, holders)))
+        for each in sorted(blockers)[:BLOCKERS]:
+            held_s = max(now_ms - each.began_ms, 0) / 1000
+            whose = holders.get(each.producer_id, "")
+            lines.add(of.BLOCKER, held_s, each.topic, each.partition, each.producer_id, whose)
+
+    def hanging(self, blockers: list[Blocker], holders: Mapping[int, str]) -> list[Hanging]:
+        """Those of the open ones that nobody will end. `holders` was looked up after them: a transaction is known to
+        its coordinator before anything of it is written, so one that nobody has now has ended meanwhile, or hangs.
+
+        Only a broker that leads every coordinator there is can say that nobody has one. In a larger cluster age alone
+        tells.
+        """
+        broker = self._broker
+        coordinators = self._transaction_coordinators()
+        late_since_ms = broker.env.clock.wall_ms() - broker.config.transaction_max_timeout_ms - LATE_BUFFER_MS
+        found = []
+        for each in blockers:
+            if not self._is_open(each):
+                continue
+            if coordinators and each.producer_id not in holders:
+                found.append(Hanging(each, "no coordinator has it open"))
+            elif SET_BY_A_CLOCK_MS < each.began_ms < late_since_ms:
+                found.append(Hanging(each, "it is older than any transaction may be"))
+        return found
+
+    def _transaction_coordinators(self) -> bool:
+        """Whether all of them are here and know their transactions."""
+        topic = self._broker.image.topics.get("__transaction_state")
+        shards = list(self._broker.transactions.shards())
+        if topic is None:
+            return True  # nobody ever began a transaction by the rules
+        return len(shards) == len(topic.partitions) and all(shard.loaded for shard in shards)
+
+    def _is_open(self, blocker: Blocker) -> bool:
+        held = self._broker.partitions.topic(blocker.topic) or {}
+        partition = held.get(blocker.partition)
+        return partition is not None and (
+            partition.stable.open_transactions.get(blocker.producer_id) == blocker.first_offset
+        )
+
+    # -- groups
+
+    def _groups(self, lines: Lines) -> Iterator[None]:
+        broker = self._broker
+        now_ms = broker.env.clock.wall_ms()
+        one_by_one = broker.config.metrics_partition_labels
+        states: Counter[str] = Counter()
+        seen: dict[tuple[str, str, int], Window] = {}
+        self._markers_left = MARKERS_READ_MAX
+        worked = loading = 0
+        shards = list(broker.groups.shards())
+        for shard in shards:
+            if not shard.loaded:
+                loading += 1
+                continue
+            for group in list(shard.machine.groups()):
+                group_id, worst = group.group_id, Status.OK
+                states[group.state.value] += 1
+                lines.add(of.GROUP_MEMBERS, len(group.members), group_id)
+                for topic, offsets in list(shard.machine.committed(group_id).items()):
+                    held = broker.partitions.topic(topic) or {}
+                    offset_sum = lag_sum = stable_sum = 0
+                    for index, committed in list(offsets.items()):
+                        worked += 1
+                        if worked % GROUP_PARTITIONS_AT_ONCE == 0:
+                            yield
+                        partition = held.get(index)
+                        if partition is None:
+                            continue
+                        key = (group_id, topic, index)
+                        high = partition.high_watermark
+                        lag = max(high - committed.offset, 0)
+                        if 0 < lag <= MARKERS_WITHIN:
+                            lag -= self._markers_in(key, partition.log, committed.offset, high)
+                        offset_sum += committed.offset
+                        lag_sum += lag
+                        stable_sum += max(min(partition.last_stable_offset - committed.offset, lag), 0)
+                        worst = max(worst, self._judge(key, seen, committed, lag, now_ms))
+                        if one_by_one:
+                            lines.add(of.GROUP_OFFSET, committed.offset, *key)
+                            lines.add(of.GROUP_LAG, lag, *key)
+                    lines.add(of.GROUP_OFFSET_SUM, offset_sum, group_id, topic)
+                    lines.add(of.GROUP_LAG_SUM, lag_sum, group_id, topic)
+                    lines.add(of.GROUP_STABLE_LAG, stable_sum, group_id, topic)
+                lines.add(of.GROUP_STATUS, int(worst), group_id)
+                if pending := shard.machine.pending(group_id):
+                    lines.add(of.GROUP_PENDING, pending, group_id)
+            yield
+        self._windows = seen
+        self._markers = {key: found for key, found in self._markers.items() if key in seen}
+        for state, count in states.items():
+            lines.add(of.GROUPS, count, state)
+        lines.add(of.COORDINATORS, len(shards), "group")
+        lines.add(of.COORDINATORS_LOADING, loading, "group")
+
+    def _judge(
+        self,
+        key: tuple[str, str, int],
+        seen: dict[tuple[str, str, int], Window],
+        committed: shapes.Committed,
+        lag: int,
+        now_ms: int,
+    ) -> Status:
+        if len(seen) >= WINDOWS_MAX:
+            return Status.OK
+        window = seen[key] = self._windows.get(key) or Window()
+        window.take(committed.offset, committed.commit_timestamp_ms, committed.offset + lag)
+        return window.judge(lag, now_ms)
+
+    def _markers_in(self, key: tuple[str, str, int], log: shapes.Log, offset: int, end_offset: int) -> int:
+        """How many of the offsets that are left are transaction markers, which no reader is given. Looked up once for
+        a group that stands still: the log is asked only for what was the same at the scrape before.
+        """
+        known = self._markers.get(key)
+        if known is None or known[:2] != (offset, end_offset):
+            self._markers[key] = (offset, end_offset, -1)
+            return 0
+        if known[2] >= 0 or self._markers_left <= 0:
+            return max(known[2], 0)
+        self._markers_left -= 1
+        count = count_markers(log, offset, end_offset)
+        self._markers[key] = (offset, end_offset, count)
+        return count
+
+    # -- requests, disks
+
+    def _requests(self, lines: Lines) -> None:
+        requests = self._broker.requests
+        for key, api in sorted(requests.apis.items(), key=itemgetter(0)):
+            name = key.title().replace("_", "")  # as Kafka's own metrics write it: EndTxn
+            lines.add_histogram(of.REQUEST_SECONDS, api.seconds, name)
+            lines.add(of.REQUESTS, sum(api.seconds.counts), name)
+            for part, shown in QUANTILES:
+                lines.add(of.REQUEST_MS, round(quantile(api.seconds, part) * 1000, 3), name, shown)
+            for error, count in sorted(api.errors.items()):
+                lines.add(of.REQUEST_ERRORS, count, name, getattr(error, "name", error))
+        for listener, count in requests.connections.items():
+            lines.add(of.CONNECTIONS, count, listener)
+
+    def _disks(self, lines: Lines) -> None:
+        folders = self._broker.folders
+        lines.add(of.OFFLINE_LOG_DIRS, sum(folder.failed is not None for folder in folders))
+        for folder in folders:
+            lines.add(of.FOLDER_FAILED, int(folder.failed is not None), folder.name)
+            lines.add(of.FOLDER_FULL, int(folder.headroom.is_short), folder.name)
+            lines.add_histogram(of.FSYNC, folder.flusher.seconds, folder.name)
+            try:
+                space = folder.disk.space()
+            except OSError:
+                continue  # nobody knows: the metric is missing, and the one above tells why
+            lines.add(of.DISK_FREE, space.free_bytes, folder.name)
+            lines.add(of.DISK_TOTAL, space.total_bytes, folder.name)
+
+
+class _TopicSums:
+    """What clients did in the partitions of one topic that are here."""
+
+    def __init__(self) -> None:
+        self.records_in = 0
+        self._values = [0] * len(_BY_TOPIC)
+
+    def add(self, tally: shapes.PartitionTally) -> None:
+        self.records_in += tally.records_in
+        values = (
+            *(tally.records_in, tally.bytes_in, tally.bytes_out, tally.appended + tally.refused, tally.refused),
+            *(tally.reads + tally.failed_reads, tally.failed_reads),
+            *(tally.fenced, tally.duplicates, tally.out_of_order, tally.outside_transaction),
+        )
+        if any(values):
+            self._values = [sum(pair) for pair in zip(self._values, values, strict=True)]
+
+    def tell(self, lines: Lines, topic: str) -> None:
+        for family, value in zip(_BY_TOPIC, self._values, strict=True):
+            lines.add(family, value, topic)
+
+
+_BY_TOPIC: Final = (
+    *(of.MESSAGES_IN, of.BYTES_IN, of.BYTES_OUT, of.PRODUCE_REQUESTS, of.FAILED_PRODUCE),
+    *(of.FETCH_REQUESTS, of.FAILED_FETCH),
+    *(of.PRODUCER_FENCED, of.PRODUCER_DUPLICATES, of.PRODUCER_OUT_OF_ORDER, of.PRODUCER_OUTSIDE),
+)
+
+
+class _PartitionLines:
+    """The families that have a line for every partition. Their labels are written once for all of them."""
+
+    FAMILIES: Final = (
+        *(of.CURRENT_OFFSET, of.OLDEST_OFFSET, of.IN_SYNC_REPLICA, of.LEADER, of.LEADER_IS_PREFERRED, of.REPLICAS),
+        *(of.UNDER_REPLICATED, of.UNDER_MIN_ISR, of.AT_MIN_ISR, of.LSO_LAG, of.LOG_SIZE),
+        *(of.PARTITION_START, of.PARTITION_STABLE, of.PARTITION_HIGH, of.PARTITION_END),
+        *(of.PARTITION_LSO_RECORDS, of.PARTITION_LSO_SECONDS, of.PARTITION_ABORTED),
+    )
+
+    def __init__(self, lines: Lines) -> None:
+        self._to = [(lines.of(family).append, family.name) for family in self.FAMILIES]
+
+    def add(
+        self,
+        topic: str,
+        index: int,
+        partition: shapes.Partition,
+        placed: shapes.Placed,
+        in_sync: tuple[bool, bool, bool],
+        held_up: int,
+        waits_s: float,
+    ) -> None:
+        labels = f'{{topic="{escape(topic)}",partition="{index}"}}'
+        log, high = partition.log, partition.high_watermark
+        under, under_min, at_min = in_sync
+        start = log.start_offset
+        values = (
+            *(high, start, len(placed.isr), placed.leader, int(placed.leader == placed.replicas[0])),
+            *(len(placed.replicas), int(under), int(under_min), int(at_min), held_up, log.size_bytes),
+            *(start, high - held_up, high, log.end_offset, held_up, waits_s, partition.stable.aborted_count),
+        )
+        for (append, name), value in zip(self._to, values, strict=True):
+            append(f"{name}{labels} {value}\n")
+
+
+def count_markers(log: shapes.Log, offset: int, end_offset: int) -> int:
+    """Offsets of control batches among these; what can't be read counts as records."""
+    count = 0
+    try:
+        for header, _ in log.scan(offset, end_offset):
+            if header.base_offset >= offset and header.attributes & CONTROL:
+                count += header.last_offset_delta + 1
+    except (OSError, ValueError, LookupError):
+        return 0
+    return count
+
+
+def backend_of(store_url: str | None) -> str:
+    """What keeps the metadata, by the beginning of its address."""
+    scheme = (store_url or "sqlite").partition(":")[0].partition("+")[0]
+    return "zookeeper" if scheme.startswith("z") else "sql"

@@ -1,0 +1,327 @@
+"""The registry: every metric that `/metrics` may show, its kind, its labels and what it says.
+
+What always holds: nothing is exported that is not a row here; a row is charted on a board, used by an alert, or says
+in `uncharted` why not. docs/monitoring.md is written from these rows.
+
+Three families of names, so that what people have works at once: those of kafka_exporter (Grafana board 7589 and its
+kin), those that Strimzi's rules give Kafka's own metrics, and ours (`oncelog_`).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+KAFKA_EXPORTER: Final = "kafka_exporter"
+STRIMZI: Final = "Kafka, as Strimzi names it"
+OURS: Final = "oncelog"
+
+_THEIRS: Final = "for boards and rules that people have; ours say the same with oncelog_ names"
+_BESIDE: Final = "looked at beside the others, when one is asked about"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    name: str
+    kind: str
+    says: str
+    labels: tuple[str, ...] = ()
+    uncharted: str = ""
+
+    @property
+    def origin(self) -> str:
+        if self.name.startswith("oncelog_"):
+            return OURS
+        exporter = ("kafka_brokers", "kafka_broker_info", "kafka_topic_", "kafka_consumergroup_")
+        return KAFKA_EXPORTER if self.name.startswith(exporter) else STRIMZI
+
+
+REGISTRY: Final[dict[str, Family]] = {}
+
+
+def _family(kind: str, name: str, says: str, *labels: str, uncharted: str = "") -> Family:
+    assert name not in REGISTRY, name
+    assert (kind == "counter") == name.endswith("_total"), name
+    family = REGISTRY[name] = Family(name, kind, says, labels, uncharted)
+    return family
+
+
+def _gauge(name: str, says: str, *labels: str, uncharted: str = "") -> Family:
+    return _family("gauge", name, says, *labels, uncharted=uncharted)
+
+
+def _counter(name: str, says: str, *labels: str, uncharted: str = "") -> Family:
+    return _family("counter", name, says, *labels, uncharted=uncharted)
+
+
+def _histogram(name: str, says: str, *labels: str, uncharted: str = "") -> Family:
+    return _family("histogram", name, says, *labels, uncharted=uncharted)
+
+
+# --- kafka_exporter --------------------------------------------------------------------------------------------------
+# Each broker tells of the partitions it leads and the groups it coordinates, so that sums over brokers are right.
+
+BROKERS = _gauge("kafka_brokers", "Brokers that are registered in the cluster.")
+BROKER_INFO = _gauge(
+    "kafka_broker_info", "1 for every registered broker, with its address.", "address", "id", uncharted=_BESIDE
+)
+TOPIC_PARTITIONS = _gauge("kafka_topic_partitions", "Partitions of the topic.", "topic")
+CURRENT_OFFSET = _gauge(
+    "kafka_topic_partition_current_offset", "The high watermark: readers see no further.", "topic", "partition"
+)
+OLDEST_OFFSET = _gauge(
+    "kafka_topic_partition_oldest_offset", "The first offset that is still there.", "topic", "partition"
+)
+IN_SYNC_REPLICA = _gauge("kafka_topic_partition_in_sync_replica", "Replicas in sync.", "topic", "partition")
+LEADER = _gauge(
+    "kafka_topic_partition_leader", "The broker that leads; -1: none.", "topic", "partition", uncharted=_BESIDE
+)
+LEADER_IS_PREFERRED = _gauge(
+    "kafka_topic_partition_leader_is_preferred",
+    "1 where the first of the replicas leads.",
+    *("topic", "partition"),
+    uncharted=_THEIRS,
+)
+REPLICAS = _gauge("kafka_topic_partition_replicas", "Replicas there shall be.", "topic", "partition", uncharted=_BESIDE)
+UNDER_REPLICATED = _gauge(
+    "kafka_topic_partition_under_replicated_partition",
+    "1 where fewer replicas are in sync than there shall be.",
+    *("topic", "partition"),
+)
+GROUP_OFFSET = _gauge(
+    "kafka_consumergroup_current_offset",
+    "The offset that the group has committed.",
+    *("consumergroup", "topic", "partition"),
+)
+GROUP_OFFSET_SUM = _gauge(
+    "kafka_consumergroup_current_offset_sum", "The same, over the topic's partitions.", "consumergroup", "topic"
+)
+GROUP_LAG = _gauge(
+    "kafka_consumergroup_lag",
+    "Records between the committed offset and the high watermark. Transaction markers at the end are not counted.",
+    *("consumergroup", "topic", "partition"),
+)
+GROUP_LAG_SUM = _gauge(
+    "kafka_consumergroup_lag_sum", "The same, over the topic's partitions.", "consumergroup", "topic"
+)
+GROUP_MEMBERS = _gauge("kafka_consumergroup_members", "Members of the group.", "consumergroup")
+
+# --- Kafka's own, as Strimzi's rules name them -----------------------------------------------------------------------
+
+MESSAGES_IN = _counter(
+    "kafka_server_brokertopicmetrics_messagesin_total", "Records that clients wrote.", "topic", uncharted=_THEIRS
+)
+BYTES_IN = _counter("kafka_server_brokertopicmetrics_bytesin_total", "Bytes of batches that clients wrote.", "topic")
+BYTES_OUT = _counter("kafka_server_brokertopicmetrics_bytesout_total", "Bytes of batches given to readers.", "topic")
+PRODUCE_REQUESTS = _counter(
+    "kafka_server_brokertopicmetrics_totalproducerequests_total",
+    "Batches that clients sent, refused ones included.",
+    "topic",
+    uncharted=_THEIRS,
+)
+FAILED_PRODUCE = _counter(
+    "kafka_server_brokertopicmetrics_failedproducerequests_total", "Batches that were refused.", "topic"
+)
+FETCH_REQUESTS = _counter(
+    "kafka_server_brokertopicmetrics_totalfetchrequests_total",
+    "Reads of a partition that found something, and those that failed.",
+    "topic",
+    uncharted=_THEIRS,
+)
+FAILED_FETCH = _counter(
+    "kafka_server_brokertopicmetrics_failedfetchrequests_total", "Reads of a partition that failed.", "topic"
+)
+LEADER_COUNT = _gauge("kafka_server_replicamanager_leadercount", "Partitions that this broker leads.")
+PARTITION_COUNT = _gauge("kafka_server_replicamanager_partitioncount", "Partitions that this broker holds.")
+UNDER_REPLICATED_COUNT = _gauge(
+    "kafka_server_replicamanager_underreplicatedpartitions", "Led here, and fewer in sync than there shall be."
+)
+UNDER_MIN_ISR_COUNT = _gauge(
+    "kafka_server_replicamanager_underminisrpartitioncount",
+    "Led here, and fewer in sync than min.insync.replicas: acks=all is refused.",
+)
+AT_MIN_ISR_COUNT = _gauge(
+    "kafka_server_replicamanager_atminisrpartitioncount",
+    "Led here, with replicas to spare set up, and just min.insync.replicas in sync: one more loss stops acks=all.",
+    uncharted=_BESIDE,
+)
+OFFLINE_REPLICA_COUNT = _gauge(
+    "kafka_server_replicamanager_offlinereplicacount", "Held here and not served: the disk or the log failed."
+)
+PRODUCER_ID_COUNT = _gauge(
+    "kafka_server_replicamanager_produceridcount", "Producers that partitions here remember.", uncharted=_THEIRS
+)
+LATE_COUNT = _gauge(
+    "kafka_server_replicamanager_partitionswithlatetransactionscount",
+    "Led here, with a transaction open for longer than transaction.max.timeout.ms and five minutes.",
+)
+ACTIVE_CONTROLLER = _gauge(
+    "kafka_controller_kafkacontroller_activecontrollercount", "1 on the broker that controls the cluster."
+)
+OFFLINE_PARTITIONS = _gauge(
+    "kafka_controller_kafkacontroller_offlinepartitionscount", "Partitions without a leader; told by the controller."
+)
+PREFERRED_IMBALANCE = _gauge(
+    "kafka_controller_kafkacontroller_preferredreplicaimbalancecount",
+    "Partitions that another than the first of their replicas leads; told by the controller.",
+)
+AT_MIN_ISR = _gauge(
+    "kafka_cluster_partition_atminisr", "1 where one more loss stops acks=all.", "topic", "partition", uncharted=_BESIDE
+)
+UNDER_MIN_ISR = _gauge("kafka_cluster_partition_underminisr", "1 where acks=all is refused.", "topic", "partition")
+LSO_LAG = _gauge(
+    "kafka_cluster_partition_laststableoffsetlag",
+    "High watermark less last stable offset.",
+    *("topic", "partition"),
+    uncharted=_THEIRS,
+)
+LOG_SIZE = _gauge("kafka_log_log_size", "Bytes of the partition's log.", "topic", "partition")
+OFFLINE_LOG_DIRS = _gauge("kafka_log_logmanager_offlinelogdirectorycount", "Data folders out of service.")
+REQUESTS = _counter("kafka_network_requestmetrics_requests_total", "Requests that were answered.", "request")
+REQUEST_MS = _gauge(
+    "kafka_network_requestmetrics_totaltimems",
+    "How long requests took since the start, waiting included: an estimate from the histogram.",
+    *("request", "quantile"),
+    uncharted=_THEIRS,
+)
+CONNECTIONS = _gauge("kafka_server_socket_server_metrics_connection_count", "Connections that are open.", "listener")
+
+# --- ours ------------------------------------------------------------------------------------------------------------
+
+BUILD_INFO = _gauge(
+    "oncelog_build_info", "1, with the version and who this is.", "version", "node_id", "cluster_id", uncharted=_BESIDE
+)
+UPTIME = _gauge("oncelog_uptime_seconds", "Since this process began to serve.")
+COORDINATORS_LOADING = _gauge(
+    "oncelog_coordinators_loading",
+    "Partitions of internal topics that are being replayed: what they coordinate can't be told yet.",
+    "kind",
+)
+COORDINATORS = _gauge(
+    "oncelog_coordinators", "Partitions of internal topics that are coordinated here.", "kind", uncharted=_BESIDE
+)
+MISHAPS = _counter(
+    "oncelog_coordinator_mishaps_total",
+    "What went wrong in coordinators: commands that could not be decided, what was due and could not be done, records "
+    "passed over, coordinators that were replayed again.",
+    *("kind", "what"),
+)
+TASKS_FAILED = _counter("oncelog_tasks_failed_total", "Background tasks that ended with an error.")
+
+TXN_OPEN = _gauge("oncelog_transactions_open", "Transactional ids with an open transaction, by coordinator.")
+TXN_STATES = _gauge(
+    "oncelog_transactional_ids", "Transactional ids that are coordinated here, by state.", "state", uncharted=_BESIDE
+)
+TXN_OLDEST = _gauge("oncelog_transaction_oldest_open_seconds", "Age of the oldest open transaction coordinated here.")
+TXN_MAX_TIMEOUT = _gauge("oncelog_transaction_max_timeout_seconds", "transaction.max.timeout.ms, for alerts.")
+TXN_HANGING = _gauge(
+    "oncelog_transactions_hanging",
+    "Open in a partition led here, and nobody will end them: no coordinator has them open, or they are older than "
+    "transaction.max.timeout.ms and five minutes.",
+)
+TXN_ENDED = _counter(
+    "oncelog_transactions_completed_total",
+    "Decided since the start: by the client (commit, abort), by time (timeout), by a successor (fenced).",
+    "result",
+)
+TXN_DURATION = _histogram("oncelog_transaction_duration_seconds", "From the first partition to the decision.")
+TXN_COMMIT_LATENCY = _histogram(
+    "oncelog_transaction_commit_latency_seconds",
+    "prepare: an EndTxn request until the decision is durable; markers: until every partition has its marker then.",
+    "phase",
+)
+TXN_PARTITIONS = _histogram("oncelog_transaction_partitions", "Partitions of a transaction, when it was decided.")
+TXN_MARKERS_PENDING = _gauge(
+    "oncelog_txn_markers_pending", "Partitions that still owe a decided transaction its marker."
+)
+
+PARTITION_START = _gauge(
+    "oncelog_partition_log_start_offset", "The first offset there is.", "topic", "partition", uncharted=_BESIDE
+)
+PARTITION_STABLE = _gauge(
+    "oncelog_partition_last_stable_offset", "read_committed sees no further.", "topic", "partition"
+)
+PARTITION_HIGH = _gauge(
+    "oncelog_partition_high_watermark_offset", "Nobody sees further.", "topic", "partition", uncharted=_BESIDE
+)
+PARTITION_END = _gauge("oncelog_partition_log_end_offset", "One past the last.", "topic", "partition")
+PARTITION_LSO_RECORDS = _gauge(
+    "oncelog_partition_lso_lag_records", "Offsets that readers of committed records wait for.", "topic", "partition"
+)
+PARTITION_LSO_SECONDS = _gauge(
+    "oncelog_partition_lso_lag_seconds",
+    "For how long the oldest open transaction has held them up, by its own first timestamp.",
+    *("topic", "partition"),
+)
+PARTITION_ABORTED = _gauge(
+    "oncelog_partition_aborted_ranges", "Aborted transactions whose records are still there.", "topic", "partition"
+)
+BLOCKER = _gauge(
+    "oncelog_lso_blocked_by",
+    "Who holds up the readers of a partition: seconds since the transaction began there, for the hundred oldest.",
+    *("topic", "partition", "producer_id", "transactional_id"),
+)
+
+PRODUCER_IDS = _gauge("oncelog_producer_ids", "Producers that partitions here remember; each partition counts.")
+PRODUCER_FENCED = _counter("oncelog_producer_fenced_total", "Batches of producers that were succeeded.", "topic")
+PRODUCER_DUPLICATES = _counter(
+    "oncelog_producer_duplicate_batches_total", "Batches that were there already, answered as the first time.", "topic"
+)
+PRODUCER_OUT_OF_ORDER = _counter(
+    "oncelog_producer_out_of_order_total", "Batches that came before their predecessors.", "topic"
+)
+PRODUCER_OUTSIDE = _counter(
+    "oncelog_producer_outside_transaction_total",
+    "Batches that belonged to no open transaction, or to another.",
+    "topic",
+)
+PRODUCERS_REFUSED = _counter("oncelog_producers_refused_total", "New producers refused, for too many are remembered.")
+
+REQUEST_SECONDS = _histogram("oncelog_request_seconds", "Requests until their answer, waiting included.", "api")
+REQUEST_ERRORS = _counter(
+    "oncelog_request_errors_total", "Requests that were answered with an error as a whole.", "api", "error"
+)
+RECORDS_IN = _counter("oncelog_records_in_total", "Records that clients wrote here.")
+
+CONTROLLER_EPOCH = _gauge("oncelog_controller_epoch", "How often the cluster has changed its controller.")
+SESSION = _gauge(
+    "oncelog_coordination_session_state",
+    "1 while this broker has its session with the metadata store, 0 when it is lost.",
+    "backend",
+)
+REGISTERED = _gauge(
+    "oncelog_broker_registered",
+    "1 if the metadata names this broker as alive.",
+    uncharted="the alert on kafka_brokers says it for the cluster",
+)
+REPLICA_LAG = _gauge(
+    "oncelog_replica_lag_records",
+    "Offsets that a follower of a partition led here has still to fetch; only where there are any.",
+    *("topic", "partition", "follower"),
+)
+
+FSYNC = _histogram("oncelog_fsync_seconds", "Flushes of a partition's log that went well.", "folder")
+LOG_BYTES = _gauge("oncelog_log_bytes", "Bytes of all logs in a data folder.", "folder")
+DISK_FREE = _gauge("oncelog_disk_free_bytes", "What the file system of a data folder has left.", "folder")
+DISK_TOTAL = _gauge("oncelog_disk_total_bytes", "The size of a data folder's file system.", "folder")
+FOLDER_FAILED = _gauge("oncelog_log_folder_failed", "1 where a data folder is out of service.", "folder")
+FOLDER_FULL = _gauge("oncelog_log_folder_full", "1 where producers are refused for lack of room.", "folder")
+LOOP_LAG = _histogram(
+    "oncelog_event_loop_lag_seconds", "How late the event loop was, a hundred times a second: everybody waits for it."
+)
+
+GROUPS = _gauge("oncelog_groups", "Groups that are coordinated here, by state.", "state")
+GROUP_STATUS = _gauge(
+    "oncelog_group_status",
+    "The worst of the group's partitions by Burrow's rules: 1 OK, 2 WARN (falls behind), 4 STOP (commits no more), 5 "
+    "STALL (commits the same offset while there is more), 6 REWIND (went back).",
+    "consumergroup",
+)
+GROUP_STABLE_LAG = _gauge(
+    "oncelog_group_stable_lag_records",
+    "Records between the committed offset and the last stable offset: what a reader of committed records can have now.",
+    *("consumergroup", "topic"),
+)
+GROUP_PENDING = _gauge(
+    "oncelog_group_pending_offsets",
+    "Partitions whose offsets were committed in a transaction that is still open; only where there are any.",
+    "consumergroup",
+)

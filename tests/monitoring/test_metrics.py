@@ -1,0 +1,272 @@
+"""What a scrape of a real broker says: about partitions, transactions, groups, producers and requests."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from log.disk import DiskFault
+from monitoring.collectors import SLICE, Scrape
+from monitoring.exposition import Lines
+from monitoring.families import REGISTRY
+from monitoring.scraping import Scraper
+from service.api.door import BrokerDoor
+from service.net.door import PeerInfo
+from service.wire.codec import RequestHeader, encode_request
+from service.wire.messages import (
+    EndTxnRequest,
+    MetadataRequest,
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from service.wire.versions import ApiKey
+from tests.monitoring.scraped import gathered, read, scraped
+from tests.service.api.txn_stage import TxnStage, Writer, on_txn_stage, until, values
+
+HOSTILE = '</td><script>alert("1")</script>\\\n\x07\u202e' + "g" * 200
+
+
+async def commit(stage: TxnStage, group: str, topic: str, offset: int, partition: int = 0) -> None:
+    where = OffsetCommitRequestTopic(topic, partitions=[OffsetCommitRequestPartition(partition, offset)])
+    answer = await stage.ask(OffsetCommitRequest(group, topics=[where]), 9)
+    assert answer.topics[0].partitions[0].error_code == 0
+
+
+async def begun(stage: TxnStage, transactional_id: str, *, timeout_ms: int = 60_000) -> Writer:
+    """A producer with one record in an open transaction in orders-0."""
+    writer = Writer(stage, transactional_id)
+    assert await writer.init(timeout_ms=timeout_ms) == 0
+    assert await writer.write("orders", "a") == 0
+    return writer
+
+
+def test_an_open_transaction_is_seen_where_it_holds_readers_back_and_who_it_is(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        writer = await begun(stage, "pay")
+        plain = Writer(stage, "", producer_id=7_000, epoch=0)
+        assert await plain.write("orders", "b", plain=True) == 0
+        seen = scraped(stage.broker)
+        here = {"topic": "orders", "partition": 0}
+        assert seen.one("oncelog_partition_last_stable_offset", **here) == 0
+        assert seen.one("oncelog_partition_high_watermark_offset", **here) == 2
+        assert seen.one("oncelog_partition_log_end_offset", **here) == 2
+        assert seen.one("oncelog_partition_lso_lag_records", **here) == 2
+        assert seen.one("kafka_cluster_partition_laststableoffsetlag", **here) == 2
+        assert seen.one("oncelog_transactions_open") == 1
+        assert seen.one("oncelog_transactions_hanging") == 0
+        who = {"producer_id": writer.producer_id, "transactional_id": "pay"}
+        assert seen.one("oncelog_lso_blocked_by", **here, **who) >= 0
+        await writer.end(commit=True)
+        seen = scraped(stage.broker)
+        assert seen.one("oncelog_partition_lso_lag_records", **here) == 0
+        assert seen.one("oncelog_transactions_open") == 0
+        assert seen.all("oncelog_lso_blocked_by") == []
+        assert seen.one("oncelog_transactions_completed_total", result="commit") == 1
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_transaction_that_no_coordinator_knows_is_counted_as_hanging(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        await begun(stage, "pay")
+        stray = Writer(stage, "stray", producer_id=9_999, epoch=0)
+        assert await stray.write("orders", "b", version=11) == 0
+        seen = scraped(stage.broker)
+        assert seen.one("oncelog_transactions_hanging") == 1
+        assert seen.one("oncelog_transactions_open") == 1
+        assert seen.one("oncelog_lso_blocked_by", producer_id=9_999, transactional_id="") >= 0
+
+    on_txn_stage(tmp_path, scene, transaction_partition_verification_enable="false")
+
+
+def test_how_a_transaction_ended_is_told_apart(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        aborting = await begun(stage, "aborts")
+        await aborting.end(commit=False)
+        await begun(stage, "fenced")
+        await Writer(stage, "fenced").init()
+        await begun(stage, "slow", timeout_ms=50)
+        tally = stage.broker.txn_tally
+        await until(lambda: tally.ended["timeout"] == 1)
+        seen = scraped(stage.broker)
+        ended = {result: seen.one("oncelog_transactions_completed_total", result=result) for result in tally.ended}
+        assert ended == {"commit": 0, "abort": 1, "timeout": 1, "fenced": 1}
+        assert seen.one("oncelog_transaction_duration_seconds_count") == 3
+        assert seen.one("oncelog_transaction_partitions_sum") == 3
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_replayed_decision_is_not_counted_again(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        await (await begun(stage, "pay")).end(commit=True)
+        for shard in list(stage.broker.transactions.shards()):
+            stage.broker.transactions.led(shard.partition)
+        await until(lambda: all(shard.loaded for shard in stage.broker.transactions.shards()))
+        assert scraped(stage.broker).one("oncelog_transactions_completed_total", result="commit") == 1
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_openmetrics_names_a_transaction_beside_the_bucket_it_fell_into(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        await (await begun(stage, "pay # {}")).end(commit=True)
+        seen = scraped(stage.broker, openmetrics=True)
+        named = [sample.exemplar for sample in seen.samples if sample.exemplar]
+        assert {"transactional_id": "pay # {}", "producer_id": "0"} in named
+        assert "# {" not in "".join(gathered(Scrape(stage.broker, version="1")).render(openmetrics=False))
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_what_a_producer_did_wrong_is_counted_by_topic(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "", producer_id=7_000, epoch=1)
+        assert await writer.write("orders", "a", plain=True) == 0
+        assert await writer.write("orders", "a", plain=True) == 0
+        assert await writer.write("orders", "c", plain=True, sequence=5) != 0
+        writer.epoch = 0
+        assert await writer.write("orders", "d", plain=True, sequence=1) != 0
+        assert await values(stage, "orders") == ["a"]
+        seen = scraped(stage.broker)
+        assert seen.one("oncelog_producer_duplicate_batches_total", topic="orders") == 1
+        assert seen.one("oncelog_producer_out_of_order_total", topic="orders") == 1
+        assert seen.one("oncelog_producer_fenced_total", topic="orders") == 1
+        assert seen.one("kafka_server_brokertopicmetrics_messagesin_total", topic="orders") == 1
+        assert seen.one("kafka_server_brokertopicmetrics_failedproducerequests_total", topic="orders") == 2
+        sent = seen.one("kafka_server_brokertopicmetrics_bytesin_total", topic="orders")
+        assert sent == seen.one("kafka_server_brokertopicmetrics_bytesout_total", topic="orders") > 0
+        assert seen.one("oncelog_producer_ids") == 1
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_the_lag_of_a_group_is_told_against_the_high_watermark_and_the_stable_offset(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        plain = Writer(stage, "", producer_id=7_000, epoch=0)
+        for sequence in range(3):
+            assert await plain.write("orders", "x", plain=True, sequence=sequence) == 0
+        await begun(stage, "pay")
+        await commit(stage, "readers", "orders", 1)
+        seen = scraped(stage.broker)
+        mine = {"consumergroup": "readers", "topic": "orders"}
+        assert seen.one("kafka_consumergroup_lag", **mine, partition=0) == 3
+        assert seen.one("kafka_consumergroup_lag_sum", **mine) == 3
+        assert seen.one("oncelog_group_stable_lag_records", **mine) == 2
+        assert seen.one("kafka_consumergroup_current_offset", **mine, partition=0) == 1
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_group_that_has_read_everything_but_a_marker_has_no_lag(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        await (await begun(stage, "pay")).end(commit=True)
+        await commit(stage, "readers", "orders", 1)
+        scrape = Scrape(stage.broker, version="1")
+        gathered(scrape)
+        seen = read("".join(gathered(scrape).render(openmetrics=False)))
+        assert seen.one("oncelog_partition_log_end_offset", topic="orders", partition=0) == 2
+        assert seen.one("kafka_consumergroup_lag", consumergroup="readers", topic="orders", partition=0) == 0
+        assert seen.one("oncelog_group_status", consumergroup="readers") == 1
+
+    on_txn_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_a_hostile_name_is_a_label_and_nothing_else(tmp_path: Path, openmetrics: bool) -> None:
+    async def scene(stage: TxnStage) -> None:
+        await begun(stage, HOSTILE)
+        await commit(stage, HOSTILE, "orders", 0)
+        seen = scraped(stage.broker, openmetrics=openmetrics)
+        assert seen.one("oncelog_group_status", consumergroup=HOSTILE) >= 1
+        assert seen.one("oncelog_lso_blocked_by", transactional_id=HOSTILE) >= 0
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_coordinator_that_loads_is_told_and_keeps_nobody_waiting(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        await begun(stage, "pay")
+        for shard in stage.broker.transactions.shards():
+            shard.loaded = False
+        seen = scraped(stage.broker)
+        assert seen.one("oncelog_coordinators_loading", kind="transaction") == 2
+        assert seen.one("oncelog_transactions_open") == 0
+        assert seen.one("oncelog_transactions_hanging") == 0, "nobody can know yet"
+        assert seen.one("oncelog_lso_blocked_by", transactional_id="") >= 0
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_folder_that_failed_is_told_and_the_rest_as_well(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        (folder,) = stage.broker.folders
+        folder.fail(DiskFault(5, "broken"))
+        seen = scraped(stage.broker)
+        assert seen.one("oncelog_log_folder_failed") == 1
+        assert seen.one("kafka_log_logmanager_offlinelogdirectorycount") == 1
+        assert seen.one("kafka_server_replicamanager_offlinereplicacount") > 0
+        assert seen.one("kafka_brokers") == 1
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_requests_are_counted_and_timed_by_name_and_their_errors_too(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        door = BrokerDoor(stage.broker, "PLAINTEXT")
+        session = door.connected(PeerInfo("10.0.0.9", 1234, None))
+        for key, version, request in (
+            (ApiKey.METADATA, 9, MetadataRequest([])),
+            (ApiKey.END_TXN, 3, EndTxnRequest("nobody", 1, 0, True)),
+        ):
+            body = memoryview(bytearray(encode_request(key, version, request)))
+            answer = door.request(session, RequestHeader(key, version, 1, "test"), body)
+            if asyncio.iscoroutine(answer):
+                await answer
+        seen = scraped(stage.broker)
+        assert seen.one("oncelog_request_seconds_count", api="Metadata") == 1
+        assert seen.one("kafka_network_requestmetrics_requests_total", request="EndTxn") == 1
+        assert seen.one("oncelog_request_errors_total", api="EndTxn") == 1
+        assert seen.one("kafka_server_socket_server_metrics_connection_count", listener="PLAINTEXT") == 1
+        door.disconnected(session)
+        assert scraped(stage.broker).one("kafka_server_socket_server_metrics_connection_count") == 0
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_broker_may_be_told_to_show_only_the_partitions_that_need_a_look(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        await begun(stage, "pay")
+        await commit(stage, "readers", "orders", 0)
+        seen = scraped(stage.broker)
+        assert seen.all("oncelog_partition_log_end_offset", topic="orders") == [1]
+        assert seen.all("kafka_consumergroup_lag") == []
+        assert seen.one("kafka_consumergroup_lag_sum", consumergroup="readers") == 1
+
+    on_txn_stage(tmp_path, scene, metrics_partition_labels="false")
+
+
+def test_a_scrape_is_done_in_steps_of_a_hundred_partitions(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        await stage.create("wide", 1_000)
+        lines = Lines()
+        told, most = lines.of(REGISTRY["oncelog_partition_log_end_offset"]), 0
+        before = 0
+        for _ in Scrape(stage.broker, version="1").gather(lines):
+            most, before = max(most, len(told) - before), len(told)
+        assert before >= 1_000
+        assert most <= SLICE
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_many_who_scrape_at_once_are_given_the_same_scrape(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        scraper = Scraper(Scrape(stage.broker, version="1"))
+        first, *others = await asyncio.gather(*(scraper.lines() for _ in range(20)))
+        assert all(other is first for other in others)
+
+    on_txn_stage(tmp_path, scene)

@@ -1,0 +1,46 @@
+"""How transactions ended since the start of this process, and how long it took: for whoever watches.
+
+Counted once, when a decision is taken up; never in a replay. `TxnCoordinator` adds to it, nobody reads it to decide.
+"""
+
+from collections import Counter
+
+from log.ids import NO_TIMESTAMP
+from log.tally import HOW_MANY, LONG_SECONDS, Histogram
+from txn.states import COMPLETED, PREPARED, State, Txn
+
+TIMEOUT = "timeout"
+FENCED = "fenced"
+COMMIT = "commit"
+ABORT = "abort"
+
+
+class TxnTally:
+    def __init__(self) -> None:
+        self.ended: Counter[str] = Counter({COMMIT: 0, ABORT: 0, TIMEOUT: 0, FENCED: 0})
+        self.duration = Histogram(LONG_SECONDS)
+        """From the first partition to the decision."""
+        self.markers = Histogram()
+        """From the decision until every partition has its marker."""
+        self.partitions = Histogram(HOW_MANY)
+
+    def count(self, before: Txn | None, after: Txn, why: str) -> None:
+        """A move was taken up; `why` says who ended it, if not its own client."""
+        if before is None:
+            return
+        if after.state in PREPARED and before.state is State.ONGOING:
+            self.ended[why or (COMMIT if after.state is State.PREPARE_COMMIT else ABORT)] += 1
+            self.partitions.add(len(after.partitions))
+            if after.started_ms != NO_TIMESTAMP:
+                self.duration.add_named(_seconds(after.started_ms, after.updated_ms), _names(after), after.updated_ms)
+        elif after.state in COMPLETED and before.state in PREPARED:
+            self.markers.add_named(_seconds(before.updated_ms, after.updated_ms), _names(after), after.updated_ms)
+
+
+def _seconds(since_ms: int, until_ms: int) -> float:
+    """A clock that was set back makes nothing take less than no time."""
+    return max(until_ms - since_ms, 0) / 1000
+
+
+def _names(txn: Txn) -> tuple[tuple[str, str], ...]:
+    return ("transactional_id", txn.transactional_id), ("producer_id", str(txn.producer_id))
