@@ -14,7 +14,7 @@ ARGS   ?=
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
 .PHONY: help serve install install-dev check quick-tests test lint types format sim sim-groups mutants mutants-groups chaos churn clients clients-java clients-more \
-        conformance bench fuzz transcripts docs clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos spark-crashes
+        conformance bench fuzz transcripts docs clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos spark-crashes spark-extremes
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ spark-crashes: install-dev ## a Spark driver killed at each point where its deat
 
 spark-chaos: install-dev ## driver, executors, tasks and broker die while Spark copies a topic: ARGS="--minutes 10 --seed 7"
 	$(PYTHON_RUN) -m tests.spark.chaos $(ARGS)
+
+spark-extremes: install-dev ## one transaction from 10,000 Spark tasks, and one from an Arrow batch of 1 GB: each row once, and the memory it took
+	$(PYTHON_RUN) -m tests.spark.extremes $(ARGS)
 
 bench-spark: install-dev ## Spark reading and writing, beside Spark's own Kafka connector (PEER=kafka: also on Apache Kafka)
 	$(PYTHON_RUN) -m tests.spark.bench $(if $(PEER),--peer $(PEER)) $(ARGS)
