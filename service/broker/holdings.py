@@ -129,7 +129,7 @@ class Holdings:
 
     async def _remove(self, partition: Partition) -> None:
         # In this order: should a crash come in between, the folder is there to say whose the point was.
-        await self._housekeeper.forget_point(partition)
+        await self._housekeeper.forget_point(partition.folder, partition.topic_partition)
         try:
             await partition.log.discard()
         except DiskFault as fault:

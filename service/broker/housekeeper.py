@@ -119,22 +119,24 @@ class Housekeeper:
         ):
             await asyncio.sleep(0)
 
-    async def forget_point(self, partition: Partition) -> None:
-        """The partition is gone; one that takes its name must not be measured by how far this one had come."""
+    async def forget_point(self, folder: LogFolder, topic_partition: TopicPartition) -> None:
+        """Its partition is gone; one that takes its name must not be measured by how far this one had come."""
         async with self._writing_points:
-            if partition.topic_partition in self.written_points.get(partition.folder, {}):
-                await self._write_points(partition.folder)
+            written = self.written_points.get(folder, {})
+            if topic_partition in written:
+                others = {key: point for key, point in written.items() if key != topic_partition}
+                await self._write_points(folder, others)
 
     async def write_points(self, folder: LogFolder) -> None:
         async with self._writing_points:
-            await self._write_points(folder)
+            points = {
+                partition.topic_partition: partition.log.flushed_offset
+                for partition in self._partitions
+                if partition.folder is folder and partition.log.flushed_offset
+            }
+            await self._write_points(folder, points)
 
-    async def _write_points(self, folder: LogFolder) -> None:
-        points = {
-            partition.topic_partition: partition.log.flushed_offset
-            for partition in self._partitions
-            if partition.folder is folder and partition.log.flushed_offset
-        }
+    async def _write_points(self, folder: LogFolder, points: dict[TopicPartition, int]) -> None:
         if folder.failed is not None or points == self.written_points.get(folder, {}):
             return
         try:

@@ -119,7 +119,7 @@ class PartitionMaker:
         name = folder_of(topic_partition)
         homes = found = [folder for folder in self._folders if name in present[folder.name]]
         if len(homes) > 1 or any(name not in manifests[folder.name] for folder in homes):
-            homes = [folder for folder in homes if self._is_of(topic, folder, name)]
+            homes = [folder for folder in homes if await self._is_of(topic, index, folder)]
         if len(homes) > 1:
             raise StartError(
                 f"{name} is in {homes[0].name} and in {homes[1].name}: move that one away which is not to be used"
@@ -141,12 +141,15 @@ class PartitionMaker:
                 return
         self.add(topic, index, self.emptiest_folder(), config, None, 0)
 
-    @staticmethod
-    def _is_of(topic: Topic, folder: LogFolder, name: str) -> bool:
+    async def _is_of(self, topic: Topic, index: int, folder: LogFolder) -> bool:
         """Whether the partition's folder of that name is this topic's; otherwise it is thrown away."""
+        topic_partition = TopicPartition(topic.name, index)
+        name = folder_of(topic_partition)
         if read_topic_id(folder.disk, name) in (None, topic.id):
             return True
-        folder.disk.discard(name)  # its topic was deleted, and a crash came first
+        # Its topic was deleted, and a crash came first. The point goes before the folder that says whose it was.
+        await self._housekeeper.forget_point(folder, topic_partition)
+        folder.disk.discard(name)
         return False
 
     async def _start_over(

@@ -129,9 +129,18 @@ def test_a_topic_may_be_deleted_and_made_again_many_times_under_load(tmp_path: P
     assert not (tmp_path / "orders-0").exists()
 
 
-def test_what_a_deleted_topic_left_before_a_crash_is_not_taken_for_the_new_ones(tmp_path: Path) -> None:
-    """The broker dies between the commit that deletes and the removal of the folder, or after the next creation."""
+def test_what_a_deleted_topic_left_before_a_crash_is_not_taken_for_the_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker dies between the commit that deletes and the removal of the folder, or after the next creation; and
+    it may die again at any moment of the start that finds this.
+    """
     metadata = MemoryServer(RealClock())
+    discard = RealDisk.discard
+
+    def when_its_point_is_forgotten(disk: RealDisk, path: str) -> None:
+        assert (tmp_path / RECOVERY_POINTS).read_text() == "0\n0\n"
+        discard(disk, path)
 
     async def first(stage: Stage) -> None:
         await stage.create("orders")
@@ -144,7 +153,9 @@ def test_what_a_deleted_topic_left_before_a_crash_is_not_taken_for_the_new_ones(
         await write(partition, b"3")
 
     on_stage(tmp_path, first, FSYNC, metadata=metadata)
+    assert "orders 0 2" in (tmp_path / RECOVERY_POINTS).read_text()
     (tmp_path / MANIFEST).unlink()
+    monkeypatch.setattr(RealDisk, "discard", when_its_point_is_forgotten)
     identity = tmp_path / "orders-0" / PARTITION_METADATA
     assert identity.read_text().splitlines()[0] == "version: 0"
     identity.write_text(f"version: 0\ntopic_id: {format_topic_id(bytes(15) + b'1')}\n")
