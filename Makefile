@@ -14,7 +14,7 @@ ARGS   ?=
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
 .PHONY: help serve install install-dev check quick-tests test lint types format sim sim-groups mutants mutants-groups chaos churn clients clients-java clients-more \
-        conformance bench fuzz transcripts docs clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos spark-crashes spark-extremes
+        conformance bench fuzz transcripts docs boards clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos spark-crashes spark-extremes
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -122,8 +122,12 @@ fuzz: install-dev ## hostile frames at the codec of every API, hostile requests 
 transcripts: install-dev ## rewrite tests/transcripts/*.txt; review the difference
 	$(PYTHON_RUN) -m tests.transcripts $(ARGS)
 
-docs: install ## write docs/configuration.md anew from the table of settings
+docs: install ## write docs/configuration.md and docs/monitoring.md anew from the tables of settings and metrics
 	$(ENV)/oncelog config docs > docs/configuration.md
+	$(PYTHON_RUN) -m monitoring.reference > docs/monitoring.md
+
+boards: install ## write the Grafana boards anew from monitoring/boards.py
+	$(PYTHON_RUN) -m monitoring.boards
 
 clean: ## remove the environment and the caches; ./data stays
 	rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -90,6 +90,7 @@ GROUP_OFFSET = _gauge(
     "kafka_consumergroup_current_offset",
     "The offset that the group has committed.",
     *("consumergroup", "topic", "partition"),
+    uncharted=_BESIDE,
 )
 GROUP_OFFSET_SUM = _gauge(
     "kafka_consumergroup_current_offset_sum", "The same, over the topic's partitions.", "consumergroup", "topic"
@@ -186,9 +187,7 @@ CONNECTIONS = _gauge("kafka_server_socket_server_metrics_connection_count", "Con
 
 # --- ours ------------------------------------------------------------------------------------------------------------
 
-BUILD_INFO = _gauge(
-    "oncelog_build_info", "1, with the version and who this is.", "version", "node_id", "cluster_id", uncharted=_BESIDE
-)
+BUILD_INFO = _gauge("oncelog_build_info", "1, with the version and who this is.", "version", "node_id", "cluster_id")
 UPTIME = _gauge("oncelog_uptime_seconds", "Since this process began to serve.")
 COORDINATORS_LOADING = _gauge(
     "oncelog_coordinators_loading",
@@ -291,11 +290,6 @@ REGISTERED = _gauge(
     "oncelog_broker_registered",
     "1 if the metadata names this broker as alive.",
     uncharted="the alert on kafka_brokers says it for the cluster",
-)
-REPLICA_LAG = _gauge(
-    "oncelog_replica_lag_records",
-    "Offsets that a follower of a partition led here has still to fetch; only where there are any.",
-    *("topic", "partition", "follower"),
 )
 
 FSYNC = _histogram("oncelog_fsync_seconds", "Flushes of a partition's log that went well.", "folder")

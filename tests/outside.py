@@ -6,7 +6,14 @@ import shutil
 
 import pytest
 
-FROM = {"kcat": "kcat", "java": "default-jre-headless", "mvn": "maven", "cc": "gcc libc6-dev"}
+FROM = {
+    "promtool": "prometheus",
+    "prometheus": "prometheus",
+    "kcat": "kcat",
+    "java": "default-jre-headless",
+    "mvn": "maven",
+    "cc": "gcc libc6-dev",
+}
 """Debian packages."""
 
 

@@ -1,0 +1,50 @@
+# ruff: noqa: E501 - a page of Markdown
+"""docs/monitoring.md, from the registry: `python -m monitoring.reference > docs/monitoring.md`, which `make docs` does."""
+
+from typing import Final
+
+from monitoring.families import KAFKA_EXPORTER, OURS, REGISTRY, STRIMZI
+
+HEAD: Final = """\
+# Monitoring
+
+Written by `make docs` from the registry of metrics; a test holds it to that.
+
+Every broker shows its metrics at `http://BROKER:8082/metrics` (the setting `http.listeners`), to Prometheus and to whoever
+reads text. There is no exporter to run beside it: the names that people's boards and rules know from kafka_exporter and
+from Strimzi are there, and under `oncelog_` what an exactly-once log has to tell besides.
+
+- **Boards** for Grafana lie in `monitoring/dashboards/`: overview, exactly-once, topics and groups, requests. Written by
+  `make boards`; `docker compose --profile monitoring up` brings them up with Prometheus and Alertmanager.
+- **Alerts** lie in `monitoring/alerts/`, with their unit tests; each has a page under `docs/runbooks/`: what it means, what
+  to look at, what to do.
+- Each broker tells of the partitions that it leads and the groups and transactions that it coordinates, so that sums over
+  brokers are right.
+- OpenMetrics (which Prometheus asks for by itself) has exemplars: beside a bucket of
+  `oncelog_transaction_duration_seconds` stands the transaction that fell into it last.
+- Tens of thousands of partitions are scraped in steps, so that no client waits. With `metrics.partition.labels=false` only
+  partitions that hold readers back or lack replicas are told one by one.
+- Lag is told against the high watermark (`kafka_consumergroup_lag`) and against the stable offset
+  (`oncelog_group_stable_lag_records`): where the first is large and the second small, an open transaction holds a group up.
+  Transaction markers, which no consumer is given, are not counted at the end of a log.
+"""
+TITLES: Final = {
+    OURS: "Ours",
+    KAFKA_EXPORTER: "As kafka_exporter names them (Grafana board 7589)",
+    STRIMZI: "As Strimzi names Kafka's own",
+}
+
+
+def page() -> str:
+    parts = [HEAD]
+    for origin, title in TITLES.items():
+        parts.append(f"\n## {title}\n\n| metric | kind | labels | what it says |\n|---|---|---|---|\n")
+        for family in REGISTRY.values():
+            if family.origin == origin:
+                labels = ", ".join(f"`{label}`" for label in family.labels) or "–"
+                parts.append(f"| `{family.name}` | {family.kind} | {labels} | {family.says} |\n")
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    print(page(), end="")
