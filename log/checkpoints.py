@@ -13,6 +13,8 @@ START_OFFSET: Final = "start-offset-checkpoint"
 """Where the log starts when that is above the first segment's base offset: records were deleted, or all segments."""
 CLEANED_OFFSET: Final = "cleaned-offset-checkpoint"
 """Everything below has been compacted once, was durable before, and may have gaps."""
+GAPS_OFFSET: Final = "gaps-offset-checkpoint"
+"""Everything below was durable when this was written, and may have gaps: it was copied from a compacted log."""
 
 
 def read_offset(disk: Disk, folder: str, name: str) -> int | None:

@@ -1,11 +1,12 @@
-"""What a data folder remembers about its partitions as a whole: the manifest of a clean stop, and the recovery points.
+"""What a data folder remembers about its partitions as a whole: the manifest of a clean stop, the recovery points, and
+the high watermarks of those that other brokers hold too.
 
 What always holds:
 * The manifest is written last thing at a clean stop and removed (durably) before anything is changed after the next
   start: what it says is true of the files, or it is not there. It is one line of text for the whole and one for each
   partition, with a checksum, so that 15,000 partitions open without one file of theirs being touched.
 * The recovery points are a hint that may lag: what is below a partition's point was durable when they were written.
-  They are in Kafka's text format.
+  So are the high watermarks: what is below was committed. Both are in Kafka's text format.
 
 Called by the broker at start, every so often, and at the stop.
 """
@@ -23,13 +24,15 @@ from log.segment import IndexFacts, SegmentFacts
 
 MANIFEST: Final = "clean-shutdown.manifest"
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
+HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
 VERSION: Final = 1
 
 
 class Manifest(Mapping[str, CleanState]):
-    """The facts of a clean stop, by folder; read line by line when they are asked for."""
+    """The facts of a clean stop, by folder; read line by line when they are asked for. `is_there`: there was one."""
 
-    def __init__(self, lines: Iterable[bytes] = ()) -> None:
+    def __init__(self, lines: Iterable[bytes] = (), *, is_there: bool = False) -> None:
+        self.is_there = is_there
         self._lines = {_folder_of(line): line for line in lines}
 
     def __getitem__(self, folder: str) -> CleanState:
@@ -58,20 +61,37 @@ async def read_and_remove_manifest(disk: Disk) -> Manifest:
     disk.unlink(MANIFEST)
     await disk.sync_dir("")
     head, _, body = data.partition(b"\n")
-    return Manifest(body.splitlines()) if _is_right(head, body) else Manifest()
+    return Manifest(body.splitlines(), is_there=True) if _is_right(head, body) else Manifest()
 
 
 async def write_recovery_points(disk: Disk, points: Mapping[TopicPartition, int]) -> None:
     """`points`: the flushed offset of each partition. Never a higher one, see `PartitionLog.flushed_offset`."""
-    lines = ["0", str(len(points))]
-    lines += [f"{key.topic} {key.partition} {offset}" for key, offset in sorted(points.items())]
-    await disk.write_atomic(RECOVERY_POINTS, ("\n".join(lines) + "\n").encode("utf-8"))
+    await _write_offsets(disk, RECOVERY_POINTS, points)
 
 
 def read_recovery_points(disk: Disk) -> dict[TopicPartition, int]:
     """What was written last; nothing when there is no such file or it can't be read."""
+    return _read_offsets(disk, RECOVERY_POINTS)
+
+
+async def write_high_watermarks(disk: Disk, high_watermarks: Mapping[TopicPartition, int]) -> None:
+    await _write_offsets(disk, HIGH_WATERMARKS, high_watermarks)
+
+
+def read_high_watermarks(disk: Disk) -> dict[TopicPartition, int]:
+    """What was written last; nothing when there is no such file or it can't be read."""
+    return _read_offsets(disk, HIGH_WATERMARKS)
+
+
+async def _write_offsets(disk: Disk, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+    lines = ["0", str(len(offsets))]
+    lines += [f"{key.topic} {key.partition} {offset}" for key, offset in sorted(offsets.items())]
+    await disk.write_atomic(name, ("\n".join(lines) + "\n").encode("utf-8"))
+
+
+def _read_offsets(disk: Disk, name: str) -> dict[TopicPartition, int]:
     try:
-        version, count, *lines = disk.read(RECOVERY_POINTS).decode("utf-8").splitlines()
+        version, count, *lines = disk.read(name).decode("utf-8").splitlines()
         points = {}
         for line in lines:
             topic, partition, offset = line.split(" ")

@@ -3,7 +3,8 @@
 
 What always holds:
 * `start_offset <= flushed_offset <= end_offset`; a start that is raised beyond what is flushed lifts it. An offset that
-  was handed out is never handed out again to other bytes, unless `truncate_to` or `restart_at` took it back.
+  was handed out is never handed out again to other bytes, unless `truncate_to` or `restart_at` took it back. Gaps
+  between offsets are left by compaction, and by copying what it left (`append_after_gap`).
 * A batch is in the log and in every view, or (after a `DiskFault`) in neither.
 * `flushed_offset` moves only after every byte below it, the names of its files and of its folder are durable.
 
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from log.batch import BatchHeader, Buffer, StoredRecord, crc32c, open_records
-from log.checkpoints import CLEANED_OFFSET, START_OFFSET, write_offset
+from log.checkpoints import CLEANED_OFFSET, GAPS_OFFSET, START_OFFSET, read_offset, write_offset
 from log.clock import CLOCK_SET_MS
 from log.config import LogConfig
 from log.disk import Disk, DiskFault, FileSlice
@@ -91,6 +92,7 @@ class PartitionLog:
         "_cuts",
         "_disk",
         "_folder_is_new",
+        "_gaps_left",
         "_kept_start",
         "_lock",
         "_names_changed",
@@ -128,6 +130,7 @@ class PartitionLog:
         self._truncated = False
         self._plan_left: SwapPlan | None = None
         self._cuts = 0
+        self._gaps_left = 0  # where the latest gap ends that no checkpoint tells of
         self._kept_start = 0  # what the checkpoint is known to say, durably
         self._lock: asyncio.Lock | None = None
         self._topic_id: TopicId | None = None
@@ -265,6 +268,21 @@ class PartitionLog:
         for view in self._views:
             view.apply(header, batch)
 
+    def append_after_gap(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> None:
+        """`append`, of a batch that was copied from a log in which compaction may have left nothing before it."""
+        ended = self.end_offset
+        assert header.base_offset >= ended, "no offset is given twice"
+        self.end_offset = header.base_offset
+        try:
+            self.append(batch, header, now_ms=now_ms)
+        except DiskFault:
+            self.end_offset = ended
+            if self._bases and self._bases[-1] > ended:  # begun for this batch, after the gap
+                self._forget_segment(self._segments[-1])
+            raise
+        if header.base_offset > ended:
+            self._gaps_left = self.end_offset
+
     def roll(self, now_ms: int) -> None:
         """End the active segment, so that retention and compaction may have it. Nothing when it is empty."""
         if self._active is not None and self._active.size_bytes:
@@ -351,7 +369,12 @@ class PartitionLog:
     def _is_unsettled(self) -> bool:
         """Whether files say less, or other things, than they should, besides the newest batches."""
         return bool(
-            self._names_changed or self._truncated or self._unsynced or self._pending_snapshots or self._plan_left
+            self._names_changed
+            or self._truncated
+            or self._unsynced
+            or self._pending_snapshots
+            or self._plan_left
+            or self._gaps_left
         )
 
     async def _flush_once(self) -> None:
@@ -368,6 +391,9 @@ class PartitionLog:
                 await active.fsync()
             if sealed or self._pending_snapshots or self._plan_left:
                 await self._store_hints()
+            if 0 < self._gaps_left <= end_offset:
+                await write_offset(self._disk, self.folder, GAPS_OFFSET, self._gaps_left)
+                self._gaps_left = 0
         except BaseException:
             # Cancelled, for the broker stops: its last flush must not take for done what was only begun.
             self._unsynced = [*sealed, *self._unsynced]
@@ -566,6 +592,14 @@ class PartitionLog:
 
     # -- cutting
 
+    async def distrust(self, offset: int) -> None:
+        """Nothing in the folder says any more that what stands from `offset` on was durable once: whoever means to cut
+        there does this first, or a crash in between would look like damage.
+        """
+        for checkpoint in (CLEANED_OFFSET, GAPS_OFFSET):
+            if (read_offset(self._disk, self.folder, checkpoint) or 0) > offset:
+                await write_offset(self._disk, self.folder, checkpoint, offset)
+
     def truncate_to(self, offset: int) -> None:
         """Take back everything from `offset` on, or from the start of the batch that holds it."""
         if offset >= self.end_offset:
@@ -581,7 +615,7 @@ class PartitionLog:
         position = last.position_of(offset)
         end_offset = offset
         for _, header in last.headers(position, min(position + 1, last.size_bytes)):
-            end_offset = header.base_offset
+            end_offset = min(offset, header.base_offset)  # above it where compaction has left nothing
         if end_offset <= self.start_offset:  # the start goes through that batch: nothing that can be read is left
             self.restart_at(self.start_offset)
             return
@@ -612,7 +646,7 @@ class PartitionLog:
         self.epochs.clear()
         self._end_at(offset)
         self._forget_snapshots(above=-1)
-        for checkpoint in (START_OFFSET, CLEANED_OFFSET):
+        for checkpoint in (START_OFFSET, CLEANED_OFFSET, GAPS_OFFSET):
             self._disk.unlink(f"{self.folder}/{checkpoint}")
         self.start_offset = offset
         self._kept_start = 0
@@ -630,6 +664,7 @@ class PartitionLog:
     def _end_at(self, end_offset: int) -> None:
         self.end_offset = end_offset
         self.flushed_offset = min(self.flushed_offset, end_offset)
+        self._gaps_left = min(self._gaps_left, end_offset)
         self.epochs.truncate_from_end(end_offset)
         self._forget_snapshots(above=end_offset)
 

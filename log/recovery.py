@@ -6,7 +6,8 @@ What always holds:
   not lead with this log.
 * From the trusted offset on, the log ends before the first batch that is not whole, not right by its checksum, not next
   by its offset, or of an older leader epoch than the one before. What follows was never promised to anybody: it is cut
-  off and reported. Offsets above the trusted one have no gaps, because compaction works below it only.
+  off and reported. Offsets above the trusted one have no gaps, because compaction works below it only, and a follower
+  that copies the gaps of its leader notes them when they are durable.
 * Every view has been given every batch that was kept, once and in order.
 
 Segments that end below the trusted offset are not read. Of the others every byte is: header walk and CRC-32C over large
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from log.batch import CHECKED_FROM, HEADER_BYTES, MAGIC, MAGIC_AT, BatchHeader, CorruptBatch, crc32c, read_header
-from log.checkpoints import CLEANED_OFFSET, START_OFFSET, read_offset
+from log.checkpoints import CLEANED_OFFSET, GAPS_OFFSET, START_OFFSET, read_offset
 from log.disk import TEMPORARY, Disk, File
 from log.epochs import CHECKPOINT, BadCheckpoint, LeaderEpochs
 from log.ids import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
@@ -95,7 +96,8 @@ def recover(
         bad_plan = str(error)
     bases, snapshots = _take_stock(disk, folder)
     cleaned_offset = plan_left.cleaned_offset if plan_left is not None else 0
-    trusted = max(recovery_point, cleaned_offset, read_offset(disk, folder, CLEANED_OFFSET) or 0)
+    noted = (read_offset(disk, folder, name) or 0 for name in (CLEANED_OFFSET, GAPS_OFFSET))
+    trusted = max(recovery_point, cleaned_offset, *noted)
     report = RecoveryReport(folder, trusted)
     recovery = _Recovery(disk, folder, report, interval_bytes, now_ms, on_read)
     first_scanned = _first_scanned(bases, trusted)

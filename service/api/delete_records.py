@@ -37,9 +37,11 @@ async def _delete(broker: Broker, topic: str, wanted: DeleteRecordsPartition) ->
     if is_internal(topic):
         return _error(index, ErrorCode.INVALID_TOPIC_EXCEPTION)
     if partition.replicas is None:
-        return _error(index, ErrorCode.KAFKA_STORAGE_ERROR if partition.offline else ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return _error(index, partition.not_leading.error)
     if "delete" not in partition.log.config.cleanup_policy:
         return _error(index, ErrorCode.POLICY_VIOLATION)
+    if partition.is_catching_up:
+        return _error(index, ErrorCode.LEADER_NOT_AVAILABLE)  # an earlier leader may have known more to be committed
     offset = partition.high_watermark if wanted.offset == HIGH_WATERMARK else wanted.offset
     if not 0 <= offset <= partition.high_watermark:
         return _error(index, ErrorCode.OFFSET_OUT_OF_RANGE)

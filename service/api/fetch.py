@@ -4,17 +4,20 @@
 What is read, and how far, is `service.broker.reading`'s; here are sessions, and what of it goes into the answer. With
 too little to say the request waits, until enough has become readable or its time is over.
 
-Gaps: no preferred read replica (version 11) is ever named; a diverging epoch (version 12) is told to whoever sends
-its last fetched epoch.
+Another broker asks by its number and life (version 15): it reads up to the end of the log, and what it asks for tells
+what it holds.
+
+Gaps: no preferred read replica (version 11) is ever named, though a follower answers readers that come to it; a
+diverging epoch (version 12) is told to whoever sends its last fetched epoch.
 """
 
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 
-from isolation.read_view import Isolation
+from isolation.read_view import AnyIsolation, FollowerIsolation, Isolation
 from service.broker.fetch_sessions import FIRST_EPOCH, SESSIONLESS_EPOCH, FetchSession, SessionKey, Wanted
 from service.broker.node import Broker
-from service.broker.reading import Found, Reading, Terms
+from service.broker.reading import Copier, Found, Reading, Terms
 from service.broker.session import Session
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
@@ -27,6 +30,7 @@ from service.wire.messages import (
     FetchResponsePartitionData,
 )
 
+FOLLOWERS_SINCE = 11
 TOPIC_IDS_SINCE = 13
 NO_RECORDS = b""
 READ_COMMITTED = 1
@@ -61,17 +65,32 @@ def handle(
             broker.fetch_sessions.close(fetch_session.session_id)
             fetch_session, wanted = None, {}
     incremental = request.session_epoch > FIRST_EPOCH and fetch_session is not None
+    isolation: AnyIsolation = Isolation.READ_UNCOMMITTED
+    if request.isolation_level == READ_COMMITTED:
+        isolation = Isolation.READ_COMMITTED
+    copier = _copier(broker, request)
+    if copier is not None:
+        isolation = FollowerIsolation.LOG_END
     terms = Terms(
-        Isolation.READ_COMMITTED if request.isolation_level == READ_COMMITTED else Isolation.READ_UNCOMMITTED,
+        isolation,
         request.min_bytes,
         min(request.max_bytes, broker.config.fetch_max_bytes),
         request.max_wait_ms,
+        knows_followers=copier is None and header.api_version >= FOLLOWERS_SINCE,
     )
-    reading = Reading(broker.partitions, session, terms, wanted, keeps_order=fetch_session is not None)
+    keeps_order = fetch_session is not None
+    reading = Reading(broker.partitions, session, terms, wanted, keeps_order=keeps_order, copier=copier)
     answer = Answer(reading, fetch_session, incremental)
     if reading.read() or request.max_wait_ms <= 0:
         return answer.now()
     return answer.wait()
+
+
+def _copier(broker: Broker, request: FetchRequest) -> Copier | None:
+    """The broker that asks, if it is one."""
+    state = request.replica_state
+    broker_id, epoch = (request.replica_id, -1) if state is None else (state.replica_id, state.replica_epoch)
+    return None if broker_id < 0 else Copier(broker_id, epoch, broker.replication.in_sync)
 
 
 def _wanted(request: FetchRequest, by_id: bool) -> Iterable[tuple[SessionKey, Wanted]]:

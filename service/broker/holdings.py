@@ -146,7 +146,7 @@ class Holdings:
             self._leave(partition)
         elif state.leader != self._metadata.broker_id:
             self._coordination.lose(partition)
-            self._replication.follow(partition, state)
+            self._replication.follow(partition, state, fsync=self._must_fsync(partition.log.config, state))
         elif self._replication.lead(partition, state, fsync=self._must_fsync(partition.log.config, state)):
             self._coordination.led(partition)
 

@@ -1,5 +1,5 @@
-"""What must be done from time to time: expired segments removed, rolled ones made durable, recovery points moved,
-idle producers forgotten; and whether the data folders are still there.
+"""What must be done from time to time: expired segments removed, rolled ones made durable, recovery points and high
+watermarks written down, idle producers forgotten; and whether the data folders are still there.
 
 One partition after the other, with a pause after each that did something, so that the work never crowds out what
 clients wait for. A disk fault takes the
@@ -9,14 +9,15 @@ folder out of service; the round goes on elsewhere.
 import asyncio
 import errno
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from log.batch import CorruptBatch
 from log.clock import ClockWatch
 from log.config import UNLIMITED
 from log.disk import DiskFault
 from log.ids import TopicPartition
-from log.manifest import write_recovery_points
+from log.manifest import write_high_watermarks, write_recovery_points
 from service.broker.data_folder import META_FILE
 from service.broker.log_folder import LogFolder
 from service.broker.partition import Partition
@@ -41,12 +42,14 @@ class Housekeeper:
         self._folders = folders
         self._unflushed_since_ms: dict[Partition, int] = {}
         self.written_points: dict[LogFolder, dict[TopicPartition, int]] = {}
+        self._written_high_watermarks: dict[LogFolder, dict[TopicPartition, int]] = {}
+        self._distrusted: dict[TopicPartition, int] = {}
         self._writing_points = asyncio.Lock()
         self._clock_watch = ClockWatch()
 
     async def run(self) -> None:
         clock = self._env.clock
-        retention_s = points_s = producers_s = clock.monotonic()
+        retention_s = points_s = watermarks_s = producers_s = clock.monotonic()
         while True:
             await asyncio.sleep(FLUSH_CHECK_MS / 1000)
             now_s = clock.monotonic()
@@ -60,6 +63,10 @@ class Housekeeper:
                 points_s = now_s
                 for folder in self._folders:
                     await self.write_points(folder)
+            if now_s - watermarks_s >= self._config.replica_high_watermark_checkpoint_interval_ms / 1000:
+                watermarks_s = now_s
+                for folder in self._folders:
+                    await self.write_high_watermarks(folder)
             if now_s - producers_s >= self._config.producer_id_expiration_check_interval_ms / 1000:
                 producers_s = now_s
                 await self._each(self._forget_idle_producers)
@@ -127,6 +134,19 @@ class Housekeeper:
                 others = {key: point for key, point in written.items() if key != topic_partition}
                 await self._write_points(folder, others)
 
+    @asynccontextmanager
+    async def distrusting(self, partition: Partition, offset: int) -> AsyncIterator[None]:
+        """Meanwhile no recovery point says that what stands from `offset` on is durable: it is to be cut."""
+        self._distrusted[partition.topic_partition] = offset
+        try:
+            async with self._writing_points:
+                written = self.written_points.get(partition.folder, {})
+                if written.get(partition.topic_partition, 0) > offset:
+                    await self._write_points(partition.folder, dict(written))
+            yield
+        finally:
+            del self._distrusted[partition.topic_partition]
+
     async def write_points(self, folder: LogFolder) -> None:
         async with self._writing_points:
             points = {
@@ -137,6 +157,9 @@ class Housekeeper:
             await self._write_points(folder, points)
 
     async def _write_points(self, folder: LogFolder, points: dict[TopicPartition, int]) -> None:
+        for topic_partition, offset in self._distrusted.items():
+            if topic_partition in points:
+                points[topic_partition] = min(points[topic_partition], offset)
         if folder.failed is not None or points == self.written_points.get(folder, {}):
             return
         try:
@@ -145,3 +168,19 @@ class Housekeeper:
             folder.fail(fault)
             return
         self.written_points[folder] = points
+
+    async def write_high_watermarks(self, folder: LogFolder) -> None:
+        """Of those that other brokers hold too: the next leader begins with what it knew to be committed."""
+        known = {
+            partition.topic_partition: partition.high_watermark
+            for partition in self._partitions
+            if partition.folder is folder and partition.is_replicated and not partition.offline
+        }
+        if folder.failed is not None or known == self._written_high_watermarks.get(folder, {}):
+            return
+        try:
+            await write_high_watermarks(folder.disk, known)
+        except DiskFault as fault:
+            folder.fail(fault)
+            return
+        self._written_high_watermarks[folder] = known

@@ -85,7 +85,7 @@ class Broker:
         self.marker_writer = coordination.marker_writer
         self.transaction_gate = coordination.transaction_gate
 
-        self.replication = Replication()
+        self.replication = Replication(env, config, self.metadata, self.partitions, self.housekeeper)
         self.maker = PartitionMaker(env, config, self.partitions, self.folders, self.housekeeper)
         self.opening = self.maker.progress
         self.producer_room = self.maker.producer_room
@@ -151,6 +151,7 @@ class Broker:
         except MetadataLost as lost:
             raise StartError(f"the cluster refused this broker: {lost}") from None
         self.holdings.begin()
+        self.replication.begin()
         for folder in self.folders:
             self.env.tasks.spawn(f"headroom of {folder.name}", folder.headroom.run())
             for worker in range(WORKERS):
@@ -187,6 +188,7 @@ class Broker:
             if count % OPENED_AT_ONCE == 0:
                 await asyncio.sleep(0)
         for folder, closed in states.items():
+            await self.housekeeper.write_high_watermarks(folder)
             if folder.failed is None:
                 try:
                     await write_manifest(folder.disk, closed)

@@ -16,7 +16,7 @@ from log.config import LogConfig
 from log.disk import DiskFault
 from log.identity import read_topic_id
 from log.ids import TopicPartition, folder_of
-from log.manifest import Manifest, read_and_remove_manifest, read_recovery_points
+from log.manifest import Manifest, read_and_remove_manifest, read_high_watermarks, read_recovery_points
 from log.partition_log import CleanState, PartitionLog
 from service.broker.data_folder import StartError
 from service.broker.housekeeper import Housekeeper
@@ -76,6 +76,8 @@ class PartitionMaker:
             present[folder.name] = set(folder.disk.listdir(""))
             manifests[folder.name] = await read_and_remove_manifest(folder.disk)
             points[folder.name] = self._housekeeper.written_points[folder] = read_recovery_points(folder.disk)
+            # Without it a whole partition may have gone with a power cut, and nothing is left that tells.
+            self.was_clean = self.was_clean and manifests[folder.name].is_there
         progress, topics = self.progress, list(image.topics.values())
         progress.partitions = sum(node_id in state.replicas for each in topics for state in each.partitions.values())
         for topic in topics:
@@ -91,6 +93,10 @@ class PartitionMaker:
             # Those of topics that were deleted before a crash must not meet new topics of the same names.
             if any(self._partitions.get(topic_partition) is None for topic_partition in points[folder.name]):
                 await self._housekeeper.write_points(folder)
+            for topic_partition, high_watermark in read_high_watermarks(folder.disk).items():
+                partition = self._partitions.get(topic_partition)
+                if partition is not None and partition.folder is folder:
+                    partition.learn_high_watermark(high_watermark)
 
     def add_new(self, topic: Topic, index: int, config: LogConfig) -> Partition:
         """A partition that never was. What has its name on a disk was left by a deleted topic before a crash."""
@@ -136,7 +142,13 @@ class PartitionMaker:
         for folder in () if found else self._folders:
             known = manifests[folder.name].get(name)
             ended = known.end_offset if known is not None else points[folder.name].get(topic_partition, 0)
-            if ended:
+            if ended and len(topic.partitions[index].replicas) > 1:
+                logger.critical(
+                    "%s/%s is gone, and with it what was in it: %s is copied anew from another replica",
+                    *(folder.name, name, topic_partition),
+                )
+                self.was_clean = False
+            elif ended:
                 await self._start_over(topic, index, config, folder, ended)
                 return
         self.add(topic, index, self.emptiest_folder(), config, None, 0)

@@ -2,11 +2,14 @@
 # --only produce` answers for them.
 """One partition on this broker: its log, the folds over it, and its place among the replicas, joined.
 
+A partition has one role: it leads, it follows (somebody, or nobody yet), or its disk has failed. Each time it is given
+a role it is another object: who waits compares it with the one it began with.
+
 What always holds:
- - Offsets are handed out in the order of appends, and a batch is either in the log and in every fold, or in none.
+ - Offsets are handed out in the order of appends, and a batch is either in the log and in every fold, or in none. A
+   follower's batches have the offsets and epochs that their leader gave them.
  - Readers see nothing at or above the high watermark, and the high watermark covers only what every in-sync
-   replica holds (durably, where durability
-   is `fsync`).
+   replica holds (durably, where durability is `fsync`). A follower knows of it what its leaders told it.
  - Whoever waits for an offset is answered once: when the high watermark has passed it, or when this broker can no
    longer promise it.
  - After a disk fault the partition is not served any more: neither appended to nor read. No room on the disk is none:
@@ -33,10 +36,12 @@ from idempotence.verdicts import (
 )
 from isolation.stable import StableOffsets
 from log.batch import (
+    CHECKED_FROM,
     TRANSACTIONAL,
     BatchHeader,
     CorruptBatch,
     clear_attributes,
+    crc32c,
     read_header,
     restamp,
     set_log_append_time,
@@ -44,7 +49,7 @@ from log.batch import (
 from log.config import LogConfig
 from log.control import ControlType, build_marker
 from log.disk import DiskFault, FileSlice
-from log.ids import TopicId, TopicPartition
+from log.ids import NO_EPOCH, TopicId, TopicPartition
 from log.partition_log import PartitionLog
 from log.replica import ReplicaSet
 from service.broker.acceptance import BROKERS_BITS, Opened, Refused, inspect_batch, must_open, open_at_once
@@ -57,6 +62,8 @@ logger = logging.getLogger("oncelog.partition")
 ACKS_ALL = -1
 NOT_LEADER = Refused(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 OFFLINE = Refused(ErrorCode.KAFKA_STORAGE_ERROR)
+TOO_FEW_IN_SYNC = Refused(ErrorCode.NOT_ENOUGH_REPLICAS)
+NOBODY = -1
 NO_ROOM = Refused(ErrorCode.NOT_ENOUGH_REPLICAS, "The disk has no room, or the process no descriptor, for it now.")
 """Every client sends the same batch again to the same leader, and knows that it was not written."""
 
@@ -81,6 +88,29 @@ class PartitionLost(Exception):
         self.error = error
 
 
+@dataclass(slots=True, eq=False)
+class Leading:
+    """This broker leads, with these replicas."""
+
+    replicas: ReplicaSet
+
+
+@dataclass(slots=True, eq=False)
+class Following:
+    """Another broker leads in that epoch, or nobody does that this broker knows of."""
+
+    leader: int = NOBODY
+    leader_epoch: int = NO_EPOCH
+
+
+@dataclass(slots=True, eq=False)
+class Offline:
+    """The disk below, or what is on it, has failed."""
+
+
+Role = Leading | Following | Offline
+
+
 class Watcher(Protocol):
     """Someone who wants to know that there is more to read."""
 
@@ -91,15 +121,18 @@ class Partition:
     __slots__ = (
         "_committed_waiters",
         "_fsync",
+        "_known_high_watermark",
+        "_short_waiters",
+        "_tail_watchers",
         "_watchers",
         "folder",
+        "is_replicated",
         "leader_epoch",
         "leads_from_offset",
         "log",
-        "offline",
-        "on_leader_fault",
         "producers",
         "replicas",
+        "role",
         "stable",
         "tally",
         "topic_id",
@@ -122,53 +155,206 @@ class Partition:
         self.producers = producers
         self.stable = stable
         self.tally = PartitionTally()
-        self.replicas: ReplicaSet | None = None  # only while this broker leads
-        self.leader_epoch = -1
+        self.role: Role = Following()
+        self.replicas: ReplicaSet | None = None  # the role's, while this broker leads: it is asked once a batch
+        self.is_replicated = False  # others hold it too
+        self.leader_epoch = NO_EPOCH
         self.leads_from_offset = 0
-        self.offline = False
+        self._known_high_watermark = log.start_offset
         self._fsync = False
         self._committed_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._short_waiters: list[asyncio.Future[None]] = []
         self._watchers: dict[Watcher, None] = {}
+        self._tail_watchers: dict[Watcher, None] = {}
 
-    # -- leading
+    # -- roles
+
+    @property
+    def offline(self) -> bool:
+        return isinstance(self.role, Offline)
+
+    @property
+    def must_flush(self) -> bool:
+        """Whether it holds what does not count before it is durable."""
+        return self._fsync and self.log.flushed_offset < self.log.end_offset
+
+    @property
+    def not_leading(self) -> Refused:
+        """What is said to who wants a leader while this broker is none."""
+        return OFFLINE if self.offline else NOT_LEADER
 
     def lead(
-        self, leader_epoch: int, leader: int, replicas: tuple[int, ...], isr: tuple[int, ...], *, fsync: bool
+        self,
+        leader_epoch: int,
+        leader: int,
+        replicas: tuple[int, ...],
+        isr: tuple[int, ...],
+        *,
+        fsync: bool,
+        partition_epoch: int = 0,
+        now_ms: int = 0,
     ) -> None:
-        """Start to lead in `leader_epoch`. What the log holds from before counts as held by this replica."""
+        """Start to lead in `leader_epoch`. What the log holds from before counts as held by this replica, and what an
+        earlier leader said is committed, as committed.
+        """
         assert leader_epoch >= self.leader_epoch, "leadership never goes back"
         if leader_epoch != self.leader_epoch:
             self.log.epochs.assign(leader_epoch, self.log.end_offset)
             self.leader_epoch, self.leads_from_offset = leader_epoch, self.log.end_offset
         self._fsync = fsync
-        previous = self.replicas.high_watermark if self.replicas is not None else self.log.start_offset
+        self.is_replicated = len(replicas) > 1
         self.replicas = ReplicaSet(
-            leader, leader_epoch, replicas, isr, high_watermark=max(previous, self.log.start_offset)
+            leader,
+            leader_epoch,
+            replicas,
+            isr,
+            high_watermark=self.high_watermark,
+            epoch_start_offset=self.leads_from_offset,
+            partition_epoch=partition_epoch,
+            min_in_sync=self.log.config.min_insync_replicas,
+            now_ms=now_ms,
         )
-        if fsync and self.log.flushed_offset < self.log.end_offset:
+        self.role = Leading(self.replicas)
+        if self.must_flush:
             self.folder.flusher.request(self)
         self._held()
 
+    def follow(self, leader: int, leader_epoch: int, *, fsync: bool) -> Following:
+        """Copy `leader`'s log from now on (`NOBODY`'s: wait). The same again changes nothing."""
+        assert leader_epoch >= self.leader_epoch, "leadership never goes back"
+        role = self.role
+        self._fsync, self.is_replicated = fsync, True
+        if not isinstance(role, Following) or (role.leader, role.leader_epoch) != (leader, leader_epoch):
+            self.resign()
+            self.leader_epoch = leader_epoch
+            self.log.epochs.truncate_from_end(self.log.end_offset)  # epochs in which this broker wrote nothing
+            self.role = role = Following(leader, leader_epoch)
+        return role
+
     def resign(self, error: ErrorCode = ErrorCode.NOT_LEADER_OR_FOLLOWER) -> None:
-        """Stop leading: everybody who waits is told so."""
+        """Stop leading or following: everybody who waits is told so."""
+        self._known_high_watermark = self.high_watermark
         self.replicas = None
-        waiters, self._committed_waiters = self._committed_waiters, deque()
-        for _, waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(PartitionLost(error))
-                waiter.exception()  # whoever waited may be gone, and then nobody else looks at it
-        self._wake_watchers()
+        if not self.offline:
+            self.role = Following()
+        self._disappoint(error)
+        short, self._short_waiters = self._short_waiters, []
+        for waiter in short:
+            _fail(waiter, PartitionLost(error))
+        self._wake(self._watchers)
+        self._wake(self._tail_watchers)
 
     def fail(self) -> None:
         """The disk below failed: no more appends, and nothing that waits is promised."""
-        self.offline = True
         self.resign(ErrorCode.KAFKA_STORAGE_ERROR)
+        self.role = Offline()
 
     def set_config(self, config: LogConfig, *, fsync: bool) -> None:
         self.log.set_config(config)
         self._fsync = fsync
-        if fsync and self.log.flushed_offset < self.log.end_offset:
+        if self.must_flush:
             self.folder.flusher.request(self)
+        if self.replicas is not None:
+            self._settled(moved=self.replicas.require(config.min_insync_replicas))
+
+    # -- leading
+
+    def decided(self, isr: tuple[int, ...], partition_epoch: int) -> None:
+        """The metadata names these as in sync now."""
+        assert self.replicas is not None
+        self._settled(moved=self.replicas.decided(isr, partition_epoch))
+
+    def not_accepted(self, *, doubtful: bool) -> None:
+        """The in-sync set that was proposed is refused; or, `doubtful`, nobody knows."""
+        assert self.replicas is not None
+        self._settled(moved=self.replicas.refused(doubtful=doubtful))
+
+    def fetched(self, member: int, offset: int, *, broker_epoch: int, now_ms: int) -> None:
+        """A follower holds everything below `offset`, in the history that is this log's."""
+        assert self.replicas is not None
+        moved = self.replicas.fetched(
+            member, offset, log_end_offset=self.log.end_offset, broker_epoch=broker_epoch, now_ms=now_ms
+        )
+        if moved:
+            self._committed(self.replicas.high_watermark)
+
+    def _settled(self, *, moved: bool) -> None:
+        """It has changed who is in sync, or how many must be. While they are too few nothing is committed, and who
+        waits for that is told so.
+        """
+        assert self.replicas is not None
+        if self.replicas.is_short:
+            self._disappoint(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+            return
+        enough, self._short_waiters = self._short_waiters, []
+        for waiter in enough:
+            if not waiter.done():
+                waiter.set_result(None)
+        if moved:
+            self._committed(self.replicas.high_watermark)
+
+    def enough_in_sync(self) -> asyncio.Future[None] | None:
+        """None if something can be committed now; else a future, answered then, or failed with `PartitionLost`."""
+        if self.replicas is None:
+            raise PartitionLost(self.not_leading.error)
+        if not self.replicas.is_short:
+            return None
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._short_waiters.append(waiter)
+        return waiter
+
+    def _disappoint(self, error: ErrorCode) -> None:
+        waiters, self._committed_waiters = self._committed_waiters, deque()
+        for _, waiter in waiters:
+            _fail(waiter, PartitionLost(error))
+
+    # -- following
+
+    def append_replicated(self, batch: memoryview, header: BatchHeader, *, now_ms: int) -> None:
+        """Append one batch as the leader has it. `CorruptBatch` if it can't be what comes next here, `DiskFault` if it
+        can't be written; then nothing has changed.
+        """
+        role, log = self.role, self.log
+        assert isinstance(role, Following), "only a follower copies"
+        if crc32c(batch[CHECKED_FROM:]) != header.crc:
+            raise CorruptBatch(f"the checksum of the leader's batch at offset {header.base_offset} is wrong")
+        if header.base_offset < log.end_offset:
+            raise CorruptBatch(f"the leader sent offset {header.base_offset} where {log.end_offset} was due")
+        if not log.epochs.latest <= header.leader_epoch <= role.leader_epoch:
+            epochs = f"{log.epochs.latest} to {role.leader_epoch}"
+            raise CorruptBatch(f"the leader sent leader epoch {header.leader_epoch}, not one of {epochs}")
+        log.append_after_gap(batch, header, now_ms=now_ms)
+        if header.is_control:
+            self.stable.forget_ended(self.high_watermark)
+        if self._fsync or log.end_offset - log.flushed_offset >= log.config.flush_messages:
+            self.folder.flusher.request(self)
+
+    def learn_high_watermark(self, high_watermark: int) -> None:
+        """The leader, or what was noted before a stop, says that everything below is committed."""
+        assert self.replicas is None, "a leader knows better"
+        known = min(high_watermark, self.log.end_offset)
+        if known > self._known_high_watermark:
+            self._known_high_watermark = known
+            self._wake(self._watchers)
+
+    def cut(self, end_offset: int) -> None:
+        """Take back what this follower's leader does not have. What was committed may be among it only after an unclean
+        election.
+        """
+        assert isinstance(self.role, Following), "only a follower cuts"
+        if self._known_high_watermark > end_offset:
+            logger.error(
+                "%s is cut to offset %d, though offsets up to %d were committed: they are lost",
+                *(self.topic_partition, end_offset, self._known_high_watermark),
+            )
+        self.log.truncate_to(end_offset)
+        self._known_high_watermark = min(self._known_high_watermark, self.log.end_offset)
+
+    def start_over(self, offset: int) -> None:
+        """Forget everything: the leader's log begins above where this one ends."""
+        assert isinstance(self.role, Following), "only a follower starts over"
+        self.log.restart_at(offset)
+        self._known_high_watermark = offset
 
     # -- writing
 
@@ -189,11 +375,11 @@ class Partition:
         """
         replicas = self.replicas
         if replicas is None:
-            return OFFLINE if self.offline else NOT_LEADER
+            return self.not_leading
         log = self.log
         config = log.config
         if acks == ACKS_ALL and len(replicas.isr) < config.min_insync_replicas:
-            return Refused(ErrorCode.NOT_ENOUGH_REPLICAS)
+            return TOO_FEW_IN_SYNC
         header = inspect_batch(records, config, now_ms)
         if isinstance(header, Refused):
             return header
@@ -231,7 +417,9 @@ class Partition:
     def append_own(self, batch: bytearray, *, now_ms: int) -> Appended | Refused:
         """Append a batch of the broker's own making: coordinators' records."""
         if self.replicas is None:
-            return OFFLINE if self.offline else NOT_LEADER
+            return self.not_leading
+        if self.replicas.is_short:
+            return TOO_FEW_IN_SYNC
         return self._append_decided(memoryview(batch), now_ms)
 
     def refuse_offsets(
@@ -239,7 +427,7 @@ class Partition:
     ) -> Refused | None:
         """Why this producer may not commit offsets in a transaction here now; None if it may. Ask right before."""
         if self.replicas is None:
-            return OFFLINE if self.offline else NOT_LEADER
+            return self.not_leading
         offsets = BatchHeader(0, 0, 0, 2, 0, TRANSACTIONAL, 0, now_ms, now_ms, producer_id, producer_epoch, -1, 1)
         verdict = self.producers.check(offsets, now_ms=now_ms, origin=Origin.COORDINATOR, guard=guard)
         if verdict is ACCEPTED:
@@ -260,7 +448,9 @@ class Partition:
     ) -> Appended | Refused:
         """Write how a transaction ended. The same marker again is written again, and changes nothing."""
         if self.replicas is None:
-            return OFFLINE if self.offline else NOT_LEADER
+            return self.not_leading
+        if self.replicas.is_short:
+            return TOO_FEW_IN_SYNC
         marker = bytearray(
             build_marker(
                 kind,
@@ -308,13 +498,17 @@ class Partition:
             self._held()
             if log.end_offset - log.flushed_offset >= log.config.flush_messages:
                 self.folder.flusher.request(self)
+        if self._tail_watchers:
+            self._wake(self._tail_watchers)
         return Appended(base_offset, log.end_offset, append_time_ms)
 
     # -- committing
 
     @property
     def high_watermark(self) -> int:
-        return self.replicas.high_watermark if self.replicas is not None else self.log.start_offset
+        if self.replicas is not None:
+            return self.replicas.high_watermark
+        return max(self._known_high_watermark, self.log.start_offset)
 
     @property
     def last_stable_offset(self) -> int:
@@ -325,7 +519,7 @@ class Partition:
         """Whether the high watermark has yet to pass what was there when this leadership began: readers of an earlier
         one may have seen more than it says.
         """
-        return self.high_watermark < self.leads_from_offset
+        return self.replicas is not None and self.high_watermark < self.leads_from_offset
 
     async def flush(self) -> None:
         """Called by the folder's flusher."""
@@ -344,7 +538,7 @@ class Partition:
             if not waiter.done():
                 waiter.set_result(None)
         if self._watchers:
-            self._wake_watchers()
+            self._wake(self._watchers)
 
     def committed(self, end_offset: int) -> asyncio.Future[None] | None:
         """None if everything below `end_offset` is committed already; else a future, answered or failed with
@@ -352,7 +546,7 @@ class Partition:
         """
         replicas = self.replicas
         if replicas is None:
-            raise PartitionLost(ErrorCode.KAFKA_STORAGE_ERROR if self.offline else ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            raise PartitionLost(self.not_leading.error)
         if replicas.high_watermark >= end_offset:
             return None
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -370,20 +564,29 @@ class Partition:
         """Stored batches from the one that holds `offset`, below `limit_offset`; the caller has checked the bounds."""
         return self.log.read(offset, max_bytes=max_bytes, limit_offset=limit_offset, at_least_one=at_least_one)
 
-    def watch(self, watcher: Watcher) -> None:
-        self._watchers[watcher] = None
+    def watch(self, watcher: Watcher, *, tail: bool = False) -> None:
+        """`tail`: a follower, who reads what is not committed yet."""
+        (self._tail_watchers if tail else self._watchers)[watcher] = None
 
     def unwatch(self, watcher: Watcher) -> None:
         self._watchers.pop(watcher, None)
+        self._tail_watchers.pop(watcher, None)
 
     def unreadable(self, error: DiskFault | CorruptBatch) -> ErrorCode:
         """What a reader is told whom the stored bytes fail. Other partitions, and writers, need not suffer."""
         logger.error("%s can't be read: %s", self.topic_partition, error)
         return ErrorCode.KAFKA_STORAGE_ERROR if isinstance(error, DiskFault) else ErrorCode.CORRUPT_MESSAGE
 
-    def _wake_watchers(self) -> None:
-        for watcher in list(self._watchers):
+    @staticmethod
+    def _wake(watchers: dict[Watcher, None]) -> None:
+        for watcher in list(watchers):
             watcher.moved()
+
+
+def _fail(waiter: asyncio.Future[None], error: PartitionLost) -> None:
+    if not waiter.done():
+        waiter.set_exception(error)
+        waiter.exception()  # the one who waited may be gone, and then nobody else looks at it
 
 
 def _not_new(verdict: Verdict) -> Appended | Refused:

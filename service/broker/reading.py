@@ -14,11 +14,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from isolation.read_view import AnyIsolation, Isolation, aborted_transactions, readable_end_offset
+from isolation.read_view import AnyIsolation, FollowerIsolation, Isolation, aborted_transactions, readable_end_offset
 from log.batch import CorruptBatch
 from log.disk import DiskFault, FileSlice
 from service.broker.fetch_sessions import SessionKey, Wanted
-from service.broker.partition import Partition
+from service.broker.in_sync import InSyncSets
+from service.broker.partition import NOBODY, Following, Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
 from service.wire.error_codes import ErrorCode
@@ -39,6 +40,16 @@ class Terms(NamedTuple):
     min_bytes: int
     max_bytes: int
     max_wait_ms: int
+    knows_followers: bool = False
+    """The reader knows that who serves it may be a follower, which lags behind its leader."""
+
+
+class Copier(NamedTuple):
+    """A broker that follows: what it asks for tells what it holds."""
+
+    broker_id: int
+    broker_epoch: int
+    in_sync: InSyncSets
 
 
 @dataclass(slots=True)
@@ -63,7 +74,19 @@ class Found:
 def leader_epoch_error(partition: Partition, epoch: int) -> ErrorCode:
     """What is wrong with a caller who believes in leader epoch `epoch` (-1: who doesn't say)."""
     if partition.replicas is None:
-        return ErrorCode.KAFKA_STORAGE_ERROR if partition.offline else ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return partition.not_leading.error
+    return _epoch_error(partition, epoch)
+
+
+def reader_error(partition: Partition, epoch: int) -> ErrorCode:
+    """The same for a reader who takes a follower's answer too."""
+    role = partition.role
+    if isinstance(role, Following) and role.leader != NOBODY:
+        return _epoch_error(partition, epoch)
+    return leader_epoch_error(partition, epoch)
+
+
+def _epoch_error(partition: Partition, epoch: int) -> ErrorCode:
     if epoch < 0 or epoch == partition.leader_epoch:
         return ErrorCode.NONE
     return ErrorCode.FENCED_LEADER_EPOCH if epoch < partition.leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
@@ -79,7 +102,9 @@ class Reading:
     wanted: Mapping[SessionKey, Wanted]
     keeps_order: bool
     """The order of `wanted` is the order of turns already."""
+    copier: Copier | None = None
     found: dict[SessionKey, Found] = field(default_factory=dict)
+    _is_counted: bool = False
     _woken: asyncio.Future[None] | None = None
 
     def read(self) -> bool:
@@ -104,6 +129,7 @@ class Reading:
             if data.error or data.diverging is not None:
                 urgent = True
             found[key] = data
+        self._is_counted = True
         if round_trip_us is not None and not self.keeps_order:
             self._keep_turns(ended_early=size >= enough)
         return urgent or counted >= least
@@ -140,7 +166,8 @@ class Reading:
 
     def _read(self, partition: Partition, wanted: Wanted, budget: int, least: int, *, at_least_one: bool) -> Found:
         log, offset, isolation = partition.log, wanted.fetch_offset, self.terms.isolation
-        if error := leader_epoch_error(partition, wanted.current_leader_epoch):
+        belief = reader_error if self.terms.knows_followers else leader_epoch_error
+        if error := belief(partition, wanted.current_leader_epoch):
             return Found(error)
         high_watermark, stable = partition.high_watermark, partition.last_stable_offset
         if wanted.last_fetched_epoch >= 0:
@@ -152,7 +179,12 @@ class Reading:
                 return Found(ErrorCode.NONE, high_watermark, stable, log.start_offset, diverging=diverging)
         if not log.start_offset <= offset <= log.end_offset:
             partition.tally.failed_reads += 1
-            return Found(ErrorCode.OFFSET_OUT_OF_RANGE)
+            if partition.replicas is None and offset > log.end_offset:
+                return Found(ErrorCode.OFFSET_NOT_AVAILABLE)  # here, so far: the leader may have it
+            begins = log.start_offset if self.copier is not None else -1
+            return Found(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=begins)
+        if self.copier is not None and not self._is_counted and (error := self._count(partition, offset, self.copier)):
+            return Found(error)
         limit = readable_end_offset(
             isolation, log_end_offset=log.end_offset, high_watermark=high_watermark, last_stable_offset=stable
         )
@@ -182,13 +214,24 @@ class Reading:
         found.counts = max(stored.size, most) if cut_short else stored.size
         return found
 
+    @staticmethod
+    def _count(partition: Partition, offset: int, copier: Copier) -> ErrorCode:
+        """A follower holds everything below what it asks for. Once a request: it says nothing new by waiting."""
+        replicas = partition.replicas
+        if replicas is None or copier.broker_id not in replicas.followers:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if copier.broker_epoch < 0 or replicas.is_former_life(copier.broker_id, copier.broker_epoch):
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        copier.in_sync.fetched(partition, copier.broker_id, offset, broker_epoch=copier.broker_epoch)
+        return ErrorCode.NONE
+
     async def wait(self) -> None:
         """Until there is enough, or it has taken as long as it may. `found` is what there is then."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(self.terms.max_wait_ms, LONGEST_WAIT_MS) / 1000
         watched = [partition for key in self.wanted if not isinstance(partition := self._partition(key), ErrorCode)]
         for partition in watched:
-            partition.watch(self)
+            partition.watch(self, tail=self.terms.isolation is FollowerIsolation.LOG_END)
         try:
             while True:
                 self._woken = loop.create_future()

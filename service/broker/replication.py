@@ -1,27 +1,480 @@
-"""What the metadata says about a partition becomes its role on this broker.
+"""What the metadata says about a partition becomes its role on this broker; a follower's log becomes its leader's.
+
+A follower asks its leader as a consumer would, by Fetch: one connection and one session for all partitions that the
+same broker leads. It appends the batches as they come. Where its history is another than the leader's it is told from
+where on (KIP-320), cuts that off, and asks again.
+
+What always holds:
+ - What a follower asks for says that it holds everything below, in this history; where durability is `fsync`, on the
+   platter (R12). Nothing is appended, cut or counted but in the role that it was asked for.
+ - What goes wrong with one partition stays there: it rests, longer each time, and says why; the others go on.
 
 Called by `Holdings`, in the order of the metadata's commits.
 """
 
-from service.broker.partition import Partition
-from service.cluster.image import PartitionState
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from log.batch import HEADER_BYTES, CorruptBatch, read_header
+from log.disk import DiskFault
+from log.replica import cut_by_epoch
+from service.broker.housekeeper import Housekeeper
+from service.broker.in_sync import InSyncSets
+from service.broker.partition import NOBODY, Following, Partition
+from service.broker.partition_table import PartitionTable
+from service.client.connection import Client, ClientError
+from service.client.failures import error_name
+from service.cluster.image import Broker as RegisteredBroker
+from service.cluster.image import Delta, PartitionState
+from service.cluster.metadata import ClusterMetadata
+from service.ports import Env
+from service.settings.broker import BrokerConfig
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    FetchPartition,
+    FetchRequest,
+    FetchRequestReplicaState,
+    FetchResponse,
+    FetchResponsePartitionData,
+    FetchTopic,
+    ForgottenTopic,
+)
+
+logger = logging.getLogger("oncelog.replication")
+
+FIRST_REST_S = 0.02
+"""Before a leader, or one partition of it, is asked again; twice as long each time."""
+INTERRUPTED_EVERY_S = 0.2
+"""So often at most a fetch that waits at the leader is given up for partitions that are new: each time costs a
+connection and a session.
+"""
+NO_SESSION, SESSION_BEGINS = 0, 0
+LAST_SESSION_EPOCH = 2**31 - 1
+
+Key = tuple[bytes, int]
+"""Topic id and partition."""
 
 
 class Replication:
+    def __init__(
+        self,
+        env: Env,
+        config: BrokerConfig,
+        metadata: ClusterMetadata,
+        partitions: PartitionTable,
+        housekeeper: Housekeeper,
+    ) -> None:
+        self._env = env
+        self._config = config
+        self._metadata = metadata
+        self._partitions = partitions
+        self._housekeeper = housekeeper
+        self._fetchers: dict[int, Fetcher] = {}
+        self.in_sync = InSyncSets(env, config, metadata, partitions)
+
+    def begin(self) -> None:
+        self._metadata.subscribe(self._brokers_changed)
+        self._env.tasks.spawn("in-sync sets", self.in_sync.run())
+
     def lead(self, partition: Partition, state: PartitionState, *, fsync: bool) -> bool:
         """This broker leads; True if a leadership begins, else something about the one there is may have changed."""
-        begins = partition.replicas is None or partition.leader_epoch != state.leader_epoch
-        if begins:
-            partition.lead(state.leader_epoch, state.leader, state.replicas, state.isr, fsync=fsync)
-        elif partition.replicas is not None and partition.replicas.isr != state.isr:
-            partition.replicas.decided(state.isr)
+        replicas = partition.replicas
+        if replicas is not None and (replicas.leader_epoch, replicas.replicas) == (state.leader_epoch, state.replicas):
+            partition.decided(state.isr, state.partition_epoch)
+            return False
+        begins = replicas is None or partition.leader_epoch != state.leader_epoch
+        self._forget(partition)
+        partition.lead(
+            state.leader_epoch,
+            state.leader,
+            state.replicas,
+            state.isr,
+            fsync=fsync,
+            partition_epoch=state.partition_epoch,
+            now_ms=self.in_sync.now_ms(),
+        )
         return begins
 
-    def follow(self, partition: Partition, state: PartitionState) -> None:
+    def follow(self, partition: Partition, state: PartitionState, *, fsync: bool) -> None:
         """Another broker leads, or nobody does."""
-        if partition.replicas is not None:
-            partition.resign()
+        role = partition.follow(state.leader, state.leader_epoch, fsync=fsync)
+        if state.leader == NOBODY:
+            self._forget(partition)
+            return
+        fetcher = self._fetchers.get(state.leader)
+        if fetcher is None:
+            fetcher = self._fetchers[state.leader] = Fetcher(
+                state.leader, self._env, self._config, self._metadata, self._housekeeper
+            )
+        if not fetcher.follows(partition, role):
+            self._forget(partition)
+            fetcher.add(partition, role)
 
     def stop(self, partition: Partition) -> None:
         """The partition is not this broker's any more, or the broker doesn't know what the metadata says now."""
+        self._forget(partition)
         partition.resign()
+
+    def _forget(self, partition: Partition) -> None:
+        for fetcher in self._fetchers.values():
+            fetcher.forget(partition)
+
+    def places(self) -> Iterable["Place"]:
+        """How each partition that is followed here gets on."""
+        return [place for leader in sorted(self._fetchers) for place in self._fetchers[leader].places()]
+
+    def _brokers_changed(self, delta: Delta) -> None:
+        for broker_id in delta.brokers:
+            old, new = delta.old.brokers.get(broker_id), delta.new.brokers.get(broker_id)
+            if new is None or (old is not None and old.epoch == new.epoch):
+                continue
+            if broker_id in self._fetchers:
+                self._fetchers[broker_id].leader_is_back()
+            for partition in self._partitions:
+                if partition.is_replicated and partition.replicas is not None:
+                    partition.replicas.began_another_life(broker_id, new.epoch, now_ms=self.in_sync.now_ms())
+
+
+@dataclass(slots=True)
+class Place:
+    """One partition that is followed, and how that goes."""
+
+    partition: Partition
+    role: Following
+    rest_s: float = 0.0
+    rests_until_s: float = 0.0
+    trouble: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the partition is in that role still."""
+        return self.partition.role is self.role
+
+    def rest(self, now_s: float, longest_s: float, trouble: str) -> None:
+        self.rest_s = min(max(2 * self.rest_s, FIRST_REST_S), longest_s)
+        self.rests_until_s = now_s + self.rest_s
+        if trouble != self.trouble:
+            self.trouble = trouble
+            logger.warning("%s can't follow broker %d: %s", self.partition.topic_partition, self.role.leader, trouble)
+
+    def get_on(self) -> None:
+        if self.trouble:
+            logger.info("%s follows broker %d again", self.partition.topic_partition, self.role.leader)
+        self.rest_s, self.trouble = 0.0, ""
+
+
+class Fetcher:
+    """Copies what one broker leads and this one follows. Its task ends when there is nothing, and begins with the
+    first.
+    """
+
+    def __init__(
+        self, leader: int, env: Env, config: BrokerConfig, metadata: ClusterMetadata, housekeeper: Housekeeper
+    ) -> None:
+        self._leader = leader
+        self._env = env
+        self._config = config
+        self._metadata = metadata
+        self._housekeeper = housekeeper
+        self._places: dict[Key, Place] = {}
+        self._running = False
+        self._client: Client | None = None
+        self._session_id, self._session_epoch = NO_SESSION, SESSION_BEGINS
+        self._told: dict[Key, FetchPartition] = {}
+        self._rest_s = 0.0
+        self._woken = asyncio.Event()
+        self._is_parked = False
+        self._interrupted_s = -INTERRUPTED_EVERY_S
+
+    # -- what is followed
+
+    def places(self) -> list[Place]:
+        return list(self._places.values())
+
+    def follows(self, partition: Partition, role: Following) -> bool:
+        place = self._places.get(_key(partition))
+        return place is not None and place.partition is partition and place.role is role
+
+    def add(self, partition: Partition, role: Following) -> None:
+        self._places[_key(partition)] = Place(partition, role)
+        self._woken.set()
+        if not self._running:
+            self._running = True
+            self._env.tasks.spawn(f"fetcher from broker {self._leader}", self._run())
+        elif self._is_parked and self._now_s() - self._interrupted_s >= INTERRUPTED_EVERY_S:
+            self._interrupted_s = self._now_s()
+            asyncio.get_running_loop().call_soon(self._interrupt)  # after all others that come with this one
+
+    def forget(self, partition: Partition) -> None:
+        place = self._places.get(_key(partition))
+        if place is not None and place.partition is partition:
+            del self._places[_key(partition)]
+
+    def leader_is_back(self) -> None:
+        """It has registered anew: at another address, maybe."""
+        self._rest_s = 0.0
+        self._woken.set()
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        """What waits at the leader does not know of what is new."""
+        if self._client is not None and self._is_parked:
+            self._client.abort()
+
+    def _now_s(self) -> float:
+        return self._env.clock.monotonic()
+
+    # -- asking
+
+    async def _run(self) -> None:
+        try:
+            while self._places:
+                try:
+                    await self._round()
+                except Exception as error:
+                    logger.exception("fetching from broker %d failed; it is tried again", self._leader)
+                    await self._lost(error)
+        finally:
+            self._running = False
+            client, self._client = self._client, None
+            if client is not None:
+                client.abort()
+
+    async def _round(self) -> None:
+        self._woken.clear()
+        for place in self.places():
+            if place.partition.must_flush:  # the flusher has begun with all of them
+                await self._flush(place)
+        now_s = self._now_s()
+        due = {
+            key: place
+            for key, place in self._places.items()
+            if place.rests_until_s <= now_s and not place.partition.must_flush
+        }
+        resting = [place.rests_until_s - now_s for key, place in self._places.items() if key not in due]
+        if not due:
+            await self._wait(min(resting, default=FIRST_REST_S))
+            return
+        try:
+            client = await self._connected()
+            answer = await self._ask(client, due, min(resting, default=float("inf")))
+        except (OSError, ClientError, TimeoutError) as error:
+            await self._lost(error)
+            return
+        self._rest_s = 0.0
+        if answer.error_code:
+            logger.info("broker %d ended the fetch session: %s", self._leader, error_name(answer.error_code))
+            self._end_session()
+            return
+        await self._take(answer)
+
+    async def _wait(self, longest_s: float) -> None:
+        try:
+            async with asyncio.timeout(longest_s):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+
+    async def _connected(self) -> Client:
+        if self._client is None:
+            broker = self._metadata.image.brokers.get(self._leader)
+            if broker is None:
+                raise ConnectionError(f"broker {self._leader} is not registered")
+            host, port = address_of(broker, self._config.inter_broker_listener_name)
+            client = Client(host, port, f"replica-{self._metadata.broker_id}")
+            async with asyncio.timeout(self._config.replica_socket_timeout_ms / 1000):
+                await client.connect()
+            self._client = client
+            self._end_session()
+        return self._client
+
+    async def _lost(self, error: Exception) -> None:
+        """The connection broke, or there is none to be had."""
+        client, self._client = self._client, None
+        interrupted = self._now_s() - self._interrupted_s < INTERRUPTED_EVERY_S and client is not None
+        if client is not None:
+            client.abort()
+        if interrupted:
+            return
+        if not self._rest_s:
+            logger.info("broker %d can't be asked: %s", self._leader, error or type(error).__name__)
+        self._rest_s = min(max(2 * self._rest_s, FIRST_REST_S), self._config.replica_fetch_backoff_ms / 1000)
+        await self._wait(self._rest_s)
+
+    def _end_session(self) -> None:
+        self._session_epoch = SESSION_BEGINS
+        self._told.clear()
+
+    async def _ask(self, client: Client, due: dict[Key, Place], until_next_s: float) -> FetchResponse:
+        config = self._config
+        wait_ms = max(min(config.replica_fetch_wait_max_ms, int(until_next_s * 1000)), 0)
+        request = FetchRequest(
+            replica_state=FetchRequestReplicaState(self._metadata.broker_id, self._metadata.broker_epoch),
+            max_wait_ms=wait_ms,
+            min_bytes=config.replica_fetch_min_bytes,
+            max_bytes=config.replica_fetch_response_max_bytes,
+            session_id=self._session_id,
+            session_epoch=self._session_epoch,
+            topics=self._news(due),
+            forgotten_topics_data=self._gone(due),
+        )
+        self._is_parked = True
+        try:
+            async with asyncio.timeout((wait_ms + config.replica_socket_timeout_ms) / 1000):
+                answer = await client.request(request)
+        finally:
+            self._is_parked = False
+        if not answer.error_code:
+            self._session_id = answer.session_id
+            if self._session_id == NO_SESSION:  # the leader has no room for one: everything is named in each request
+                self._session_epoch = SESSION_BEGINS
+            else:
+                self._session_epoch = 1 if self._session_epoch == LAST_SESSION_EPOCH else self._session_epoch + 1
+        return answer
+
+    def _news(self, due: dict[Key, Place]) -> list[FetchTopic]:
+        """What the leader does not know of the partitions that are due."""
+        if self._session_epoch == SESSION_BEGINS:
+            self._told.clear()
+        topics: dict[bytes, FetchTopic] = {}
+        for key, place in due.items():
+            wanted = self._wanted(place)
+            if self._told.get(key) != wanted:
+                self._told[key] = wanted
+                topics.setdefault(key[0], FetchTopic(topic_id=key[0])).partitions.append(wanted)
+        return list(topics.values())
+
+    def _wanted(self, place: Place) -> FetchPartition:
+        log = place.partition.log
+        end_offset = log.end_offset
+        return FetchPartition(
+            place.partition.topic_partition.partition,
+            place.role.leader_epoch,
+            end_offset,
+            log.epochs.epoch_at(end_offset - 1) if end_offset > log.start_offset else -1,
+            log.start_offset,
+            self._config.replica_fetch_max_bytes,
+        )
+
+    def _gone(self, due: dict[Key, Place]) -> list[ForgottenTopic]:
+        topics: dict[bytes, ForgottenTopic] = {}
+        for key in [key for key in self._told if key not in due]:
+            del self._told[key]
+            topics.setdefault(key[0], ForgottenTopic(topic_id=key[0])).partitions.append(key[1])
+        return list(topics.values())
+
+    # -- taking
+
+    async def _take(self, answer: FetchResponse) -> None:
+        for topic in answer.responses:
+            for data in topic.partitions:
+                key = topic.topic_id, data.partition_index
+                place, asked = self._places.get(key), self._told.get(key)
+                if place is None or asked is None or not self._is_answered(place, asked):
+                    continue  # its role is another since
+                try:
+                    await self._take_one(place, data)
+                except CorruptBatch as error:
+                    self._rest(place, str(error))
+                except DiskFault as fault:
+                    place.partition.folder.blame(fault, place.partition.topic_partition)
+                    self._rest(place, str(fault))
+                except Exception:  # this partition's misfortune
+                    logger.exception("%s can't follow", place.partition.topic_partition)
+                    self._rest(place, "an error of this broker's own")
+                if data.records:
+                    await asyncio.sleep(0)
+
+    @staticmethod
+    def _is_answered(place: Place, asked: FetchPartition) -> bool:
+        """Whether an answer to what was asked then is one to what would be asked now."""
+        same = asked.current_leader_epoch == place.role.leader_epoch
+        return same and place.holds and asked.fetch_offset == place.partition.log.end_offset
+
+    async def _take_one(self, place: Place, data: FetchResponsePartitionData) -> None:
+        partition = place.partition
+        if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and data.log_start_offset > partition.log.end_offset:
+            await self._start_over(place, data.log_start_offset)
+        elif data.error_code:
+            self._rest(place, f"it answers {error_name(data.error_code)}")
+        elif data.diverging_epoch is not None:
+            await self._cut(place, data.diverging_epoch.epoch, data.diverging_epoch.end_offset)
+        else:
+            if data.records:
+                assert not isinstance(data.records, list), "what is received is bytes"
+                self._append(place, memoryview(data.records))
+            partition.learn_high_watermark(data.high_watermark)
+            await self._raise_start(place, data.log_start_offset)
+            place.get_on()
+
+    def _rest(self, place: Place, trouble: str) -> None:
+        place.rest(self._now_s(), self._config.replica_fetch_backoff_ms / 1000, trouble)
+
+    def _append(self, place: Place, records: memoryview) -> None:
+        """Whole batches as they come; of one that was cut short the rest comes with the next answer."""
+        partition = place.partition
+        now_ms = self._env.clock.wall_ms()
+        at = 0
+        while len(records) - at >= HEADER_BYTES:
+            header = read_header(records, at)
+            end = at + header.size_bytes
+            if end > len(records):
+                return
+            log = partition.log
+            if header.base_offset < log.end_offset == log.start_offset and header.last_offset >= log.start_offset:
+                partition.start_over(header.base_offset)  # the leader's log begins inside a batch
+            partition.append_replicated(records[at:end], header, now_ms=now_ms)
+            at = end
+
+    async def _raise_start(self, place: Place, leader_start_offset: int) -> None:
+        log = place.partition.log
+        start_offset = min(leader_start_offset, log.end_offset)
+        if start_offset > log.start_offset:
+            await log.raise_start_offset(start_offset)
+
+    async def _cut(self, place: Place, leader_epoch: int, leader_end_offset: int) -> None:
+        partition, log = place.partition, place.partition.log
+        offset = cut_by_epoch(
+            log.epochs, log.end_offset, leader_epoch=leader_epoch, leader_end_offset=leader_end_offset
+        )
+        if offset >= log.end_offset:
+            self._rest(place, f"its history parted from ours at offset {leader_end_offset}, where ours ends")
+            return
+        logger.info(
+            "%s is cut from offset %d to %d: broker %d has another history from there on",
+            *(partition.topic_partition, log.end_offset, offset, self._leader),
+        )
+        async with self._housekeeper.distrusting(partition, offset), log.alone():
+            await log.distrust(offset)
+            if place.holds:
+                partition.cut(offset)
+
+    async def _start_over(self, place: Place, offset: int) -> None:
+        partition, log = place.partition, place.partition.log
+        logger.warning(
+            "%s starts over at offset %d, where the log of broker %d begins: it ended at %d",
+            *(partition.topic_partition, offset, self._leader, log.end_offset),
+        )
+        async with log.alone():
+            if place.holds:
+                partition.start_over(offset)
+
+    async def _flush(self, place: Place) -> None:
+        partition = place.partition
+        try:
+            await partition.flush()
+        except DiskFault as fault:
+            partition.folder.fail(fault)
+            self._rest(place, str(fault))
+
+
+def _key(partition: Partition) -> Key:
+    return bytes(partition.topic_id), partition.topic_partition.partition
+
+
+def address_of(broker: RegisteredBroker, listener: str | None) -> tuple[str, int]:
+    """Where other brokers ask this one."""
+    endpoint = (broker.endpoint(listener) if listener is not None else None) or broker.endpoints[0]
+    return endpoint.host, endpoint.port

@@ -156,6 +156,8 @@ class Shard(Generic[MachineT]):
 
     async def _load(self) -> None:
         log = self.partition.log
+        if (too_few := self.partition.enough_in_sync()) is not None:  # what is decided meanwhile could not be written
+            await too_few
         # After a crash the log's tail is committed only once it is durable again: without it we would forget.
         if (uncommitted := self.partition.committed(log.end_offset)) is not None:
             await uncommitted

@@ -122,6 +122,11 @@ class Client:
         if self._wire is not None:
             await self._wire.close()
 
+    def abort(self) -> None:
+        """`close`, without waiting for it."""
+        if self._wire is not None:
+            self._wire.abort()
+
 
 class Wire(asyncio.BufferedProtocol):
     """The connection of a client: frames out, frames in, each answer to whom it belongs."""
@@ -157,6 +162,9 @@ class Wire(asyncio.BufferedProtocol):
     async def close(self) -> None:
         self._transport.close()
         await asyncio.shield(self._lost)
+
+    def abort(self) -> None:
+        self._transport.abort()
 
     # ------------------------------------------------------------ what the transport says
 

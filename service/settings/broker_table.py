@@ -178,6 +178,46 @@ class BrokerSettings:
         at_least=1,
         mode=ANYWHERE,
     )
+    inter_broker_listener_name = optional_text(
+        "inter.broker.listener.name",
+        "The listener at which other brokers are asked; without a name, the first of each.",
+    )
+    replica_lag_time_max_ms = long(
+        "replica.lag.time.max.ms",
+        30000,
+        "A replica that has not caught up with its leader for so long is in sync no longer.",
+    )
+    replica_fetch_min_bytes = integer(
+        "replica.fetch.min.bytes", 1, "So much there should be before a leader answers the fetch of a follower."
+    )
+    replica_fetch_wait_max_ms = integer(
+        "replica.fetch.wait.max.ms", 500, "So long at most a leader waits for it. Less than replica.lag.time.max.ms."
+    )
+    replica_fetch_max_bytes = integer(
+        "replica.fetch.max.bytes", 1048576, "What a follower asks for of a partition in one fetch.", at_least=0
+    )
+    replica_fetch_response_max_bytes = integer(
+        "replica.fetch.response.max.bytes",
+        10485760,
+        "What a follower asks for of all partitions in one fetch.",
+        at_least=0,
+    )
+    replica_fetch_backoff_ms = integer(
+        "replica.fetch.backoff.ms",
+        1000,
+        "The longest pause of a follower before it asks again a leader, or for a partition, that it asked in vain.",
+        at_least=0,
+    )
+    replica_socket_timeout_ms = integer(
+        "replica.socket.timeout.ms",
+        30000,
+        "A leader that has not answered a follower for so long, and its own waiting, is connected to anew.",
+    )
+    replica_high_watermark_checkpoint_interval_ms = long(
+        "replica.high.watermark.checkpoint.interval.ms",
+        5000,
+        "How often it is written down what is known to be committed.",
+    )
     log_segment_bytes = integer(
         "log.segment.bytes",
         1073741824,

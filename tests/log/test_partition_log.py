@@ -480,3 +480,45 @@ def test_a_discarded_folder_does_not_come_back_after_a_loss_of_power(seed: int) 
     asyncio.run(log.discard())
     disk.cut_power(random.Random(seed))
     assert not disk.exists(FOLDER)
+
+
+def test_gaps_that_were_copied_outlive_a_power_cut_once_they_are_durable() -> None:
+    """A follower's leader compacts: what it copies may begin anywhere above where it ended."""
+    disk = MemoryDisk()
+
+    async def write() -> None:
+        log, _ = open_log(disk)
+        fill(log, 2)
+        for base_offset in (7, 20):
+            batch = stamped([b"x"], base_offset=base_offset)
+            log.append_after_gap(batch, read_header(batch), now_ms=0)
+        await log.flush()
+        assert log.flushed_offset == 21
+
+    asyncio.run(write())
+    disk.cut_power(random.Random(3))
+    log, view = open_log(disk)
+    assert base_offsets(log) == [0, 1, 7, 20]
+    assert [base for base, _ in view.seen] == [0, 1, 7, 20]
+    assert not log.damage
+
+
+def test_what_is_cut_though_it_was_durable_with_gaps_is_not_taken_for_damage() -> None:
+    disk = MemoryDisk()
+
+    async def write() -> None:
+        log, _ = open_log(disk)
+        fill(log, 2)
+        batch = stamped([b"x"], base_offset=7)
+        log.append_after_gap(batch, read_header(batch), now_ms=0)
+        await log.flush()
+        await log.distrust(2)
+        log.truncate_to(2)
+        fill(log, 1, leader_epoch=1)
+        await log.flush()
+
+    asyncio.run(write())
+    disk.cut_power(random.Random(3))
+    log, _ = open_log(disk)
+    assert base_offsets(log) == [0, 1, 2]
+    assert not log.damage

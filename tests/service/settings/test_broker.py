@@ -54,7 +54,6 @@ def test_kafkas_own_server_properties_starts_us_and_names_what_does_nothing(tmp_
     assert named == [
         "controller.listener.names",
         "controller.quorum.bootstrap.servers",
-        "inter.broker.listener.name",
         "num.io.threads",
         "num.network.threads",
         "num.recovery.threads.per.data.dir",

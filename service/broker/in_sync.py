@@ -1,0 +1,95 @@
+"""Who is in sync: the leader of a partition watches its followers, and proposes another in-sync set when one has fallen
+behind or has caught up.
+
+What always holds: the in-sync set changes in the metadata store alone, by compare-and-set, and this broker acts on the
+new one when its image shows it. One proposal a partition is on its way at a time; one that nobody answered counts as if
+it held until the image says what does.
+
+Called by the handlers of fetches, and by itself from time to time.
+"""
+
+import asyncio
+import logging
+
+from log.replica import Proposal
+from service.broker.partition import Leading, Partition
+from service.broker.partition_table import PartitionTable
+from service.cluster.controller import AlterPartition, Refusal
+from service.cluster.metadata import ClusterMetadata, MetadataLost
+from service.ports import Env
+from service.settings.broker import BrokerConfig
+
+logger = logging.getLogger("oncelog.replication")
+
+PARTITIONS_A_TURN = 256
+
+
+class InSyncSets:
+    def __init__(self, env: Env, config: BrokerConfig, metadata: ClusterMetadata, partitions: PartitionTable) -> None:
+        self._env = env
+        self._config = config
+        self._metadata = metadata
+        self._partitions = partitions
+
+    def now_ms(self) -> int:
+        return int(self._env.clock.monotonic() * 1000)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.replica_lag_time_max_ms / 2000)
+            for count, partition in enumerate(self._partitions):
+                if partition.is_replicated:
+                    self.consider(partition)
+                if count % PARTITIONS_A_TURN == 0:
+                    await asyncio.sleep(0)
+
+    def fetched(self, partition: Partition, member: int, offset: int, *, broker_epoch: int) -> None:
+        """A follower has shown that it holds everything below `offset`."""
+        partition.fetched(member, offset, broker_epoch=broker_epoch, now_ms=self.now_ms())
+        if partition.replicas is not None and partition.replicas.is_worth_asking(member):
+            self.consider(partition)
+
+    def consider(self, partition: Partition) -> None:
+        """Propose the in-sync set that should hold, if that is another than does."""
+        role = partition.role
+        if not isinstance(role, Leading):
+            return
+        lives = {broker.id: broker.epoch for broker in self._metadata.image.brokers.values()}
+        proposal = role.replicas.proposal(
+            lives,
+            log_end_offset=partition.log.end_offset,
+            now_ms=self.now_ms(),
+            lag_ms=self._config.replica_lag_time_max_ms,
+        )
+        if proposal is not None:
+            role.replicas.proposed(proposal)
+            name = f"in-sync set of {partition.topic_partition}"
+            self._env.tasks.spawn(name, self._propose(partition, role, proposal))
+
+    async def _propose(self, partition: Partition, role: Leading, proposal: Proposal) -> None:
+        replicas = role.replicas
+        command = AlterPartition(
+            partition.topic_id,
+            partition.topic_partition.partition,
+            replicas.leader,
+            self._metadata.broker_epoch,
+            replicas.leader_epoch,
+            replicas.partition_epoch,
+            proposal,
+        )
+        doubtful = False
+        try:
+            reply = await self._metadata.execute(command)
+        except MetadataLost as lost:
+            reply, doubtful = Refusal(lost.error, str(lost)), True
+        if partition.role is not role:
+            return
+        if isinstance(reply, Refusal):
+            logger.info(
+                "%s: the in-sync set %s was not accepted: %s",
+                *(partition.topic_partition, [member for member, _ in proposal], reply.message or reply.error.name),
+            )
+            partition.not_accepted(doubtful=doubtful)
+        else:
+            logger.info("%s: in sync are %s", partition.topic_partition, list(reply.isr))
+            partition.decided(reply.isr, reply.partition_epoch)
