@@ -1,7 +1,8 @@
 """One broker as a process: the real world's ports, the store, the listeners and the broker, put together and taken
 apart again.
 
-`run_broker` returns after a clean stop. What keeps the broker from starting is a `StartError` of one clear line.
+`run_broker` returns after a clean stop; `on_ready` hears of the broker, and where its HTTP API is. What keeps the
+broker from starting is a `StartError` of one clear line.
 """
 
 import asyncio
@@ -9,9 +10,9 @@ import math
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sqlalchemy import URL
 
@@ -26,10 +27,13 @@ from service.broker.session import Session
 from service.cluster.metadata import MetadataLost
 from service.net.server import Limits, Room, Server, serve
 from service.ports import RealEnv
-from service.settings.broker import BrokerConfig
+from service.settings.broker import BrokerConfig, Endpoint
 from service.settings.setting import MAX_INT
 from service.stores.port import StoreError
 from service.stores.sql import SqlStore
+
+if TYPE_CHECKING:
+    from service.web.app import WebServer
 
 STORE_FILE: Final = "meta.db"
 DESCRIPTORS_ELSEWHERE: Final = 256
@@ -40,7 +44,7 @@ async def run_broker(
     config: BrokerConfig,
     *,
     on_opening: Callable[[Opening], None],
-    on_ready: Callable[[Broker], None],
+    on_ready: Callable[[Broker, Sequence[Endpoint]], None],
     stop: asyncio.Event,
 ) -> None:
     if not __debug__:
@@ -59,14 +63,17 @@ async def run_broker(
         on_opening(broker.opening)
         await broker.open()
         servers = await listen(broker, descriptors.connections)
+        web = await listen_for_http(broker)
     except (MetadataLost, StoreError) as error:
         raise StartError(str(error)) from None
     except DiskFault as fault:
         where = " or ".join(config.data_folders)
         raise StartError(f"{fault.filename} in {where}: {fault.strerror}") from None
     env.tasks.spawn("loop watch", broker.loop_watch.run())
-    on_ready(broker)
+    on_ready(broker, () if web is None else web.endpoints)
     await stop.wait()
+    if web is not None:
+        await web.stop()
     for server in servers:
         await server.close()
     await broker.stop()
@@ -137,3 +144,15 @@ async def listen(broker: Broker, connections_max: int = MAX_INT) -> list[Server[
         [endpoint._replace(port=endpoint.port or ports[endpoint.listener]) for endpoint in advertised]
     )
     return servers
+
+
+async def listen_for_http(broker: Broker) -> "WebServer | None":
+    """The HTTP API, where there is one; what it needs is loaded only then."""
+    endpoints = broker.config.web_endpoints
+    if not endpoints:
+        return None
+    from service.web.app import WebServer
+
+    web = WebServer(broker)
+    await web.start(endpoints)
+    return web

@@ -77,6 +77,8 @@ def command(path: Path | None, overrides: Sequence[str], data: str | None, host:
         with locked(folders):
             for endpoint in config.endpoints:
                 _check_port(endpoint)
+            for endpoint in config.web_endpoints:
+                _check_port(endpoint, " for HTTP (http.listeners)")
             status = _run(config, _json_banner if as_json else _banner)
     except FolderUnusable as error:
         raise _failure(str(error)) from None
@@ -124,9 +126,9 @@ def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-def _check_port(endpoint: Endpoint) -> None:
+def _check_port(endpoint: Endpoint, what_for: str = "") -> None:
     """Say that a port is taken before logs are opened and recovered for nothing."""
-    where = endpoint.address
+    where = endpoint.address + what_for
     try:
         found = socket.getaddrinfo(
             endpoint.host or None, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -153,7 +155,7 @@ def _check_port(endpoint: Endpoint) -> None:
                 raise _failure(f"can't listen on {where}: {why}") from None
 
 
-def _run(config: BrokerConfig, print_banner: Callable[[Broker], None]) -> int:
+def _run(config: BrokerConfig, print_banner: Callable[[Broker, Sequence[Endpoint]], None]) -> int:
     from service.broker.data_folder import StartError
 
     try:
@@ -176,7 +178,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-async def _serve(config: BrokerConfig, print_banner: Callable[[Broker], None]) -> int:
+async def _serve(config: BrokerConfig, print_banner: Callable[[Broker, Sequence[Endpoint]], None]) -> int:
     from service.process import run_broker
 
     stop = asyncio.Event()
@@ -201,13 +203,13 @@ async def _serve(config: BrokerConfig, print_banner: Callable[[Broker], None]) -
         loop.add_signal_handler(number, end, number)
     waiting = _Waiting(loop)
 
-    def ready(broker: Broker) -> None:
+    def ready(broker: Broker, web: Sequence[Endpoint]) -> None:
         nonlocal up
         up = True
         gc.freeze()
         gc.enable()
         waiting.end()
-        print_banner(broker)
+        print_banner(broker, web)
 
     try:
         await run_broker(config, on_opening=waiting.watch, on_ready=ready, stop=stop)
@@ -252,13 +254,22 @@ class _Waiting:
         self._timer = self._loop.call_later(0.2 if self._terminal else LINE_EVERY_S, self._say)
 
 
-def _banner(broker: Broker) -> None:
-    click.echo(describe_start(broker.bootstrap, broker.config))
+def _web_urls(web: Sequence[Endpoint]) -> list[str]:
+    """As one puts them into a browser: who listens everywhere is at home too."""
+    everywhere = ("", "0.0.0.0", "::")
+    return [
+        f"http://{each._replace(host='localhost' if each.host in everywhere else each.host).address}" for each in web
+    ]
 
 
-def _json_banner(broker: Broker) -> None:
+def _banner(broker: Broker, web: Sequence[Endpoint]) -> None:
+    click.echo(describe_start(broker.bootstrap, broker.config, _web_urls(web)))
+
+
+def _json_banner(broker: Broker, web: Sequence[Endpoint]) -> None:
     facts = {
         "bootstrap": broker.bootstrap,
+        "http": _web_urls(web),
         "data": [str(Path(folder).absolute()) for folder in broker.config.data_folders],
         "node_id": broker.node_id,
         "cluster_id": broker.cluster_id,
@@ -267,13 +278,14 @@ def _json_banner(broker: Broker) -> None:
     click.echo(json.dumps(facts))
 
 
-def describe_start(bootstrap: str, config: BrokerConfig) -> str:
+def describe_start(bootstrap: str, config: BrokerConfig, web: Sequence[str]) -> str:
     """What a person who just started a broker wants to see: where it is, where the data is, what to try."""
     folders = ", ".join(str(Path(folder).absolute()) for folder in config.data_folders)
     return f"""\
 oncelog is up. Ctrl-C stops it.
 
   bootstrap address   {bootstrap}
+  HTTP                {", ".join(web) or "off (http.listeners is empty)"}
   data folder         {folders}
   durability          {_DURABILITY[config.durability.value]}
 

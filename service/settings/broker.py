@@ -62,6 +62,12 @@ class Endpoint(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host or '*'}:{self.port}"
 
 
+WEB = "HTTP"
+"""Listener and protocol of the HTTP API, which is none of Kafka's."""
+WEB_PORT_BELOW = 9092 - 8082
+"""Several brokers of one machine are told apart by their ports, and so are their HTTP APIs."""
+
+
 # --- one broker's configuration --------------------------------------------------------------------------------------
 
 
@@ -145,6 +151,7 @@ class BrokerConfig(BrokerSettings):
     def _listener_problems(self) -> Iterator[str]:
         try:
             endpoints, advertised = self.endpoints, self.advertised_endpoints()
+            web = self.web_endpoints if endpoints else ()
         except ConfigError as error:
             yield str(error)
             return
@@ -155,7 +162,7 @@ class BrokerConfig(BrokerSettings):
                 yield f"listener {endpoint.listener} asks for {endpoint.protocol}: {NO_SECURITY}"
         if len({endpoint.listener for endpoint in endpoints}) < len(endpoints):
             yield "Each listener must have a different name"
-        ports = [(endpoint.host, endpoint.port) for endpoint in endpoints if endpoint.port]
+        ports = [(endpoint.host, endpoint.port) for endpoint in (*endpoints, *web) if endpoint.port]
         if len(dict.fromkeys(ports)) < len(ports):
             yield "Each listener must have a different port"
         for endpoint in advertised:
@@ -221,6 +228,15 @@ class BrokerConfig(BrokerSettings):
             named[endpoint.listener] = endpoint._replace(host=host or default_host, port=port)
         return tuple(named.values())
 
+    @property
+    def web_endpoints(self) -> tuple[Endpoint, ...]:
+        """Where the HTTP API listens."""
+        if self.http_listeners != ("auto",):
+            return tuple(map(parse_web_endpoint, self.http_listeners))
+        first = self.endpoints[0]
+        port = max(first.port - WEB_PORT_BELOW, 0)
+        return (Endpoint(WEB, first.host, port, WEB),)
+
     def _parse_endpoints(self, key: str, entries: tuple[str, ...]) -> tuple[Endpoint, ...]:
         protocols = self.protocols
         parsed = (parse_endpoint(key, entry, protocols) for entry in entries)
@@ -273,6 +289,16 @@ def parse_endpoint(key: str, entry: str, protocols: Mapping[str, str]) -> Endpoi
     if protocols[listener] not in SECURITY_PROTOCOLS:
         raise invalid("listener.security.protocol.map", protocols[listener], "not a security protocol")
     return Endpoint(listener, host.strip("[] "), int(port), protocols[listener])
+
+
+def parse_web_endpoint(entry: str) -> Endpoint:
+    scheme, separator, address = entry.strip().rstrip("/").partition("://")
+    host, colon, port = address.rpartition(":")
+    if scheme.lower() == "https":
+        raise invalid("http.listeners", entry, f"it asks for encryption: {NO_SECURITY}")
+    if scheme.lower() != "http" or not separator or not colon or not port.isdigit() or int(port) > 65535:
+        raise invalid("http.listeners", entry, "a listener is written http://host:port")
+    return Endpoint(WEB, host.strip("[] "), int(port), WEB)
 
 
 def document_settings() -> str:

@@ -89,6 +89,20 @@ class BrokerSettings:
         "Listeners of KRaft controllers. There are none here: listeners with these names are not opened.",
     )
 
+    http_listeners = listing(
+        "http.listeners",
+        ("auto",),
+        "Where the HTTP API is: http://host:port, several separated by commas. auto: on the host of the first "
+        "listener, 1010 below its port, so that 8082 goes with 9092 and 8083 with 9093, and any free port with port 0. "
+        "Empty: there is none.",
+    )
+    http_max_body_bytes = integer(
+        "http.max.body.bytes",
+        16 << 20,
+        "The largest body of an HTTP request that is read as a whole; NDJSON streams may be as long as they like.",
+        at_least=1024,
+    )
+
     # --- data ---
     log_dir = listing("log.dir", ("data",), "The data folder, unless log.dirs names one.")
     log_dirs = optional_listing("log.dirs", "The data folders, separated by commas.")

@@ -18,10 +18,10 @@ def start_and_stop(folder: Path) -> None:
     async def main() -> None:
         stop = asyncio.Event()
 
-        def ready(_: Broker) -> None:
+        def ready(_: Broker, web: object) -> None:
             stop.set()
 
-        config = BrokerConfig({"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(folder)})
+        config = BrokerConfig({"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(folder), "http.listeners": ""})
         await run_broker(config, on_opening=lambda _: None, on_ready=ready, stop=stop)
 
     asyncio.run(main())

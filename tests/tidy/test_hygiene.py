@@ -15,6 +15,7 @@ EDGES_OF_THE_PROCESS = (
     "service/client/reader.py",  # its fetches and the writer's sends end with the call that started them
     "service/client/writer.py",
     "service/process.py",
+    "service/web/",  # aiohttp has sockets of its own
     "service/ports.py",
     "service/stores/postgres.py",  # real sockets
     "service/stores/zookeeper.py",  # kazoo has real threads and sockets

@@ -51,7 +51,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 def test_it_tells_where_it_is(broker: Serving) -> None:
-    assert set(broker.facts) == {"bootstrap", "data", "node_id", "cluster_id", "process_id"}
+    assert set(broker.facts) == {"bootstrap", "http", "data", "node_id", "cluster_id", "process_id"}
     host, _, port = broker.bootstrap.rpartition(":")
     socket.create_connection((host, int(port))).close()
     assert Path(broker.facts["data"][0]).is_dir()

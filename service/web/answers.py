@@ -1,0 +1,56 @@
+"""Bodies in and out."""
+
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from service.web.problems import Problem
+from service.web.routing import JSON
+
+T = TypeVar("T")
+_encode = msgspec.json.Encoder().encode
+
+
+def as_json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=_encode(value), status=status, content_type=JSON, headers=headers)
+
+
+def read_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """The body as the decoder's type. What is not JSON is malformed; what is JSON of another shape is that."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise Problem("malformed", f"the body does not fit: {error}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Problem("malformed", f"the body is not JSON: {error}") from None
+    except UnicodeDecodeError:
+        raise Problem("malformed", "the body is not UTF-8") from None
+
+
+def query_int(request: web.Request, name: str, default: int, *, least: int = 0, most: int = 2**63 - 1) -> int:
+    given = request.query.get(name)
+    if given is None:
+        return default
+    try:
+        value = int(given) if len(given) < 25 and given.isascii() else None
+    except ValueError:
+        value = None
+    if value is None or not least <= value <= most:
+        raise Problem("malformed", f"{name} is a whole number from {least} to {most}, not {given[:40]!r}")
+    return value
+
+
+def query_choice(request: web.Request, name: str, *choices: str) -> str:
+    """One of `choices`; the first is the default."""
+    given = request.query.get(name, choices[0])
+    if given not in choices:
+        raise Problem("malformed", f"{name} is one of {', '.join(choices)}, not {given[:40]!r}")
+    return given
+
+
+def path_int(request: web.Request, name: str) -> int:
+    given = request.match_info[name]
+    if not (given.isascii() and given.isdigit() and len(given) < 10 and int(given) < 2**31):
+        raise Problem("malformed", f"{name} is a whole number, not {given[:40]!r}")
+    return int(given)

@@ -1,0 +1,96 @@
+"""The HTTP server of one broker: the tables of routes joined, the way of every request, start and stop.
+
+What always holds: every error is a problem of `problems.py`; a handler's unforeseen failure is logged with its trace,
+answered with 500, and nothing else suffers; a stop waits for the requests that write, and ends those that only follow.
+"""
+
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
+
+from aiohttp import web
+
+from service.broker.data_folder import StartError
+from service.broker.node import Broker
+from service.client.failures import ClientFailure
+from service.settings.broker import Endpoint
+from service.web import health
+from service.web.gateway import Gateway
+from service.web.problems import Problem, of_failure
+from service.web.routing import Route
+
+logger = logging.getLogger("oncelog.http")
+
+TABLES: tuple[Sequence[Route], ...] = (health.ROUTES,)
+"""Every operation there is: a resource adds its table here."""
+STOP_S = 3.0
+REQUEST_ID = "X-Request-Id"
+REQUEST_ID_MAX = 200
+_STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "record-too-large", 415: "unsupported-media-type"}
+
+
+class WebServer:
+    """Listening for one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.gateway = Gateway(broker)
+        self.endpoints: list[Endpoint] = []
+        """Where it listens, with the ports that were found."""
+        app = web.Application(middlewares=[_around], client_max_size=broker.config.http_max_body_bytes)
+        for table in TABLES:
+            for route in table:
+                app.router.add_route(route.method, route.path, self._bound(route))
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S)
+
+    def _bound(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        gateway, handle = self.gateway, route.handle
+
+        async def bound(request: web.Request) -> web.StreamResponse:
+            return await handle(gateway, request)
+
+        return bound
+
+    async def start(self, endpoints: Sequence[Endpoint]) -> None:
+        """Raises StartError with one line."""
+        await self._runner.setup()
+        for endpoint in endpoints:
+            site = web.TCPSite(self._runner, endpoint.host or None, endpoint.port)
+            try:
+                await site.start()
+            except OSError as error:
+                why = os.strerror(error.errno) if error.errno else str(error)
+                raise StartError(f"can't listen on {endpoint.address} for HTTP: {why}") from None
+            port = self._runner.addresses[-1][1]
+            self.endpoints.append(endpoint._replace(port=port))
+
+    async def stop(self) -> None:
+        await self.gateway.close()
+        await self._runner.cleanup()
+
+
+@web.middleware
+async def _around(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        response = await handler(request)
+    except Problem as problem:
+        response = problem.response(request)
+    except ClientFailure as failure:
+        response = of_failure(failure).response(request)
+    except web.HTTPException as exception:
+        slug = _STATUS_SLUGS.get(exception.status)
+        if slug is None:
+            raise
+        response = Problem(slug, exception.text).response(request)
+        if "Allow" in exception.headers:
+            response.headers["Allow"] = exception.headers["Allow"]
+    except ConnectionResetError:
+        raise  # the client is gone
+    except Exception:  # logged with its trace; whatever it is, only this request ends
+        logger.exception("%s %s failed", request.method, request.path)
+        response = Problem("server-error", outcome="unknown").response(request)
+    request_id = request.headers.get(REQUEST_ID)
+    if request_id is not None and not response.prepared and len(request_id) <= REQUEST_ID_MAX:
+        response.headers[REQUEST_ID] = request_id
+    return response

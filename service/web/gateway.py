@@ -1,0 +1,145 @@
+"""The way from HTTP to the cluster: who leads or coordinates what, and questions to it.
+
+Every question is one of Kafka's version-free messages, asked of the broker that can answer it. If that is this one, the
+message goes to the same handler that serves the wire, without socket and codec; otherwise to that broker's listener.
+
+What always holds: no answer is made up here. Whoever led or coordinated when a question was asked says so in its error
+code, and those who ask know from it whether anything was done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar, cast
+
+from aiohttp import web
+
+from log.ids import TopicPartition
+from service.api.routes import OFFERED, ROUTES
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.client.cluster import MOVED
+from service.client.connection import api_key_of
+from service.client.failures import ClientFailure, Kind
+from service.client.pool import Address, Pool
+from service.cluster.image import NO_LEADER, PartitionState, Topic
+from service.net.door import Held
+from service.web.problems import Problem, of_error
+from service.wire.base import Request, Struct
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.versions import NEWEST_IS_UNSTABLE
+
+R = TypeVar("R", bound=Struct)
+
+GROUP, TRANSACTION = 0, 1
+CLIENT_ID = "oncelog-http"
+TIMEOUT_S = 30.0
+PAUSE_S = 0.02
+"""Before a question is asked again of what is just being made or elected."""
+NEWEST = {key: newest - (key in NEWEST_IS_UNSTABLE) for key, (_, newest) in OFFERED.items()}
+
+
+class Gateway:
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.closing = asyncio.Event()
+        self._pool = Pool(client_id=CLIENT_ID, timeout_s=TIMEOUT_S)
+        self._listener = broker.config.endpoints[0].listener
+
+    async def close(self) -> None:
+        self.closing.set()
+        await self._pool.close()
+
+    # Who is where
+
+    def topic(self, name: str) -> Topic:
+        topic = self.broker.image.topics.get(name)
+        if topic is None:
+            raise Problem("unknown-topic", f"topic {name!r} does not exist", error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return topic
+
+    def state(self, partition: TopicPartition) -> PartitionState:
+        state = self.broker.image.partition(partition)
+        if state is None:
+            self.topic(partition.topic)
+            raise Problem(
+                "unknown-topic",
+                f"topic {partition.topic!r} has no partition {partition.partition}",
+                error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            )
+        return state
+
+    def leader(self, partition: TopicPartition) -> int:
+        """The node that leads the partition; a problem while nobody does."""
+        leader = self.state(partition).leader
+        if leader == NO_LEADER:
+            where = f"{partition.topic} partition {partition.partition} has no leader now"
+            raise Problem("not-now", where, error=ErrorCode.LEADER_NOT_AVAILABLE)
+        return leader
+
+    async def coordinator(self, key_type: int, key: str) -> int:
+        """The node that coordinates the key, waited for while its internal topic is made."""
+        deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+        while True:
+            found = self.broker.internal_topics.coordinator_of(key_type, key, self._listener)
+            if not isinstance(found, ErrorCode):
+                return found.node_id
+            if asyncio.get_running_loop().time() > deadline:
+                raise of_error(found, f"nobody coordinates {key!r} now")
+            await asyncio.sleep(PAUSE_S)
+
+    # Asking
+
+    async def ask(self, node: int, request: Request[R], *, session: Session | None = None, wait_s: float = 0.0) -> R:
+        """The answer of a broker. ClientFailure when it can't be had."""
+        key = api_key_of(type(request))
+        if node != self.broker.node_id:
+            broker = self.broker.image.brokers.get(node)
+            endpoint = None if broker is None else broker.endpoint(self._listener) or broker.endpoints[0]
+            if endpoint is None:
+                raise ClientFailure(f"broker {node} is away", Kind.UNREACHABLE)
+            return await self._pool.ask(Address(endpoint.host, endpoint.port), request, wait_s=wait_s)
+        header = RequestHeader(key, NEWEST[key], 0, CLIENT_ID)
+        answer: Any = ROUTES[key].handle(self.broker, session or Session(CLIENT_ID, 0), header, request)
+        if isinstance(answer, Held):
+            answer = await answer.first
+        if isinstance(answer, Awaitable):
+            answer = await answer
+        return cast(R, answer)
+
+    async def ask_coordinator(self, key_type: int, key: str, request: Request[R], *, wait_s: float = 0.0) -> R:
+        """Asks again while the coordinator is moving or loading, as long as the answer's first code says so."""
+        deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+        while True:
+            answer = await self.ask(await self.coordinator(key_type, key), request, wait_s=wait_s)
+            code = first_error(answer)
+            if code not in MOVED or asyncio.get_running_loop().time() > deadline:
+                return answer
+            await asyncio.sleep(PAUSE_S)
+
+    async def ask_controller(self, request: Request[R]) -> R:
+        controller = self.broker.image.controller_id
+        return await self.ask(controller if controller >= 0 else self.broker.node_id, request)
+
+
+def first_error(answer: Any) -> int:
+    """The first error code in an answer, wherever its kind keeps it."""
+    code = getattr(answer, "error_code", 0) or getattr(answer, "partition_error_code", 0)
+    if code:
+        return int(code)
+    for name in getattr(answer, "__slots__", ()):
+        value = getattr(answer, name)
+        if isinstance(value, list):
+            for each in value:
+                if isinstance(each, Struct) and (code := first_error(each)):
+                    return code
+    return 0
+
+
+def session_of(request: web.Request) -> Session:
+    """Who asks, for what the wire's handlers want to know."""
+    peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+    host, port = (peer[0], peer[1]) if peer else ("?", 0)
+    return Session(host, port)

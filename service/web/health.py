@@ -1,0 +1,59 @@
+"""Whether this broker lives, and whether it can be used: for orchestrators and load balancers."""
+
+from collections.abc import Iterator
+
+import msgspec
+from aiohttp import web
+
+from service.cluster.image import NO_BROKER
+from service.web.answers import as_json
+from service.web.gateway import Gateway
+from service.web.routing import Route, flag
+
+
+class Check(msgspec.Struct):
+    """One thing that must hold before the broker is of use."""
+
+    name: str
+    ok: bool
+    detail: str | None = None
+
+
+class Readiness(msgspec.Struct, omit_defaults=True):
+    ready: bool
+    node_id: int
+    checks: list[Check] | None = None
+
+
+class Liveness(msgspec.Struct):
+    alive: bool
+
+
+def checks(gateway: Gateway) -> Iterator[Check]:
+    broker = gateway.broker
+    failed = [folder.name for folder in broker.folders if folder.failed is not None]
+    yield Check("serving", broker.ready.is_set(), "logs are open and the broker is registered")
+    yield Check("controller", broker.image.controller_id != NO_BROKER, f"broker {broker.image.controller_id}")
+    yield Check("folders", not failed, ", ".join(failed) or None)
+
+
+async def live(gateway: Gateway, request: web.Request) -> web.Response:
+    return as_json(Liveness(True))
+
+
+async def ready(gateway: Gateway, request: web.Request) -> web.Response:
+    found = list(checks(gateway))
+    is_ready = all(check.ok for check in found)
+    shown = found if "verbose" in request.query or not is_ready else None
+    return as_json(Readiness(is_ready, gateway.broker.node_id, shown), status=200 if is_ready else 503)
+
+
+_LIVE = "Whether the process answers."
+_READY = "Whether the broker can be used: 200, or 503 with what is missing."
+_VERBOSE = (flag("verbose", "Name every check."),)
+ROUTES = (
+    Route("GET", "/livez", live, _LIVE, "health", answer=Liveness),
+    Route("GET", "/healthy", live, _LIVE, "health", answer=Liveness, documented=False),
+    Route("GET", "/readyz", ready, _READY, "health", answer=Readiness, also=(503,), parameters=_VERBOSE),
+    Route("GET", "/ready", ready, _READY, "health", answer=Readiness, also=(503,), documented=False),
+)

@@ -1,0 +1,217 @@
+"""What goes wrong, as HTTP says it: problem details (RFC 9457) with what a client of an exactly-once store must know.
+
+What always holds: every answer that is an error is a problem with a slug from the table below, and says its `outcome`:
+`none` (nothing was written), `applied` (it was), or `unknown` (it may have been; asking again the same way tells, where
+the request can be repeated).
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+from aiohttp import web
+
+from service.client.failures import ClientFailure, Kind
+from service.wire.error_codes import ErrorCode as E
+
+Outcome = Literal["none", "applied", "unknown"]
+MEDIA_TYPE = "application/problem+json"
+
+
+class Kinds(msgspec.Struct, frozen=True):
+    status: int
+    title: str
+    retriable: bool = False
+
+
+PROBLEMS: Mapping[str, Kinds] = {
+    "malformed": Kinds(400, "The request can't be read"),
+    "bad-key": Kinds(400, "The Idempotency-Key is not a string as the draft wants it"),
+    "unauthenticated": Kinds(401, "Who asks is not known"),
+    "denied": Kinds(403, "The caller may not do this"),
+    "not-found": Kinds(404, "There is no such thing"),
+    "unknown-topic": Kinds(404, "There is no such topic or partition"),
+    "unknown-group": Kinds(404, "There is no such group"),
+    "unknown-transaction": Kinds(404, "There is no such transaction"),
+    "method-not-allowed": Kinds(405, "The resource knows no such method"),
+    "not-acceptable": Kinds(406, "No representation that the client accepts"),
+    "request-in-flight": Kinds(409, "A request with this Idempotency-Key is under way", retriable=True),
+    "expected-offset-mismatch": Kinds(409, "Somebody else has appended before"),
+    "producer-fenced": Kinds(409, "Somebody else has taken the transactional id over"),
+    "concurrent-transactions": Kinds(409, "The last transaction of this id is being finished", retriable=True),
+    "invalid-txn-state": Kinds(409, "The transaction is not in a state for this"),
+    "batch-gap": Kinds(409, "A batch before this one is missing"),
+    "stale-member": Kinds(409, "The group has moved on; join again"),
+    "rebalance": Kinds(409, "The group is rebalancing", retriable=True),
+    "exists": Kinds(409, "It exists already"),
+    "group-active": Kinds(409, "The group has members"),
+    "conflict": Kinds(409, "It contradicts what is there"),
+    "member-expired": Kinds(410, "There is no such member any more"),
+    "transaction-expired": Kinds(410, "The transaction is over"),
+    "record-too-large": Kinds(413, "Too large"),
+    "unsupported-media-type": Kinds(415, "The body's media type or encoding is not known here"),
+    "offset-out-of-range": Kinds(416, "The partition has no such offset"),
+    "invalid-record": Kinds(422, "A record is not acceptable"),
+    "invalid-request": Kinds(422, "What is asked for is not acceptable"),
+    "invalid-config": Kinds(422, "A setting is not acceptable"),
+    "key-reused": Kinds(422, "The Idempotency-Key belongs to another request"),
+    "batch-changed": Kinds(422, "A batch of this number was written with other records"),
+    "too-many-streams": Kinds(429, "Too many streams are open", retriable=True),
+    "throttled": Kinds(429, "Too much at once", retriable=True),
+    "server-error": Kinds(500, "The broker failed"),
+    "not-now": Kinds(503, "Not now; try again", retriable=True),
+    "not-enough-replicas": Kinds(503, "Not enough replicas are in sync", retriable=True),
+    "outcome-unknown": Kinds(504, "It is not known whether it was done"),
+}
+
+OF_ERROR: Mapping[E, str] = {
+    E.SASL_AUTHENTICATION_FAILED: "unauthenticated",
+    E.TOPIC_AUTHORIZATION_FAILED: "denied",
+    E.GROUP_AUTHORIZATION_FAILED: "denied",
+    E.CLUSTER_AUTHORIZATION_FAILED: "denied",
+    E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "denied",
+    E.UNKNOWN_TOPIC_OR_PARTITION: "unknown-topic",
+    E.UNKNOWN_TOPIC_ID: "unknown-topic",
+    E.GROUP_ID_NOT_FOUND: "unknown-group",
+    E.TRANSACTIONAL_ID_NOT_FOUND: "unknown-transaction",
+    E.RESOURCE_NOT_FOUND: "not-found",
+    E.PRODUCER_FENCED: "producer-fenced",
+    E.INVALID_PRODUCER_EPOCH: "producer-fenced",
+    E.INVALID_PRODUCER_ID_MAPPING: "producer-fenced",
+    E.CONCURRENT_TRANSACTIONS: "concurrent-transactions",
+    E.INVALID_TXN_STATE: "invalid-txn-state",
+    E.TRANSACTION_ABORTABLE: "invalid-txn-state",
+    E.ILLEGAL_GENERATION: "stale-member",
+    E.STALE_MEMBER_EPOCH: "stale-member",
+    E.FENCED_MEMBER_EPOCH: "stale-member",
+    E.FENCED_INSTANCE_ID: "stale-member",
+    E.REBALANCE_IN_PROGRESS: "rebalance",
+    E.TOPIC_ALREADY_EXISTS: "exists",
+    E.NON_EMPTY_GROUP: "group-active",
+    E.GROUP_SUBSCRIBED_TO_TOPIC: "group-active",
+    E.UNKNOWN_MEMBER_ID: "member-expired",
+    E.MESSAGE_TOO_LARGE: "record-too-large",
+    E.RECORD_LIST_TOO_LARGE: "record-too-large",
+    E.OFFSET_OUT_OF_RANGE: "offset-out-of-range",
+    E.INVALID_RECORD: "invalid-record",
+    E.CORRUPT_MESSAGE: "invalid-record",
+    E.INVALID_TIMESTAMP: "invalid-record",
+    E.UNSUPPORTED_COMPRESSION_TYPE: "invalid-record",
+    E.INVALID_CONFIG: "invalid-config",
+    E.POLICY_VIOLATION: "invalid-request",
+    E.INVALID_TRANSACTION_TIMEOUT: "invalid-request",
+    E.INVALID_TOPIC_EXCEPTION: "invalid-request",
+    E.INVALID_PARTITIONS: "invalid-request",
+    E.INVALID_REPLICATION_FACTOR: "invalid-request",
+    E.INVALID_REPLICA_ASSIGNMENT: "invalid-request",
+    E.INVALID_REQUEST: "invalid-request",
+    E.INVALID_GROUP_ID: "invalid-request",
+    E.INVALID_SESSION_TIMEOUT: "invalid-request",
+    E.OFFSET_METADATA_TOO_LARGE: "invalid-request",
+    E.UNSUPPORTED_VERSION: "invalid-request",
+    E.THROTTLING_QUOTA_EXCEEDED: "throttled",
+    E.NOT_ENOUGH_REPLICAS: "not-enough-replicas",
+    E.NOT_LEADER_OR_FOLLOWER: "not-now",
+    E.LEADER_NOT_AVAILABLE: "not-now",
+    E.COORDINATOR_LOAD_IN_PROGRESS: "not-now",
+    E.COORDINATOR_NOT_AVAILABLE: "not-now",
+    E.NOT_COORDINATOR: "not-now",
+    E.NOT_CONTROLLER: "not-now",
+    E.KAFKA_STORAGE_ERROR: "not-now",
+    E.REQUEST_TIMED_OUT: "outcome-unknown",
+    E.NOT_ENOUGH_REPLICAS_AFTER_APPEND: "outcome-unknown",
+}
+MAY_BE_WRITTEN = frozenset({E.REQUEST_TIMED_OUT, E.NOT_ENOUGH_REPLICAS_AFTER_APPEND, E.UNKNOWN_SERVER_ERROR})
+RETRY_AFTER_S = "1"
+
+
+class ProblemDetails(msgspec.Struct, omit_defaults=True):
+    """The body of every answer that is an error."""
+
+    type: str
+    title: str
+    status: int
+    outcome: Outcome
+    retriable: bool
+    detail: str | None = None
+    instance: str | None = None
+    kafka_error: str | None = None
+    kafka_error_code: int | None = None
+
+
+class Problem(Exception):
+    """Raised by handlers: the answer is this problem."""
+
+    def __init__(
+        self,
+        slug: str,
+        detail: str | None = None,
+        *,
+        error: int | None = None,
+        outcome: Outcome = "none",
+        headers: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(detail or slug)
+        self.slug = slug
+        self.detail = detail
+        self.error = error
+        self.outcome: Outcome = outcome
+        self.headers = dict(headers or {})
+        self.more = more
+
+    @property
+    def kind(self) -> Kinds:
+        return PROBLEMS[self.slug]
+
+    def body(self, instance: str | None = None) -> bytes:
+        kind = self.kind
+        name = code = None
+        if self.error is not None:
+            code, name = int(self.error), error_name(self.error)
+        details = ProblemDetails(
+            f"/problems/{self.slug}", kind.title, kind.status, self.outcome, kind.retriable, self.detail, instance
+        )
+        details.kafka_error, details.kafka_error_code = name, code
+        if not self.more:
+            return msgspec.json.encode(details)
+        return msgspec.json.encode(msgspec.to_builtins(details) | self.more)
+
+    def response(self, request: web.Request) -> web.Response:
+        headers = self.headers
+        if self.kind.retriable and self.kind.status in (409, 429, 503):
+            headers.setdefault("Retry-After", RETRY_AFTER_S)
+        return web.Response(
+            body=self.body(request.path), status=self.kind.status, content_type=MEDIA_TYPE, headers=headers
+        )
+
+
+def error_name(code: int) -> str:
+    try:
+        return E(code).name
+    except ValueError:
+        return f"ERROR_{code}"
+
+
+def of_error(code: int, detail: str | None = None, *, writing: bool = False, **more: Any) -> Problem:
+    """The problem that stands for one of Kafka's errors. `writing`: it may have been done all the same."""
+    slug = OF_ERROR.get(E(code) if code in E.__members__.values() else E.UNKNOWN_SERVER_ERROR, "server-error")
+    if slug == "outcome-unknown" and not writing:
+        slug = "not-now"
+    outcome: Outcome = "unknown" if writing and code in MAY_BE_WRITTEN else "none"
+    return Problem(slug, detail, error=code, outcome=outcome, **more)
+
+
+def of_failure(failure: ClientFailure) -> Problem:
+    """A question to another broker that came to nothing."""
+    slug, outcome = "not-now", "none"
+    match failure.kind:
+        case Kind.NOT_FOUND:
+            slug = "not-found"
+        case Kind.NOT_AUTHORIZED:
+            slug = "denied"
+        case Kind.REFUSED:
+            slug = "conflict"
+        case Kind.OUTCOME_UNKNOWN:
+            slug, outcome = "outcome-unknown", "unknown"
+    return Problem(slug, failure.message, outcome=outcome)  # type: ignore[arg-type]

@@ -1,0 +1,66 @@
+"""One row for each operation: what serves it, and what the OpenAPI document says of it. The same table does both."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from service.web.gateway import Gateway
+
+Handler = Callable[["Gateway", web.Request], Awaitable[web.StreamResponse]]
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """Of the query (or a header): its name, JSON schema, meaning."""
+
+    name: str
+    schema: dict[str, Any]
+    about: str
+    place: str = "query"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`path` as aiohttp writes it: `/v1/topics/{topic}`."""
+
+    method: str
+    path: str
+    handle: Handler
+    summary: str
+    tag: str
+    body: Any = None
+    """The type of a JSON body."""
+    body_media: Sequence[str] = ()
+    """Other media types the body may have."""
+    answer: Any = None
+    """The type of a JSON answer."""
+    answer_media: str = JSON
+    status: int = 200
+    also: Sequence[int] = ()
+    """Further statuses that are no problems."""
+    problems: Sequence[int] = ()
+    parameters: Sequence[Parameter] = ()
+    documented: bool = True
+
+
+def integer(name: str, about: str, *, least: int = 0, most: int = 2**63 - 1) -> Parameter:
+    return Parameter(name, {"type": "integer", "minimum": least, "maximum": most}, about)
+
+
+def text(name: str, about: str, *choices: str) -> Parameter:
+    return Parameter(name, {"type": "string", **({"enum": list(choices)} if choices else {})}, about)
+
+
+def flag(name: str, about: str) -> Parameter:
+    return Parameter(name, {"type": "boolean"}, about)
+
+
+def header(name: str, about: str) -> Parameter:
+    return Parameter(name, {"type": "string"}, about, "header")

@@ -1,0 +1,101 @@
+"""A real broker process with its HTTP API, and a plain client."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import requests
+
+ROOT = Path(__file__).resolve().parents[3]
+PATIENCE_S = 30.0
+
+
+class Served:
+    """`oncelog serve` with HTTP on any free port; ended and started again at will."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        self.folder = folder
+        self.settings = {"log.durability": "os", "group.initial.rebalance.delay.ms": "0", **settings}
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        overrides = [part for name, value in self.settings.items() for part in ("-o", f"{name}={value}")]
+        with open(f"{self.folder}.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "service.cli", "serve", "-o", "json", "--data", str(self.folder)),
+                    *("--host", "127.0.0.1", "--port", str(self.port), "-o", "http.listeners=http://127.0.0.1:0"),
+                    *overrides,
+                ],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=ROOT,
+            )
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], PATIENCE_S)
+        assert readable, "the broker did not come up"
+        facts = json.loads(self.process.stdout.readline())
+        self.bootstrap = facts["bootstrap"]
+        self.port = int(self.bootstrap.rpartition(":")[2])
+        (self.url,) = facts["http"]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self._gone()
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self._gone()
+
+    def _gone(self) -> int:
+        status = self.process.wait(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return status
+
+    @property
+    def log(self) -> str:
+        return Path(f"{self.folder}.log").read_text() if os.path.exists(f"{self.folder}.log") else ""
+
+
+class Answer(NamedTuple):
+    status: int
+    json: Any
+    headers: Any
+
+
+class Http:
+    """One connection that is kept."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.session = requests.Session()
+
+    def ask(self, method: str, path: str, body: Any = None, **more: Any) -> Answer:
+        if body is not None and not isinstance(body, bytes | str):
+            more["json"] = body
+        elif body is not None:
+            more["data"] = body
+        answer = self.session.request(method, self.url + path, timeout=PATIENCE_S, **more)
+        is_json = "json" in answer.headers.get("Content-Type", "") and "ndjson" not in answer.headers["Content-Type"]
+        return Answer(answer.status_code, answer.json() if is_json and answer.content else answer.text, answer.headers)
+
+    def get(self, path: str, **more: Any) -> Answer:
+        return self.ask("GET", path, **more)
+
+    def post(self, path: str, body: Any = None, **more: Any) -> Answer:
+        return self.ask("POST", path, body, **more)
+
+    def put(self, path: str, body: Any = None, **more: Any) -> Answer:
+        return self.ask("PUT", path, body, **more)
+
+    def delete(self, path: str, **more: Any) -> Answer:
+        return self.ask("DELETE", path, **more)
