@@ -26,10 +26,11 @@ from service.broker.opening import Opening
 from service.broker.session import Session
 from service.cluster.metadata import MetadataLost
 from service.net.server import Limits, Room, Server, serve
-from service.ports import RealEnv
+from service.ports import Env, RealEnv
 from service.settings.broker import BrokerConfig, Endpoint
 from service.settings.setting import MAX_INT
-from service.stores.port import StoreError
+from service.stores.ledger import LedgerStore
+from service.stores.port import MetadataStore, StoreError
 from service.stores.sql import SqlStore
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ async def run_broker(
         read_all(disks)  # refuses folders that are not ours before anything in them is touched
         for disk in disks.values():
             make_room_to_start(disk)
-        store = await SqlStore.open(store_url(config), env)
+        store = await open_store(config, env)
         broker = Broker(env, config, store, disks, OFFERED)
         on_opening(broker.opening)
         await broker.open()
@@ -72,6 +73,7 @@ async def run_broker(
     env.tasks.spawn("loop watch", broker.loop_watch.run())
     on_ready(broker, () if web is None else web.endpoints)
     await stop.wait()
+    await broker.hand_over()
     if web is not None:
         await web.stop()
     for server in servers:
@@ -80,6 +82,22 @@ async def run_broker(
     await store.close()
     for disk in disks.values():
         disk.close()
+
+
+async def open_store(config: BrokerConfig, env: Env) -> MetadataStore:
+    """Where the settings say that the metadata is. What only some need is imported only for them."""
+    if config.zookeeper_connect is not None:
+        from service.stores.zookeeper import ZooKeeper
+
+        user, _, secret = (config.zookeeper_digest or "").partition(":")
+        ensemble = ZooKeeper(config.zookeeper_connect, user, secret)
+        return LedgerStore(lambda timeout_s: ensemble.session(timeout_s, env), env)
+    url = store_url(config)
+    if url.startswith("postgresql"):
+        from service.stores.postgres import PostgresSession
+
+        return LedgerStore(lambda timeout_s: PostgresSession.connect(url, timeout_s, env), env)
+    return await SqlStore.open(url, env)
 
 
 def store_url(config: BrokerConfig) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from typing import TYPE_CHECKING
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 FROM = {
     "promtool": "prometheus",
@@ -27,4 +29,6 @@ def missing(*programs: str) -> str | None:
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
+    import pytest  # not above: what runs in an environment of its own, with Spark alone, asks `missing` too
+
     return pytest.mark.skipif(missing(*programs) is not None, reason=missing(*programs) or "")

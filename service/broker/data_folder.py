@@ -96,8 +96,10 @@ def missing_folders(found: Mapping[str, FolderFacts | None]) -> int:
     return len(had - present)
 
 
-async def claim(disks: Mapping[str, Disk], *, cluster_id: str, node_id: int, fresh_id: Callable[[], str]) -> None:
-    """Write into every folder whose it is, and which others its broker has."""
+async def claim(disks: Mapping[str, Disk], *, cluster_id: str, node_id: int, fresh_id: Callable[[], str]) -> str:
+    """Write into every folder whose it is, and which others its broker has. The id of the first of them by which a
+    later life of this broker is known.
+    """
     found = read_all(disks)
     if missing := missing_folders(found):
         logger.critical(
@@ -115,3 +117,4 @@ async def claim(disks: Mapping[str, Disk], *, cluster_id: str, node_id: int, fre
     for name, facts in found.items():
         if facts is not None and facts.directories != directories:
             await disks[name].write_atomic(META_FILE, replace(facts, directories=directories).to_text().encode())
+    return directories[0]

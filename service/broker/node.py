@@ -27,7 +27,8 @@ from service.broker.opening import OPENED_AT_ONCE, PartitionMaker
 from service.broker.partition_table import PartitionTable
 from service.broker.replication import Replication
 from service.broker.tally import RequestTally
-from service.cluster.controller import FINALIZED_FEATURES
+from service.cluster.controller import FINALIZED_FEATURES, RemoveFromLeadership
+from service.cluster.duties import Duties
 from service.cluster.image import Image
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
@@ -37,7 +38,6 @@ from service.stores.port import MetadataStore
 logger = logging.getLogger("oncelog.broker")
 
 SUPPORTED_FEATURES = {"group.version": (0, 1), "transaction.version": (0, 2)}
-SESSION_TIMEOUT_S = 18.0
 SYNCED_TOGETHER = 64
 """From so many files on that are not durable, a stop syncs the whole disk instead of each of them."""
 
@@ -54,8 +54,7 @@ class Broker:
         self.env = env
         self.config = config
         self.offered = offered
-        self.metadata = ClusterMetadata(store, env, session_timeout_s=SESSION_TIMEOUT_S)
-        self.metadata.on_session_lost = self._step_down
+        self.metadata = ClusterMetadata(store, env, session_timeout_s=config.session_timeout_s)
         self.partitions = PartitionTable()
         self.requests = RequestTally()
         self.folders = [
@@ -99,7 +98,11 @@ class Broker:
             coordination,
             self.replication,
         )
+        self.metadata.on_session_lost = self.holdings.step_down
+        self.metadata.on_session_regained = self.holdings.begin
+        self.duties = Duties(env, config, self.metadata)
         self.node_id = -1
+        self._home = ""
         self.cluster_id = ""
         self.bootstrap = ""
         self.ready = asyncio.Event()
@@ -113,7 +116,7 @@ class Broker:
             if facts is not None:
                 self.node_id, self.cluster_id = facts.node_id, facts.cluster_id
         await self._join()
-        await claim(disks, cluster_id=self.cluster_id, node_id=self.node_id, fresh_id=self._fresh_id)
+        self._home = await claim(disks, cluster_id=self.cluster_id, node_id=self.node_id, fresh_id=self._fresh_id)
         for folder in self.folders:
             await folder.headroom.begin()
         await self.maker.open_all(self.metadata.image, self.node_id)
@@ -146,6 +149,7 @@ class Broker:
         """Join the cluster and lead what the metadata gives us; afterwards requests are answered."""
         self.bootstrap = endpoints[0].address
         self.metadata.subscribe(self.holdings.follow)
+        self.metadata.subscribe(self.duties.heard)
         try:
             await self.metadata.register(tuple(endpoints), rack=self.config.broker_rack, clean=self.maker.was_clean)
         except MetadataLost as lost:
@@ -158,13 +162,15 @@ class Broker:
                 self.env.tasks.spawn(f"flusher {worker} of {folder.name}", folder.flusher.run())
         self.env.tasks.spawn("housekeeper", self.housekeeper.run())
         self.env.tasks.spawn("compactor", self.compactor.run())
+        self.env.tasks.spawn("duties in the cluster", self.duties.run())
         self.ready.set()
 
-    def _step_down(self) -> None:
-        """The embedded store loses no session while it is open, so nothing joins again here."""
-        logger.critical("this broker leads nothing any more, until it is started again")
-        self.ready.clear()
-        self.holdings.step_down()
+    async def hand_over(self) -> None:
+        """Others lead what they can lead, while requests are still answered: no client has to find out by itself."""
+        try:
+            await self.metadata.execute(RemoveFromLeadership(self.node_id))
+        except MetadataLost as lost:
+            logger.warning("what this broker leads could not be handed over: %s", lost)
 
     async def stop(self) -> None:
         """Everything durable, then the manifest. No request is under way any more."""

@@ -8,8 +8,9 @@ and producer ids; those about topics are in `topic_commands`, about configuratio
 `metadata`, which commits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from idempotence.producer_ids import ProducerIdBlock, next_block
@@ -26,6 +27,7 @@ from service.cluster.image import (
     Counter,
     Image,
     PartitionState,
+    Topic,
     broker_key,
     encode_broker,
     encode_cluster,
@@ -35,13 +37,15 @@ from service.cluster.image import (
     partition_key,
 )
 from service.settings.broker import Endpoint
-from service.stores.port import Create, Op, Put
+from service.stores.port import Check, Create, Delete, Op, Put
 from service.wire.error_codes import ErrorCode
 
 Reply_co = TypeVar("Reply_co", covariant=True)
 
 LAST_EPOCH_TO_JUMP_TO = 2**31 - 1 - 2**20
 """Leader epochs end at 2^31 - 1: so many are left for elections."""
+MOST_AT_ONCE = 1000
+"""Partitions that one commit changes for brokers that died."""
 FINALIZED_FEATURES = {"group.version": 1, "transaction.version": 2}
 """The levels a new cluster begins with: the consumer group protocol, and transactions whose epoch moves with each of
 them.
@@ -119,20 +123,26 @@ class RegisterBroker:
     endpoints: tuple[Endpoint, ...]
     rack: str | None = None
     clean: bool = False
+    home: str = ""
+    """The id of its data folder. Only one process can have that, so what is registered with it is a former life."""
 
     def decide(self, image: Image, *, retried: bool) -> Decision[int | Refusal]:
         present = image.brokers.get(self.broker_id)
         if present is not None and present.session == self.session:
             return Decision(present.epoch)
+        former: tuple[Op, ...] = ()
         if present is not None:
-            message = f"Another broker is registered with that broker id: {self.broker_id}."
-            return Decision(Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION, message))
+            if not self.home or present.home != self.home:
+                message = f"Another broker is registered with that broker id: {self.broker_id}."
+                return Decision(Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION, message))
+            former = (Delete(broker_key(self.broker_id), present.version),)
         epoch = image.broker_epoch.value + 1
-        registration = encode_broker(epoch, self.session, self.endpoints, self.rack)
+        registration = encode_broker(epoch, self.session, self.endpoints, self.rack, self.home)
         return Decision(
             epoch,
             (
                 raised(BROKER_EPOCH, image.broker_epoch, epoch),
+                *former,
                 Create(broker_key(self.broker_id), registration, ephemeral=True),
                 *_returned(image, self.broker_id, clean=self.clean),
             ),
@@ -163,26 +173,123 @@ def _after_return(state: PartitionState, broker_id: int, alive: tuple[int, ...],
 
 @dataclass(frozen=True, slots=True)
 class RemoveFromLeadership:
-    """A broker is gone: what it led is led by others from now on, where one is in sync. The reply is the number of
-    partitions that changed.
+    """A broker is about to stop: what it leads is led by others from now on, where one is in sync, and nobody waits for
+    it. The reply is the number of partitions that changed.
     """
 
     broker_id: int
-    unclean_topics: frozenset[str] = frozenset()
 
     def decide(self, image: Image, *, retried: bool) -> Decision[int]:
         alive = tuple(broker for broker in image.brokers if broker != self.broker_id)
-        ops: list[Op] = []
+        ops = tuple(_without(image, alive, lambda state: self.broker_id in state.isr))
+        return Decision(len(ops), ops)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveDead:
+    """The controller's answer to brokers that are gone: others lead what they led, where one is in sync, and nobody
+    waits for them. Decided on what the image says, so it comes to the same however often it is done. The reply is
+    the number of partitions that changed: of very many only some do, and then it is for the caller to go on.
+
+    A partition whose in-sync replicas are all gone stays as it is: they hold everything acknowledged, so one of
+    them leads next. Only where `unclean` allows it another one does, and what it lacks is lost.
+    """
+
+    unclean: Callable[[Topic], bool] = lambda topic: False
+
+    def decide(self, image: Image, *, retried: bool) -> Decision[int]:
+        alive = image.brokers
+        touched: dict[tuple[int, ...], bool] = {}  # many partitions have the same members
+
+        def concerned(state: PartitionState) -> bool:
+            if (known := touched.get(state.isr)) is None:
+                known = touched[state.isr] = any(member not in alive for member in state.isr)
+            return known or state.leader not in alive
+
+        ops = tuple(islice(_without(image, alive, concerned, self.unclean), MOST_AT_ONCE))
+        return Decision(len(ops), ops)
+
+
+@dataclass(frozen=True, slots=True)
+class PreferLeaders:
+    """The first replica of a partition leads it, where it lives and is in sync: of all partitions, or those named. The
+    reply is the number of partitions that changed.
+    """
+
+    only: frozenset[TopicPartition] | None = None
+
+    def decide(self, image: Image, *, retried: bool) -> Decision[int]:
+        ops = tuple(islice(self._moves(image), MOST_AT_ONCE))
+        return Decision(len(ops), ops)
+
+    def _moves(self, image: Image) -> Iterator[Op]:
         for topic in image.topics.values():
             for index, state in topic.partitions.items():
-                if state.leader == self.broker_id:
-                    new = elect(state, alive, unclean=topic.name in self.unclean_topics)
-                elif self.broker_id in state.isr and len(state.isr) > 1:
-                    new = state._replace(isr=tuple(member for member in state.isr if member != self.broker_id))
-                else:
+                first = state.replicas[0]
+                if state.leader in (first, NO_LEADER) or first not in state.isr or first not in image.brokers:
                     continue
-                ops.append(changed(topic.id, index, state, new))
-        return Decision(len(ops), tuple(ops))
+                if self.only is None or TopicPartition(topic.name, index) in self.only:
+                    new = state._replace(leader=first, leader_epoch=state.leader_epoch + 1)
+                    yield changed(topic.id, index, state, new)
+
+
+@dataclass(frozen=True, slots=True)
+class FenceBroker:
+    """A broker's process is known to be dead: it is not registered any more. Should it live after all, it can commit
+    nothing, and joins again. The reply says whether that life was registered.
+    """
+
+    broker_id: int
+    broker_epoch: int
+
+    def decide(self, image: Image, *, retried: bool) -> Decision[bool]:
+        broker = image.brokers.get(self.broker_id)
+        if broker is None or broker.epoch != self.broker_epoch:
+            return Decision(False)
+        return Decision(True, (Delete(broker_key(self.broker_id), broker.version),))
+
+
+def _without(
+    image: Image,
+    alive: Container[int],
+    concerned: Callable[[PartitionState], bool],
+    unclean: Callable[[Topic], bool] = lambda topic: False,
+) -> Iterator[Op]:
+    """The changes by which partitions that are `concerned` do without brokers that are not `alive`."""
+    for topic in image.topics.values():
+        may_lose = False
+        for index, state in topic.partitions.items():
+            if not concerned(state):
+                continue
+            if state.leader in alive:
+                new = state._replace(isr=tuple(member for member in state.isr if member in alive))
+            else:
+                may_lose = may_lose or unclean(topic)
+                new = elect(state, alive, unclean=may_lose)
+            if new != state and new.leader != NO_LEADER:
+                yield changed(topic.id, index, state, new)
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Several proposals in one commit. The reply is the reply to each."""
+
+    proposals: "tuple[AlterPartition, ...]"
+
+    def decide(self, image: Image, *, retried: bool) -> "Decision[list[PartitionState | Refusal]]":
+        replies: list[PartitionState | Refusal] = []
+        ops: dict[Op, None] = {}
+        touched: dict[str, None] = {}
+        for proposal in self.proposals:
+            key = partition_key(proposal.topic_id, proposal.index)
+            decision = proposal.decide(image, retried=retried)
+            if decision.ops and key in touched:
+                replies.append(Refusal(ErrorCode.INVALID_UPDATE_VERSION))
+                continue
+            touched |= dict.fromkeys([key] if decision.ops else [])
+            ops |= dict.fromkeys(decision.ops)
+            replies.append(decision.reply)
+        return Decision(replies, tuple(ops))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +316,13 @@ class AlterPartition:
             return Decision(state)
         if (refusal := self._refusal(image, state)) is not None:
             return Decision(refusal)
+        # Whoever is admitted must live, and in the life in which it caught up (R8), when this is committed.
+        admitted = [image.brokers[member] for member in members if member not in state.isr]
+        lives = [Check(broker_key(broker.id), broker.version) for broker in admitted]
+        if lives:
+            lives.append(Check(BROKER_EPOCH, image.broker_epoch.version))
         new = state._replace(isr=members, partition_epoch=state.partition_epoch + 1)
-        return Decision(new, (changed(self.topic_id, self.index, state, new),))
+        return Decision(new, (*lives, changed(self.topic_id, self.index, state, new)))
 
     def _refusal(self, image: Image, state: PartitionState) -> Refusal | None:
         proposer = image.brokers.get(self.broker_id)

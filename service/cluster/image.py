@@ -91,6 +91,8 @@ class Broker:
     endpoints: tuple[Endpoint, ...]
     rack: str | None = None
     version: int = 0
+    home: str = ""
+    """The id of its data folder."""
 
     def endpoint(self, listener: str) -> Endpoint | None:
         return next((endpoint for endpoint in self.endpoints if endpoint.listener == listener), None)
@@ -216,8 +218,8 @@ def encode_controller(broker_id: int, session: int) -> bytes:
     return _encode([broker_id, session])
 
 
-def encode_broker(epoch: int, session: int, endpoints: Iterable[Endpoint], rack: str | None) -> bytes:
-    return _encode({"epoch": epoch, "session": session, "endpoints": list(endpoints), "rack": rack})
+def encode_broker(epoch: int, session: int, endpoints: Iterable[Endpoint], rack: str | None, home: str = "") -> bytes:
+    return _encode({"epoch": epoch, "session": session, "endpoints": list(endpoints), "rack": rack, "home": home})
 
 
 def encode_topic(topic_id: TopicId, partition_count: int, config: Mapping[str, str]) -> bytes:
@@ -390,7 +392,13 @@ class _Draft:
         value = json.loads(entry.value)
         endpoints = tuple(Endpoint(*endpoint) for endpoint in value["endpoints"])
         self._brokers[broker_id] = Broker(
-            broker_id, value["epoch"], value["session"], endpoints, value["rack"], entry.version
+            broker_id,
+            value["epoch"],
+            value["session"],
+            endpoints,
+            value["rack"],
+            entry.version,
+            value["home"],
         )
 
     def _config(self, whose: str, entry: Entry | None) -> None:

@@ -5,23 +5,55 @@ leaves after the image holds what the command did; listeners hear of every chang
 One task follows the watch, one carries out commands one after the other, so a decision is never made on an image that
 another command of ours is about to change.
 
-On a single broker it is its own controller. A broker of a larger cluster that does not control answers NOT_CONTROLLER
-here; sending its commands to the one that does comes with replication between brokers. Called by the broker and by
-every handler that reads or changes metadata.
+Every broker carries out commands, since each op is a compare-and-set. From its registration on, its commits check that
+it still is registered, and that nobody has registered since the image it decided on. What a controller alone decides
+checks the controller's epoch too (R1).
+
+A lost session is a state: whoever serves is told to stop, everything that rested on the session is void (R11), and this
+broker joins again by itself, in a new session and with a new epoch. Called by the broker and by every handler that
+reads or changes metadata.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from log.ids import TopicId
-from service.cluster.controller import Command, FoundCluster, Refusal, RegisterBroker, TakeBrokerId
+from service.cluster.controller import (
+    AlterPartition,
+    Command,
+    FoundCluster,
+    Refusal,
+    RegisterBroker,
+    TakeBrokerId,
+    Together,
+)
 from service.cluster.election import claim
-from service.cluster.image import CONTROLLER_EPOCH, Delta, Image, difference, load
+from service.cluster.image import (
+    BROKER_EPOCH,
+    CONTROLLER_EPOCH,
+    NO_BROKER,
+    Delta,
+    Image,
+    broker_key,
+    difference,
+    load,
+)
 from service.ports import Env
 from service.settings.broker import Endpoint
-from service.stores.port import Change, Check, MetadataStore, Op, Result, Session, Snapshot, StoreFailed
+from service.stores.port import (
+    Change,
+    Check,
+    MetadataStore,
+    Op,
+    Result,
+    Session,
+    SessionExpired,
+    Snapshot,
+    StoreError,
+    StoreFailed,
+)
 from service.wire.error_codes import ErrorCode
 
 logger = logging.getLogger("oncelog.metadata")
@@ -37,11 +69,17 @@ RETRY_DELAY_S = 0.05
 """Before asking again a store that did not answer; twice as long each time, up to a second."""
 PATIENCE_S = 30.0
 """A command whose outcome could not be learned for so long is answered with that."""
+DECIDED_TOGETHER = 500
+"""Proposals of in-sync sets that go into one commit."""
+REJOIN_S_MIN, REJOIN_S_MAX = 0.1, 5.0
+"""The pause before a session is asked for again; twice as long each time."""
+LOOKS_PER_LEASE = 20
+"""How often it is looked, in the time of a session, whether this broker may still act on it."""
 
 
 class MetadataLost(Exception):
-    """The session with the store is over, or this broker does not control the cluster: the command was not carried
-    out, or nobody can know.
+    """The session with the store is over, or only the controller decides this: the command was not carried out, or
+    nobody can know.
     """
 
     def __init__(self, error: ErrorCode, message: str) -> None:
@@ -49,18 +87,32 @@ class MetadataLost(Exception):
         self.error = error
 
 
+class _Registration(NamedTuple):
+    """What this broker says of itself whenever it joins."""
+
+    endpoints: tuple[Endpoint, ...]
+    rack: str | None
+    home: str
+
+
 class ClusterMetadata:
     def __init__(self, store: MetadataStore, env: Env, *, session_timeout_s: float) -> None:
         self.image = Image()
         self.broker_id = -1
         self.broker_epoch = -1
+        self.sessions_lost = 0
         self.on_session_lost: Callable[[], None] = lambda: None
+        self.on_session_regained: Callable[[], None] = lambda: None
         self._store = store
         self._env = env
         self._session_timeout_s = session_timeout_s
         self._session: Session | None = None
+        self._registration: _Registration | None = None
+        self._trusted = False
         self._listeners: list[Listener] = []
-        self._commands: asyncio.Queue[tuple[Command[Any], asyncio.Future[Any]]] = asyncio.Queue(MAX_WAITING_COMMANDS)
+        self._commands: asyncio.Queue[tuple[Command[Any], bool, asyncio.Future[Any]]] = asyncio.Queue(
+            MAX_WAITING_COMMANDS
+        )
         self._waiting: list[tuple[int, asyncio.Future[Any]]] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -74,44 +126,112 @@ class ClusterMetadata:
     async def start(self, *, broker_id: int, cluster_id: str, founding: bool = True) -> None:
         """Join the cluster: its image is complete then. -1 for `broker_id` takes a free number; `cluster_id` is given
         to a cluster that has none yet, if it may be founded.
-
-        Called again after the session was lost, it joins anew; listeners hear what changed meanwhile.
         """
-        for task in self._tasks:
-            task.cancel()
-        self._tasks.clear()
-        self._session = await self._store.session(self._session_timeout_s)
-        self._tasks.append(self._env.tasks.spawn("metadata watch", self._follow(self._session)))
-        await self._commit()
+        await self._begin_session()
         self.broker_id = broker_id
         if self.broker_id < 0:
             # Before the claim, because the claim names the broker; whoever else takes a number meets a conflict.
-            self.broker_id = await self._carry_out(TakeBrokerId(), checked=False)
-        await self._claim()
+            self.broker_id = await self._carry_out(TakeBrokerId())
+        await self.claim()
         self._tasks.append(self._env.tasks.spawn("metadata commands", self._serve()))
         if founding and not self.image.cluster_id:
             await self.execute(FoundCluster(cluster_id))
 
-    async def register(self, endpoints: tuple[Endpoint, ...], *, rack: str | None, clean: bool) -> int:
-        """Begin this broker's life in the cluster; its epoch. `clean`: its former life ended in order. Raises
-        `MetadataLost` while another broker has its id.
+    async def register(self, endpoints: tuple[Endpoint, ...], *, rack: str | None, clean: bool, home: str = "") -> int:
+        """Begin this broker's life in the cluster; its epoch. `clean`: its former life ended in order; `home`: the id
+        of its data folder. Raises `MetadataLost` while another broker has its id.
         """
-        assert self._session is not None
-        command = RegisterBroker(self.broker_id, self._session.id, endpoints, rack, clean)
-        epoch = await self.execute(command)
+        self._registration = _Registration(endpoints, rack, home)
+        deadline_s = self._env.clock.monotonic() + 2 * self._session_timeout_s
+        delay_s = REJOIN_S_MIN
+        while True:
+            refused = await self._register(clean=clean)
+            if refused is None:
+                return self.broker_epoch
+            # A session of a former life may have to run out first; one that lives goes on for longer than that.
+            if self._env.clock.monotonic() > deadline_s:
+                self._registration = None
+                raise MetadataLost(refused.error, refused.message or refused.error.name)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, REJOIN_S_MAX)
+
+    async def _register(self, *, clean: bool) -> Refusal | None:
+        session, own = self._session, self._registration
+        if session is None or own is None:
+            raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
+        self.broker_epoch = -1
+        epoch = await self._carry_out(
+            RegisterBroker(self.broker_id, session.id, own.endpoints, own.rack, clean, own.home)
+        )
         if isinstance(epoch, Refusal):
-            raise MetadataLost(epoch.error, epoch.message or epoch.error.name)
-        self.broker_epoch = epoch
-        return epoch
+            return epoch
+        if self._session is not session:
+            raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
+        self.broker_epoch, self._trusted = epoch, True
+        self._tasks.append(self._env.tasks.spawn("metadata lease", self._watch_lease(session)))
+        return None
 
     async def close(self) -> None:
         """Leave the cluster: the registration goes, and with it the controllership."""
         for task in self._tasks:
             task.cancel()
         self._refuse_waiting("this broker is stopping")
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    # --- sessions ---
+
+    async def _begin_session(self) -> None:
+        session = self._session = await self._store.session(self._session_timeout_s)
+        self._tasks = [task for task in self._tasks if not task.done()]
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks.append(self._env.tasks.spawn("metadata watch", self._follow(session, begun)))
+        await begun
+        await self._commit()
+
+    async def _watch_lease(self, session: Session) -> None:
+        """Between a broker and its store there may be silence for so long that others act as if it were dead."""
+        while self._session is session:
+            trusted = session.lease_left() > 0
+            if trusted != self._trusted:
+                self._trusted = trusted
+                if trusted:
+                    logger.warning("the metadata store answers again")
+                    self.on_session_regained()
+                else:
+                    logger.error("the metadata store has not answered for too long: this broker leads nothing for now")
+                    self.on_session_lost()
+            await asyncio.sleep(self._session_timeout_s / LOOKS_PER_LEASE)
+
+    async def _rejoin(self, old: Session) -> None:
+        delay_s, cluster_id = REJOIN_S_MIN, self.image.cluster_id
+        while True:
+            try:
+                await old.close()
+            except (StoreError, SessionExpired, OSError) as error:
+                logger.debug("session %d could not be closed: %r", old.id, error)
+            await asyncio.sleep(delay_s * (0.5 + self._env.rng.random() / 2))
+            delay_s = min(2 * delay_s, REJOIN_S_MAX)
+            try:
+                await self._begin_session()
+                if self.image.cluster_id != cluster_id:
+                    why = f"The metadata store is of cluster {self.image.cluster_id!r}, this broker of {cluster_id}."
+                    raise MetadataLost(ErrorCode.INCONSISTENT_CLUSTER_ID, why)
+                # Nothing this process held was lost while it was out of session.
+                refused = await self._register(clean=True)
+                if refused is not None:
+                    raise MetadataLost(refused.error, refused.message or refused.error.name)
+            except (MetadataLost, StoreError) as error:
+                logger.error("this broker can't join the cluster again yet: %s", error)
+                session, self._session = self._session, None
+                self.broker_epoch = -1
+                if session is not None:
+                    old = session
+                continue
+            logger.warning("broker %d is in the cluster again, with epoch %d", self.broker_id, self.broker_epoch)
+            self.on_session_regained()
+            return
 
     # --- reading ---
 
@@ -123,6 +243,11 @@ class ClusterMetadata:
         return self.image.topic_names.get(topic_id)
 
     @property
+    def in_session(self) -> bool:
+        """Whether this broker is registered and may act on it."""
+        return self.broker_epoch >= 0 and self._session is not None and self._session.lease_left() > 0
+
+    @property
     def controlling(self) -> bool:
         return (
             self._session is not None
@@ -132,53 +257,92 @@ class ClusterMetadata:
 
     # --- changing ---
 
-    async def execute(self, command: Command[Reply]) -> Reply:
+    async def execute(self, command: Command[Reply], *, as_controller: bool = False) -> Reply:
         """Decide, commit, and answer once the image holds it. Raises `MetadataLost`."""
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        await self._commands.put((command, answer))
+        await self._commands.put((command, as_controller, answer))
         return await answer
 
     async def _serve(self) -> None:
         while True:
-            command, answer = await self._commands.get()
+            command, as_controller, answer = await self._commands.get()
+            answers = [answer]
+            if isinstance(command, AlterPartition):
+                command, answers = self._with_others(command, answer)
             try:
-                reply = await self._carry_out(command, checked=True)
+                reply = await self._carry_out(command, as_controller=as_controller)
             except Exception as error:  # noqa: BLE001 - whoever asked is told; the next command is another's
-                if not answer.done():
-                    answer.set_exception(error)
+                for each in answers:
+                    if not each.done():
+                        each.set_exception(error)
+                        each.exception()  # whoever asked may be gone
             else:
-                if not answer.done():
-                    answer.set_result(reply)
+                for each, its_reply in zip(answers, reply if isinstance(command, Together) else [reply], strict=True):
+                    if not each.done():
+                        each.set_result(its_reply)
             finally:
-                if not answer.done():  # cancelled: the broker is stopping, and the commit may have happened or not
-                    answer.cancel()
+                for each in answers:
+                    if not each.done():  # cancelled: the broker is stopping, and the commit may have happened or not
+                        each.cancel()
 
-    async def _carry_out(self, command: Command[Reply], *, checked: bool) -> Reply:
-        """`checked`: as the controller, in its epoch (R1)."""
+    def _with_others(
+        self, command: AlterPartition, answer: asyncio.Future[Any]
+    ) -> tuple[Together, list[asyncio.Future[Any]]]:
+        """Proposals that wait behind this one go with it: after a broker's return there is one a partition."""
+        commands, answers = [command], [answer]
+        while len(commands) < DECIDED_TOGETHER and not self._commands.empty():
+            following = self._commands._queue[0][0]  # type: ignore[attr-defined]
+            if not isinstance(following, AlterPartition):
+                break
+            commands.append(following)
+            answers.append(self._commands.get_nowait()[2])
+        return Together(tuple(commands)), answers
+
+    async def _carry_out(self, command: Command[Reply], *, as_controller: bool = False) -> Reply:
         retried = False
         for _ in range(MAX_ATTEMPTS):
-            if checked and not self.controlling:
+            if as_controller and not self.controlling:
                 raise MetadataLost(ErrorCode.NOT_CONTROLLER, "This broker does not control the cluster.")
+            if self._session is None:
+                raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
             image = self.image
             decision = command.decide(image, retried=retried)
             if not decision.ops:
                 return decision.reply
-            guard: tuple[Op, ...] = (Check(CONTROLLER_EPOCH, image.controller_epoch.version),) if checked else ()
+            guard = self._guard(image)
+            if as_controller:
+                guard += (Check(CONTROLLER_EPOCH, image.controller_epoch.version),)
             result, _ = await self._commit(*guard, *decision.ops)
             if result is Result.OK:
                 return decision.reply
             retried = retried or result is Result.UNKNOWN
         raise MetadataLost(ErrorCode.REQUEST_TIMED_OUT, "The metadata store did not accept the change.")
 
-    async def _claim(self) -> None:
+    def _guard(self, image: Image) -> tuple[Op, ...]:
+        """A registration that is made again starts at its old version: the counter tells lives apart."""
+        if self.broker_epoch < 0:
+            return ()
+        own = image.brokers.get(self.broker_id)
+        if own is None or own.epoch != self.broker_epoch:
+            raise MetadataLost(ErrorCode.STALE_BROKER_EPOCH, "This broker is not registered any more.")
+        return Check(BROKER_EPOCH, image.broker_epoch.version), Check(broker_key(own.id), own.version)
+
+    async def claim(self) -> None:
         """Become the controller, unless another is. After a doubtful answer the next round reads what holds and
         claims again one epoch up (R2).
         """
-        assert self._session is not None
+        doubtful = False
         for _ in range(MAX_ATTEMPTS):
-            ops = claim(self.image, broker_id=self.broker_id, session=self._session.id)
-            if not ops or (await self._commit(*ops))[0] is Result.OK:
+            if self._session is None:
+                raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
+            if self.image.controller_id != NO_BROKER and (
+                self.image.controller_session != self._session.id or not doubtful
+            ):
                 return
+            result, _ = await self._commit(*claim(self.image, broker_id=self.broker_id, session=self._session.id))
+            if result is Result.OK:
+                return
+            doubtful = doubtful or result is Result.UNKNOWN
         raise MetadataLost(ErrorCode.REQUEST_TIMED_OUT, "The metadata store did not accept the claim to control.")
 
     async def _commit(self, *ops: Op) -> tuple[Result, int]:
@@ -221,9 +385,17 @@ class ClusterMetadata:
 
     # --- following ---
 
-    async def _follow(self, session: Session) -> None:
+    async def _follow(self, session: Session, begun: asyncio.Future[None]) -> None:
+        over = MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
         async for event in session.watch():
             match event:
+                case Snapshot(number) if number < self.image.number and not begun.done():
+                    over = MetadataLost(
+                        ErrorCode.KAFKA_STORAGE_ERROR,
+                        f"The metadata store has gone back from commit {self.image.number} to {number}: bring back what"
+                        " it has lost.",
+                    )
+                    break
                 case Snapshot(number) if number > self.image.number:
                     new = load(event)
                     self._announce(difference(self.image, new))
@@ -231,11 +403,19 @@ class ClusterMetadata:
                     self._announce(self.image.after(event))
                 case _:
                     pass  # seen already, or a gap, after which a snapshot comes
-        if self._session is session:
-            self._lost("The session with the metadata store is over.")
+            if not begun.done():
+                begun.set_result(None)
+        if not begun.done():
+            begun.set_exception(over)
+        elif self._session is session:
+            self._lost(str(over))
 
     def _announce(self, delta: Delta) -> None:
         self.image = delta.new
+        if self.broker_epoch >= 0 and self.broker_id in delta.brokers:
+            own = delta.new.brokers.get(self.broker_id)
+            if own is None or own.epoch != self.broker_epoch:
+                self._lost("The cluster has taken this broker for dead.")
         for listener in self._listeners:
             listener(delta)
         reached = [waiter for number, waiter in self._waiting if number <= delta.new.number]
@@ -255,17 +435,26 @@ class ClusterMetadata:
 
     def _lost(self, why: str) -> None:
         """Everything that rested on the session is void (R11)."""
-        if self._session is None:
+        session = self._session
+        if session is None:
             return
         logger.error("%s", why)
         self._session = None
         self._refuse_waiting(why)
-        self.on_session_lost()
+        if self.broker_epoch < 0:
+            return  # still joining: whoever is at it is told
+        self.sessions_lost += 1
+        self.broker_epoch = -1
+        if self._trusted:
+            self._trusted = False
+            self.on_session_lost()
+        self._tasks.append(self._env.tasks.spawn("rejoin", self._rejoin(session)))
 
     def _refuse_waiting(self, why: str) -> None:
         waiting, self._waiting = self._waiting, []
         while not self._commands.empty():
-            waiting.append((0, self._commands.get_nowait()[1]))
+            waiting.append((0, self._commands.get_nowait()[2]))
         for _, waiter in waiting:
             if not waiter.done():
                 waiter.set_exception(MetadataLost(ErrorCode.NOT_CONTROLLER, why))
+                waiter.exception()  # whoever waited may be gone, and then nobody else looks at it

@@ -2,15 +2,17 @@
 
 Pure and deterministic: equal input in any order of dictionaries gives equal output. Both give every partition of a
 topic that somebody subscribes to to exactly one of its subscribers. Racks are not looked at (as in Kafka's). Called
-by consumer_decisions.py when a group's epoch is ahead of its target assignment, in one turn of the loop: work grows
-with members, partitions and subscriptions added up, not multiplied, and who keeps all it has is hardly touched.
+by consumer_decisions.py when a group's epoch is ahead of its target assignment: work grows with members, partitions and
+subscriptions added up, not multiplied, and who keeps all it has is hardly touched. It may take longer than one turn of
+the loop, so that they yield after each step of some microseconds.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from heapq import heapify, heappush, heapreplace
 from typing import NamedTuple
 
 Target = dict[str, Mapping[bytes, frozenset[int]]]
+Steps = Generator[None, None, Target]
 Partition = tuple[bytes, int]
 Holdings = dict[str, dict[Partition, None]]
 
@@ -23,7 +25,7 @@ class MemberSpec(NamedTuple):
     current: Mapping[bytes, frozenset[int]]
 
 
-def assign_range(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> Target:
+def assign_range(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> Steps:
     """Topic by topic, neighbouring partitions to each subscriber in order; the first get one more if it doesn't come
     out even.
 
@@ -40,20 +42,23 @@ def assign_range(members: Mapping[str, MemberSpec], partition_counts: Mapping[by
             end = start + quota + (1 if place < extra else 0)
             target[member_id][topic_id] = frozenset(range(start, end))
             start = end
+            yield
     return dict(target)
 
 
-def assign_uniform(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> Target:
+def assign_uniform(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> Steps:
     """Counts of partitions differ as little as subscriptions allow, and what a member has it keeps if it may."""
     if not members:
         return {}
-    kept, free = _kept(members, partition_counts)
+    kept, free = yield from _kept(members, partition_counts)
     if len({spec.topics for spec in members.values()}) == 1:
-        return _level_equal(kept, free)
-    return _level_unequal(kept, free, members)
+        return (yield from _level_equal(kept, free))
+    return (yield from _level_unequal(kept, free, members))
 
 
-def _kept(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> tuple[Target, list[Partition]]:
+def _kept(
+    members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]
+) -> Generator[None, None, tuple[Target, list[Partition]]]:
     """What each member may keep of its present part: subscribed, existing, and nobody else's; and what is left over."""
     wanted = set[bytes]().union(*(spec.topics for spec in members.values()))
     left = {topic_id: set(range(partition_counts.get(topic_id, 0))) for topic_id in sorted(wanted)}
@@ -66,10 +71,11 @@ def _kept(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, in
         for topic_id, partitions in held.items():
             left[topic_id] -= partitions
         kept[member_id] = held
+        yield
     return kept, [(topic_id, partition) for topic_id in left for partition in sorted(left[topic_id])]
 
 
-def _level_equal(kept: Target, free: list[Partition]) -> Target:
+def _level_equal(kept: Target, free: list[Partition]) -> Steps:
     """All subscribe to the same: everyone gets the quotient, the fullest get the remainder one by one."""
     sizes = {member_id: sum(map(len, held.values())) for member_id, held in kept.items()}
     quota, extra = divmod(len(free) + sum(sizes.values()), len(kept))
@@ -84,16 +90,18 @@ def _level_equal(kept: Target, free: list[Partition]) -> Target:
             target[member_id] = _by_topic(held[:gains])
         elif gains > 0:
             gaining.append((member_id, gains))
+        yield
     free.sort()
     start = 0
     for member_id, gains in sorted(gaining):
         target[member_id] = _by_topic([*_partitions_of(kept[member_id]), *free[start : start + gains]])
         start += gains
+        yield
     assert start == len(free)
     return target
 
 
-def _level_unequal(kept: Target, free: list[Partition], members: Mapping[str, MemberSpec]) -> Target:
+def _level_unequal(kept: Target, free: list[Partition], members: Mapping[str, MemberSpec]) -> Steps:
     """Free partitions go to the emptiest subscriber, those with the fewest subscribers first; then partitions move from
     fuller to emptier subscribers while that brings two members closer together.
 
@@ -105,6 +113,7 @@ def _level_unequal(kept: Target, free: list[Partition], members: Mapping[str, Me
     emptiest = Emptiest(holdings, subscribers)
     for partition in sorted(free, key=lambda partition: (len(subscribers[partition[0]]), partition)):
         holdings[emptiest.of(partition[0])][partition] = None
+        yield
     moved = True
     while moved:
         moved = False
@@ -112,6 +121,7 @@ def _level_unequal(kept: Target, free: list[Partition], members: Mapping[str, Me
             if _give_away(member_id, holdings, emptiest):
                 moved = True
                 emptiest.has_fewer(member_id, members[member_id].topics)
+            yield
     return {member_id: _by_topic(held) for member_id, held in holdings.items()}
 
 
@@ -175,7 +185,7 @@ def _by_topic(held: Iterable[Partition]) -> dict[bytes, frozenset[int]]:
     return {topic_id: frozenset(topics[topic_id]) for topic_id in sorted(topics)}
 
 
-ASSIGNORS: dict[str, Callable[[Mapping[str, MemberSpec], Mapping[bytes, int]], Target]] = {
+ASSIGNORS: dict[str, Callable[[Mapping[str, MemberSpec], Mapping[bytes, int]], Steps]] = {
     "uniform": assign_uniform,
     "range": assign_range,
 }

@@ -22,7 +22,7 @@ from service.groups.commands import (
     SyncReply,
 )
 from service.groups.deadlines import Deadlines
-from service.groups.records import classic_group_record
+from service.groups.records import classic_group_record, instance_renamed_record
 from service.groups.settings import GroupSettings
 from service.groups.states import ClassicState
 from service.groups.verdicts import Draft, Fault, Token
@@ -35,6 +35,7 @@ DeadlineKind = Literal[
     "answers",
     "rebalance",
     "regex",
+    "assign",
     "rejoin",
     "resync",
     "wake",
@@ -106,6 +107,7 @@ class ClassicDecisions:
             if existing is not None:
                 self._replace_static(group, ask, ask.instance_id, existing, member_id, token, draft)
             else:
+                self._record_instance(group, ask.instance_id, member_id, draft)
                 self._add(group, ask, member_id, token, draft)
         elif ask.requires_member_id:
             # The member comes back with this id. Without it, a client whose connection broke while it waited would
@@ -185,13 +187,17 @@ class ClassicDecisions:
                 group.subscribed_topics = group.topics_of_members()
                 group.take_join(member)
                 draft.answer(token, _resumed(group, member, ask, old_leader))
-            case ClassicState.STABLE:
+            case _:
+                # In COMPLETING, too, a rebalance: the leader may be assigning to the old id at this moment.
+                self._record_instance(group, instance_id, new_id, draft)
                 self._rebalance_or_complete(group, draft)
-            case ClassicState.COMPLETING:
-                # The leader may be assigning to the old id at this moment, and the new one would get nothing.
-                self.prepare_rebalance(group, draft)
-            case ClassicState.PREPARING | ClassicState.EMPTY:
-                self._maybe_complete_join(group, draft)
+
+    def _record_instance(self, group: ClassicGroup, instance_id: str, member_id: str, draft: Draft) -> None:
+        """Before the next generation is recorded the coordinator may die. The next one knows the group by its last
+        record, and would fence the instance in favour of a process that is long gone.
+        """
+        if (renamed := instance_renamed_record(group, instance_id, member_id)) is not None:
+            draft.records.append(renamed)
 
     # Rebalancing
     # -------------------------------------------------------------------------------------------------------

@@ -3,13 +3,20 @@
 Reads the group and never changes it: what is to change goes into the draft as records, which `apply` writes into the
 group. Soft are only deadlines and the notes of what metadata was looked at. Three steps make a heartbeat: the member
 as it says it is (a changed subscription raises the group's epoch), the target assignment (computed anew when the
-group's epoch is ahead), and the member's next step towards it. Called by GroupCoordinator and, for members of the
-classic protocol, by migration.py.
+group's epoch is ahead, in several turns if the group is large: assignment_round.py), and the member's next step towards
+it. Called by GroupCoordinator and, for members of the classic protocol, by migration.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 
+from service.groups.assignment_round import (
+    STEPS_AT_ONCE,
+    TARGETS_AT_ONCE,
+    Assignment,
+    AssignmentRound,
+    NewTarget,
+)
 from service.groups.assignors import ASSIGNORS, MemberSpec
 from service.groups.classic_decisions import DeadlineKind, DeadlineName
 from service.groups.commands import (
@@ -36,7 +43,7 @@ from service.groups.records import (
     target_epoch_record,
     target_record,
 )
-from service.groups.regex import STEPS_AT_ONCE, InvalidRegex, RegexRound, TopicMatches, TopicRegex
+from service.groups.regex import MATCHED_AT_ONCE, InvalidRegex, RegexRound, TopicMatches, TopicRegex
 from service.groups.settings import GroupSettings
 from service.groups.states import MemberState
 from service.groups.topics import TopicView, fingerprint
@@ -251,7 +258,7 @@ class ConsumerDecisions:
     def _match(self, group: ConsumerGroup, ahead: RegexRound) -> tuple[dict[str, frozenset[str]], bool]:
         """The topics of as many expressions as one turn allows, and whether those were the last."""
         matched: dict[str, frozenset[str]] = {}
-        steps = STEPS_AT_ONCE
+        steps = MATCHED_AT_ONCE
         while ahead.regexes and steps > 0:
             regex = ahead.regexes[-1]
             if regex in group.tallies.using:
@@ -290,33 +297,70 @@ class ConsumerDecisions:
     # --------------------------------------------------------------------------------------
 
     def maybe_assign(self, group: ConsumerGroup, epoch: int, member: ConsumerMember, draft: Draft) -> Goal:
-        if group.assignment_epoch >= epoch or not self.may_assign(group, draft.wall_ms):
-            return Goal(group.assignment_epoch, group.target_of(member.member_id, member.instance_id))
+        if group.assignment_epoch < epoch and self.may_assign(group, draft.wall_ms):
+            ahead = AssignmentRound(epoch, self._assign(group, member))
+            if ahead.compute(STEPS_AT_ONCE) and len(ahead.unwritten) <= TARGETS_AT_ONCE:
+                for name, _, part in ahead.unwritten:
+                    draft.records.append(target_record(group.group_id, name, part))
+                draft.records.append(target_epoch_record(group.group_id, epoch, draft.wall_ms))
+                return Goal(epoch, ahead.target[member.member_id])
+            group.assignment_round = ahead
+            self._deadlines.set(("assign", group.group_id, ""), draft.now_ms)
+        return Goal(group.assignment_epoch, group.target_of(member.member_id, member.instance_id))
+
+    def _assign(self, group: ConsumerGroup, member: ConsumerMember) -> Assignment:
+        """The new target of the group as it will be with `member`, and what of it is new."""
         members = group.members_with(member)
-        specs = self._specs(group, members.values())
         counts: dict[bytes, int] = {}
         for topic in group.topics_subscribed(without=group.replaced_by(member), and_by=member):
             if (facts := self._topics.by_name(topic)) is not None:
                 counts[facts.topic_id] = facts.partitions
         name = group.preferred_assignor(members.values()) or self._settings.group_consumer_assignors[0]
-        target = ASSIGNORS[name](specs, counts)
+        specs = yield from self._specs(group, members.values())
+        target = yield from ASSIGNORS[name](specs, counts)
+        news: list[NewTarget] = []
         for member_id, part in target.items():
             before = group.target.get(member_id)
             if before is not part and before != part:
-                draft.records.append(target_record(group.group_id, member_id, part))
-        draft.records.append(target_epoch_record(group.group_id, epoch, draft.wall_ms))
-        return Goal(epoch, target[member.member_id])
+                news.append((member_id, specs[member_id].instance_id, part))
+            yield
+        return target, news
+
+    def assign_some(self, group: ConsumerGroup, draft: Draft) -> None:
+        """One turn of a target assignment that takes several: some of its computing, or of its writing.
+
+        The group goes on meanwhile. Who joins, leaves or subscribes anew raises its epoch above the one that is being
+        assigned, so that another assignment follows; who took a static member's place takes its part.
+        """
+        ahead = group.assignment_round
+        if ahead is None:
+            return  # of a group that went, and came to be again
+        if ahead.is_computed:
+            for name, instance_id, part in ahead.next_unwritten(TARGETS_AT_ONCE):
+                member = group.members.get(name) or group.static_member(instance_id)
+                if member is not None:
+                    draft.records.append(target_record(group.group_id, member.member_id, part))
+            if not ahead.unwritten:
+                draft.records.append(target_epoch_record(group.group_id, ahead.epoch, draft.wall_ms))
+                group.assignment_round = None
+                return
+        else:
+            ahead.compute(STEPS_AT_ONCE)
+        self._deadlines.set(("assign", group.group_id, ""), draft.now_ms)
 
     def may_assign(self, group: ConsumerGroup, wall_ms: int) -> bool:
-        """Members that come one upon the other share a new target instead of causing one each.
+        """Members that come one upon the other share a new target instead of causing one each, and one is computed at
+        a time.
 
         The last one may have been made by a clock that was ahead of ours: then it was long enough ago.
         """
         interval_ms = self._settings.consumer_times(group.group_id).assignment_interval_ms
         last_ms = group.assignment_timestamp_ms
-        return not 0 < last_ms <= wall_ms < last_ms + interval_ms
+        return group.assignment_round is None and not 0 < last_ms <= wall_ms < last_ms + interval_ms
 
-    def _specs(self, group: ConsumerGroup, members: Iterable[ConsumerMember]) -> dict[str, MemberSpec]:
+    def _specs(
+        self, group: ConsumerGroup, members: Iterable[ConsumerMember]
+    ) -> Generator[None, None, dict[str, MemberSpec]]:
         """Members that subscribe to the same share the answer: in most groups all do."""
         known: dict[tuple[frozenset[str], str | None], frozenset[bytes]] = {}
         specs: dict[str, MemberSpec] = {}
@@ -327,6 +371,7 @@ class ConsumerDecisions:
                 topic_ids = known[subscription] = self._topic_ids(group, member)
             current = group.target_of(member.member_id, member.instance_id)
             specs[member.member_id] = MemberSpec(member.instance_id, topic_ids, current)
+            yield
         return specs
 
     def _topic_ids(self, group: ConsumerGroup, member: ConsumerMember) -> frozenset[bytes]:
@@ -416,6 +461,7 @@ class ConsumerDecisions:
     def forget(self, group: ConsumerGroup) -> None:
         """Call off all that was to happen to a group that goes."""
         self._deadlines.cancel(("regex", group.group_id, ""))
+        self._deadlines.cancel(("assign", group.group_id, ""))
         for member_id in group.members:
             self.forget_member(group.group_id, member_id)
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from service.groups.assignment_round import AssignmentRound
 from service.groups.commands import LEAVE_EPOCH
 from service.groups.regex import RegexRound, TopicMatches
 from service.groups.states import ConsumerState, MemberState
@@ -128,6 +129,8 @@ class ConsumerGroup:
     regex_time_ms: int | None = field(default=None, compare=False)
     regex_round: RegexRound | None = field(default=None, compare=False)
     regex_matches: dict[str, TopicMatches] = field(default_factory=dict, compare=False)
+    # Soft, too: a new target that takes several turns.
+    assignment_round: AssignmentRound | None = field(default=None, compare=False)
 
     # Reading ----------------------------------------------------------------------------------------------------------
 

@@ -104,7 +104,7 @@ WAKING: DeadlineName = ("wake", "", "")
 # is done in pieces, and is due again at once.
 DUE_AT_ONCE = 100
 WOKEN_AT_ONCE = 200
-IN_TURNS: tuple[DeadlineKind, ...] = ("answers", "regex", "wake", *CLEANING_KINDS)
+IN_TURNS: tuple[DeadlineKind, ...] = ("answers", "regex", "assign", "wake", *CLEANING_KINDS)
 
 
 class GroupCoordinator:
@@ -452,6 +452,9 @@ class GroupCoordinator:
     def _consumer_due(self, kind: str, group: ConsumerGroup, member_id: str, draft: Draft) -> None:
         if kind == "regex":
             self._consumer.resolve_regexes(group, draft)
+            return
+        if kind == "assign":
+            self._consumer.assign_some(group, draft)
             return
         member = group.members.get(member_id)
         if member is not None:

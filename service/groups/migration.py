@@ -27,7 +27,14 @@ from service.groups.commands import (
     SyncReply,
 )
 from service.groups.consumer_decisions import ConsumerDecisions
-from service.groups.consumer_group import ClassicFacts, ConsumerGroup, ConsumerMember, EpochsByTopic, TargetByTopic
+from service.groups.consumer_group import (
+    INITIAL_EPOCH,
+    ClassicFacts,
+    ConsumerGroup,
+    ConsumerMember,
+    EpochsByTopic,
+    TargetByTopic,
+)
 from service.groups.consumer_protocol import (
     PROTOCOL_TYPE,
     Subscription,
@@ -79,7 +86,9 @@ class Migration:
             return _not_upgradable(group, f"it uses the protocol {group.protocol_type}")
         if len(group.members) > self._settings.group_consumer_max_size:
             return _not_upgradable(group, "it has too many members")
-        made = ConsumerGroup(group.group_id, epoch=group.generation, assignment_epoch=group.generation)
+        # A group that never had a generation: no member may be told epoch 0, by which one joins.
+        epoch = max(group.generation, INITIAL_EPOCH)
+        made = ConsumerGroup(group.group_id, epoch=epoch, assignment_epoch=epoch)
         for classic_member in group.members.values():
             member = self._upgraded_member(group, classic_member)
             if isinstance(member, Refusal):

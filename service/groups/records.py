@@ -171,6 +171,20 @@ def classic_group_record(group: ClassicGroup, assignments: Mapping[str, bytes]) 
     return _record(GroupMetadataKey(group.group_id), value, GROUP_METADATA_VERSION)
 
 
+def instance_renamed_record(group: ClassicGroup, instance_id: str, member_id: str) -> RecordPair | None:
+    """The group as it was last recorded, with this instance under its new id; None if it was not in there."""
+    if group.stored is None:
+        return None
+    value = read_value(GroupMetadataValue, group.stored)
+    for member in value.members:
+        if member.group_instance_id == instance_id:
+            if value.leader == member.member_id:
+                value.leader = member_id
+            member.member_id = member_id
+            return _record(GroupMetadataKey(group.group_id), value, GROUP_METADATA_VERSION)
+    return None
+
+
 def empty_classic_group_record(group_id: str, state_timestamp_ms: int) -> RecordPair:
     """A group that somebody has begun to join."""
     value = GroupMetadataValue("", 0, None, None, state_timestamp_ms, [])

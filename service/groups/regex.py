@@ -16,7 +16,7 @@ MAX_MEMORY_BYTES = 256 * 1024
 
 # What is matched in one turn, in instructions x characters: half a millisecond where they must all be followed, which
 # ordinary expressions never need.
-STEPS_AT_ONCE = 250_000
+MATCHED_AT_ONCE = 250_000
 
 
 class InvalidRegex(ValueError):

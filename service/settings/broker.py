@@ -123,10 +123,16 @@ class BrokerConfig(BrokerSettings):
             yield "group.consumer.heartbeat.interval.ms must be less than group.consumer.session.timeout.ms"
         if self.group_consumer_migration_policy.lower() not in ("disabled", "downgrade", "upgrade", "bidirectional"):
             yield "group.consumer.migration.policy must be one of: disabled, downgrade, upgrade, bidirectional"
+        if self.zookeeper_connect is not None and self.store_url is not None:
+            yield "zookeeper.connect and store.url name two places for the metadata: set one of them"
+        if self.zookeeper_digest is not None and ":" not in self.zookeeper_digest:
+            yield "zookeeper.digest is written user:password"
         yield from self._listener_problems()
 
     def _hopes(self) -> Iterator[str]:
         """What holds, but hardly means what whoever set it for a cluster had in mind."""
+        if self.may_have_company:
+            return
         if self.default_replication_factor > 1:
             yield (
                 f"default.replication.factor is {self.default_replication_factor}, but there is one broker: topics"
@@ -137,6 +143,16 @@ class BrokerConfig(BrokerSettings):
                 f"min.insync.replicas is {self.min_insync_replicas}, but there is one broker: writes with acks=all are "
                 "refused, but in topics that have a value of their own; set it to 1"
             )
+
+    @property
+    def may_have_company(self) -> bool:
+        """Whether the metadata store is one that several brokers share."""
+        return self.zookeeper_connect is not None or not (self.store_url or "sqlite").startswith("sqlite")
+
+    @property
+    def session_timeout_s(self) -> float:
+        timeout_ms = self.broker_session_timeout_ms
+        return (timeout_ms if self.zookeeper_connect is None else self.zookeeper_session_timeout_ms) / 1000
 
     def _out_of_bounds(self) -> Iterator[str]:
         for kind, (least, value, most) in self.consumer_group_times.items():

@@ -26,6 +26,7 @@ from service.settings.setting import (
     optional_listing,
     optional_long,
     optional_text,
+    password,
     text,
 )
 
@@ -124,7 +125,43 @@ class BrokerSettings:
         at_least=0,
     )
     store_url = optional_text(
-        "store.url", "Where the cluster's metadata lives: sqlite:///FILE. Not set: meta.db, in the data folder."
+        "store.url",
+        "Where the cluster's metadata lives, unless zookeeper.connect is set: sqlite:///FILE for a single broker,"
+        " postgresql://USER:PASSWORD@HOST,HOST/DATABASE for a cluster. Not set: meta.db, in the data folder.",
+    )
+    zookeeper_connect = optional_text(
+        "zookeeper.connect",
+        "The ZooKeeper ensemble that keeps the cluster's metadata: host:port,host:port, and a chroot if it is shared"
+        " (host:port,host:port/oncelog).",
+    )
+    zookeeper_digest = password(
+        "zookeeper.digest", "user:password for ZooKeeper: what the cluster makes there is then this user's alone."
+    )
+    zookeeper_session_timeout_ms = integer(
+        "zookeeper.session.timeout.ms",
+        6000,
+        "A broker that ZooKeeper hasn't heard of for so long is taken for dead, and others lead what it led.",
+        at_least=100,
+    )
+    broker_session_timeout_ms = integer(
+        "broker.session.timeout.ms", 6000, "The same where the metadata is in PostgreSQL.", at_least=100
+    )
+    unclean_leader_election_enable = boolean(
+        "unclean.leader.election.enable",
+        False,
+        "Whether a replica that is not in sync may lead when all that are in sync are gone. What it lacks is lost.",
+        mode=ANYWHERE,
+    )
+    auto_leader_rebalance_enable = boolean(
+        "auto.leader.rebalance.enable",
+        True,
+        "Whether the first replica of each partition leads it again once it is in sync after an absence.",
+    )
+    leader_imbalance_check_interval_seconds = long(
+        "leader.imbalance.check.interval.seconds",
+        300,
+        "How often it is looked whether partitions are led by their first replicas.",
+        at_least=1,
     )
 
     # --- topics ---

@@ -260,6 +260,10 @@ def optional_text(name: str, doc: str, **more: Any) -> Setting[str | None]:
     return Setting(name, ConfigType.STRING, None, None, lambda value: value or None, doc, **more)
 
 
+def password(name: str, doc: str, **more: Any) -> Setting[str | None]:
+    return Setting(name, ConfigType.PASSWORD, None, None, lambda value: value or None, doc, **more)
+
+
 def listing(
     name: str,
     default: Sequence[str],

@@ -259,9 +259,8 @@ TOPIC_SETTINGS: dict[str, Setting[Any]] = {
         boolean(
             "unclean.leader.election.enable",
             False,
-            f"Accepted without effect: {NO_EFFECT_SETTINGS['unclean.leader.election.enable'].doc}",
+            "Whether a replica that is not in sync may lead when all that are in sync are gone. What it lacks is lost.",
             synonyms=_broker("unclean.leader.election.enable"),
-            status=Status.NO_EFFECT,
         ),
     )
 }

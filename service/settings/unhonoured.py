@@ -35,7 +35,7 @@ _COMPACTION = "Compaction reads some megabytes at a time and sorts what it remem
 _UNLINKED = "Whoever is being served keeps the file open; its space is free as soon as they are done."
 _SPACE = "The file system finds room as it is needed."
 _LEASE = "Leadership follows the metadata store; nothing is moved in rounds."
-_EMBEDDED = "A broker with a store of its own has nobody to tell that it lives."
+_RENEWED = "A session is renewed often enough by itself."
 _KERNEL = "The operating system sizes its buffers and queues by itself."
 _PROMETHEUS = "There are no JVM metric reporters."
 
@@ -64,7 +64,6 @@ NO_EFFECT_SETTINGS: dict[str, Setting[Any]] = {
         ),
         long("log.segment.delete.delay.ms", 60000, _UNLINKED, at_least=0, mode=ANYWHERE),
         boolean("log.preallocate", False, _SPACE, mode=ANYWHERE),
-        boolean("unclean.leader.election.enable", False, _ALONE, mode=ANYWHERE),
         integer(
             "transaction.abort.timed.out.transaction.cleanup.interval.ms",
             10000,
@@ -81,12 +80,9 @@ NO_EFFECT_SETTINGS: dict[str, Setting[Any]] = {
         integer("offsets.topic.compression.codec", 0, "Records of __consumer_offsets are stored uncompressed."),
         integer("num.replica.fetchers", 1, _ALONE, at_least=1, mode=ANYWHERE),
         integer("replica.socket.receive.buffer.bytes", 65536, _ALONE),
-        boolean("auto.leader.rebalance.enable", True, _LEASE),
-        long("leader.imbalance.check.interval.seconds", 300, _LEASE, at_least=1),
         boolean("controlled.shutdown.enable", True, "A broker that stops always says so first."),
         integer("request.timeout.ms", 30000, _ALONE),
-        integer("broker.session.timeout.ms", 9000, _EMBEDDED),
-        integer("broker.heartbeat.interval.ms", 2000, _EMBEDDED),
+        integer("broker.heartbeat.interval.ms", 2000, _RENEWED),
         integer("socket.send.buffer.bytes", 102400, _KERNEL),
         integer("socket.receive.buffer.bytes", 102400, _KERNEL),
         integer("socket.listen.backlog.size", 50, _KERNEL, at_least=1),
@@ -123,6 +119,9 @@ NO_SECURITY = "this broker can't authenticate, authorize or encrypt yet, and ign
 
 # A name that ends in a dot stands for all that begin with it.
 NO_EFFECT: dict[str, str] = {
+    "zookeeper.connection.timeout.ms": "the first answer may take as long as a session lasts",
+    "zookeeper.max.in.flight.requests": "there is nothing to tune about ZooKeeper",
+    "zookeeper.set.acl": "with zookeeper.digest what the cluster makes is its own, without it everybody's",
     "process.roles": _QUORUM,
     "controller.": _QUORUM,
     "metadata.": _QUORUM,
@@ -163,7 +162,8 @@ NO_EFFECT: dict[str, str] = {
     "cordoned.log.dirs": "partitions do not move between folders",
 }
 REFUSED: dict[str, str] = {
-    "zookeeper.": "there is no ZooKeeper store yet; leave it out for the SQLite store in the data folder",
+    "zookeeper.ssl.": "connections to ZooKeeper are not encrypted yet",
+    "zookeeper.clientCnxnSocket": "connections to ZooKeeper are not encrypted yet",
     "authorizer.class.name": NO_SECURITY,
     "super.users": NO_SECURITY,
     "allow.everyone.if.no.acl.found": NO_SECURITY,
@@ -184,7 +184,6 @@ HARMLESS_VALUES: dict[str, tuple[str, ...]] = {
     "authorizer.class.name": ("",),
     "allow.everyone.if.no.acl.found": ("true",),
     "ssl.client.auth": ("none",),
-    "zookeeper.connect": ("",),
     "sasl.enabled.mechanisms": ("",),
     "config.providers": ("",),
 }

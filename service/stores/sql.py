@@ -172,7 +172,7 @@ def _engine_of(url: str) -> Engine:
         raise StoreError(f"store.url {url} is no URL: leave it out, or use sqlite:///FILE") from None
     if parsed.drivername != "sqlite":
         raise StoreError(
-            f"store.url {url} names a database that is not offered yet: leave it out, or use sqlite:///FILE"
+            f"store.url {url} names a database that is not offered: leave it out, or use sqlite:///FILE or postgresql://"
         )
     if parsed.database in (None, "", ":memory:"):
         raise StoreError(f"store.url {url} would forget every topic at the stop: leave it out, or use sqlite:///FILE")

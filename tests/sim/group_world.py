@@ -51,6 +51,7 @@ class Plan:
     deaths: float  # of the coordinator, for each decision
     mishap_ms: int  # between two mishaps of members and topics
     commits_in_transactions: float
+    assigned_at_once: tuple[int, int]  # steps of a target assignment in one turn, and records of it
 
 
 def draw_plan(chance: random.Random) -> Plan:
@@ -64,6 +65,7 @@ def draw_plan(chance: random.Random) -> Plan:
         deaths=chance.choice((0.0, 0.002, 0.02)),
         mishap_ms=chance.choice((300, 1_500, 5_000)),
         commits_in_transactions=chance.choice((0.0, 0.3)),
+        assigned_at_once=chance.choice(((2_000, 300), (2_000, 1), (3, 1))),
     )
 
 
@@ -267,7 +269,9 @@ class GroupWorld:
             return
         self._timer_ms = due_ms = max(due_ms, self.now_ms)
         life = self._life
-        self.after(due_ms - self.now_ms, lambda: self._expire(life, due_ms))
+        # What is due at once comes after what others have asked meanwhile.
+        late_ms = self.chance.randint(0, 1)
+        self.after(due_ms - self.now_ms + late_ms, lambda: self._expire(life, due_ms))
 
     def _expire(self, life: int, due_ms: int) -> None:
         if life == self._life and self.machine is not None and due_ms == self._timer_ms:

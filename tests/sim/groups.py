@@ -12,10 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
+from service.groups import consumer_decisions
 from service.groups.states import ConsumerState
 from tests.sim.group_members import TOPICS, ClassicMember, ConsumerMember, Member
 from tests.sim.group_world import CHAOS_MS, SETTLE_MS, Broken, GroupWorld
-from tests.sim.run import fresh_seed
+from tests.sim.run import fresh_seed, replaced
 
 REPLACED_WITHIN_MS = 15_000  # a session, and what two rebalances take of members that are all there
 
@@ -38,6 +39,15 @@ def run(seed: int) -> str:
 
 
 def live(world: GroupWorld) -> None:
+    steps, targets = world.plan.assigned_at_once
+    with (
+        replaced(consumer_decisions, "STEPS_AT_ONCE", steps),
+        replaced(consumer_decisions, "TARGETS_AT_ONCE", targets),
+    ):
+        _live(world)
+
+
+def _live(world: GroupWorld) -> None:
     chance = world.chance
     for number, kind in enumerate(world.plan.kinds):
         instance = f"i{number}" if kind.startswith("static") else None

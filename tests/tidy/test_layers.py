@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,8 @@ def test_a_room_that_holds_something_says_what_it_is_for(package: str) -> None:
         if any(path.read_text().strip() for path in folder.glob("*.py")) and folder.name != "versions":
             readme = folder / "README.md"
             assert readme.exists(), f"{folder.relative_to(ROOT)} has no README.md"
+
+
+def test_checks_that_run_in_an_environment_with_spark_alone_need_no_pytest() -> None:
+    program = "import sys; sys.modules['pytest'] = None; import tests.spark.connector.checks"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

@@ -175,8 +175,8 @@ def test_it_does_not_run_without_its_assertions(tmp_path: Path) -> None:
     ("url", "why"),
     [
         ("rubbish", "is no URL"),
-        ("postgresql://x/y", "not offered yet"),
-        ("sqlite+aiosqlite:///x", "not offered yet"),
+        ("mysql://x/y", "not offered"),
+        ("sqlite+aiosqlite:///x", "not offered"),
         ("sqlite:///:memory:", "would forget every topic at the stop"),
         ("sqlite:////nosuch/meta.db", "unable to open database file"),
     ],

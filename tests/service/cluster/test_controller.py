@@ -10,10 +10,12 @@ from service.cluster.controller import (
     FINALIZED_FEATURES,
     AllocateProducerIds,
     AlterPartition,
+    FenceBroker,
     FoundCluster,
     RaiseLeaderEpoch,
     Refusal,
     RegisterBroker,
+    RemoveDead,
     RemoveFromLeadership,
     TakeBrokerId,
 )
@@ -99,33 +101,77 @@ def test_after_an_unclean_stop_the_only_replica_leads_in_a_new_epoch() -> None:
 def test_a_leader_that_is_gone_is_replaced_by_one_in_sync() -> None:
     world, _ = three_replicas()
     world.lose_broker(1)
-    assert world.run(RemoveFromLeadership(1)) == 1
+    assert world.run(RemoveDead()) == 1
     assert state_of(world) == PartitionState((1, 2, 3), (2, 3), 2, 1, 1)
+    assert world.run(RemoveDead()) == 0
 
 
-def test_a_follower_that_is_gone_leaves_the_in_sync_set_but_the_last_member_stays() -> None:
+def test_a_follower_that_is_gone_leaves_the_in_sync_set_but_the_last_members_stay() -> None:
     world, _ = three_replicas()
-    world.run(RemoveFromLeadership(3))
-    assert state_of(world).isr == (1, 2)
-    world.run(RemoveFromLeadership(2))
-    world.lose_broker(2)
     world.lose_broker(3)
+    world.run(RemoveDead())
+    assert state_of(world) == PartitionState((1, 2, 3), (1, 2), 1, 0, 1)
+    world.lose_broker(2)
     world.lose_broker(1)
-    world.run(RemoveFromLeadership(1))
-    assert (state_of(world).leader, state_of(world).isr) == (NO_LEADER, (1,))
+    assert world.run(RemoveDead()) == 0
+    assert state_of(world) == PartitionState((1, 2, 3), (1, 2), 1, 0, 1)
 
 
 def test_without_anybody_in_sync_nobody_leads_unless_the_topic_allows_it() -> None:
     world, _ = three_replicas()
-    world.run(RemoveFromLeadership(2))
-    world.run(RemoveFromLeadership(3))
+    for broker in (2, 3):
+        world.lose_broker(broker)
+    world.run(RemoveDead())
     world.lose_broker(1)
-    allowed = RemoveFromLeadership(1, frozenset({"orders"})).decide(world.image, retried=False)
+    world.add_broker(3)
+    assert world.run(RemoveDead()) == 0
+    allowed = RemoveDead(lambda topic: topic.name == "orders").decide(world.image, retried=False)
     assert len(allowed.ops) == 1
-    world.run(RemoveFromLeadership(1))
-    assert state_of(world) == PartitionState((1, 2, 3), (1,), NO_LEADER, 1, 3)
     world.add_broker(1, clean=True)
-    assert state_of(world) == PartitionState((1, 2, 3), (1,), 1, 2, 4)
+    assert state_of(world) == PartitionState((1, 2, 3), (1,), 1, 0, 1)
+
+
+def test_of_very_many_partitions_some_are_given_away_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.cluster.controller.MOST_AT_ONCE", 4)
+    world = World()
+    for broker in (1, 2):
+        world.add_broker(broker)
+    world.add_topic("orders", 1, partitions=10, replicas=2)
+    world.lose_broker(1)
+    assert [world.run(RemoveDead()) for _ in range(4)] == [4, 4, 2, 0]
+    assert {state.leader for state in world.image.topics["orders"].partitions.values()} == {2}
+
+
+def test_who_is_about_to_stop_gives_away_what_others_can_lead() -> None:
+    world, _ = three_replicas()
+    world.add_topic("own", 2)
+    world.run(RemoveFromLeadership(1))
+    assert state_of(world) == PartitionState((1, 2, 3), (2, 3), 2, 1, 1)
+    own = world.image.topics["own"].partitions[0]
+    world.run(RemoveFromLeadership(own.leader))
+    assert world.image.topics["own"].partitions[0] == own
+
+
+def test_a_process_of_the_same_data_folder_takes_the_place_of_its_former_life() -> None:
+    world = World()
+    session = world.server.open_session(1e9)
+    first = world.run(RegisterBroker(1, session, ENDPOINTS, home="folder"), session=session)
+    later = world.server.open_session(1e9)
+    for home in ("", "another folder"):
+        refused = world.run(RegisterBroker(1, later, ENDPOINTS, home=home), session=later)
+        assert isinstance(refused, Refusal)
+    second = world.run(RegisterBroker(1, later, ENDPOINTS, home="folder"), session=later)
+    assert (first, second) == (1, 2)
+    world.server.end_session(session)
+    assert world.image.brokers[1].epoch == 2
+
+
+def test_a_fenced_broker_is_registered_no_more_unless_it_lives_anew() -> None:
+    world = World()
+    epoch = world.add_broker(1)
+    assert world.run(FenceBroker(1, epoch + 1)) is False
+    assert world.run(FenceBroker(1, epoch)) is True
+    assert 1 not in world.image.brokers
 
 
 def test_an_unclean_member_leaves_the_in_sync_set_before_it_can_lead() -> None:
@@ -208,7 +254,7 @@ def test_a_member_admitted_from_its_former_life_is_refused() -> None:
     """R8."""
     world, epochs = three_replicas()
     world.lose_broker(2)
-    world.run(RemoveFromLeadership(2))
+    world.run(RemoveDead())
     world.add_broker(2)
     refused = world.run(proposal(epochs, partition_epoch=1))
     assert isinstance(refused, Refusal) and refused.error is ErrorCode.INELIGIBLE_REPLICA

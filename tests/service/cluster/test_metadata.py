@@ -15,8 +15,8 @@ from idempotence.producer_ids import ProducerIdBlock
 from log.disk import RealDisk
 from log.ids import TopicId
 from service.cluster import metadata as metadata_module
-from service.cluster.controller import AllocateProducerIds
-from service.cluster.image import CONTROLLER_EPOCH, Delta, load
+from service.cluster.controller import AllocateProducerIds, AlterPartition, FenceBroker, Refusal, RemoveDead
+from service.cluster.image import BROKER_EPOCH, CONTROLLER_EPOCH, Delta, PartitionState, load
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.cluster.topic_commands import CreatePartitions, CreateTopics, DeleteTopics, MorePartitions, NewTopic
 from service.ports import RealEnv
@@ -148,21 +148,57 @@ def test_lost_answers_neither_lose_nor_double_anything(
     asyncio.run(main())
 
 
-def test_a_broker_that_does_not_control_follows_but_does_not_decide(tmp_path: Path) -> None:
+def test_every_broker_decides_but_what_a_controller_alone_decides(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path) as world:
             controller = await world.broker(1)
             await controller.register(ENDPOINTS, rack=None, clean=True)
-            follower = await world.broker(2)
-            assert not follower.controlling
-            heard: asyncio.Queue[Delta] = asyncio.Queue()
-            follower.subscribe(heard.put_nowait)
-            await controller.execute(new_topics("orders"))
-            assert (await asyncio.wait_for(heard.get(), 5)).topics == ("orders",)
-            assert follower.image == controller.image
+            other = await world.broker(2)
+            await other.register(ENDPOINTS, rack=None, clean=True)
+            assert not other.controlling
+            (created,) = await other.execute(new_topics("orders"))
+            assert created.error is ErrorCode.NONE
             with pytest.raises(MetadataLost) as refused:
-                await follower.execute(new_topics("other", start=2))
+                await other.execute(RemoveDead(), as_controller=True)
             assert refused.value.error is ErrorCode.NOT_CONTROLLER
+
+    asyncio.run(main())
+
+
+def test_two_brokers_that_make_the_same_topic_at_once_make_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            brokers = [await world.broker(number) for number in (1, 2, 3)]
+            for broker in brokers:
+                await broker.register(ENDPOINTS, rack=None, clean=True)
+            made = [broker.execute(new_topics("same", start=at)) for at, broker in enumerate(brokers, 1)]
+            errors = sorted(result.error for (result,) in await asyncio.gather(*made))
+            assert errors == [ErrorCode.NONE] + [ErrorCode.TOPIC_ALREADY_EXISTS] * 2
+
+    asyncio.run(main())
+
+
+def test_every_commit_checks_the_registration_and_a_controllers_its_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1: so a commit that was under way while another took over changes nothing."""
+    commits: list[tuple[Op, ...]] = []
+    commit = MemorySession.commit
+
+    async def recorded(session: MemorySession, *ops: Op) -> tuple[Result, int]:
+        commits.append(ops)
+        return await commit(session, *ops)
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker(1)
+            await metadata.register(ENDPOINTS, rack=None, clean=True)
+            monkeypatch.setattr(MemorySession, "commit", recorded)
+            await metadata.execute(new_topics("orders"))
+            await metadata.execute(AllocateProducerIds(), as_controller=True)
+            own = (Check(BROKER_EPOCH, metadata.image.broker_epoch.version), Check("brokers/1", 0))
+            assert [ops[:2] for ops in commits] == [own, own]
+            assert commits[1][2] == Check(CONTROLLER_EPOCH, metadata.image.controller_epoch.version)
 
     asyncio.run(main())
 
@@ -182,49 +218,100 @@ def test_a_controller_replaced_while_it_slept_changes_nothing(tmp_path: Path) ->
     asyncio.run(main())
 
 
-def test_every_commit_of_a_controller_checks_its_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R1: so a commit that was under way while another took over changes nothing."""
-    commits: list[tuple[Op, ...]] = []
-    commit = MemorySession.commit
-
-    async def recorded(session: MemorySession, *ops: Op) -> tuple[Result, int]:
-        commits.append(ops)
-        return await commit(session, *ops)
-
+@pytest.mark.parametrize("fenced", [False, True], ids=["its session ended", "it was taken for dead"])
+def test_a_broker_that_lost_its_place_is_told_and_joins_again_in_a_new_epoch(tmp_path: Path, fenced: bool) -> None:
     async def main() -> None:
         async with cluster(tmp_path) as world:
             metadata = await world.broker(1)
-            monkeypatch.setattr(MemorySession, "commit", recorded)
-            await metadata.register(ENDPOINTS, rack=None, clean=True)
-            await metadata.execute(new_topics("orders"))
-            await metadata.execute(AllocateProducerIds())
-            assert len(commits) == 3
-            assert {ops[0] for ops in commits} == {Check(CONTROLLER_EPOCH, metadata.image.controller_epoch.version)}
+            first = await metadata.register(ENDPOINTS, rack="r", clean=True)
+            told: list[str] = []
+            regained = asyncio.Event()
+            metadata.on_session_lost = lambda: told.append("lost")
+
+            def is_back() -> None:
+                told.append("regained")
+                regained.set()
+
+            metadata.on_session_regained = is_back
+            other = await world.broker(2)
+            await other.register(ENDPOINTS, rack=None, clean=True)
+            heard: list[Delta] = []
+            metadata.subscribe(heard.append)
+            if fenced:
+                assert await other.execute(FenceBroker(1, first))
+            else:
+                world.server.end_session(metadata.image.controller_session)
+            await other.execute(new_topics("meanwhile"))
+            await asyncio.wait_for(regained.wait(), 5)
+            assert told == ["lost", "regained"] and metadata.sessions_lost == 1
+            assert metadata.image.brokers[1].epoch == metadata.broker_epoch > first
+            assert metadata.image.brokers[1].rack == "r"
+            assert "meanwhile" in metadata.image.topics and "meanwhile" in [
+                name for delta in heard for name in delta.topics
+            ]
+            (created,) = await metadata.execute(new_topics("after", start=7))
+            assert created.error is ErrorCode.NONE
 
     asyncio.run(main())
 
 
-def test_a_lost_session_is_told_and_a_new_start_hears_what_was_missed(tmp_path: Path) -> None:
+def test_a_broker_whose_lease_has_run_out_leads_nothing_until_the_store_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata_module, "LOOKS_PER_LEASE", 6000)
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker(1)
+            told: asyncio.Queue[tuple[str, bool]] = asyncio.Queue()
+            metadata.on_session_lost = lambda: told.put_nowait(("lost", metadata.in_session))
+            metadata.on_session_regained = lambda: told.put_nowait(("regained", metadata.in_session))
+            epoch = await metadata.register(ENDPOINTS, rack=None, clean=True)
+            monkeypatch.setattr(MemorySession, "lease_left", lambda session: -1.0)
+            assert await asyncio.wait_for(told.get(), 5) == ("lost", False)
+            monkeypatch.setattr(MemorySession, "lease_left", lambda session: 1.0)
+            assert await asyncio.wait_for(told.get(), 5) == ("regained", True)
+            assert metadata.broker_epoch == epoch
+
+    asyncio.run(main())
+
+
+def test_a_store_that_has_gone_back_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata_module, "REJOIN_S_MIN", 0.001)
+
     async def main() -> None:
         async with cluster(tmp_path) as world:
             metadata = await world.broker(1)
             await metadata.register(ENDPOINTS, rack=None, clean=True)
-            lost = asyncio.Event()
-            metadata.on_session_lost = lost.set
-            other = await world.broker(2)
+            await metadata.execute(new_topics("orders"))
+            regained = asyncio.Event()
+            metadata.on_session_regained = regained.set
+            number, world.server.number = world.server.number, 0
             world.server.end_session(metadata.image.controller_session)
-            await asyncio.wait_for(lost.wait(), 5)
-            with pytest.raises(MetadataLost):
-                await metadata.execute(AllocateProducerIds())
-            await other.start(broker_id=2, cluster_id="the-cluster")  # a new claim: nobody controls now
-            assert other.controlling
-            await other.register(ENDPOINTS, rack=None, clean=True)
-            await other.execute(new_topics("meanwhile"))
-            heard: list[Delta] = []
-            metadata.subscribe(heard.append)
-            await metadata.start(broker_id=1, cluster_id="the-cluster")
-            assert [delta.topics for delta in heard] == [("meanwhile",)]
-            assert metadata.image == other.image
+            await asyncio.sleep(0.05)
+            assert not metadata.in_session
+            assert "orders" in metadata.image.topics
+            world.server.number = number + 100
+            await asyncio.wait_for(regained.wait(), 5)
+
+    asyncio.run(main())
+
+
+def test_many_proposals_of_in_sync_sets_are_one_commit(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            one, two = await world.broker(1), await world.broker(2)
+            epochs = [await broker.register(ENDPOINTS, rack=None, clean=True) for broker in (one, two)]
+            topic = NewTopic("orders", topic_id(1), 20, 2)
+            await one.execute(CreateTopics((topic,), 1, 1))
+            led = [index for index, state in one.image.topics["orders"].partitions.items() if state.leader == 1]
+            before = world.server.number
+            alone = ((1, epochs[0]),)
+            shrunk = [AlterPartition(topic_id(1), index, 1, epochs[0], 0, 0, alone) for index in (*led, led[0])]
+            replies = await asyncio.gather(*(one.execute(command) for command in shrunk))
+            assert [reply.isr for reply in replies[:-1] if isinstance(reply, PartitionState)] == [(1,)] * len(led)
+            assert isinstance(replies[-1], Refusal) and replies[-1].error is ErrorCode.INVALID_UPDATE_VERSION
+            assert world.server.number - before <= 2
 
     asyncio.run(main())
 

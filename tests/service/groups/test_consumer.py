@@ -1,16 +1,18 @@
 """Consumer groups (KIP-848): joining, walking to the target, fencing, leaving, topics that change; every refusal."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from service.groups.assignment_round import STEPS_AT_ONCE, TARGETS_AT_ONCE
 from service.groups.commands import LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerHeartbeatReply, ForgetTopic
 from service.groups.consumer_group import ConsumerGroup
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.states import MemberState
 from service.groups.topics import TopicFacts
-from service.groups.verdicts import Fault
+from service.groups.verdicts import Decision, Fault
 from tests.service.groups.driver import Driver, Topics, Unwalked, assigned_at_once
 
 ALL = [0, 1, 2, 3]
@@ -306,6 +308,82 @@ def test_expressions_that_take_long_are_resolved_in_turns(driver: Driver) -> Non
     settle(driver, "a", "b")
     facts = {member.member_id: member for member in driver.consumer().members}
     assert [len(facts[member].assigned) for member in "ab"] == [0, 300]
+
+
+# A large group's target
+
+
+LARGE = 1_000
+
+
+def turns(driver: Driver) -> Iterator[Decision]:
+    """What is due at once, one turn after the other."""
+    while driver.machine.next_deadline_ms() == driver.now_ms:
+        yield (decision := driver.machine.expire(driver.now_ms))
+        driver.take(decision)
+
+
+def large_group() -> Driver:
+    """Its members have all just joined: the target of each is to be changed, and computing that has begun."""
+    driver = Driver(topics=Topics(orders=LARGE))
+    for number in range(LARGE):
+        driver.beat(f"m{number:04}", 0, instance_id=f"i{number:04}")
+    driver.wait(1_000)
+    driver.beat("m0000", 2)
+    assert driver.consumer().state == "Assigning"
+    return driver
+
+
+def members_given(driver: Driver) -> dict[str, int]:
+    """How many partitions the target gives to each member that there is."""
+    assert group_of(driver).target.keys() <= group_of(driver).members.keys()
+    return {name: sum(map(len, group_of(driver).target.get(name, {}).values())) for name in group_of(driver).members}
+
+
+def test_a_large_groups_target_is_computed_and_written_in_turns() -> None:
+    driver = large_group()
+    records = [len(turn.records) for turn in turns(driver)]
+    assert len(records) > 3 * LARGE / STEPS_AT_ONCE + LARGE / TARGETS_AT_ONCE
+    assert max(records) <= TARGETS_AT_ONCE + 1
+    assert set(members_given(driver).values()) == {1}
+    facts = driver.consumer()
+    assert facts.assignment_epoch == facts.epoch
+    driver.check_replay()
+
+
+@pytest.mark.parametrize("turn", range(6))
+def test_who_comes_and_goes_while_a_target_is_in_the_making_is_not_forgotten(turn: int) -> None:
+    driver = large_group()
+    for _ in zip(range(turn), turns(driver), strict=False):
+        pass
+    driver.beat("m0500", LEAVE_EPOCH, instance_id="i0500")
+    driver.beat("m0600", STATIC_LEAVE_EPOCH, instance_id="i0600")
+    driver.beat("taker", 0, instance_id="i0600")
+    driver.beat("late", 0)
+    for _ in turns(driver):
+        pass
+    assert driver.consumer().state == "Assigning"
+    driver.wait(1_000)
+    driver.beat("late", 0)
+    for _ in turns(driver):
+        pass
+    given = members_given(driver)
+    assert given["taker"] == given["late"] == 1
+    assert sum(given.values()) == LARGE
+    driver.check_replay()
+
+
+def test_a_restart_while_a_target_is_being_written_begins_it_anew() -> None:
+    driver = large_group()
+    for turn in turns(driver):
+        if turn.records:
+            break
+    driver.restart()
+    driver.wait(0)
+    driver.beat("m0001", 2, instance_id="i0001")
+    for _ in turns(driver):
+        pass
+    assert set(members_given(driver).values()) == {1}
 
 
 def test_a_heartbeat_that_changes_nothing_looks_at_no_other_member(driver: Driver) -> None:

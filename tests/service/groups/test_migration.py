@@ -109,6 +109,13 @@ def test_a_member_that_came_since_the_last_generation_is_upgraded_though_it_does
     assert len(driver.consumer().members) == 3
 
 
+def test_a_member_that_upgrades_a_group_without_a_generation_is_not_told_the_epoch_to_join_by(driver: Driver) -> None:
+    driver.start_join(member=driver.member_id())
+    reply = driver.beat("c", 0, subscribed_topics=None, subscribed_regex="o.*")
+    assert reply.fault is None
+    assert reply.member_epoch > 0
+
+
 def test_a_refused_member_upgrades_nothing(driver: Driver) -> None:
     classic = classic_group(driver)
     reply = driver.beat("c", 0, subscribed_topics=None, subscribed_regex="(")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import lists, sampled_from, text
 
-from service.groups.regex import STEPS_AT_ONCE, InvalidRegex, TopicMatches, TopicRegex
+from service.groups.regex import MATCHED_AT_ONCE, InvalidRegex, TopicMatches, TopicRegex
 
 
 @pytest.mark.parametrize(
@@ -91,19 +91,19 @@ def test_an_expression_is_matched_in_turns_of_bounded_work() -> None:
     names = frozenset(f"orders.eu-west-1.customer-events.v{number:05d}.aggregated" for number in range(1_000))
     matches = TopicMatches(LARGE)
     turns = 1
-    while matches.look(names, STEPS_AT_ONCE) <= 0 or not matches.is_done:
+    while matches.look(names, MATCHED_AT_ONCE) <= 0 or not matches.is_done:
         turns += 1
-    assert turns >= len(names) * TopicRegex(LARGE).steps(max(names)) // STEPS_AT_ONCE // 2
+    assert turns >= len(names) * TopicRegex(LARGE).steps(max(names)) // MATCHED_AT_ONCE // 2
     assert matches.topics == frozenset()
 
 
 def test_only_names_that_are_new_are_matched_again() -> None:
     matches = TopicMatches("a.*")
-    matches.look(frozenset({"a", "ab", "b"}), STEPS_AT_ONCE)
+    matches.look(frozenset({"a", "ab", "b"}), MATCHED_AT_ONCE)
     assert matches.topics == {"a", "ab"}
-    left = matches.look(frozenset({"ab", "b", "ac"}), STEPS_AT_ONCE)
+    left = matches.look(frozenset({"ab", "b", "ac"}), MATCHED_AT_ONCE)
     assert matches.topics == {"ab", "ac"}
-    assert left == STEPS_AT_ONCE - 10 * 3 - TopicRegex("a.*").steps("ac")
+    assert left == MATCHED_AT_ONCE - 10 * 3 - TopicRegex("a.*").steps("ac")
 
 
 @given(lists(sampled_from([*"ab|()*+?.^$[]-", "a{1,2}", r"\d", "(?:"]), max_size=10), text("ab-1", max_size=6))

@@ -117,6 +117,22 @@ def test_a_replacement_before_the_assignment_starts_a_rebalance(driver: Driver) 
     assert driver.sync(driver.answers[tokens[0]], instance_id="i1").fault is Fault.REBALANCE_IN_PROGRESS
 
 
+@pytest.mark.parametrize("moment", ["preparing", "completing", "removed"])
+def test_a_replacement_during_a_rebalance_survives_a_restart_of_the_broker(driver: Driver, moment: str) -> None:
+    """Else the instance is fenced in favour of its former process, for good."""
+    leader, former = static_group(driver, "i1", "i2")
+    driver.start_join(instance_id="i3")
+    if moment == "completing":
+        driver.start_join(member=leader.member_id, instance_id="i1")
+        driver.start_join(member=former.member_id, instance_id="i2")
+    elif moment == "removed":
+        driver.leave(LeavingMember("", "i2"))
+    driver.start_join(instance_id="i2")
+    driver.restart()
+    (present,) = [member.member_id for member in driver.classic().members if member.instance_id == "i2"]
+    assert present != former.member_id
+
+
 def test_a_static_member_that_misses_a_rebalance_stays_a_member_but_may_not_commit(driver: Driver) -> None:
     leader, late = static_group(driver, "i1", "i2")
     token = driver.start_join(member=leader.member_id, instance_id="i1", rebalance_timeout_ms=5_000)

@@ -119,7 +119,7 @@ def test_every_problem_is_told_at_once() -> None:
         ("sasl.enabled.mechanisms", "PLAIN"),
         ("ssl.keystore.location", "/etc/kafka/keystore.jks"),
         ("listeners", "SSL://:9093"),
-        ("zookeeper.connect", "localhost:2181"),
+        ("zookeeper.ssl.client.enable", "true"),
         ("process.roles", "controller"),
         ("remote.log.storage.system.enable", "true"),
         ("security.inter.broker.protocol", "SASL_SSL"),

@@ -81,7 +81,7 @@ def test_a_folder_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_another_database_is_refused_with_what_to_do() -> None:
-    with pytest.raises(StoreError, match="is not offered yet: leave it out"):
+    with pytest.raises(StoreError, match="is not offered: leave it out"):
         SqlDatabase("postgresql://localhost/oncelog")
 
 

@@ -1,0 +1,91 @@
+"""What brokers do unasked for the cluster: one of them controls it, gives what dead brokers led to others that are in
+sync, and brings leadership back to the preferred replicas.
+
+Nothing here decides: `election` and `controller` do, on the image, and the store says whether that still holds. So it
+does no harm that a broker goes on for a while after another has become the controller. One task does everything, one
+thing after the other (R11).
+"""
+
+import asyncio
+import logging
+from typing import TypeVar
+
+from service.cluster.controller import Command, PreferLeaders, RemoveDead
+from service.cluster.image import NO_BROKER, Delta, Topic
+from service.cluster.metadata import ClusterMetadata, MetadataLost
+from service.ports import Env
+from service.settings.broker import BrokerConfig
+
+logger = logging.getLogger("oncelog.controller")
+
+Reply = TypeVar("Reply")
+
+AGAIN_S = 0.2
+"""Before something is tried again that the store did not take."""
+
+
+class Duties:
+    def __init__(self, env: Env, config: BrokerConfig, metadata: ClusterMetadata) -> None:
+        self._env = env
+        self._config = config
+        self._metadata = metadata
+        self._stirred = asyncio.Event()
+        self._rebalance_at_s = 0.0
+        self.elected = 0
+        """Partitions that were given to others because their leader or a member had died."""
+
+    def heard(self, delta: Delta) -> None:
+        """Called for every change of the image."""
+        if delta.brokers or delta.old.controller_session != delta.new.controller_session:
+            self._stirred.set()
+
+    async def run(self) -> None:
+        self._plan_rebalance()
+        self._stirred.set()
+        while True:
+            await self._stirred_or_due()
+            try:
+                await self._do()
+            except MetadataLost as lost:
+                logger.info("not now: %s", lost)
+                await asyncio.sleep(AGAIN_S)
+                self._stirred.set()
+
+    async def _stirred_or_due(self) -> None:
+        due_s = self._rebalance_at_s - self._env.clock.monotonic()
+        try:
+            async with asyncio.timeout(max(due_s, 0.0)):
+                await self._stirred.wait()
+        except TimeoutError:
+            return
+        self._stirred.clear()
+
+    async def _do(self) -> None:
+        metadata = self._metadata
+        if not metadata.in_session:
+            return  # registering stirs
+        if metadata.image.controller_id == NO_BROKER:
+            await metadata.claim()
+        if not metadata.controlling:
+            return
+        if given := await self._all(RemoveDead(self._may_lose)):
+            self.elected += given
+            logger.warning("%d partitions do without brokers that are gone", given)
+        if self._env.clock.monotonic() >= self._rebalance_at_s:
+            self._plan_rebalance()
+            if self._config.auto_leader_rebalance_enable and (moved := await self._all(PreferLeaders())):
+                logger.info("%d partitions are led by their preferred replicas again", moved)
+
+    async def _all(self, command: Command[int]) -> int:
+        """Until nothing is left to do: of very many partitions one commit changes some."""
+        total = 0
+        while changed := await self._metadata.execute(command, as_controller=True):
+            total += changed
+        return total
+
+    def _plan_rebalance(self) -> None:
+        self._rebalance_at_s = self._env.clock.monotonic() + self._config.leader_imbalance_check_interval_seconds
+
+    def _may_lose(self, topic: Topic) -> bool:
+        own = topic.config.get("unclean.leader.election.enable")
+        return self._config.unclean_leader_election_enable if own is None else own.strip().lower() == "true"
