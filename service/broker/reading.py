@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from isolation.read_view import AnyIsolation, FollowerIsolation, Isolation, aborted_transactions, readable_end_offset
+from isolation.read_view import AnyIsolation, Isolation, aborted_transactions, readable_end_offset
 from log.batch import CorruptBatch
 from log.disk import DiskFault, FileSlice
 from service.broker.fetch_sessions import SessionKey, Wanted
@@ -229,10 +229,21 @@ class Reading:
         """Until there is enough, or it has taken as long as it may. `found` is what there is then."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(self.terms.max_wait_ms, LONGEST_WAIT_MS) / 1000
-        watched = [partition for key in self.wanted if not isinstance(partition := self._partition(key), ErrorCode)]
-        for partition in watched:
-            partition.watch(self, tail=self.terms.isolation is FollowerIsolation.LOG_END)
+        watched: list[Partition] = []
+        has_moved = False
         try:
+            for key, wanted in self.wanted.items():
+                partition = self._partition(key)
+                if not isinstance(partition, ErrorCode):
+                    watched.append(partition)
+                    partition.watch(self, tail=self.copier is not None)
+                    # Nobody was told of what came between the reading and now.
+                    has_moved = has_moved or partition.high_watermark != self.found[key].high_watermark
+                    has_moved = has_moved or (
+                        self.copier is not None and partition.log.end_offset > wanted.fetch_offset
+                    )
+            if has_moved and self.read():
+                return
             while True:
                 self._woken = loop.create_future()
                 timer = loop.call_at(deadline, self.moved)

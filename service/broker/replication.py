@@ -309,7 +309,7 @@ class Fetcher:
 
     async def _ask(self, client: Client, due: dict[Key, Place], until_next_s: float) -> FetchResponse:
         config = self._config
-        wait_ms = max(min(config.replica_fetch_wait_max_ms, int(until_next_s * 1000)), 0)
+        wait_ms = int(min(config.replica_fetch_wait_max_ms, max(until_next_s, 0.0) * 1000))
         request = FetchRequest(
             replica_state=FetchRequestReplicaState(self._metadata.broker_id, self._metadata.broker_epoch),
             max_wait_ms=wait_ms,

@@ -1,0 +1,179 @@
+"""Several real brokers in one process, with one metadata store: they speak to each other over loopback."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from log.batch import BatchHeader, build_batch
+from log.disk import RealDisk
+from log.ids import TopicPartition
+from service.api.routes import OFFERED
+from service.broker.node import Broker
+from service.broker.partition import Appended, Partition
+from service.broker.session import Session
+from service.cluster.image import PartitionState
+from service.net.server import Server
+from service.ports import RealEnv
+from service.process import listen
+from service.settings.broker import BrokerConfig
+from service.stores.memory import MemoryServer, MemoryStore
+from service.wire.messages import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
+from tests.service.api.admin_stage import Stage
+
+QUICK = {
+    "log.reserve.bytes": "0",
+    "listeners": "PLAINTEXT://127.0.0.1:0",
+    "http.listeners": "",
+    "replica.fetch.backoff.ms": "50",
+    "replica.lag.time.max.ms": "1500",
+    "replica.fetch.wait.max.ms": "100",
+}
+TOPIC = "orders"
+
+
+async def until(holds: Callable[[], bool], *, within_s: float = 15) -> None:
+    """Wait for what happens by itself."""
+    async with asyncio.timeout(within_s):
+        for _ in iter(holds, True):
+            await asyncio.sleep(0.005)
+
+
+class Life:
+    """A broker from its start to its stop or death."""
+
+    def __init__(self, broker: Broker, disk: RealDisk, servers: list[Server[Session]]) -> None:
+        self.broker = broker
+        self.disk = disk
+        self.servers = servers
+
+
+class ClusterStage:
+    def __init__(self, folder: Path, given: dict[str, str]) -> None:
+        self._folder = folder
+        self._given = given
+        self._server: MemoryServer | None = None
+        self.lives: dict[int, Life] = {}
+
+    async def start(self, node_id: int) -> Broker:
+        folder = self._folder / str(node_id)
+        folder.mkdir(exist_ok=True)
+        disk = RealDisk(str(folder))
+        env = RealEnv(disk)
+        self._server = self._server or MemoryServer(env.clock)
+        config = BrokerConfig({"node.id": str(node_id), **QUICK, **self._given})
+        broker = Broker(env, config, MemoryStore(self._server, env), {str(folder): disk}, OFFERED)
+        await broker.open()
+        self.lives[node_id] = Life(broker, disk, await listen(broker))
+        return broker
+
+    async def stop(self, node_id: int) -> None:
+        """In order: the next start finds everything closed."""
+        life = self.lives.pop(node_id)
+        for server in life.servers:
+            await server.close()
+        await life.broker.stop()
+        life.disk.close()
+
+    async def kill(self, node_id: int) -> None:
+        """Its tasks and connections end where they are, and its session with the store goes at once."""
+        life = self.lives.pop(node_id)
+        for server in life.servers:
+            await server.close()
+        await life.broker.env.tasks.cancel_all()
+        for partition in life.broker.partitions:
+            partition.resign()
+        await life.broker.metadata.close()
+        life.disk.close()
+
+    def broker(self, node_id: int) -> Broker:
+        return self.lives[node_id].broker
+
+    async def create(self, *replicas: int, **config: str) -> None:
+        """A topic of one partition with these replicas, the first of which leads. Dots are written as underscores."""
+        topic = CreatableTopic(
+            TOPIC,
+            -1,
+            -1,
+            assignments=[CreatableReplicaAssignment(0, list(replicas))],
+            configs=[CreatableTopicConfig(key.replace("_", "."), value) for key, value in config.items()],
+        )
+        stage = Stage(next(iter(self.lives.values())).broker)
+        answer = await stage.ask(CreateTopicsRequest([topic]))
+        assert answer.topics[0].error_code == 0, answer.topics[0].error_message
+        for replica in replicas:
+            await until(lambda replica=replica: self.holds(replica))  # type: ignore[misc]
+
+    def holds(self, node_id: int) -> bool:
+        return self.broker(node_id).partitions.get(TopicPartition(TOPIC, 0)) is not None
+
+    def partition(self, node_id: int) -> Partition:
+        partition = self.broker(node_id).partitions.get(TopicPartition(TOPIC, 0))
+        assert partition is not None
+        return partition
+
+    def state(self) -> PartitionState:
+        """As the broker sees it that has seen most."""
+        images = [life.broker.image for life in self.lives.values()]
+        state = max(images, key=lambda image: image.number).partition(TopicPartition(TOPIC, 0))
+        assert state is not None
+        return state
+
+    def leader(self) -> Partition | None:
+        """Whoever leads in the latest epoch."""
+        state = self.state()
+        if state.leader not in self.lives:
+            return None
+        partition = self.partition(state.leader)
+        leads = partition.replicas is not None and partition.leader_epoch == state.leader_epoch
+        return partition if leads else None
+
+    async def in_sync(self, *members: int) -> None:
+        await until(lambda: set(self.state().isr) == set(members) and self.leader() is not None)
+
+    async def write(self, *values: str, acks: int = -1, **of: Any) -> Appended:
+        """By whoever leads. With acks=all it returns when they are committed."""
+        await until(lambda: self.leader() is not None)
+        leader = self.leader()
+        assert leader is not None
+        batch = bytearray(build_batch([(b"k", value.encode(), (), 1) for value in values], **of))
+        outcome = leader.append_from_client(memoryview(batch), acks=acks, now_ms=1, needs_guard=False)
+        assert isinstance(outcome, Appended), outcome
+        if acks == -1 and (committed := leader.committed(outcome.end_offset)) is not None:
+            async with asyncio.timeout(15):
+                await committed
+        return outcome
+
+    async def alike(self, *node_ids: int) -> None:
+        """Until all hold the same."""
+        await until(lambda: len({(tuple(stored(self.partition(each)))) for each in node_ids}) == 1)
+
+
+def stored(partition: Partition) -> list[tuple[int, int, int]]:
+    """Offset, leader epoch and checksum of every batch."""
+    return [_facts(header) for header, _ in partition.log.scan(partition.log.start_offset)]
+
+
+def _facts(header: BatchHeader) -> tuple[int, int, int]:
+    return header.base_offset, header.leader_epoch, header.crc
+
+
+def on_cluster_stage(
+    folder: Path, scene: Callable[[ClusterStage], Awaitable[None]], *node_ids: int, given: dict[str, str] | None = None
+) -> None:
+    async def main() -> None:
+        stage = ClusterStage(folder, given or {})
+        try:
+            for node_id in node_ids or (1, 2, 3):
+                await stage.start(node_id)
+            await scene(stage)
+        finally:
+            for node_id in list(stage.lives):
+                await stage.stop(node_id)
+
+    asyncio.run(main())

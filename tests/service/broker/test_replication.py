@@ -1,0 +1,150 @@
+"""Followers copy what their leader has: over connections, through other leaders, deaths and lost tails."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from log.views import whole
+from service.broker.partition import PartitionLost
+from service.wire.error_codes import ErrorCode
+from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, stored, until
+
+OS = {"log.durability": "os"}
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_what_is_committed_is_on_every_replica_byte_for_byte(tmp_path: Path, durability: str) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, 3, min_insync_replicas="3")
+        for number in range(20):
+            appended = await stage.write(f"value {number}")
+            for node_id in (1, 2, 3):
+                log = stage.partition(node_id).log
+                assert log.end_offset >= appended.end_offset
+                assert durability == "os" or log.flushed_offset >= appended.end_offset
+        await stage.alike(1, 2, 3)
+        await until(lambda: all(stage.partition(each).high_watermark == 20 for each in (1, 2, 3)))
+
+    on_cluster_stage(tmp_path, scene, given={"log.durability": durability})
+
+
+def test_who_leads_after_a_death_has_everything_that_was_committed(tmp_path: Path) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, 3, min_insync_replicas="2")
+        for number in range(5):
+            await stage.write(f"before {number}")
+        await stage.kill(1)
+        await stage.write("after")
+        assert stage.leader() is not None
+        await stage.in_sync(2, 3)
+        await stage.alike(2, 3)
+        assert stage.partition(2).log.end_offset == 6
+        await stage.start(1)
+        await stage.in_sync(1, 2, 3)
+        await stage.alike(1, 2, 3)
+
+    on_cluster_stage(tmp_path, scene, given=OS)
+
+
+def test_a_tail_that_the_new_leader_does_not_have_is_cut_off(tmp_path: Path) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, min_insync_replicas="1")
+        await stage.write("kept")
+        await stage.stop(2)
+        await stage.in_sync(1)
+        for number in range(3):
+            await stage.write(f"for 1 alone {number}")
+        assert stage.partition(1).high_watermark == 4
+        await stage.start(2)
+        await stage.in_sync(1, 2)
+        # 1 appends what 2 never gets, and stops leading.
+        stage.broker(2).replication.stop(stage.partition(2))
+        await stage.write("lost", "with its leader", acks=1)
+        await stage.kill(1)
+        await stage.write("by 2", acks=1)
+        await stage.start(1)
+        await stage.in_sync(1, 2)
+        await stage.alike(1, 2)
+        offsets = [offset for offset, _, _ in stored(stage.partition(1))]
+        assert offsets == [0, 1, 2, 3, 4]
+
+    on_cluster_stage(tmp_path, scene, 3, 1, 2, given=OS)
+
+
+def test_who_does_not_keep_up_falls_out_and_comes_in_again(tmp_path: Path) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, 3, min_insync_replicas="2")
+        await stage.write("all")
+        await stage.in_sync(1, 2, 3)
+        follower = stage.partition(3)
+        stage.broker(3).replication.stop(follower)
+        await stage.write("nobody waits for 3 for ever")
+        await stage.in_sync(1, 2)
+        stage.broker(3).replication.follow(follower, stage.state(), fsync=False)
+        await stage.in_sync(1, 2, 3)
+        await stage.alike(1, 2, 3)
+
+    on_cluster_stage(tmp_path, scene, given=OS)
+
+
+def test_a_write_that_too_few_hold_is_answered_with_that(tmp_path: Path) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, min_insync_replicas="2")
+        await stage.write("both")
+        stage.broker(2).replication.stop(stage.partition(2))
+        with pytest.raises(PartitionLost) as lost:
+            await stage.write("one")
+        assert lost.value.error is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+        assert stage.partition(1).high_watermark == 1
+        stage.broker(2).replication.follow(stage.partition(2), stage.state(), fsync=False)
+        await stage.in_sync(1, 2)
+        await until(lambda: stage.partition(1).high_watermark == 2)
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+def test_a_follower_below_the_leaders_start_begins_there(tmp_path: Path) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, min_insync_replicas="1")
+        await stage.write("old", "older")
+        await stage.stop(2)
+        await stage.in_sync(1)
+        await stage.write(*map(str, range(10)))
+        await stage.partition(1).log.raise_start_offset(7)
+        await stage.start(2)
+        await stage.in_sync(1, 2)
+        assert stage.partition(2).log.start_offset == 7
+        await stage.write("next")
+        assert stage.partition(2).log.end_offset == 13
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+def test_folds_of_a_follower_are_those_of_its_leader(tmp_path: Path) -> None:
+    """Whoever leads next knows every producer's last batches, and what was aborted."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, min_insync_replicas="2")
+        for number in range(7):
+            await stage.write(f"{number}", producer_id=5, producer_epoch=0, base_sequence=number)
+        await stage.alike(1, 2)
+        leader, follower = stage.partition(1), stage.partition(2)
+        assert whole(leader.producers.snapshot()) == whole(follower.producers.snapshot())
+        await stage.kill(1)
+        await until(lambda: stage.leader() is follower)
+        again = await stage.write("6", acks=1, producer_id=5, producer_epoch=0, base_sequence=6)
+        assert again.duplicate
+        assert again.base_offset == 6
+
+    on_cluster_stage(tmp_path, scene, 3, 1, 2, given=OS)
+
+
+def test_replicas_of_many_partitions_share_one_session(tmp_path: Path) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.in_sync(1, 2)
+        await asyncio.sleep(0.3)
+        assert len(stage.broker(1).fetch_sessions) == 1
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
