@@ -237,12 +237,30 @@ OVERVIEW: Final = Board(
                 Panel(
                     "Session with the metadata store",
                     "0: the broker leads nothing until it has one again.",
-                    ((of("oncelog_coordination_session_state"), "{{instance}} {{backend}}"),),
+                    (
+                        (of("oncelog_coordination_session_state"), "{{instance}} {{backend}}"),
+                        (
+                            f"increase({of('oncelog_coordination_sessions_lost_total')}[$__rate_interval])",
+                            "lost {{instance}}",
+                        ),
+                    ),
                 ),
                 Panel(
                     "Changes of the controller",
                     "It should rarely move.",
                     ((f"max({of('oncelog_controller_epoch')})", "epoch"),),
+                ),
+                Panel(
+                    "Processor",
+                    "Cores that each broker keeps busy; it has one event loop, and one is about its most.",
+                    ((f"rate({of('process_cpu_seconds_total')}[$__rate_interval])", "{{instance}}"),),
+                ),
+                Panel("Memory", "", ((of("process_resident_memory_bytes"), "{{instance}}"),), unit="bytes"),
+                Panel(
+                    "Descriptors",
+                    "Of those the process may open.",
+                    ((f"{of('process_open_fds')} / {of('process_max_fds')}", "{{instance}}"),),
+                    unit="percentunit",
                 ),
                 Panel(
                     "Up since",

@@ -14,6 +14,8 @@ from itertools import islice
 from operator import itemgetter
 from typing import Final, NamedTuple
 
+from prometheus_client.process_collector import ProcessCollector
+
 from monitoring import families as of
 from monitoring import shapes
 from monitoring.burrow import Status, Window
@@ -68,6 +70,7 @@ class Scrape:
         self._windows: dict[tuple[str, str, int], Window] = {}
         self._markers: dict[tuple[str, str, int], tuple[int, int, int]] = {}
         self._markers_left = 0
+        self._process = ProcessCollector(registry=None)
 
     def gather(self, lines: Lines) -> Iterator[None]:
         self._broker_itself(lines)
@@ -94,7 +97,13 @@ class Scrape:
         lines.add(of.REGISTERED, int(broker.node_id in image.brokers))
         lines.add(of.ACTIVE_CONTROLLER, int(image.controller_id == broker.node_id))
         lines.add(of.CONTROLLER_EPOCH, image.controller_epoch.value)
-        lines.add(of.SESSION, int(broker.metadata.has_session), backend_of(broker.config.store_url))
+        backend = "sql" if broker.config.zookeeper_connect is None else "zookeeper"
+        lines.add(of.SESSION, int(broker.metadata.has_session), backend)
+        lines.add(of.SESSIONS_LOST, broker.metadata.sessions_lost, backend)
+        for metric in self._process.collect():
+            for sample in metric.samples:
+                if (family := of.REGISTRY.get(sample.name)) is not None:
+                    lines.add(family, sample.value)
         lines.add(of.TASKS_FAILED, broker.env.tasks.failed)
         lines.add(of.PRODUCERS_REFUSED, broker.producer_room.refused)
         lines.add(of.TXN_MAX_TIMEOUT, broker.config.transaction_max_timeout_ms / 1000)
@@ -449,9 +458,3 @@ def count_markers(log: shapes.Log, offset: int, end_offset: int) -> int:
     except (OSError, ValueError, LookupError):
         return 0
     return count
-
-
-def backend_of(store_url: str | None) -> str:
-    """What keeps the metadata, by the beginning of its address."""
-    scheme = (store_url or "sqlite").partition(":")[0].partition("+")[0]
-    return "zookeeper" if scheme.startswith("z") else "sql"

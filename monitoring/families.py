@@ -13,6 +13,7 @@ from typing import Final
 KAFKA_EXPORTER: Final = "kafka_exporter"
 STRIMZI: Final = "Kafka, as Strimzi names it"
 OURS: Final = "oncelog"
+PROCESS: Final = "process"
 
 _THEIRS: Final = "for boards and rules that people have; ours say the same with oncelog_ names"
 _BESIDE: Final = "looked at beside the others, when one is asked about"
@@ -31,6 +32,8 @@ class Family:
         if self.name.startswith("oncelog_"):
             return OURS
         exporter = ("kafka_brokers", "kafka_broker_info", "kafka_topic_", "kafka_consumergroup_")
+        if self.name.startswith("process_"):
+            return PROCESS
         return KAFKA_EXPORTER if self.name.startswith(exporter) else STRIMZI
 
 
@@ -55,6 +58,15 @@ def _counter(name: str, says: str, *labels: str, uncharted: str = "") -> Family:
 def _histogram(name: str, says: str, *labels: str, uncharted: str = "") -> Family:
     return _family("histogram", name, says, *labels, uncharted=uncharted)
 
+
+# --- the process, as every program with a Prometheus client names it -------------------------------------------------
+
+_counter("process_cpu_seconds_total", "Processor time of the broker's process.")
+_gauge("process_resident_memory_bytes", "Memory of the broker's process.")
+_gauge("process_virtual_memory_bytes", "Addresses of the broker's process.", uncharted=_BESIDE)
+_gauge("process_start_time_seconds", "When it was started, in seconds since 1970.", uncharted=_BESIDE)
+_gauge("process_open_fds", "Descriptors that are open.")
+_gauge("process_max_fds", "Descriptors that may be open.")
 
 # --- kafka_exporter --------------------------------------------------------------------------------------------------
 # Each broker tells of the partitions it leads and the groups it coordinates, so that sums over brokers are right.
@@ -285,6 +297,9 @@ SESSION = _gauge(
     "oncelog_coordination_session_state",
     "1 while this broker has its session with the metadata store, 0 when it is lost.",
     "backend",
+)
+SESSIONS_LOST = _counter(
+    "oncelog_coordination_sessions_lost_total", "Sessions with the metadata store that ended by themselves.", "backend"
 )
 REGISTERED = _gauge(
     "oncelog_broker_registered",

@@ -3,7 +3,7 @@
 
 from typing import Final
 
-from monitoring.families import KAFKA_EXPORTER, OURS, REGISTRY, STRIMZI
+from monitoring.families import KAFKA_EXPORTER, OURS, PROCESS, REGISTRY, STRIMZI
 
 HEAD: Final = """\
 # Monitoring
@@ -32,6 +32,7 @@ TITLES: Final = {
     OURS: "Ours",
     KAFKA_EXPORTER: "As kafka_exporter names them (Grafana board 7589)",
     STRIMZI: "As Strimzi names Kafka's own",
+    PROCESS: "The process",
 }
 
 

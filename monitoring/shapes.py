@@ -324,6 +324,8 @@ class Env(Protocol):
 class Metadata(Protocol):
     @property
     def has_session(self) -> bool: ...
+    @property
+    def sessions_lost(self) -> int: ...
 
 
 class Settings(Protocol):
@@ -332,7 +334,7 @@ class Settings(Protocol):
     @property
     def transaction_max_timeout_ms(self) -> int: ...
     @property
-    def store_url(self) -> str | None: ...
+    def zookeeper_connect(self) -> str | None: ...
 
 
 class Broker(Protocol):

@@ -14,14 +14,17 @@ from service.broker.data_folder import StartError
 from service.broker.node import Broker
 from service.client.failures import ClientFailure
 from service.settings.broker import Endpoint
-from service.web import health
+from service.web import health, metrics
 from service.web.gateway import Gateway
 from service.web.problems import Problem, of_failure
 from service.web.routing import Route
 
 logger = logging.getLogger("oncelog.http")
 
-TABLES: tuple[Sequence[Route], ...] = (health.ROUTES,)
+TABLES: tuple[Sequence[Route], ...] = (
+    health.ROUTES,
+    metrics.ROUTES,
+)
 """Every operation there is: a resource adds its table here."""
 STOP_S = 3.0
 REQUEST_ID = "X-Request-Id"
@@ -33,7 +36,7 @@ class WebServer:
     """Listening for one broker."""
 
     def __init__(self, broker: Broker) -> None:
-        self.gateway = Gateway(broker)
+        self.gateway = Gateway(broker, metrics.scraper_of(broker))
         self.endpoints: list[Endpoint] = []
         """Where it listens, with the ports that were found."""
         app = web.Application(middlewares=[_around], client_max_size=broker.config.http_max_body_bytes)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 from aiohttp import web
 
 from log.ids import TopicPartition
+from monitoring.scraping import Scraper
 from service.api.routes import OFFERED, ROUTES
 from service.broker.node import Broker
 from service.broker.session import Session
@@ -42,8 +43,9 @@ NEWEST = {key: newest - (key in NEWEST_IS_UNSTABLE) for key, (_, newest) in OFFE
 
 
 class Gateway:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, scraper: Scraper) -> None:
         self.broker = broker
+        self.scraper = scraper
         self.closing = asyncio.Event()
         self._pool = Pool(client_id=CLIENT_ID, timeout_s=TIMEOUT_S)
         self._listener = broker.config.endpoints[0].listener

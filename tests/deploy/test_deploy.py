@@ -1,0 +1,134 @@
+"""What is deployed with: valid by the schemas of those who read it, and in words that the broker knows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from monitoring.boards import BOARDS
+from service.settings.sources import load_config
+from tests.outside import needs
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "oncelog.yaml").read_text()))
+BROKERS = [name for name in COMPOSE["services"] if name.startswith("broker")]
+
+
+def test_compose_is_valid() -> None:
+    checked = subprocess.run(
+        [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", "compose.yaml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("name", BROKERS)
+def test_a_broker_of_compose_is_set_up_with_settings_that_do_something(name: str) -> None:
+    config = load_config(None, COMPOSE["services"][name]["environment"], [])
+    assert config.warnings == ()
+    assert config.node_id == int(name.removeprefix("broker-"))
+
+
+def test_what_compose_mounts_is_there() -> None:
+    for service in COMPOSE["services"].values():
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            assert (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
+
+
+def test_compose_opens_ports_to_this_machine_only_and_checks_the_health_of_what_it_starts() -> None:
+    for name, service in COMPOSE["services"].items():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+        assert "healthcheck" in service or service["image"] == "oncelog", name
+
+
+@needs("promtool")
+def test_prometheus_takes_its_configuration_and_scrapes_every_broker(tmp_path: Path) -> None:
+    config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+    (tmp_path / "prometheus.yml").write_text(json.dumps(config))
+    (tmp_path / "oncelog.rules.yml").write_bytes((ROOT / "monitoring" / "alerts" / "oncelog.rules.yml").read_bytes())
+    checked = subprocess.run(
+        ["promtool", "check", "config", str(tmp_path / "prometheus.yml")], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    (job,) = config["scrape_configs"]
+    assert job["static_configs"][0]["targets"] == [f"{name}:8082" for name in BROKERS]
+
+
+@needs("amtool")
+def test_alertmanager_takes_its_configuration() -> None:
+    checked = subprocess.run(
+        ["amtool", "check-config", str(DEPLOY / "alertmanager.yml")], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_grafana_finds_the_boards_where_compose_mounts_them() -> None:
+    provided = yaml.safe_load((DEPLOY / "grafana" / "provisioning" / "dashboards" / "oncelog.yml").read_text())
+    (provider,) = provided["providers"]
+    mounts = dict(volume.split(":")[:2] for volume in COMPOSE["services"]["grafana"]["volumes"])
+    assert mounts["./monitoring/dashboards"] == provider["options"]["path"]
+    home = COMPOSE["services"]["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home.removeprefix(provider["options"]["path"] + "/") in {board.path.name for board in BOARDS}
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda each: f"{each['kind']}-{each['metadata']['name']}")
+def test_a_kubernetes_manifest_is_valid(manifest: dict[str, Any]) -> None:
+    kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_a_broker_of_kubernetes_is_set_up_with_settings_that_do_something() -> None:
+    (stateful,) = [each for each in MANIFESTS if each["kind"] == "StatefulSet"]
+    (container,) = stateful["spec"]["template"]["spec"]["containers"]
+    line = container["args"][0].replace("${HOSTNAME##*-}", "2").replace("${HOSTNAME}", "oncelog-2")
+    words = shlex.split(line)
+    given = [words[at + 1] for at, word in enumerate(words) if word == "-o"]
+    config = load_config(None, {}, given)
+    assert config.warnings == ()
+    assert config.node_id == 2
+    assert config.advertised_endpoints()[0].host == "oncelog-2.oncelog"
+
+
+@needs("systemd-analyze")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    """With a program that is there: it asks for that too."""
+    unit = (DEPLOY / "oncelog.service").read_text()
+    (tmp_path / "oncelog.service").write_text(re.sub("/opt/oncelog/bin/oncelog", sys.executable, unit))
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", str(tmp_path / "oncelog.service")], capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+def test_the_image_is_built_of_every_package_that_is_installed_and_runs_as_nobody() -> None:
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    installed = re.search(r"^include = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert installed is not None
+    for package in re.findall(r'"(\w+)\*"', installed[1]):
+        assert f"COPY {package} {package}" in lines
+    assert "USER 10001:10001" in lines
+    assert lines.index("USER 10001:10001") < lines.index('ENTRYPOINT ["oncelog"]')
+
+
+def test_every_dependency_of_the_image_has_one_version() -> None:
+    pinned = dict(
+        line.split("==") for line in (DEPLOY / "constraints.txt").read_text().splitlines() if not line.startswith("#")
+    )
+    wanted = re.search(r"^dependencies = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)
+    assert wanted is not None
+    for name in re.findall(r'^  "([\w-]+)', wanted[1], re.MULTILINE):
+        assert name in pinned
