@@ -269,6 +269,10 @@ class Fetcher:
             self._end_session()
             return
         await self._take(answer)
+        named = {(topic.topic_id, data.partition_index) for topic in answer.responses for data in topic.partitions}
+        for key, place in due.items():
+            if key not in named:  # nothing is new there, and nothing is wrong
+                place.get_on()
 
     async def _wait(self, longest_s: float) -> None:
         try:
