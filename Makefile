@@ -13,7 +13,7 @@ ARGS   ?=
 
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
-.PHONY: help serve install install-dev check quick-tests test lint types format sim sim-groups mutants mutants-groups chaos churn clients clients-java clients-more \
+.PHONY: help serve install install-dev check quick-tests test lint types format sim sim-cluster sim-groups mutants mutants-groups chaos churn clients clients-java clients-more \
         conformance bench fuzz transcripts docs boards clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos spark-crashes spark-extremes
 
 help: ## this list
@@ -61,6 +61,9 @@ test: lint types ## everything the build machine runs: style, types and the whol
 
 sim: install-dev ## the whole broker in one seeded simulation: SEED=n replays a run, N=1000 runs many
 	$(PYTHON_RUN) -m tests.sim $(if $(SEED),--seed $(SEED)) $(if $(FROM),--from $(FROM)) $(if $(N),--runs $(N)) $(ARGS)
+
+sim-cluster: install-dev ## three brokers in one seeded simulation: SEED=n, N=1000, FROM=n
+	$(PYTHON_RUN) -m tests.sim.cluster $(if $(SEED),--seed $(SEED)) $(if $(FROM),--from $(FROM)) $(if $(N),--runs $(N)) $(ARGS)
 
 sim-groups: install-dev ## the group coordinator and members of all kinds in a world of their own: SEED=n, N=1000, FROM=n
 	$(PYTHON_RUN) -m tests.sim.groups $(if $(SEED),--seed $(SEED)) $(if $(FROM),--from $(FROM)) $(if $(N),--runs $(N)) $(ARGS)

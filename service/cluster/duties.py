@@ -62,6 +62,9 @@ class Duties:
 
     async def _do(self) -> None:
         metadata = self._metadata
+        rebalances = self._env.clock.monotonic() >= self._rebalance_at_s
+        if rebalances:
+            self._plan_rebalance()
         if not metadata.in_session:
             return  # registering stirs
         if metadata.image.controller_id == NO_BROKER:
@@ -71,10 +74,8 @@ class Duties:
         if given := await self._all(RemoveDead(self._may_lose)):
             self.elected += given
             logger.warning("%d partitions do without brokers that are gone", given)
-        if self._env.clock.monotonic() >= self._rebalance_at_s:
-            self._plan_rebalance()
-            if self._config.auto_leader_rebalance_enable and (moved := await self._all(PreferLeaders())):
-                logger.info("%d partitions are led by their preferred replicas again", moved)
+        if rebalances and self._config.auto_leader_rebalance_enable and (moved := await self._all(PreferLeaders())):
+            logger.info("%d partitions are led by their preferred replicas again", moved)
 
     async def _all(self, command: Command[int]) -> int:
         """Until nothing is left to do: of very many partitions one commit changes some."""

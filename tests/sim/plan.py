@@ -69,6 +69,8 @@ class Plan:
     store_loss: float
     folders: tuple[str, ...] = ("data",)
     transactional: bool = False
+    brokers: int = 1
+    replication: int = 1
 
     def held(self, acks: int) -> Held:
         """What an acknowledgement with these acks promises."""

@@ -84,10 +84,11 @@ class Unanswered(Exception):
 class Line:
     """A connection that is made anew when it breaks. `number` tells one connection from the next."""
 
-    def __init__(self, clients: Clients, name: str) -> None:
+    def __init__(self, clients: Clients, name: str, broker: str = BROKER) -> None:
         self.number = 0
         self._clients = clients
         self._name = name
+        self._broker = broker
         self._client: Client | None = None
         self._connecting: asyncio.Future[None] | None = None
         self._closing: dict[str, asyncio.Task[None]] = {}
@@ -128,7 +129,7 @@ class Line:
                 continue
             self._connecting = asyncio.get_running_loop().create_future()
             try:
-                client = Client(BROKER, PORT, self._name)
+                client = Client(self._broker, PORT, self._name)
                 async with asyncio.timeout(ANSWER_WITHIN):
                     await client.connect()
                 self.number = self._clients.world.identity()
@@ -156,6 +157,8 @@ class Clients:
     settled: int = 0  # actors that got through after everything healed
     expected: int = 0
     values: int = 0
+    node_ids: dict[str, int] = field(default_factory=dict)  # of the brokers of a cluster
+    new_line: Callable[[Clients, str], Any] = lambda clients, name: Line(clients, name)
 
     @property
     def now(self) -> float:
@@ -178,7 +181,7 @@ class Actor:
         self.plan = clients.plan
         self.name = name
         self.chance = clients.world.stream(f"client/{name}")
-        self.line = Line(clients, name)
+        self.line: Line = clients.new_line(clients, name)
 
     async def run(self) -> None:
         await come_true(lambda: self.clients.created)
@@ -230,7 +233,8 @@ class Writer(Actor):
 
     def _choose_partitions(self) -> list[TopicPartition]:
         partitions = self.clients.partitions()
-        return self.chance.sample(partitions, min(len(partitions), self.chance.choice((1, 1, 2))))
+        most = 1 if self.plan.brokers > 1 else 2  # which have one leader
+        return self.chance.sample(partitions, min(len(partitions), self.chance.choice((1, 1, most))))
 
     def _new_write(self, partition: TopicPartition, acks: int | None = None) -> Write:
         plan, clients, chance = self.plan, self.clients, self.chance
@@ -243,7 +247,7 @@ class Writer(Actor):
             value = f"{self.name}:{clients.values}:{filler}".encode()
             records.append((key, None if compacted and chance.random() < 0.1 else value))
         if acks is None:
-            acks = chance.choice((-1, -1, -1, 1, 0))
+            acks = chance.choice((-1, -1, -1, 1, 0)) if plan.brokers == 1 else -1
         return Write(self.name, -1, partition, tuple(records), acks, plan.held(acks), clients.now)
 
     async def _send(self, writes: Sequence[Write]) -> None:
@@ -609,7 +613,9 @@ class Creator(Actor):
 
     async def _create(self, name: str, partitions: int, configs: dict[str, str]) -> None:
         asked = [CreatableTopicConfig(key, value) for key, value in configs.items()]
-        request = CreateTopicsRequest([CreatableTopic(name, partitions, 1, [], asked)], timeout_ms=5000)
+        request = CreateTopicsRequest(
+            [CreatableTopic(name, partitions, self.plan.replication, [], asked)], timeout_ms=5000
+        )
         [result] = (await self.line.ask(request, 7)).topics
         self.clients.judge_error(result.error_code, f"the creation of {name}")
         if result.error_code == ErrorCode.NONE:
