@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from log.disk import DiskFault
-from log.ids import TopicPartition
 from service.api.routes import OFFERED
 from service.broker.node import Broker
 from service.broker.partition import Partition
@@ -43,10 +42,18 @@ from tests.sim.checkers import CHECKERS, HighWatermarkKeepsItsWord, Violation, j
 from tests.sim.disk import SimDisk
 from tests.sim.env import SimEnv
 from tests.sim.faults import CLEAN_STOP_WITHIN
-from tests.sim.history import Crash, FinalLog, History
+from tests.sim.history import Crash, History
 from tests.sim.plan import Plan, draw_plan
 from tests.sim.routing import Router
-from tests.sim.run import LONGEST_RUN, WorldClock, fresh_seed, processes, transactional_actors
+from tests.sim.run import (
+    LONGEST_RUN,
+    WorldClock,
+    fresh_seed,
+    let_transactions_end,
+    processes,
+    read_all,
+    transactional_actors,
+)
 from tests.sim.txn_checkers import TXN_CHECKERS
 from tests.sim.workload import PORT, Clients, Reader, forever, start_clients
 from tests.sim.world import Host, Stalled, World, come_true
@@ -290,23 +297,16 @@ class ClusterSimulation:
         self.clients.stopping = True
         await come_true(lambda: self.clients.settled == self.clients.expected)
         reader = Reader(self.clients, "last reader")
-        await self._read_all(reader, self.history.final)
+        await let_transactions_end(self.clients, reader)
+        await read_all(self.clients, reader, self.history.final)
         await self._compare_replicas()
         for name in BROKERS:
             await self.fate.restart(name)
             self.world.hosts[name].boot()
             await self._all_in_sync(f"after the restart of {name}")
-        await self._read_all(reader, self.history.after_restart)
+        await read_all(self.clients, reader, self.history.after_restart)
         await self._compare_replicas()
         self.finished = True
-
-    async def _read_all(self, reader: Reader, into: dict[TopicPartition, FinalLog]) -> None:
-        for partition in self.clients.partitions():
-            log = await reader.read_everything(partition)
-            if log is not None:
-                into[partition] = log
-            else:
-                self.history.stuck.append(f"{reader.name} can't read {partition} to its end")
 
     async def _all_in_sync(self, when: str) -> bool:
         if await come_true(lambda: not self._out_of_sync(), within=ALIKE_WITHIN, every=0.2):

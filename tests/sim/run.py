@@ -268,53 +268,12 @@ class Simulation:
         self.clients.stopping = True
         await come_true(lambda: self.clients.settled == self.clients.expected)
         reader = Reader(self.clients, "last reader")
-        await self._let_transactions_end(reader)
-        await self._read_all(reader, self.history.final)
+        await let_transactions_end(self.clients, reader)
+        await read_all(self.clients, reader, self.history.final)
         await self.fate.restart()
         self.fate.broker.boot()
-        await self._read_all(reader, self.history.after_restart)
+        await read_all(self.clients, reader, self.history.after_restart)
         self.finished = True
-
-    async def _read_all(self, reader: Reader, into: dict[TopicPartition, FinalLog]) -> None:
-        for partition in self.clients.partitions():
-            log = await reader.read_everything(partition)
-            if log is not None and self.history.topics[partition.topic].transactional:
-                await self._read_committed(reader, partition, log)
-            if log is not None:
-                into[partition] = log
-            elif partition not in self.history.rotten:
-                self.history.stuck.append(f"{reader.name} can't read {partition} to its end")
-
-    async def _let_transactions_end(self, reader: Reader) -> None:
-        """What clients left open is aborted by time; every decision gets its markers."""
-        for partition in self.clients.partitions():
-            if self.history.topics[partition.topic].transactional:
-                await until_true(self.clients, partial(self._is_settled, reader, partition))
-
-    @staticmethod
-    async def _is_settled(reader: Reader, partition: TopicPartition) -> bool:
-        end = await reader.list_offset(partition, LATEST)
-        read = None if end is None else await fetch_committed(reader, partition, end)
-        return read is not None and read.last_stable_offset == read.high_watermark == end
-
-    async def _read_committed(self, reader: Reader, partition: TopicPartition, log: FinalLog) -> None:
-        """What read_committed shows of a partition that has come to rest, and its stable offset."""
-        records: list[Record] = []
-        offset = log.start_offset
-
-        async def step() -> bool:
-            nonlocal offset
-            before = -1
-            while before < offset < log.end_offset:  # a long log of small fetches needs no pause between them
-                before = offset
-                read = await fetch_committed(reader, partition, offset)
-                if read is not None:
-                    records.extend(read.records)
-                    offset, log.last_stable_offset = read.to_offset, read.last_stable_offset
-            return offset >= log.end_offset
-
-        await until_true(self.clients, step)
-        log.committed = tuple(records)
 
     def _report(self) -> Report:
         world, history = self.world, self.history
@@ -358,3 +317,48 @@ def fresh_seed() -> int:
 def processes(jobs: int) -> ProcessPoolExecutor:
     """For many runs side by side. What is loaded already isn't looked through when a run's leavings are collected."""
     return ProcessPoolExecutor(jobs, initializer=gc.freeze)
+
+
+async def read_all(clients: Clients, reader: Reader, into: dict[TopicPartition, FinalLog]) -> None:
+    history = clients.history
+    for partition in clients.partitions():
+        log = await reader.read_everything(partition)
+        if log is not None and history.topics[partition.topic].transactional:
+            await _read_committed(clients, reader, partition, log)
+        if log is not None:
+            into[partition] = log
+        elif partition not in history.rotten:
+            history.stuck.append(f"{reader.name} can't read {partition} to its end")
+
+
+async def let_transactions_end(clients: Clients, reader: Reader) -> None:
+    """What clients left open is aborted by time; every decision gets its markers."""
+    for partition in clients.partitions():
+        if clients.history.topics[partition.topic].transactional:
+            await until_true(clients, partial(_is_settled, reader, partition))
+
+
+async def _is_settled(reader: Reader, partition: TopicPartition) -> bool:
+    end = await reader.list_offset(partition, LATEST)
+    read = None if end is None else await fetch_committed(reader, partition, end)
+    return read is not None and read.last_stable_offset == read.high_watermark == end
+
+
+async def _read_committed(clients: Clients, reader: Reader, partition: TopicPartition, log: FinalLog) -> None:
+    """What read_committed shows of a partition that has come to rest, and its stable offset."""
+    records: list[Record] = []
+    offset = log.start_offset
+
+    async def step() -> bool:
+        nonlocal offset
+        before = -1
+        while before < offset < log.end_offset:  # a long log of small fetches needs no pause between them
+            before = offset
+            read = await fetch_committed(reader, partition, offset)
+            if read is not None:
+                records.extend(read.records)
+                offset, log.last_stable_offset = read.to_offset, read.last_stable_offset
+        return offset >= log.end_offset
+
+    await until_true(clients, step)
+    log.committed = tuple(records)
