@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from idempotence.producers import Guard
 from log.batch import CODEC_BITS, TRANSACTIONAL, CorruptBatch, read_header
 from log.config import LogConfig
+from log.disk import DiskFault
 from service.broker.acceptance import CODECS, Opened, Refused
 from service.broker.internal_topics import INTERNAL_TOPICS
 from service.broker.node import Broker
@@ -29,6 +30,7 @@ ATTRIBUTES_AT: Final = 22
 """The byte of a batch's attributes that says whether it is transactional."""
 PAIR: Final = slice(43, 53)
 """Producer id and epoch of a batch."""
+MARKERS_LOOKED_AT: Final = 100
 
 
 class Terms(NamedTuple):
@@ -48,7 +50,17 @@ class Terms(NamedTuple):
 class Write:
     """A batch for one partition, and what has come of it."""
 
-    __slots__ = ("admitted", "batch", "index", "log_start_offset", "opened", "outcome", "partitions")
+    __slots__ = (
+        "admitted",
+        "batch",
+        "expected_offset",
+        "index",
+        "log_start_offset",
+        "opened",
+        "outcome",
+        "partitions",
+        "was_appended",
+    )
 
     def __init__(self, partitions: TopicPartitions | Refused, index: int, batch: memoryview | Refused) -> None:
         self.partitions = partitions
@@ -59,6 +71,10 @@ class Write:
         self.outcome: Appended | Refused
         self.log_start_offset = -1
         """Known once the partition itself has judged the batch."""
+        self.expected_offset: int | None = None
+        """Append only where the log ends here: nobody else has come before."""
+        self.was_appended = False
+        """It is in the log, though its outcome may be that it can't be promised to stay there."""
 
     @property
     def partition(self) -> Partition | None:
@@ -196,6 +212,9 @@ class Writing:
             return Refused(ErrorCode.INVALID_TOPIC_EXCEPTION)
         if not terms.knows_zstd and batch[ATTRIBUTES_AT] & CODEC_BITS == CODECS["zstd"]:
             return Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
+        if write.expected_offset is not None and _came_between(partition, write.expected_offset):
+            message = f"The log ends at {partition.log.end_offset}, not at {write.expected_offset}."
+            return Refused(ErrorCode.OFFSET_OUT_OF_RANGE, message)
         outcome = partition.append_from_client(
             batch,
             acks=terms.acks,
@@ -206,6 +225,7 @@ class Writing:
         )
         write.log_start_offset = partition.log.start_offset
         if isinstance(outcome, Appended):
+            write.was_appended = True
             if terms.acks == ACKS_ALL and partition.high_watermark < outcome.end_offset:
                 self._uncommitted.append((partition, write, outcome))
             if delay_s := partition.folder.headroom.delay_s:
@@ -236,6 +256,18 @@ class Writing:
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
         return int(self._delay_s * 1000)
+
+
+def _came_between(partition: Partition, offset: int) -> bool:
+    """Whether the log goes on behind `offset` with more than markers, which their readers never see."""
+    log = partition.log
+    if not 0 <= log.end_offset - offset <= MARKERS_LOOKED_AT:
+        return True
+    try:
+        return any(not header.is_control for header, _ in log.scan(offset))
+    except (DiskFault, CorruptBatch) as failure:
+        partition.unreadable(failure)
+        return True
 
 
 async def committed_or_error(partition: Partition, end_offset: int, deadline: float) -> ErrorCode:

@@ -14,9 +14,10 @@ from service.broker.data_folder import StartError
 from service.broker.node import Broker
 from service.client.failures import ClientFailure
 from service.settings.broker import Endpoint
-from service.web import health, metrics
+from service.web import groups, health, metrics, producing, topics
 from service.web.gateway import Gateway
 from service.web.problems import Problem, of_failure
+from service.web.producers import Producers
 from service.web.routing import Route
 
 logger = logging.getLogger("oncelog.http")
@@ -24,6 +25,9 @@ logger = logging.getLogger("oncelog.http")
 TABLES: tuple[Sequence[Route], ...] = (
     health.ROUTES,
     metrics.ROUTES,
+    producing.ROUTES,
+    topics.ROUTES,
+    groups.ROUTES,
 )
 """Every operation there is: a resource adds its table here."""
 STOP_S = 3.0
@@ -37,6 +41,7 @@ class WebServer:
 
     def __init__(self, broker: Broker) -> None:
         self.gateway = Gateway(broker, metrics.scraper_of(broker))
+        self.gateway.producers = Producers(self.gateway)
         self.endpoints: list[Endpoint] = []
         """Where it listens, with the ports that were found."""
         app = web.Application(middlewares=[_around], client_max_size=broker.config.http_max_body_bytes)
@@ -90,6 +95,8 @@ async def _around(
             response.headers["Allow"] = exception.headers["Allow"]
     except ConnectionResetError:
         raise  # the client is gone
+    except web.RequestPayloadError as error:
+        response = Problem("malformed", f"the body is not as its headers say: {error}").response(request)
     except Exception:  # logged with its trace; whatever it is, only this request ends
         logger.exception("%s %s failed", request.method, request.path)
         response = Problem("server-error", outcome="unknown").response(request)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from aiohttp import web
 
@@ -20,7 +20,7 @@ from monitoring.scraping import Scraper
 from service.api.routes import OFFERED, ROUTES
 from service.broker.node import Broker
 from service.broker.session import Session
-from service.client.cluster import MOVED
+from service.client.cluster import MOVED, Cluster
 from service.client.connection import api_key_of
 from service.client.failures import ClientFailure, Kind
 from service.client.pool import Address, Pool
@@ -31,6 +31,9 @@ from service.wire.base import Request, Struct
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.versions import NEWEST_IS_UNSTABLE
+
+if TYPE_CHECKING:
+    from service.web.producers import Producers
 
 R = TypeVar("R", bound=Struct)
 
@@ -47,12 +50,21 @@ class Gateway:
         self.broker = broker
         self.scraper = scraper
         self.closing = asyncio.Event()
+        self.cluster = Inside(self)
+        self.producers: Producers
+        """Set by whoever makes this, since they need it."""
+        self._turn = 0
         self._pool = Pool(client_id=CLIENT_ID, timeout_s=TIMEOUT_S)
         self._listener = broker.config.endpoints[0].listener
 
     async def close(self) -> None:
         self.closing.set()
         await self._pool.close()
+
+    def next_turn(self) -> int:
+        """A number that is another each time."""
+        self._turn += 1
+        return self._turn
 
     # Who is where
 
@@ -104,7 +116,8 @@ class Gateway:
                 raise ClientFailure(f"broker {node} is away", Kind.UNREACHABLE)
             return await self._pool.ask(Address(endpoint.host, endpoint.port), request, wait_s=wait_s)
         header = RequestHeader(key, NEWEST[key], 0, CLIENT_ID)
-        answer: Any = ROUTES[key].handle(self.broker, session or Session(CLIENT_ID, 0), header, request)
+        session = session or Session(CLIENT_ID, 0, listener=self._listener)
+        answer: Any = ROUTES[key].handle(self.broker, session, header, request)
         if isinstance(answer, Held):
             answer = await answer.first
         if isinstance(answer, Awaitable):
@@ -124,6 +137,22 @@ class Gateway:
     async def ask_controller(self, request: Request[R]) -> R:
         controller = self.broker.image.controller_id
         return await self.ask(controller if controller >= 0 else self.broker.node_id, request)
+
+
+class Inside(Cluster):
+    """What the client library can ask of a cluster, asked from inside it."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__([], client_id=CLIENT_ID, timeout_s=TIMEOUT_S)
+        self._gateway = gateway
+
+    async def ask(
+        self, request: Request[R], *, node: int | None = None, wait_s: float = 0.0, version: int | None = None
+    ) -> R:
+        return await self._gateway.ask(self._gateway.broker.node_id if node is None else node, request, wait_s=wait_s)
+
+    async def offers(self, request: Struct) -> bool:
+        return True
 
 
 def first_error(answer: Any) -> int:

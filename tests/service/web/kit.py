@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import requests
+from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import TopicPartition as KafkaPartition
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 30.0
@@ -99,3 +101,44 @@ class Http:
 
     def delete(self, path: str, **more: Any) -> Answer:
         return self.ask("DELETE", path, **more)
+
+
+class Seen(NamedTuple):
+    """A record as a Kafka client sees it."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    timestamp: int
+
+
+def read_all(bootstrap: str, topic: str) -> list[Seen]:
+    """Everything committed, read by confluent-kafka."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "reader",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+        }
+    )
+    try:
+        partitions = list(consumer.list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions)
+        consumer.assign([KafkaPartition(topic, number, 0) for number in partitions])
+        ended: set[int] = set()
+        found: list[Seen] = []
+        while len(ended) < len(partitions):
+            message: Any = consumer.poll(PATIENCE_S)
+            assert message is not None, "nothing more comes, and no end"
+            if message.error() is not None:
+                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                ended.add(message.partition())
+                continue
+            place = message.partition(), message.offset(), message.key(), message.value()
+            found.append(Seen(*place, message.headers() or [], message.timestamp()[1]))
+    finally:
+        consumer.close()
+    return found

@@ -1,0 +1,212 @@
+"""Groups as an operator sees them: members, offsets, lag; moved and deleted while nobody reads."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from aiohttp import web
+
+from log.ids import TopicPartition
+from service.client.cluster import READ_COMMITTED
+from service.client.groups import committed_offsets, describe_group, list_groups
+from service.client.transactions import stable_offsets
+from service.web.answers import as_json, read_json
+from service.web.gateway import GROUP, Gateway
+from service.web.problems import Problem, of_error
+from service.web.routing import Route
+from service.web.topics import at_time
+from service.wire.messages import (
+    DeleteGroupsRequest,
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+
+EARLIEST, LATEST = -2, -1
+
+
+class GroupName(msgspec.Struct):
+    name: str
+    state: str
+    type: str
+
+
+class Groups(msgspec.Struct):
+    groups: list[GroupName]
+
+
+class Assigned(msgspec.Struct):
+    topic: str
+    partition: int
+
+
+class MemberOut(msgspec.Struct):
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    partitions: list[Assigned]
+
+
+class GroupOut(msgspec.Struct):
+    name: str
+    state: str
+    type: str
+    assignor: str
+    coordinator: int
+    members: list[MemberOut]
+
+
+class GroupOffset(msgspec.Struct):
+    topic: str
+    partition: int
+    offset: int
+
+
+class GroupOffsets(msgspec.Struct):
+    offsets: list[GroupOffset]
+
+
+class Lag(msgspec.Struct):
+    topic: str
+    partition: int
+    offset: int
+    last_stable_offset: int
+    high_watermark: int
+    lag: int
+    """Records that are decided and not read."""
+    undecided: int
+    """Records behind those, of transactions that are open or after them."""
+
+
+class GroupLag(msgspec.Struct):
+    total: int
+    partitions: list[Lag]
+
+
+class Reset(msgspec.Struct, forbid_unknown_fields=True):
+    """Where the group shall go on: in `offsets`, or in the partitions of `topics`, or of all that it has read."""
+
+    to: Literal["earliest", "latest", "timestamp", "shift", "offsets"] = "offsets"
+    offsets: list[GroupOffset] = []
+    topics: list[str] = []
+    timestamp: int | None = None
+    shift: int | None = None
+
+
+_resets = msgspec.json.Decoder(Reset)
+
+
+async def all_groups(gateway: Gateway, request: web.Request) -> web.Response:
+    found = await list_groups(gateway.cluster)
+    return as_json(Groups([GroupName(each.group_id, each.group_state, each.group_type) for each in found]))
+
+
+async def describe(gateway: Gateway, request: web.Request) -> web.Response:
+    group = await describe_group(gateway.cluster, request.match_info["group"])
+    members = [
+        MemberOut(
+            *(member.member_id, member.instance_id, member.client_id, member.host),
+            [Assigned(*each) for each in member.partitions],
+        )
+        for member in group.members
+    ]
+    return as_json(GroupOut(group.name, group.state, group.type, group.assignor, group.coordinator, members))
+
+
+async def delete(gateway: Gateway, request: web.Request) -> web.Response:
+    group = request.match_info["group"]
+    answer = await gateway.ask_coordinator(GROUP, group, DeleteGroupsRequest([group]))
+    if code := answer.results[0].error_code:
+        raise of_error(code, f"group {group!r}")
+    return web.Response(status=204)
+
+
+async def _offsets(gateway: Gateway, group: str) -> dict[TopicPartition, int]:
+    found = await committed_offsets(gateway.cluster, group)
+    return {each: found[each] for each in sorted(found)}
+
+
+async def offsets(gateway: Gateway, request: web.Request) -> web.Response:
+    found = await _offsets(gateway, request.match_info["group"])
+    return as_json(GroupOffsets([GroupOffset(*each, offset) for each, offset in found.items()]))
+
+
+async def lag(gateway: Gateway, request: web.Request) -> web.Response:
+    found = await _offsets(gateway, request.match_info["group"])
+    found = {each: offset for each, offset in found.items() if gateway.broker.image.partition(each) is not None}
+    ends = await stable_offsets(gateway.cluster, found)
+    partitions = [
+        Lag(
+            *(each.topic, each.partition, offset, ends[each].last_stable_offset, ends[each].high_watermark),
+            max(ends[each].last_stable_offset - offset, 0),
+            ends[each].high_watermark - max(ends[each].last_stable_offset, offset),
+        )
+        for each, offset in found.items()
+    ]
+    return as_json(GroupLag(sum(each.lag for each in partitions), partitions))
+
+
+async def reset(gateway: Gateway, request: web.Request) -> web.Response:
+    """Only while the group has no members: they would go on where they are."""
+    group = request.match_info["group"]
+    wanted = read_json(await request.read(), _resets)
+    new = await _new_offsets(gateway, group, wanted)
+    topics: dict[str, OffsetCommitRequestTopic] = {}
+    for each, offset in new.items():
+        gateway.state(each)
+        if not 0 <= offset < 2**63:
+            raise Problem("invalid-request", f"{offset} is no offset")
+        topic = topics.setdefault(each.topic, OffsetCommitRequestTopic(each.topic, gateway.topic(each.topic).id))
+        topic.partitions.append(OffsetCommitRequestPartition(each.partition, offset))
+    answer = await gateway.ask_coordinator(GROUP, group, OffsetCommitRequest(group, topics=list(topics.values())))
+    for asked in answer.topics:
+        for each_answer in asked.partitions:
+            if each_answer.error_code:
+                raise of_error(each_answer.error_code, f"group {group!r}", writing=True)
+    return as_json(GroupOffsets([GroupOffset(*each, offset) for each, offset in sorted(new.items())]))
+
+
+async def _new_offsets(gateway: Gateway, group: str, wanted: Reset) -> dict[TopicPartition, int]:
+    if wanted.to == "offsets":
+        if not wanted.offsets:
+            raise Problem("invalid-request", "no offsets are named")
+        return {TopicPartition(each.topic, each.partition): each.offset for each in wanted.offsets}
+    now = await _offsets(gateway, group)
+    if wanted.topics:
+        partitions = [TopicPartition(name, index) for name in wanted.topics for index in gateway.topic(name).partitions]
+    else:
+        partitions = list(now)
+    if not partitions:
+        raise Problem("invalid-request", "the group has read nothing yet: name topics")
+    starts = await gateway.cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
+    ends = await gateway.cluster.list_offsets(dict.fromkeys(partitions, LATEST), isolation=READ_COMMITTED)
+    if wanted.to == "earliest":
+        return {each: starts[each].offset for each in partitions}
+    if wanted.to == "latest":
+        return {each: ends[each].offset for each in partitions}
+    if wanted.to == "shift":
+        if wanted.shift is None:
+            raise Problem("invalid-request", "shift says by how much")
+        moved = {each: now.get(each, starts[each].offset) + wanted.shift for each in partitions}
+        return {each: min(max(offset, starts[each].offset), ends[each].offset) for each, offset in moved.items()}
+    if wanted.timestamp is None or not 0 <= wanted.timestamp < 2**63:
+        raise Problem("invalid-request", "timestamp says from when on, in milliseconds since 1970")
+    found = {each: await at_time(gateway, each, wanted.timestamp, READ_COMMITTED) for each in partitions}
+    return {each: offset if offset >= 0 else ends[each].offset for each, offset in found.items()}
+
+
+_GROUP = "/v1/groups/{group}"
+ROUTES = (
+    Route("GET", "/v1/groups", all_groups, "All groups.", "groups", answer=Groups, problems=(503,)),
+    Route("GET", _GROUP, describe, "A group and its members.", "groups", answer=GroupOut, problems=(404, 503)),
+    Route("DELETE", _GROUP, delete, "Delete a group that has no members.", "groups", status=204,
+          problems=(404, 409, 422, 503)),
+    Route("GET", _GROUP + "/offsets", offsets, "What the group has committed.", "groups", answer=GroupOffsets,
+          problems=(503,)),
+    Route("PUT", _GROUP + "/offsets", reset, "Let the group go on elsewhere; it must have no members.", "groups",
+          body=Reset, answer=GroupOffsets, problems=(400, 404, 409, 410, 422, 503, 504)),
+    Route("GET", _GROUP + "/lag", lag, "How far behind the group is: of what is decided, and of what is not.", "groups",
+          answer=GroupLag, problems=(503,)),
+)  # fmt: skip

@@ -1,0 +1,192 @@
+"""The transactions that this broker runs for HTTP requests which must be written together or not at all.
+
+What always holds: a transactional id serves one request at a time; nothing of a request is visible unless its
+transaction was committed, and what was written together becomes visible together; an id whose transaction ended
+otherwise than planned is taken over anew before it is used again, which ends what it left open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from log.batch import NewRecord, build_batch
+from log.ids import TopicPartition
+from service.client.cluster import MOVED
+from service.client.failures import ClientFailure
+from service.web.gateway import PAUSE_S, TIMEOUT_S, TRANSACTION, Gateway
+from service.web.problems import Problem, of_error
+from service.web.sending import Outgoing, send
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    DescribeTransactionsRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestTopic,
+)
+
+TXN_TIMEOUT_MS = 30_000
+PRODUCERS_MAX = 64
+VISIBLE_WITHIN_S = 2.0
+AGAIN = MOVED | {ErrorCode.CONCURRENT_TRANSACTIONS}
+
+
+class Producer:
+    """The owner of one transactional id."""
+
+    def __init__(self, gateway: Gateway, transactional_id: str, timeout_ms: int = TXN_TIMEOUT_MS) -> None:
+        self.transactional_id = transactional_id
+        self.producer_id = self.epoch = -1
+        self.timeout_ms = timeout_ms
+        self.sequences: dict[TopicPartition, int] = {}
+        self._gateway = gateway
+
+    async def own(self) -> None:
+        """Take the id over: what its last owner left open is aborted."""
+        deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+        request = InitProducerIdRequest(self.transactional_id, self.timeout_ms)
+        while True:
+            answer = await self._gateway.ask_coordinator(TRANSACTION, self.transactional_id, request)
+            if not answer.error_code:
+                break
+            if answer.error_code not in AGAIN or asyncio.get_running_loop().time() > deadline:
+                raise of_error(answer.error_code, f"transactional id {self.transactional_id!r}")
+            await asyncio.sleep(PAUSE_S)
+        self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
+        self.sequences.clear()
+
+    def build(self, partition: TopicPartition, records: Sequence[NewRecord]) -> Outgoing:
+        """A batch with the next sequence numbers of its partition."""
+        sequence = self.sequences.get(partition, 0)
+        self.sequences[partition] = (sequence + len(records)) & 0x7FFFFFFF
+        batch = build_batch(
+            records,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            base_sequence=sequence,
+            transactional=True,
+        )
+        return Outgoing(partition, batch, len(records))
+
+    async def write(self, batches: Sequence[Outgoing], *, internal: bool = False) -> None:
+        """Write batches of the open transaction. One of a partition after the other, since their sequences are."""
+        rounds: list[list[Outgoing]] = []
+        counts: dict[TopicPartition, int] = {}
+        for each in batches:
+            turn = counts.get(each.partition, 0)
+            counts[each.partition] = turn + 1
+            if turn == len(rounds):
+                rounds.append([])
+            rounds[turn].append(each)
+        for together in rounds:
+            await send(self._gateway, together, transactional_id=self.transactional_id, internal=internal)
+            for each in together:
+                if each.error:
+                    raise each.problem()
+
+    async def commit_offsets(
+        self,
+        group: str,
+        topics: list[TxnOffsetCommitRequestTopic],
+        *,
+        member_id: str = "",
+        generation: int = -1,
+        instance_id: str | None = None,
+    ) -> None:
+        request = TxnOffsetCommitRequest(
+            *(self.transactional_id, group, self.producer_id, self.epoch),
+            *(generation, member_id, instance_id, topics),
+        )
+        deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+        while True:
+            answer = await self._gateway.ask_coordinator(0, group, request)
+            codes = [each.error_code for topic in answer.topics for each in topic.partitions if each.error_code]
+            if not codes:
+                return
+            if codes[0] not in AGAIN or asyncio.get_running_loop().time() > deadline:
+                raise of_error(codes[0], f"offsets of group {group!r}")
+            await asyncio.sleep(PAUSE_S)
+
+    async def end(self, *, commit: bool) -> None:
+        """Decide. Raises a problem whose outcome is `unknown` if nobody tells."""
+        deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+        request = EndTxnRequest(self.transactional_id, self.producer_id, self.epoch, commit)
+        in_doubt = False
+        while True:
+            try:
+                answer = await self._gateway.ask_coordinator(TRANSACTION, self.transactional_id, request)
+            except ClientFailure as failure:
+                in_doubt = True
+                code, what = int(ErrorCode.REQUEST_TIMED_OUT), failure.message
+            else:
+                code, what = answer.error_code, f"transactional id {self.transactional_id!r}"
+                if not code:
+                    self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
+                    self.sequences.clear()
+                    return
+            again = code in AGAIN or code == ErrorCode.REQUEST_TIMED_OUT
+            if not again or asyncio.get_running_loop().time() > deadline:
+                problem = of_error(code, what, writing=True)
+                raise Problem("outcome-unknown", what, error=code, outcome="unknown") if in_doubt else problem
+            await asyncio.sleep(PAUSE_S)
+
+    async def until_visible(self) -> None:
+        """Until readers see what was committed, as long as that is soon: a client that reads what it wrote finds it."""
+        deadline = asyncio.get_running_loop().time() + VISIBLE_WITHIN_S
+        pause_s = 0.0005
+        while asyncio.get_running_loop().time() < deadline:
+            state = await self.state()
+            if state not in ("PrepareCommit", "PrepareAbort"):
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.02)
+
+    async def state(self) -> str:
+        request = DescribeTransactionsRequest([self.transactional_id])
+        answer = await self._gateway.ask_coordinator(TRANSACTION, self.transactional_id, request)
+        return answer.transaction_states[0].transaction_state
+
+
+class Producers:
+    """The ids of one broker, by number; a request waits when all are in use."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._idle: list[Producer] = []
+        self._made = 0
+        self._room = asyncio.Semaphore(PRODUCERS_MAX)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Producer]:
+        """Committed at the end, aborted on any problem."""
+        async with self._room:
+            producer = self._idle.pop() if self._idle else self._new()
+            try:
+                if producer.producer_id < 0:
+                    await producer.own()
+                try:
+                    yield producer
+                except BaseException:
+                    await asyncio.shield(self._abort(producer))
+                    raise
+                try:
+                    await asyncio.shield(producer.end(commit=True))
+                except BaseException:
+                    producer.producer_id = -1
+                    raise
+                await producer.until_visible()
+            finally:
+                self._idle.append(producer)
+
+    async def _abort(self, producer: Producer) -> None:
+        try:
+            await producer.end(commit=False)
+        except (Problem, ClientFailure):
+            # Nothing was written, or it can't be said now: taking the id over says it.
+            producer.producer_id = -1
+
+    def _new(self) -> Producer:
+        number, self._made = self._made, self._made + 1
+        return Producer(self._gateway, f"__http-{self._gateway.broker.node_id}-{number}")

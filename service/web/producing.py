@@ -1,0 +1,441 @@
+"""Writing records: JSON batches (atomic), NDJSON streams (reported line by line), raw bytes (one record a request).
+
+What always holds: a JSON body is written as a whole or not at all: as one batch where one is enough, else in a
+transaction of this broker's. A line of a stream is written by itself, and its report says whether it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, Raw, UnsetType
+
+from log.batch import NewRecord, build_batch
+from log.ids import TopicPartition
+from service.cluster.image import Topic
+from service.web.answers import as_json, query_int, read_json
+from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
+from service.web.problems import Outcome, Problem, of_error
+from service.web.records import Partitioner, RecordIn, milliseconds, new_record
+from service.web.routing import NDJSON, Parameter, Route, integer, text
+from service.web.sending import Outgoing, send
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
+
+BATCH_BYTES = 800_000
+"""Of records, as JSON: below the 1 MiB that topics take by default."""
+RECORDS_AT_ONCE = 500
+"""Made into batches in one turn of the loop: 4 ms."""
+DECODED_AT_ONCE = 128 << 10
+"""A longer body is taken apart first, and its records are read in turns."""
+OCTETS = "application/octet-stream"
+RECORD_HEADER = "record-header-"
+
+
+class OffsetIn(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    partition: int
+    offset: int
+    metadata: str | None = None
+    leader_epoch: int = -1
+
+
+class OffsetsIn(msgspec.Struct, forbid_unknown_fields=True):
+    """What a group has read, committed together with the records."""
+
+    group: str
+    offsets: list[OffsetIn]
+    member_id: str = ""
+    generation: int = -1
+    group_instance_id: str | None = None
+
+
+class ExpectedIn(msgspec.Struct, forbid_unknown_fields=True):
+    """Write only if the partition's log ends here, but for the markers of transactions."""
+
+    topic: str
+    partition: int
+    next_offset: int
+
+
+class BatchIn(msgspec.Struct, forbid_unknown_fields=True):
+    """Records that are written together or not at all."""
+
+    records: list[RecordIn]
+    offsets: OffsetsIn | None = None
+    expected: list[ExpectedIn] = []
+
+
+class LooseBatch(msgspec.Struct, forbid_unknown_fields=True):
+    """The same, its records not looked at yet."""
+
+    records: list[Raw]
+    offsets: OffsetsIn | None = None
+    expected: list[ExpectedIn] = []
+
+
+class Place(msgspec.Struct, omit_defaults=True):
+    """Where a record is."""
+
+    partition: int
+    offset: int
+    topic: str | UnsetType = UNSET
+    timestamp: int | UnsetType = UNSET
+
+
+class TransactionOut(msgspec.Struct):
+    producer_id: int
+    epoch: int
+
+
+class BatchOut(msgspec.Struct, omit_defaults=True):
+    """Everything was written."""
+
+    outcome: Outcome
+    results: list[Place]
+    topic: str | UnsetType = UNSET
+    transaction: TransactionOut | UnsetType = UNSET
+
+
+_batches = msgspec.json.Decoder(BatchIn)
+_loose_batches = msgspec.json.Decoder(LooseBatch)
+_records = msgspec.json.Decoder(RecordIn)
+_encode = msgspec.json.Encoder().encode
+
+
+# -- topics
+
+
+async def topic_to_write(gateway: Gateway, name: str) -> Topic:
+    """The topic; made if it isn't there and brokers are set up to make it."""
+    topic = gateway.broker.image.topics.get(name)
+    if topic is not None:
+        return topic
+    if not gateway.broker.config.auto_create_topics_enable:
+        return gateway.topic(name)
+    deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+    while True:
+        request = MetadataRequest([MetadataRequestTopic(name=name)], allow_auto_topic_creation=True)
+        answer = await gateway.ask(gateway.broker.node_id, request)
+        code = answer.topics[0].error_code
+        topic = gateway.broker.image.topics.get(name)
+        if topic is not None and all(state.leader >= 0 for state in topic.partitions.values()):
+            return topic
+        if code not in (0, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+            raise of_error(code, f"topic {name[:300]!r}")
+        if asyncio.get_running_loop().time() > deadline:
+            raise of_error(ErrorCode.LEADER_NOT_AVAILABLE, f"topic {name!r} is not there yet")
+        await asyncio.sleep(PAUSE_S)
+
+
+# -- a batch
+
+
+@dataclass(slots=True)
+class Placed:
+    """Records of a request by their partitions; `order` says in which order they came."""
+
+    by_partition: dict[TopicPartition, list[NewRecord]]
+    order: list[tuple[TopicPartition, int]]
+
+    def add(self, partition: TopicPartition, record: NewRecord) -> None:
+        records = self.by_partition.setdefault(partition, [])
+        self.order.append((partition, len(records)))
+        records.append(record)
+
+
+async def read_batch(gateway: Gateway, body: bytes) -> tuple[LooseBatch | BatchIn, list[RecordIn]]:
+    """The body and its records. A long one is read in turns of the loop."""
+    if len(body) <= DECODED_AT_ONCE:
+        batch = read_json(body, _batches)
+        return batch, batch.records
+    loose = read_json(body, _loose_batches)
+    records = []
+    for at in range(0, len(loose.records), RECORDS_AT_ONCE):
+        records += [read_json(bytes(raw), _records) for raw in loose.records[at : at + RECORDS_AT_ONCE]]
+        await asyncio.sleep(0)
+    return loose, records
+
+
+async def place_all(gateway: Gateway, records: Sequence[RecordIn], topic_name: str | None) -> Placed:
+    now_ms = gateway.broker.env.clock.wall_ms()
+    partitioner = Partitioner(gateway.next_turn())
+    placed = Placed({}, [])
+    topics: dict[str, Topic] = {}
+    for index, given in enumerate(records):
+        name = given.topic or topic_name
+        if name is None or (topic_name is not None and given.topic not in (None, topic_name)):
+            raise Problem("invalid-record", f"record {index}: the topic is missing, or another than the path's")
+        topic = topics.get(name)
+        if topic is None:
+            topic = topics[name] = await topic_to_write(gateway, name)
+        record = new_record(given, now_ms)
+        placed.add(partitioner.place(topic, given.partition, record[0]), record)
+        if index % RECORDS_AT_ONCE == RECORDS_AT_ONCE - 1:
+            await asyncio.sleep(0)
+    return placed
+
+
+def cut(records: Sequence[NewRecord]) -> list[list[NewRecord]]:
+    """In runs that fit into a batch, and that take one turn of the loop to build."""
+    runs: list[list[NewRecord]] = []
+    size_bytes = BATCH_BYTES
+    for record in records:
+        key, value, headers, _ = record
+        own_bytes = 40 + len(key or b"") + len(value or b"")
+        for name, content in headers:
+            own_bytes += len(name) + len(content or b"") + 10
+        if size_bytes + own_bytes > BATCH_BYTES or len(runs[-1]) >= 4 * RECORDS_AT_ONCE:
+            runs.append([])
+            size_bytes = 0
+        runs[-1].append(record)
+        size_bytes += own_bytes
+    return runs
+
+
+async def write_together(
+    gateway: Gateway, placed: Placed, offsets: OffsetsIn | None, expected: Sequence[ExpectedIn]
+) -> BatchOut:
+    """All of it, or a problem and nothing."""
+    wanted = {TopicPartition(each.topic, each.partition): each.next_offset for each in expected}
+    for partition in wanted:
+        if partition not in placed.by_partition:
+            raise Problem("invalid-request", f"nothing is written to {partition.topic} partition {partition.partition}")
+    runs = [(partition, run) for partition, records in placed.by_partition.items() for run in cut(records)]
+    transaction: TransactionOut | UnsetType = UNSET
+    if len(runs) == 1 and offsets is None:
+        ((partition, run),) = runs
+        batches = [Outgoing(partition, build_batch(run), len(run), wanted.get(partition))]
+        await send(gateway, batches)
+        if batches[0].error:
+            raise batches[0].problem()
+    else:
+        async with gateway.producers.transaction() as producer:
+            batches = []
+            first: set[TopicPartition] = set()
+            for partition, run in runs:
+                batches.append(producer.build(partition, run))
+                if partition not in first:
+                    first.add(partition)
+                    batches[-1].expected_offset = wanted.get(partition)
+                if len(run) >= RECORDS_AT_ONCE:
+                    await asyncio.sleep(0)
+            if offsets is not None:
+                await commit_offsets(producer, offsets)
+            await producer.write(batches)
+            transaction = TransactionOut(producer.producer_id, producer.epoch)
+    return BatchOut("applied", results_of(placed, batches), transaction=transaction)
+
+
+async def commit_offsets(producer: Any, offsets: OffsetsIn) -> None:
+    topics: dict[str, TxnOffsetCommitRequestTopic] = {}
+    for each in offsets.offsets:
+        topic = topics.setdefault(each.topic, TxnOffsetCommitRequestTopic(each.topic))
+        topic.partitions.append(
+            TxnOffsetCommitRequestPartition(each.partition, each.offset, each.leader_epoch, each.metadata)
+        )
+    await producer.commit_offsets(
+        offsets.group,
+        list(topics.values()),
+        member_id=offsets.member_id,
+        generation=offsets.generation,
+        instance_id=offsets.group_instance_id,
+    )
+
+
+def results_of(placed: Placed, batches: Sequence[Outgoing]) -> list[Place]:
+    """Where each record is, in the order they came."""
+    offsets: dict[TopicPartition, list[tuple[int, int]]] = {}
+    for batch in batches:
+        offsets.setdefault(batch.partition, []).extend(
+            (batch.base_offset + number, batch.append_time_ms) for number in range(batch.records)
+        )
+    results = []
+    for partition, number in placed.order:
+        offset, append_time_ms = offsets[partition][number]
+        timestamp = append_time_ms if append_time_ms >= 0 else placed.by_partition[partition][number][3]
+        results.append(Place(partition.partition, offset, partition.topic, timestamp))
+    return results
+
+
+async def write_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    """Records of one topic, which the path names, or of any topics."""
+    topic_name = request.match_info.get("topic")
+    media = request.content_type
+    if media == NDJSON:
+        return await write_stream(gateway, request, topic_name)
+    if media == OCTETS and topic_name is not None:
+        return await write_octets(gateway, request, topic_name)
+    if media not in ("application/json", OCTETS) or (media == OCTETS and topic_name is None):
+        raise Problem("unsupported-media-type", f"{media}: JSON, NDJSON and, to one topic, octet-stream are known")
+    body = await request.read()
+    return as_json(await answer_to(gateway, body, topic_name))
+
+
+async def answer_to(gateway: Gateway, body: bytes, topic_name: str | None) -> BatchOut:
+    batch, records = await read_batch(gateway, body)
+    if not records and batch.offsets is None:
+        raise Problem("invalid-request", "there are no records")
+    placed = await place_all(gateway, records, topic_name)
+    answer = await write_together(gateway, placed, batch.offsets, batch.expected)
+    if topic_name is not None:
+        answer.topic = topic_name
+        for place in answer.results:
+            place.topic = UNSET
+    return answer
+
+
+# -- one record as it is
+
+
+async def write_octets(gateway: Gateway, request: web.Request, topic_name: str) -> web.StreamResponse:
+    topic = await topic_to_write(gateway, topic_name)
+    value = await request.read()
+    key_text = request.query.get("key")
+    key = None if key_text is None else key_text.encode("utf-8", "surrogateescape")
+    number = query_int(request, "partition", -1, most=2**31 - 1)
+    given_time = request.query.get("timestamp")
+    if given_time is None:
+        timestamp = gateway.broker.env.clock.wall_ms()
+    else:
+        timestamp = milliseconds(int(given_time) if given_time.isdigit() and len(given_time) < 19 else given_time)
+    headers = tuple(
+        (name[len(RECORD_HEADER) :], content.encode("utf-8", "surrogateescape"))
+        for name, content in request.headers.items()
+        if name.lower().startswith(RECORD_HEADER)
+    )
+    placed = Placed({}, [])
+    partition = Partitioner(gateway.next_turn()).place(topic, None if number < 0 else number, key)
+    placed.add(partition, (key, value, headers, timestamp))
+    answer = await write_together(gateway, placed, None, [])
+    answer.topic = topic_name
+    answer.results[0].topic = UNSET
+    return as_json(answer)
+
+
+# -- a stream
+
+
+class Report(msgspec.Struct, omit_defaults=True):
+    """What became of a line."""
+
+    line: int
+    partition: int | UnsetType = UNSET
+    offset: int | UnsetType = UNSET
+    topic: str | UnsetType = UNSET
+    problem: Raw | UnsetType = UNSET
+
+
+async def write_stream(gateway: Gateway, request: web.Request, topic_name: str | None) -> web.StreamResponse:
+    """Lines are written as they come, and reported in their order."""
+    response = web.StreamResponse(headers={"Content-Type": NDJSON, "X-Accel-Buffering": "no"})
+    await response.prepare(request)
+    number = 0
+    try:
+        async for lines in _lines(request, gateway.broker.config.http_max_body_bytes):
+            for at in range(0, len(lines), RECORDS_AT_ONCE):
+                some = lines[at : at + RECORDS_AT_ONCE]
+                reports = await _write_lines(gateway, some, number, topic_name)
+                await response.write(b"".join(_encode(report) + b"\n" for report in reports))
+                number += len(some)
+    except Problem as problem:
+        await response.write(_encode(Report(number, problem=Raw(problem.body()))) + b"\n")
+    await response.write_eof()
+    return response
+
+
+async def _lines(request: web.Request, line_bytes_max: int) -> AsyncIterator[list[bytes]]:
+    """Whole lines, as many as have come."""
+    rest = b""
+    async for chunk in request.content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
+        if len(rest) > line_bytes_max:
+            raise Problem("record-too-large", f"a line is longer than {line_bytes_max} bytes")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+async def _write_lines(
+    gateway: Gateway, lines: Sequence[bytes], first_number: int, topic_name: str | None
+) -> list[Report]:
+    reports: list[Report] = []
+    placed = Placed({}, [])
+    of_line: list[Report] = []
+    now_ms = gateway.broker.env.clock.wall_ms()
+    partitioner = Partitioner(gateway.next_turn())
+    topics: dict[str, Topic] = {}
+    for index, line in enumerate(lines):
+        if not line or line.isspace():
+            continue
+        report = Report(first_number + index)
+        reports.append(report)
+        try:
+            given = read_json(line, _records)
+            name = given.topic or topic_name
+            if name is None or (topic_name is not None and given.topic not in (None, topic_name)):
+                raise Problem("invalid-record", "the topic is missing, or another than the path's")
+            if name not in topics:
+                topics[name] = await topic_to_write(gateway, name)
+            record = new_record(given, now_ms)
+            placed.add(partitioner.place(topics[name], given.partition, record[0]), record)
+            of_line.append(report)
+        except Problem as problem:
+            report.problem = Raw(problem.body())
+    batches = [
+        Outgoing(partition, build_batch(run), len(run))
+        for partition, records in placed.by_partition.items()
+        for run in cut(records)
+    ]
+    if batches:
+        await send(gateway, batches)
+    by_partition: dict[TopicPartition, list[tuple[Outgoing, int]]] = {}
+    for batch in batches:
+        by_partition.setdefault(batch.partition, []).extend((batch, each) for each in range(batch.records))
+    for report, (partition, place) in zip(of_line, placed.order, strict=True):
+        batch, index = by_partition[partition][place]
+        if batch.error:
+            report.problem = Raw(batch.problem().body())
+        else:
+            report.partition, report.offset = partition.partition, batch.base_offset + index
+            if topic_name is None:
+                report.topic = partition.topic
+    return reports
+
+
+_ABOUT = "Written together or not at all: as one batch, or in a transaction of the broker's."
+_STREAM = " NDJSON: a record a line, reported line by line while the body is still coming."
+_PROBLEMS = (400, 404, 409, 413, 415, 422, 503, 504)
+_OCTETS: tuple[Parameter, ...] = (
+    text("key", "Of a raw record."),
+    integer("partition", "Of a raw record.", most=2**31 - 1),
+    text("timestamp", "Of a raw record: milliseconds since 1970, or RFC 3339."),
+)
+ROUTES = (
+    Route(
+        *("POST", "/v1/topics/{topic}/records", write_batch, f"Write records to a topic. {_ABOUT}{_STREAM}", "records"),
+        body=BatchIn,
+        body_media=(NDJSON, OCTETS),
+        answer=BatchOut,
+        problems=_PROBLEMS,
+        parameters=_OCTETS,
+    ),
+    Route(
+        *("POST", "/v1/records", write_batch, f"Write records to any topics. {_ABOUT}{_STREAM}", "records"),
+        body=BatchIn,
+        body_media=(NDJSON,),
+        answer=BatchOut,
+        problems=_PROBLEMS,
+    ),
+)

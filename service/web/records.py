@@ -1,0 +1,197 @@
+"""Records as JSON, and back.
+
+A value is any JSON and is stored as its text, digit by digit as it came (`value`), or text (`value_string`), or bytes
+(`value_base64`); null or none of them is no value, a tombstone. A key is text (`key`) or bytes (`key_base64`). On the
+way out a value that is JSON is shown as `value`, other text as `value_string`, everything else as `value_base64`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from log.batch import NewRecord
+from log.ids import TopicPartition
+from service.client.partitioner import partition_for_key
+from service.cluster.image import Topic
+from service.web.problems import Problem
+from service.wire.error_codes import ErrorCode
+
+TIMESTAMP_MAX = 2**63 - 1
+
+
+class HeaderIn(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    value: str | None = None
+    value_base64: str | None = None
+
+
+class RecordIn(msgspec.Struct, forbid_unknown_fields=True):
+    """A record to write."""
+
+    topic: str | None = None
+    partition: int | None = None
+    key: str | None = None
+    key_base64: str | None = None
+    value: Raw | UnsetType = UNSET
+    value_string: str | None = None
+    value_base64: str | None = None
+    headers: list[HeaderIn] | dict[str, str | None] = []
+    timestamp: int | str | None = None
+
+
+class RecordOut(msgspec.Struct, omit_defaults=True):
+    """A record that was read."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: str | None = None
+    key_base64: str | UnsetType = UNSET
+    value: Raw | UnsetType | None = UNSET
+    value_string: str | UnsetType = UNSET
+    value_base64: str | UnsetType = UNSET
+    headers: list[dict[str, str | None]] = []
+    control: str | None = None
+    aborted: bool = False
+    producer_id: int | UnsetType = UNSET
+    producer_epoch: int | UnsetType = UNSET
+
+
+_is_json = msgspec.json.Decoder(Raw).decode
+NULL = b"null"
+
+
+def from_base64(text: str, what: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise Problem("invalid-record", f"{what} is not base64", error=ErrorCode.INVALID_RECORD) from None
+
+
+def new_record(given: RecordIn, now_ms: int) -> NewRecord:
+    """The record as the log takes it."""
+    value = given.value
+    content: bytes | None
+    if value is not UNSET:
+        if given.value_string is not None or given.value_base64 is not None:
+            raise Problem("invalid-record", "a record has one value: value, value_string or value_base64")
+        content = bytes(value)
+        if content == NULL:
+            content = None
+    elif given.value_string is not None:
+        if given.value_base64 is not None:
+            raise Problem("invalid-record", "a record has one value: value, value_string or value_base64")
+        content = _encoded(given.value_string)
+    else:
+        content = None if given.value_base64 is None else from_base64(given.value_base64, "value_base64")
+    key: bytes | None = None
+    if given.key is not None:
+        if given.key_base64 is not None:
+            raise Problem("invalid-record", "a record has one key: key or key_base64")
+        key = _encoded(given.key)
+    elif given.key_base64 is not None:
+        key = from_base64(given.key_base64, "key_base64")
+    headers = tuple(_headers(given.headers)) if given.headers else ()
+    timestamp = now_ms if given.timestamp is None else milliseconds(given.timestamp)
+    return key, content, headers, timestamp
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise Problem("invalid-record", "half a surrogate pair is no text") from None
+
+
+def _headers(given: Sequence[HeaderIn] | dict[str, str | None]) -> Iterable[tuple[str, bytes | None]]:
+    if isinstance(given, dict):
+        for name, value in given.items():
+            yield name, None if value is None else _encoded(value)
+        return
+    for header in given:
+        if header.value_base64 is not None:
+            yield header.name, from_base64(header.value_base64, f"header {header.name}")
+        else:
+            yield header.name, None if header.value is None else _encoded(header.value)
+
+
+def milliseconds(timestamp: int | str) -> int:
+    """Milliseconds since 1970, or a time as RFC 3339 writes it."""
+    if isinstance(timestamp, str):
+        try:
+            moment = datetime.fromisoformat(timestamp)
+        except ValueError:
+            moment = None
+        if moment is None or moment.tzinfo is None:
+            raise Problem("invalid-record", f"{timestamp[:40]!r} is no time as RFC 3339 writes it, with its zone")
+        return int(moment.timestamp() * 1000)
+    if not 0 <= timestamp <= TIMESTAMP_MAX:
+        raise Problem("invalid-record", f"{timestamp} is no timestamp: milliseconds since 1970 are meant")
+    return timestamp
+
+
+class Partitioner:
+    """Where the records of one request go: where they say, else by their key as Kafka's clients do it, else together to
+    one partition, which is another for the next request.
+    """
+
+    def __init__(self, turn: int) -> None:
+        self._turn = turn
+
+    def place(self, topic: Topic, partition: int | None, key: bytes | None) -> TopicPartition:
+        count = len(topic.partitions)
+        if partition is not None:
+            if partition not in topic.partitions:
+                where = f"topic {topic.name!r} has no partition {partition}"
+                raise Problem("unknown-topic", where, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            return TopicPartition(topic.name, partition)
+        if key is None:
+            return TopicPartition(topic.name, self._turn % count)
+        return TopicPartition(topic.name, partition_for_key(key, count) if count > 1 else 0)
+
+
+def shown(content: bytes, form: str) -> dict[str, Any]:
+    """A value on its way out, in the form that was asked for."""
+    if form == "base64":
+        return {"value_base64": base64.b64encode(content).decode()}
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return {"value_base64": base64.b64encode(content).decode()}
+    if form == "auto":
+        try:
+            _is_json(content)
+        except (msgspec.DecodeError, RecursionError):
+            return {"value_string": text}
+        if b"\n" in content or b"\r" in content:  # it must fit into a line
+            content = msgspec.json.format(content, indent=-1)
+        return {"value": Raw(content)}
+    return {"value_string": text}
+
+
+def shown_key(key: bytes) -> dict[str, Any]:
+    try:
+        return {"key": key.decode()}
+    except UnicodeDecodeError:
+        return {"key_base64": base64.b64encode(key).decode()}
+
+
+def shown_headers(headers: Iterable[tuple[str, bytes | None]]) -> list[dict[str, str | None]]:
+    found: list[dict[str, str | None]] = []
+    for name, value in headers:
+        if value is None:
+            found.append({"name": name, "value": None})
+            continue
+        try:
+            found.append({"name": name, "value": value.decode()})
+        except UnicodeDecodeError:
+            found.append({"name": name, "value_base64": base64.b64encode(value).decode()})
+    return found

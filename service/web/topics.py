@@ -1,0 +1,310 @@
+"""Topics: made, looked at, set up, widened, emptied and deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from aiohttp import web
+
+from log.ids import TopicPartition, format_topic_id
+from service.broker.internal_topics import is_internal
+from service.client.transactions import producers_of, stable_offsets
+from service.cluster.image import Topic
+from service.web.answers import as_json, path_int, query_int, read_json
+from service.web.gateway import Gateway
+from service.web.problems import Problem, of_error
+from service.web.routing import Route, flag, integer
+from service.wire.messages import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+    CreateTopicsRequest,
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+    DeleteTopicsRequest,
+    DeleteTopicState,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterableConfig,
+    IncrementalAlterConfigsRequestAlterConfigsResource,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+
+OF_TOPICS = 2
+SET, DELETE = 0, 1
+EARLIEST = -2
+PATIENCE_MS = 30_000
+
+
+class NewTopic(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    partitions: int = -1
+    replication_factor: int = -1
+    configs: dict[str, str | None] = {}
+    assignments: list[list[int]] | None = None
+    """Broker ids by partition, the preferred leader first."""
+
+
+class Topics(msgspec.Struct):
+    topics: list[str]
+
+
+class PartitionOut(msgspec.Struct):
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: list[int]
+    in_sync: list[int]
+
+
+class TopicOut(msgspec.Struct):
+    name: str
+    id: str
+    internal: bool
+    partitions: list[PartitionOut]
+    configs: dict[str, str]
+    """Those that were set for this topic."""
+
+
+class OffsetsOut(msgspec.Struct):
+    partition: int
+    log_start_offset: int
+    last_stable_offset: int
+    high_watermark: int
+
+
+class TopicOffsets(msgspec.Struct):
+    topic: str
+    partitions: list[OffsetsOut]
+
+
+class ConfigOut(msgspec.Struct):
+    value: str | None
+    source: int
+    read_only: bool
+    sensitive: bool
+    documentation: str | None = None
+
+
+class Configs(msgspec.Struct):
+    configs: dict[str, ConfigOut]
+
+
+class Patch(msgspec.Struct, forbid_unknown_fields=True):
+    configs: dict[str, str | None]
+    """null: back to the default."""
+
+
+class Widen(msgspec.Struct, forbid_unknown_fields=True):
+    count: int
+    """How many partitions there shall be."""
+    assignments: list[list[int]] | None = None
+
+
+class ProducerOut(msgspec.Struct):
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    last_timestamp: int
+    coordinator_epoch: int
+    transaction_start_offset: int | None
+
+
+class ProducersOut(msgspec.Struct):
+    producers: list[ProducerOut]
+
+
+class Truncated(msgspec.Struct):
+    log_start_offset: int
+
+
+_new_topics = msgspec.json.Decoder(NewTopic)
+_patches = msgspec.json.Decoder(Patch)
+_widenings = msgspec.json.Decoder(Widen)
+
+
+def shown(topic: Topic) -> TopicOut:
+    partitions = [
+        PartitionOut(index, state.leader, state.leader_epoch, list(state.replicas), list(state.isr))
+        for index, state in topic.partitions.items()
+    ]
+    return TopicOut(topic.name, format_topic_id(topic.id), is_internal(topic.name), partitions, dict(topic.config))
+
+
+def is_dry(request: web.Request) -> bool:
+    return request.query.get("validate_only", "false") not in ("false", "0")
+
+
+async def list_topics(gateway: Gateway, request: web.Request) -> web.Response:
+    with_internal = request.query.get("internal", "false") not in ("false", "0")
+    names = sorted(name for name in gateway.broker.image.topics if with_internal or not is_internal(name))
+    return as_json(Topics(names))
+
+
+async def create(gateway: Gateway, request: web.Request) -> web.Response:
+    new = read_json(await request.read(), _new_topics)
+    if not -1 <= new.partitions < 2**31 or not -1 <= new.replication_factor < 2**15:
+        raise Problem("invalid-request", "there are no so many partitions or replicas")
+    assignments = [CreatableReplicaAssignment(index, brokers) for index, brokers in enumerate(new.assignments or ())]
+    topic = CreatableTopic(
+        *(new.name, new.partitions if not assignments else -1, new.replication_factor if not assignments else -1),
+        *(assignments, [CreatableTopicConfig(name, value) for name, value in new.configs.items()]),
+    )
+    answer = await gateway.ask_controller(CreateTopicsRequest([topic], PATIENCE_MS, is_dry(request)))
+    (result,) = answer.topics
+    if result.error_code:
+        raise of_error(result.error_code, result.error_message)
+    made = gateway.broker.image.topics.get(new.name)
+    if is_dry(request) or made is None:
+        return as_json(TopicOut(new.name, format_topic_id(result.topic_id), False, [], {}))
+    return as_json(shown(made), status=201, headers={"Location": f"/v1/topics/{new.name}"})
+
+
+async def describe(gateway: Gateway, request: web.Request) -> web.Response:
+    return as_json(shown(gateway.topic(request.match_info["topic"])))
+
+
+async def delete(gateway: Gateway, request: web.Request) -> web.Response:
+    name = gateway.topic(request.match_info["topic"]).name
+    answer = await gateway.ask_controller(DeleteTopicsRequest([DeleteTopicState(name)], [name], PATIENCE_MS))
+    (result,) = answer.responses
+    if result.error_code:
+        raise of_error(result.error_code, result.error_message)
+    return web.Response(status=204)
+
+
+async def offsets(gateway: Gateway, request: web.Request) -> web.Response:
+    """Where each partition begins, is decided, and is committed."""
+    topic = gateway.topic(request.match_info["topic"])
+    partitions = [TopicPartition(topic.name, index) for index in topic.partitions]
+    starts = await gateway.cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
+    ends = await stable_offsets(gateway.cluster, partitions)
+    found = [
+        OffsetsOut(each.partition, starts[each].offset, ends[each].last_stable_offset, ends[each].high_watermark)
+        for each in partitions
+    ]
+    return as_json(TopicOffsets(topic.name, found))
+
+
+async def at_time(gateway: Gateway, partition: TopicPartition, timestamp: int, isolation: int) -> int:
+    """The offset of the first record not older than this; -1: there is none. EARLIEST and LATEST are known too."""
+    asked = ListOffsetsTopic(partition.topic, [ListOffsetsPartition(partition.partition, -1, timestamp)])
+    request = ListOffsetsRequest(-1, isolation, [asked], PATIENCE_MS)
+    answer = await gateway.ask(gateway.leader(partition), request)
+    data = answer.topics[0].partitions[0]
+    if data.error_code:
+        raise of_error(data.error_code, f"{partition.topic} partition {partition.partition}")
+    return data.offset
+
+
+async def configs(gateway: Gateway, request: web.Request) -> web.Response:
+    topic = gateway.topic(request.match_info["topic"])
+    resource = DescribeConfigsResource(OF_TOPICS, topic.name, None)
+    asked = DescribeConfigsRequest([resource], include_documentation="documentation" in request.query)
+    (result,) = (await gateway.ask(gateway.broker.node_id, asked)).results
+    if result.error_code:
+        raise of_error(result.error_code, result.error_message)
+    found = {
+        each.name: ConfigOut(
+            *(each.value, each.config_source, each.read_only, each.is_sensitive), each.documentation or None
+        )
+        for each in result.configs
+    }
+    return as_json(Configs(found), headers={"ETag": f'"{topic.version}"'})
+
+
+async def alter(gateway: Gateway, request: web.Request) -> web.Response:
+    topic = gateway.topic(request.match_info["topic"])
+    patch = read_json(await request.read(), _patches)
+    wanted = request.headers.get("If-Match")
+    if wanted is not None and wanted not in ("*", f'"{topic.version}"'):
+        raise Problem("conflict", f"the settings are of version {topic.version} now")
+    changes = [
+        IncrementalAlterConfigsRequestAlterableConfig(name, DELETE if value is None else SET, value)
+        for name, value in patch.configs.items()
+    ]
+    resource = IncrementalAlterConfigsRequestAlterConfigsResource(OF_TOPICS, topic.name, changes)
+    answer = await gateway.ask_controller(IncrementalAlterConfigsRequest([resource], is_dry(request)))
+    (result,) = answer.responses
+    if result.error_code:
+        raise of_error(result.error_code, result.error_message)
+    return web.Response(status=204)
+
+
+async def widen(gateway: Gateway, request: web.Request) -> web.Response:
+    topic = gateway.topic(request.match_info["topic"])
+    wanted = read_json(await request.read(), _widenings)
+    if not 0 <= wanted.count < 2**31:
+        raise Problem("invalid-request", "there are no so many partitions")
+    asked = CreatePartitionsTopic(topic.name, wanted.count, None)
+    answer = await gateway.ask_controller(CreatePartitionsRequest([asked], PATIENCE_MS, is_dry(request)))
+    (result,) = answer.results
+    if result.error_code:
+        raise of_error(result.error_code, result.error_message)
+    return as_json(shown(gateway.topic(topic.name)))
+
+
+async def truncate(gateway: Gateway, request: web.Request) -> web.Response:
+    """Records before an offset are there no more."""
+    partition = partition_of(gateway, request)
+    if "before" not in request.query:
+        raise Problem("malformed", "before is missing: up to which offset, -1 for all")
+    before = query_int(request, "before", -1, least=-1)
+    asked = DeleteRecordsTopic(partition.topic, [DeleteRecordsPartition(partition.partition, before)])
+    answer = await gateway.ask(gateway.leader(partition), DeleteRecordsRequest([asked], PATIENCE_MS))
+    data = answer.topics[0].partitions[0]
+    if data.error_code:
+        raise of_error(data.error_code, f"{partition.topic} partition {partition.partition}")
+    return as_json(Truncated(data.low_watermark))
+
+
+async def producers(gateway: Gateway, request: web.Request) -> web.Response:
+    partition = partition_of(gateway, request)
+    found: Iterable[ProducerOut] = (
+        ProducerOut(
+            *(each.producer_id, each.producer_epoch, each.last_sequence, each.last_timestamp, each.coordinator_epoch),
+            each.current_txn_start_offset if each.current_txn_start_offset >= 0 else None,
+        )
+        for each in (await producers_of(gateway.cluster, [partition]))[partition]
+    )
+    return as_json(ProducersOut(list(found)))
+
+
+def partition_of(gateway: Gateway, request: web.Request) -> TopicPartition:
+    partition = TopicPartition(request.match_info["topic"], path_int(request, "partition"))
+    gateway.state(partition)
+    return partition
+
+
+_DRY = (flag("validate_only", "Only say whether it could be done."),)
+_TOPIC = "/v1/topics/{topic}"
+_PARTITION = _TOPIC + "/partitions/{partition}"
+ROUTES = (
+    Route("GET", "/v1/topics", list_topics, "The names of all topics.", "topics", answer=Topics,
+          parameters=(flag("internal", "Those of the coordinators too."),)),
+    Route("POST", "/v1/topics", create, "Make a topic.", "topics", body=NewTopic, answer=TopicOut, status=201,
+          also=(200,), problems=(400, 409, 422, 503), parameters=_DRY),
+    Route("GET", _TOPIC, describe, "A topic, its partitions and settings.", "topics", answer=TopicOut, problems=(404,)),
+    Route("DELETE", _TOPIC, delete, "Delete a topic with all its records.", "topics", status=204,
+          problems=(404, 422, 503)),
+    Route("GET", _TOPIC + "/offsets", offsets, "Where each partition begins, is decided, and is committed.", "topics",
+          answer=TopicOffsets, problems=(404, 503)),
+    Route("GET", _TOPIC + "/configs", configs, "All settings of a topic; the ETag is their version.", "topics",
+          answer=Configs, problems=(404,), parameters=(flag("documentation", "With what each means."),)),
+    Route("PATCH", _TOPIC + "/configs", alter, "Change settings; null brings the default back.", "topics", body=Patch,
+          status=204, problems=(400, 404, 409, 422, 503), parameters=_DRY),
+    Route("POST", _TOPIC + "/partitions", widen, "More partitions.", "topics", body=Widen, answer=TopicOut,
+          problems=(400, 404, 409, 422, 503), parameters=_DRY),
+    Route("DELETE", _PARTITION + "/records", truncate, "Delete the records before an offset.", "topics",
+          answer=Truncated, problems=(400, 404, 416, 422, 503),
+          parameters=(integer("before", "The first offset to keep; -1: none.", least=-1),)),
+    Route("GET", _PARTITION + "/producers", producers, "Who writes to a partition, as its leader knows it.", "topics",
+          answer=ProducersOut, problems=(400, 404, 503)),
+)  # fmt: skip

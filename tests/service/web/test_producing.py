@@ -1,0 +1,190 @@
+"""Writing by HTTP, read back by a Kafka client."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+
+from tests.service.web.kit import Http, Seen, Served, read_all
+
+
+def values(seen: list[Seen]) -> list[bytes | None]:
+    return [each.value for each in seen]
+
+
+def make(http: Http, topic: str, partitions: int) -> None:
+    answer = http.post("/v1/topics", {"name": topic, "partitions": partitions})
+    assert answer.status == 201, answer
+
+
+def test_a_record_is_written_as_it_was_sent(served: Served, http: Http, topic: str) -> None:
+    records: list[dict[str, Any]] = [
+        {"key": "a", "value": {"x": 1}, "headers": {"h": "1", "n": None}, "timestamp": 1_700_000_000_123},
+        {"key_base64": "/w==", "value_string": "text", "headers": [{"name": "h", "value_base64": "/w=="}] * 2},
+        {"value_base64": "AAE=", "timestamp": "2026-01-01T00:00:00Z"},
+        {"key": "tombstone", "value": None},
+    ]
+    answer = http.post(f"/v1/topics/{topic}/records", {"records": records})
+    assert answer.status == 200, answer
+    assert answer.json["outcome"] == "applied"
+    assert [each["offset"] for each in answer.json["results"]] == [0, 1, 2, 3]
+    seen = read_all(served.bootstrap, topic)
+    assert [(each.key, each.value) for each in seen] == [
+        (b"a", b'{"x": 1}'), (b"\xff", b"text"), (None, b"\x00\x01"), (b"tombstone", None),
+    ]  # fmt: skip
+    assert seen[0].headers == [("h", b"1"), ("n", None)]
+    assert seen[1].headers == [("h", b"\xff"), ("h", b"\xff")]
+    assert [seen[0].timestamp, seen[2].timestamp] == [1_700_000_000_123, 1_767_225_600_000]
+
+
+def test_numbers_and_duplicates_in_a_value_are_stored_digit_by_digit(served: Served, http: Http, topic: str) -> None:
+    value = b'{"n":12345678901234567890123, "f":1.10, "n":2}'
+    body = b'{"records":[{"value":' + value + b"}]}"
+    answer = http.post(f"/v1/topics/{topic}/records", body, headers={"Content-Type": "application/json"})
+    assert answer.status == 200, answer
+    assert values(read_all(served.bootstrap, topic)) == [value]
+
+
+def test_a_batch_over_several_topics_becomes_visible_together_with_the_offsets_of_its_group(
+    served: Served, http: Http, topic: str
+) -> None:
+    other = f"{topic}-other"
+    make(http, topic, 3)
+    records = [{"topic": topic, "partition": number, "value": number} for number in range(3)]
+    offsets = {"group": f"group-{topic}", "offsets": [{"topic": topic, "partition": 0, "offset": 1}]}
+    answer = http.post("/v1/records", {"records": [*records, {"topic": other, "value": 3}], "offsets": offsets})
+    assert answer.status == 200, answer
+    assert answer.json["transaction"]["producer_id"] >= 0
+    assert [(each["topic"], each["partition"]) for each in answer.json["results"]] == [
+        (topic, 0), (topic, 1), (topic, 2), (other, 0),
+    ]  # fmt: skip
+    assert sorted(values(read_all(served.bootstrap, topic))) == [b"0", b"1", b"2"]  # type: ignore[type-var]
+    assert values(read_all(served.bootstrap, other)) == [b"3"]
+    committed = http.get(f"/v1/groups/group-{topic}/offsets").json["offsets"]
+    assert [(each["topic"], each["partition"], each["offset"]) for each in committed] == [(topic, 0, 1)]
+
+
+def test_a_batch_of_which_one_record_is_refused_leaves_nothing(served: Served, http: Http, topic: str) -> None:
+    other = f"{topic}-compacted"
+    answer = http.post("/v1/topics", {"name": other, "configs": {"cleanup.policy": "compact"}})
+    assert answer.status == 201, answer
+    records = [{"topic": topic, "value": 1}, {"topic": other, "value": "has no key"}]
+    answer = http.post("/v1/records", {"records": records})
+    assert (answer.status, answer.json["outcome"]) == (422, "none")
+    assert answer.json["kafka_error"] == "INVALID_RECORD"
+    assert read_all(served.bootstrap, topic) == []
+    assert read_all(served.bootstrap, other) == []
+    assert http.post("/v1/records", {"records": [{"topic": topic, "value": 2}]}).status == 200
+    assert values(read_all(served.bootstrap, topic)) == [b"2"]
+
+
+def test_an_expected_offset_lets_only_the_first_of_two_write(served: Served, http: Http, topic: str) -> None:
+    make(http, topic, 2)
+
+    def write(next_offset: int, partitions: int = 1) -> tuple[int, str]:
+        records = [{"topic": topic, "partition": each, "value": next_offset} for each in range(partitions)]
+        expected = [{"topic": topic, "partition": 0, "next_offset": next_offset}]
+        answer = http.post("/v1/records", {"records": records, "expected": expected})
+        return answer.status, answer.json.get("type", "")
+
+    mismatch = 409, "/problems/expected-offset-mismatch"
+    assert write(0) == (200, "")
+    assert write(0) == mismatch
+    assert write(1, partitions=2) == (200, "")
+    assert write(1, partitions=2) == mismatch
+    assert write(2) == (200, ""), "the marker of a transaction is nobody's record"
+    assert write(99) == mismatch
+
+
+def test_a_body_of_bytes_is_one_record(served: Served, http: Http, topic: str) -> None:
+    path = f"/v1/topics/{topic}/records?key=k&timestamp=1700000000000"
+    headers = {"Content-Type": "application/octet-stream", "Record-Header-Color": "red"}
+    answer = http.post(path, b"\x00\xff" * 100, headers=headers)
+    assert answer.json["results"] == [{"partition": 0, "offset": 0, "timestamp": 1_700_000_000_000}]
+    (seen,) = read_all(served.bootstrap, topic)
+    assert (seen.key, seen.value, seen.headers) == (b"k", b"\x00\xff" * 100, [("Color", b"red")])
+
+
+def test_lines_are_reported_in_order_and_the_bad_ones_by_themselves(served: Served, http: Http, topic: str) -> None:
+    lines = b'{"value":1}\nno json\n\n{"value":2,"partition":9}\n{"value":3}'
+    answer = http.post(f"/v1/topics/{topic}/records", lines, headers={"Content-Type": "application/x-ndjson"})
+    reports = [json.loads(line) for line in answer.json.splitlines()]
+    assert [(each["line"], each.get("offset")) for each in reports] == [(0, 0), (1, None), (3, None), (4, 1)]
+    assert reports[1]["problem"]["status"] == 400
+    assert reports[2]["problem"]["type"] == "/problems/unknown-topic"
+    assert values(read_all(served.bootstrap, topic)) == [b"1", b"3"]
+
+
+def test_reports_stream_back_while_the_body_is_still_coming(served: Served, topic: str) -> None:
+    connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=30)
+    connection.putrequest("POST", f"/v1/topics/{topic}/records")
+    connection.putheader("Content-Type", "application/x-ndjson")
+    connection.putheader("Transfer-Encoding", "chunked")
+    connection.endheaders()
+
+    def chunk(content: bytes) -> None:
+        connection.send(b"%x\r\n%s\r\n" % (len(content), content))
+
+    chunk(b'{"value":1}\n')
+    assert connection.sock is not None
+    head = b""
+    while b'"offset":0' not in head:
+        head += connection.sock.recv(4096)
+    chunk(b'{"value":2}\n')
+    connection.send(b"0\r\n\r\n")
+    rest = b""
+    while b'"offset":1' not in rest:
+        rest += connection.sock.recv(4096)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 400),
+        (b"[]", 400),
+        (b'{"records":[]}', 422),
+        (b'{"records":[{"value":NaN}]}', 400),
+        (b'{"records":[{"value":1,"colour":2}]}', 400),
+        (b'{"records":[{"value":1,"value_string":"1"}]}', 422),
+        (b'{"records":[{"value_base64":"***"}]}', 422),
+        (b'{"records":[{"timestamp":-5}]}', 422),
+        (b'{"records":[{"timestamp":99999999999999999999}]}', 422),
+        (b'{"records":[{"partition":7}]}', 404),
+        (b'{"records":[{"key":"\xff"}]}', 400),
+        (b'{"records":[{"value":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}", 400),
+    ],
+)
+def test_a_body_that_makes_no_sense_is_a_problem_and_writes_nothing(
+    served: Served, http: Http, topic: str, body: bytes, status: int
+) -> None:
+    http.post(f"/v1/topics/{topic}/records", {"records": [{"value": "first"}]})
+    answer = http.post(f"/v1/topics/{topic}/records", body, headers={"Content-Type": "application/json"})
+    assert (answer.status, answer.json["outcome"]) == (status, "none"), answer
+    assert values(read_all(served.bootstrap, topic)) == [b'"first"']
+
+
+def test_a_long_batch_is_written_whole_and_compressed_bodies_are_understood(
+    served: Served, http: Http, topic: str
+) -> None:
+    records = [{"key": str(number), "value": {"n": number, "filling": "x" * 100}} for number in range(20_000)]
+    body = gzip.compress(json.dumps({"records": records}).encode(), 1)
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = http.post(f"/v1/topics/{topic}/records", body, headers=headers)
+    assert answer.status == 200, answer
+    assert [each["offset"] for each in answer.json["results"]] == list(range(20_000))
+    seen = read_all(served.bootstrap, topic)
+    assert [json.loads(each.value or b"")["n"] for each in seen] == list(range(20_000))
+
+
+def test_what_is_too_large_is_refused(http: Http, topic: str) -> None:
+    answer = http.post(f"/v1/topics/{topic}/records", {"records": [{"value": "x" * 2_000_000}]})
+    assert (answer.status, answer.json["kafka_error"]) == (413, "MESSAGE_TOO_LARGE")
+    answer = requests.post(f"{http.url}/v1/topics/{topic}/records", json={"x": "y" * (17 << 20)}, timeout=30)  # type: ignore[assignment]
+    assert answer.status_code == 413  # type: ignore[attr-defined]
