@@ -64,6 +64,14 @@ class ConsumerMember:
         given = self.assigned.get(topic_id, {}).get(partition)
         return self.revoking.get(topic_id, {}).get(partition) if given is None else given
 
+    def held(self) -> TargetByTopic:
+        """What it may be reading: also what it has still to revoke."""
+        held: dict[bytes, frozenset[int]] = {}
+        for part in (self.assigned, self.revoking):
+            for topic_id, partitions in part.items():
+                held[topic_id] = held.get(topic_id, frozenset()).union(partitions)
+        return held
+
     @property
     def regex_or_none(self) -> str | None:
         return self.subscribed_regex or None

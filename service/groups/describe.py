@@ -60,11 +60,6 @@ def describe_consumer(
 
 
 def _describe_member(group: ConsumerGroup, member: ConsumerMember, topics: TopicView) -> ConsumerMemberFacts:
-    # What it has still to revoke it may still be reading.
-    held: dict[bytes, set[int]] = {}
-    for part in (member.assigned, member.revoking):
-        for topic_id, partitions in part.items():
-            held.setdefault(topic_id, set()).update(partitions)
     return ConsumerMemberFacts(
         member.member_id,
         member.instance_id,
@@ -74,13 +69,13 @@ def _describe_member(group: ConsumerGroup, member: ConsumerMember, topics: Topic
         member.client_host,
         tuple(sorted(member.subscribed_topics)),
         member.subscribed_regex,
-        _named(held, topics),
+        _named(member.held(), topics),
         _named(group.target.get(member.member_id, {}), topics),
         member.classic is not None,
     )
 
 
-def _named(held: Mapping[bytes, set[int] | frozenset[int]], topics: TopicView) -> tuple[NamedPartitions, ...]:
+def _named(held: Mapping[bytes, frozenset[int]], topics: TopicView) -> tuple[NamedPartitions, ...]:
     """Topics that are gone are left out."""
     return tuple(
         NamedPartitions(topic_id, facts.name, tuple(sorted(partitions)))

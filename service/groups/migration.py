@@ -89,20 +89,35 @@ class Migration:
         # A group that never had a generation: no member may be told epoch 0, by which one joins.
         epoch = max(group.generation, INITIAL_EPOCH)
         made = ConsumerGroup(group.group_id, epoch=epoch, assignment_epoch=epoch)
+        claims: dict[str, dict[bytes, tuple[int, ...]]] = {}
         for classic_member in group.members.values():
-            member = self._upgraded_member(group, classic_member)
-            if isinstance(member, Refusal):
-                return member
+            upgraded = self._upgraded_member(group, classic_member)
+            if isinstance(upgraded, Refusal):
+                return upgraded
+            member, claims[member.member_id] = upgraded
             if any(made.is_held(topic_id, each) for topic_id, given in member.assigned.items() for each in given):
                 return _not_upgradable(group, "its assignor gave one partition to two members")
             made.put(member)
             made.target[member.member_id] = {
                 topic_id: frozenset(partitions) for topic_id, partitions in member.assigned.items()
             }
+        for member_id, claimed in claims.items():
+            revoking = {
+                topic_id: dict.fromkeys(left, group.generation)
+                for topic_id, partitions in claimed.items()
+                if (left := [each for each in partitions if not made.is_held(topic_id, each)])
+            }
+            if revoking:
+                # It joined with these and was assigned others: until it says so it may not have heard of it.
+                state = MemberState.UNREVOKED_PARTITIONS
+                made.put(replace(made.members[member_id], state=state, revoking=revoking))
         made.metadata_hash = fingerprint(self._topics, made.topics_subscribed())
         return made
 
-    def _upgraded_member(self, group: ClassicGroup, member: ClassicMember) -> ConsumerMember | Refusal:
+    def _upgraded_member(
+        self, group: ClassicGroup, member: ClassicMember
+    ) -> tuple[ConsumerMember, dict[bytes, tuple[int, ...]]] | Refusal:
+        """The member, and what it owned when it joined."""
         # Before a group's first generation no protocol is chosen, and who came since the last one may not know that
         # one's: a member's first one speaks for it.
         _, metadata = next((each for each in member.protocols if each[0] == group.protocol_name), member.protocols[0])
@@ -116,7 +131,7 @@ class Migration:
         for topic, partitions in assignment.partitions:
             if (facts := self._topics.by_name(topic)) is not None:
                 assigned[facts.topic_id] = dict.fromkeys(partitions, group.generation)
-        return ConsumerMember(
+        upgraded = ConsumerMember(
             member.member_id,
             member_epoch=group.generation,
             previous_epoch=group.generation,
@@ -129,6 +144,7 @@ class Migration:
             assigned=assigned,
             classic=ClassicFacts(member.session_timeout_ms, member.protocols),
         )
+        return upgraded, self._owned(subscription)
 
     def record_upgrade(self, old: ClassicGroup, made: ConsumerGroup, draft: Draft) -> None:
         """Send waiting members to join again, and write the group anew."""
@@ -211,7 +227,10 @@ class Migration:
             self._consumer.remove(group, leaving, draft)
             return None
         rest = [member for member_id, member in group.members.items() if member_id not in gone]
-        made = self.downgrade(group, rest, dict(group.target), draft)
+        # What they have in hand, not what they are on their way to: the rebalance decides what comes next, and if a
+        # member of the new protocol comes before it has, it may be given only what nobody still reads.
+        held = {member.member_id: member.held() for member in rest}
+        made = self.downgrade(group, rest, held, draft)
         self._classic.prepare_rebalance(made, draft)
         return made
 

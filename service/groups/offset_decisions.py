@@ -110,7 +110,7 @@ class OffsetDecisions:
             return Fault.UNKNOWN_MEMBER_ID
         if member.classic is None and not ask.speaks_consumer_protocol:
             return Fault.UNSUPPORTED_VERSION
-        return _consumer_check(member, ask.generation)
+        return _consumer_check(group, member, ask.generation)
 
     def _may_commit_in_transaction(self, group: Group | None, ask: CommitTransactionalOffsets) -> Fault | OffsetCheck:
         says_nothing = ask.generation == NO_GENERATION and ask.member_id == NO_MEMBER and ask.instance_id is None
@@ -125,7 +125,7 @@ class OffsetDecisions:
         member = group.members.get(ask.member_id)
         if member is None:
             return Fault.UNKNOWN_MEMBER_ID
-        check = _consumer_check(member, ask.generation)
+        check = _consumer_check(group, member, ask.generation)
         if isinstance(check, Fault):
             return Fault.ILLEGAL_GENERATION  # clients of transactions know no stale epochs
         return lambda offset: None if check(offset) is None else Fault.ILLEGAL_GENERATION
@@ -213,17 +213,21 @@ def _classic_member_fault(
     return Fault.ILLEGAL_GENERATION if fault is None and generation != group.generation else fault
 
 
-def _consumer_check(member: ConsumerMember, epoch: int) -> Fault | OffsetCheck:
-    """A member that missed its newest epoch may still commit what it has held since before (KIP-1251)."""
+def _consumer_check(group: ConsumerGroup, member: ConsumerMember, epoch: int) -> Fault | OffsetCheck:
+    """A member that missed its newest epoch may still commit what it has held since before (KIP-1251). At its newest it
+    may commit anything but what another holds: it lets go of partitions within an epoch, and a commit that was long on
+    its way may come after the next one's.
+    """
     stale = Fault.ILLEGAL_GENERATION if member.classic is not None else Fault.STALE_MEMBER_EPOCH
-    if epoch == member.member_epoch:
-        return _anything
     if epoch > member.member_epoch:
         return stale
 
     def held_since(offset: OffsetToCommit) -> Fault | None:
         given = member.epoch_given(offset.topic_id, offset.partition)
-        return None if given is not None and epoch >= given else stale
+        if given is None:
+            is_free = epoch == member.member_epoch and not group.is_held(offset.topic_id, offset.partition)
+            return None if is_free else stale
+        return None if epoch >= given else stale
 
     return held_since
 

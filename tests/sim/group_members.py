@@ -84,6 +84,8 @@ class Member:
             nonlocal waits
             if waits and self.is_alive:
                 waits = False
+                if isinstance(command, JoinGroup):
+                    self.world.twins.add(self.instance)  # it may arrive after its successor's
                 self.restart()
 
         self.world.ask(command, answer)
@@ -244,8 +246,13 @@ class Member:
             self.die()
             self.world.after(self.chance.choice((1, 200)), lambda: self.reborn().start())
 
+    @property
+    def lineage(self) -> str:
+        """What it shares with the processes before and after it."""
+        return self.name.partition("#")[0]
+
     def reborn(self) -> Member:
-        name = f"{self.name.partition('#')[0]}#{self.board.fresh()}"
+        name = f"{self.lineage}#{self.board.fresh()}"
         topics = self.topics
         if self.chance.random() < 0.2:
             # A static member of a classic group is not assigned anew for what it subscribes to, with Kafka neither.
@@ -256,6 +263,15 @@ class Member:
         return born
 
     def leave(self) -> None:
+        self.say_goodbye()
+        self.restart()
+
+    def depart(self) -> None:
+        """For good."""
+        self.say_goodbye()
+        self.go()
+
+    def say_goodbye(self) -> None:
         raise NotImplementedError
 
     def start(self) -> None:
@@ -305,6 +321,7 @@ class ClassicMember(Member):
     def join(self) -> None:
         self.is_joining = True
         if not self.world.plan.cooperative:
+            self.leave_a_commit_behind()
             self.lose_all()
         self.epoch = -1
         self.reported = set(self.owned)
@@ -327,6 +344,24 @@ class ClassicMember(Member):
         )
         self.ask(command, self.joined, patience_ms=2 * REBALANCE_MS if self.member_id or self.instance else 1_500)
 
+    def leave_a_commit_behind(self) -> None:
+        """One that is on its way for so long that it comes when the member is of a later generation."""
+        if "consumer" in " ".join(self.world.plan.kinds):
+            return  # there a commit counts by since when its partition is held
+        known = [partition for partition, is_known in self.owned.items() if is_known and self.name_of(partition)]
+        if known and self.epoch >= 0 and not self.world.healed and self.chance.random() < 0.3:
+            partition = self.chance.choice(known)
+            name = self.name_of(partition)
+            assert name is not None
+            offset = OffsetToCommit(name, partition[0], partition[1], self.board.fresh(), 0, "")
+            command = CommitOffsets(GROUP, self.member_id, self.instance, self.epoch, (offset,))
+
+            def come() -> None:
+                if self.epoch > command.generation:
+                    self.world.ask(command, lambda reply: None)
+
+            self.world.after(self.chance.choice((300, 1_500)), come)
+
     def joined(self, reply: Any) -> None:
         self.is_joining = False
         if reply is None:
@@ -340,17 +375,23 @@ class ClassicMember(Member):
             self.member_id, generation = reply.member_id, reply.generation
             self.is_joining = True
             self.leads = reply.leader == self.member_id
+            # A leader that comes back is not asked to assign: it minds whether topics have changed since somebody did.
+            # Its former self may have been about to join again, to hand out what was let go of (real ones forget that).
             self.seen = self.partitions_seen()
+            if reply.skip_assignment:
+                self.seen = () if self.world.plan.cooperative else self.board.assigned_for
             assignments = self.assign(reply) if reply.members and not reply.skip_assignment else ()
+            topics = {name: facts.topic_id for name in self.topics if (facts := self.world.topics.by_name(name))}
             command = SyncGroup(
                 GROUP, generation, self.member_id, self.instance, reply.protocol_type, reply.protocol_name, assignments
             )
             asked_ms = self.world.now_ms
             patience_ms = 2 * REBALANCE_MS
-            self.ask(command, lambda reply: self.synced(reply, generation, asked_ms), patience_ms=patience_ms)
+            self.ask(command, lambda reply: self.synced(reply, generation, asked_ms, topics), patience_ms=patience_ms)
 
     def assign(self, reply: Any) -> tuple[tuple[str, bytes], ...]:
         """As the leader: everybody gets every so-manieth partition; cooperatively only what no other has in hand."""
+        self.board.assigned_for = self.seen
         given: dict[str, dict[str, list[int]]] = {member.member_id: {} for member in reply.members}
         read = {member.member_id: read_subscription(member.metadata) for member in reply.members}
         in_hand: dict[tuple[str, int], str] = {}
@@ -367,7 +408,8 @@ class ClassicMember(Member):
                     given[taker].setdefault(topic, []).append(partition)
         return tuple((member_id, write_assignment(list(parts.items()), 1)) for member_id, parts in given.items())
 
-    def synced(self, reply: Any, generation: int, asked_ms: int) -> None:
+    def synced(self, reply: Any, generation: int, asked_ms: int, topics: dict[str, bytes]) -> None:
+        """`topics` are those of that name when it joined: one that was made since is assigned by a later answer."""
         self.is_joining = False
         if reply is None or reply.fault is Fault.REBALANCE_IN_PROGRESS:
             return  # joins again at the next beat
@@ -381,10 +423,16 @@ class ClassicMember(Member):
         read = read_assignment(reply.assignment)
         assert read is not None
         wanted: set[Partition] = set()
+        is_outdated = False
         for topic, partitions in read.partitions:
             if (facts := self.world.topics.by_name(topic)) is not None:
-                wanted |= {(facts.topic_id, partition) for partition in partitions}
-        must_rejoin = self.world.plan.cooperative and not self.reported <= wanted  # others may have it now
+                if topics.get(topic, facts.topic_id) == facts.topic_id:
+                    wanted |= {(facts.topic_id, partition) for partition in partitions}
+                else:
+                    is_outdated = True
+        must_rejoin = is_outdated or (
+            self.world.plan.cooperative and not self.reported <= wanted
+        )  # others may have it now
         self.epoch = generation
         self.own(wanted)
         if must_rejoin:
@@ -396,10 +444,9 @@ class ClassicMember(Member):
         known = (self.world.topics.by_name(topic) for topic in names)
         return tuple((facts.topic_id, facts.partitions) for facts in known if facts is not None)
 
-    def leave(self) -> None:
+    def say_goodbye(self) -> None:
         if self.instance is None:
             self.world.ask(LeaveGroup(GROUP, (LeavingMember(self.member_id, None),)), lambda reply: None)
-        self.restart()
 
     def every_beat(self, beat: Callable[[], None]) -> None:
         # Clients look at the metadata themselves: the leader joins again when its topics have changed.
@@ -430,7 +477,7 @@ class ConsumerMember(Member):
         self.waits = True
         joins, says_all = self.epoch == 0, self.says_all
         owned: dict[bytes, tuple[int, ...]] = {}
-        for topic_id, partition in sorted(self.owned):
+        for topic_id, partition in sorted({*self.owned, *self.hangs_on}):
             owned[topic_id] = (*owned.get(topic_id, ()), partition)
         command = ConsumerHeartbeat(
             group_id=GROUP,
@@ -467,14 +514,28 @@ class ConsumerMember(Member):
             self.says_all = True
         else:
             self.epoch, self.says_all = reply.member_epoch, False
-            if reply.assignment is not None:
-                self.own({(topic_id, each) for topic_id, partitions in reply.assignment.items() for each in partitions})
+            if reply.assignment is not None and not self.hangs_on:
+                given = {(topic_id, each) for topic_id, partitions in reply.assignment.items() for each in partitions}
+                if not set(self.owned) <= given and not self.world.healed and self.chance.random() < 0.3:
+                    self.hang()
+                else:
+                    self.own(given)
+
+    def hang(self) -> None:
+        """What it does when it is to let go never ends: it beats on, reads no more, and says it owns all it had."""
+        held = frozenset(self.owned)
+        self.lose_all()
+        self.hangs_on = held
+
+    def lose_all(self) -> None:
+        super().lose_all()
+        self.hangs_on = frozenset()
 
     @property
     def regex(self) -> str | None:
         return "|".join(self.topics) if len(self.topics) > 1 else None
 
-    def leave(self) -> None:
+    def say_goodbye(self) -> None:
         epoch = LEAVE_EPOCH if self.instance is None else STATIC_LEAVE_EPOCH
         if self.epoch > 0:
             command = ConsumerHeartbeat(
@@ -482,7 +543,7 @@ class ConsumerMember(Member):
             )
             self.lose_all()
             self.world.ask(command, lambda reply: None)
-        self.restart()
 
     says_all = True
     waits = False
+    hangs_on: AbstractSet[Partition] = frozenset()

@@ -19,12 +19,12 @@ from service.groups.consumer_decisions import ConsumerDecisions
 from service.groups.consumer_group import ConsumerGroup
 from service.groups.migration import Migration
 from service.groups.offsets import Offsets
-from service.groups.records import member_tombstones
+from service.groups.records import member_tombstones, target_epoch_record
 from service.groups.verdicts import Fault
 from tests.sim.groups import run
 from tests.sim.run import replaced
 
-MAX_SEEDS = 150
+MAX_SEEDS = 400
 
 Planting = contextlib.AbstractContextManager[None]
 
@@ -101,6 +101,37 @@ def commit_of_a_fenced_member_accepted() -> Planting:
     return replaced(service.groups.offset_decisions, "_classic_member_fault", classic_fault)
 
 
+def generation_unchecked() -> Planting:
+    def classic_fault(group: ClassicGroup, member_id: str, instance_id: str | None, generation: int) -> Any:
+        return group.member_fault(member_id, instance_id)
+
+    return replaced(service.groups.offset_decisions, "_classic_member_fault", classic_fault)
+
+
+def rebalance_timer_lost_on_restart() -> Planting:
+    def resume(decisions: ConsumerDecisions, group: ConsumerGroup, draft: Any) -> None:
+        for member in group.members.values():
+            decisions._keep_session(group, member, draft)
+
+    return replaced(ConsumerDecisions, "resume", resume)
+
+
+def epoch_recorded_before_the_last_targets() -> Planting:
+    original = ConsumerDecisions.assign_some
+
+    def assign_some(decisions: ConsumerDecisions, group: ConsumerGroup, draft: Any) -> None:
+        ahead = group.assignment_round
+        original(decisions, group, draft)
+        if ahead is not None and ahead.is_computed and group.assignment_round is not None:
+            draft.records.append(target_epoch_record(group.group_id, ahead.epoch, draft.wall_ms))
+
+    return replaced(ConsumerDecisions, "assign_some", assign_some)
+
+
+def instance_replaced_in_a_rebalance_not_recorded() -> Planting:
+    return replaced(ClassicDecisions, "_record_instance", lambda *everything: None)
+
+
 MUTANTS: dict[str, Callable[[], Planting]] = {
     plant.__name__: plant
     for plant in (
@@ -114,6 +145,10 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         partition_given_before_it_is_free,
         topics_that_change_not_looked_at,
         commit_of_a_fenced_member_accepted,
+        generation_unchecked,
+        rebalance_timer_lost_on_restart,
+        epoch_recorded_before_the_last_targets,
+        instance_replaced_in_a_rebalance_not_recorded,
     )
 }
 

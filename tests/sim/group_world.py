@@ -92,6 +92,7 @@ class Board:
     acknowledged: dict[Partition, int] = field(default_factory=dict)
     never: dict[tuple[Partition, int], None] = field(default_factory=dict)  # of transactions undecided or aborted
     values: int = 0
+    assigned_for: tuple[tuple[bytes, int], ...] = ()  # the topics as the last leader saw them that assigned
 
     def take(self, owner: Reads, partition: Partition) -> None:
         other = self.owners.get(partition)
@@ -269,8 +270,8 @@ class GroupWorld:
             return
         self._timer_ms = due_ms = max(due_ms, self.now_ms)
         life = self._life
-        # What is due at once comes after what others have asked meanwhile.
-        late_ms = self.chance.randint(0, 1)
+        # Others may ask before what is due at once.
+        late_ms = self.chance.choice((0, 0, 30))
         self.after(due_ms - self.now_ms + late_ms, lambda: self._expire(life, due_ms))
 
     def _expire(self, life: int, due_ms: int) -> None:

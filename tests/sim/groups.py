@@ -63,9 +63,17 @@ def _live(world: GroupWorld) -> None:
     topics = {topic for member in members_in(world) for topic in member.topics}
     check_all_is_read(world, topics, SETTLE_MS)
     if members := members_in(world):
-        chance.choice(members).restart()
+        lineages = {member.lineage for member in members}
+        leaving = type(chance.choice(members))
+        if chance.random() < 0.5 and any(not isinstance(member, leaving) for member in members):
+            for member in [each for each in members if isinstance(each, leaving)]:
+                member.depart()
+        else:
+            chance.choice(members).restart()
         world.run_until(world.now_ms + REPLACED_WITHIN_MS)
-        still = {topic for member in world.members for topic in member.topics}
+        speaking = {type(member) for member in members_in(world)} or {ClassicMember, ConsumerMember}
+        were_in = [each for each in world.members if each.lineage in lineages and type(each) in speaking]
+        still = {topic for member in were_in for topic in member.topics}
         check_all_is_read(world, topics & still, REPLACED_WITHIN_MS)
 
 

@@ -116,6 +116,20 @@ def test_a_member_that_upgrades_a_group_without_a_generation_is_not_told_the_epo
     assert reply.member_epoch > 0
 
 
+def test_what_a_classic_member_may_not_have_let_go_of_yet_is_still_its_own_when_the_group_is_upgraded(
+    driver: Driver,
+) -> None:
+    """A cooperative one says what it owns as it joins; the answer by which it loses some of it may not have come."""
+    classic = classic_group(driver)
+    joined = driver.join(member=classic.member_id, owned=(("orders", ALL),))
+    driver.sync(joined, assignments={joined.member_id: assignment(orders=[0, 1])})
+    assert driver.named(driver.beat("c", 0)) == {}
+    driver.join(member=classic.member_id, owned=(("orders", [0, 1]),))
+    given = driver.named(driver.beat("c", 3))
+    assert given is not None
+    assert set(given["orders"]) == {2, 3}
+
+
 def test_a_refused_member_upgrades_nothing(driver: Driver) -> None:
     classic = classic_group(driver)
     reply = driver.beat("c", 0, subscribed_topics=None, subscribed_regex="(")
@@ -270,6 +284,19 @@ def test_the_group_is_classic_again_when_the_last_new_member_leaves(driver: Driv
     assert driver.answers[token].leader == joined.member_id
     driver.restart()
     assert driver.listed() == {"g": ("classic", "Stable", "consumer")}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_a_classic_member_was_about_to_let_go_is_still_its_own_when_the_group_turns_classic_and_back(
+    driver: Driver, restarts: bool
+) -> None:
+    classic = classic_group(driver)
+    driver.beat("c", 0)
+    driver.join(member=classic.member_id, owned=(("orders", ALL),))  # is told to let go of half, and has not yet
+    driver.beat("c", LEAVE_EPOCH)
+    if restarts:
+        driver.restart()
+    assert driver.named(driver.beat("d", 0)) == {}
 
 
 def test_a_downgraded_group_knows_its_assignment_after_a_restart(driver: Driver) -> None:

@@ -99,6 +99,21 @@ def test_an_older_epoch_may_commit_what_it_has_held_since_then(driver: Driver) -
     assert driver.commit(member="a", generation=2, topic="events") is Fault.STALE_MEMBER_EPOCH
 
 
+def test_a_member_may_commit_anything_but_what_another_holds(driver: Driver) -> None:
+    """It lets go within an epoch, so that the epoch alone doesn't tell a commit that was long on its way."""
+    driver.beat("a", 0)
+    assert driver.commit(member="a", generation=2, topic="events") is None
+    driver.wait(1_000)
+    driver.beat("b", 0)
+    mine = driver.topics.id_of("orders")
+    driver.beat("a", 2, owned={mine: (0, 1, 2, 3)})
+    driver.beat("a", 2, owned={mine: (0, 1)})
+    assert driver.named(driver.beat("b", 3)) == {"orders": [2, 3]}
+    assert driver.commit(member="a", generation=3, partition=2) is Fault.STALE_MEMBER_EPOCH
+    assert driver.commit(member="a", generation=3, partition=0) is None
+    assert driver.commit(member="a", generation=3, topic="events") is None
+
+
 def test_an_empty_consumer_group_takes_commits_of_anybody(driver: Driver) -> None:
     driver.beat("a", 0)
     driver.beat("a", LEAVE_EPOCH)
