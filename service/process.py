@@ -63,14 +63,16 @@ async def run_broker(
         broker = Broker(env, config, store, disks, OFFERED)
         on_opening(broker.opening)
         await broker.open()
-        servers = await listen(broker, descriptors.connections)
         web = await listen_for_http(broker)
+        servers = await listen(broker, descriptors.connections, () if web is None else web.endpoints)
     except (MetadataLost, StoreError) as error:
         raise StartError(str(error)) from None
     except DiskFault as fault:
         where = " or ".join(config.data_folders)
         raise StartError(f"{fault.filename} in {where}: {fault.strerror}") from None
     env.tasks.spawn("loop watch", broker.loop_watch.run())
+    if web is not None:
+        web.begin()
     on_ready(broker, () if web is None else web.endpoints)
     await stop.wait()
     await broker.hand_over()
@@ -137,8 +139,8 @@ def limits_of(config: BrokerConfig) -> Limits:
     )
 
 
-async def listen(broker: Broker, connections_max: int = MAX_INT) -> list[Server[Session]]:
-    """Open every listener, then join the cluster under the addresses that clients shall use."""
+async def listen(broker: Broker, connections_max: int = MAX_INT, web: Sequence[Endpoint] = ()) -> list[Server[Session]]:
+    """Open every listener, then join the cluster under the addresses that clients shall use; `web`: where HTTP is."""
     loop, config = asyncio.get_running_loop(), broker.config
     limits = limits_of(config)
     room = Room(
@@ -158,8 +160,12 @@ async def listen(broker: Broker, connections_max: int = MAX_INT) -> list[Server[
         ports[endpoint.listener] = server.port
         servers.append(server)
     advertised = broker.config.advertised_endpoints()
+    host = advertised[0].host
     await broker.register(
-        [endpoint._replace(port=endpoint.port or ports[endpoint.listener]) for endpoint in advertised]
+        [
+            *(endpoint._replace(port=endpoint.port or ports[endpoint.listener]) for endpoint in advertised),
+            *(each._replace(host=host if each.host in ("", "0.0.0.0", "::") else each.host) for each in web[:1]),
+        ]
     )
     return servers
 

@@ -20,10 +20,18 @@ logger = logging.getLogger("oncelog.broker")
 
 GROUP_TOPIC = "__consumer_offsets"
 TRANSACTION_TOPIC = "__transaction_state"
-INTERNAL_TOPICS = (GROUP_TOPIC, TRANSACTION_TOPIC)
-KEPT_SETTINGS = {name: {"cleanup.policy": "compact"} for name in INTERNAL_TOPICS}
+IDEMPOTENCY_TOPIC = "__http_idempotency"
+INTERNAL_TOPICS = (GROUP_TOPIC, TRANSACTION_TOPIC, IDEMPOTENCY_TOPIC)
+KEPT_SETTINGS = {
+    GROUP_TOPIC: {"cleanup.policy": "compact"},
+    TRANSACTION_TOPIC: {"cleanup.policy": "compact"},
+    IDEMPOTENCY_TOPIC: {"cleanup.policy": "compact,delete"},
+}
 """What no client may change: a coordinator's memory that loses its oldest records loses ids, groups and offsets."""
-TOPIC_OF_KEY_TYPE = {0: GROUP_TOPIC, 1: TRANSACTION_TOPIC}
+IDEMPOTENCY = 100
+"""A kind of key that no client may ask for."""
+TOPIC_OF_KEY_TYPE = {0: GROUP_TOPIC, 1: TRANSACTION_TOPIC, IDEMPOTENCY: IDEMPOTENCY_TOPIC}
+IDEMPOTENCY_PARTITIONS = 16
 
 
 class Address(NamedTuple):
@@ -83,6 +91,14 @@ class InternalTopics:
         if name == GROUP_TOPIC:
             partitions, replicas = config.offsets_topic_num_partitions, config.offsets_topic_replication_factor
             settings = {"segment.bytes": str(config.offsets_topic_segment_bytes)}
+        elif name == IDEMPOTENCY_TOPIC:
+            partitions, replicas = IDEMPOTENCY_PARTITIONS, config.transaction_state_log_replication_factor
+            settings = {
+                "segment.bytes": str(config.transaction_state_log_segment_bytes),
+                "min.insync.replicas": str(min(config.transaction_state_log_min_isr, alive)),
+                "retention.ms": str(config.http_idempotency_retention_ms),
+                "unclean.leader.election.enable": "false",
+            }
         else:
             partitions = config.transaction_state_log_num_partitions
             replicas = config.transaction_state_log_replication_factor
@@ -91,7 +107,7 @@ class InternalTopics:
                 "min.insync.replicas": str(min(config.transaction_state_log_min_isr, alive)),
                 "unclean.leader.election.enable": "false",
             }
-        settings |= {"cleanup.policy": "compact", "compression.type": "producer"}
+        settings |= {**KEPT_SETTINGS[name], "compression.type": "producer"}
         return NewTopic(
             name, TopicId(self._env.unique()), partitions, min(replicas, alive), config=tuple(settings.items())
         )

@@ -104,6 +104,14 @@ class BrokerSettings:
         at_least=1024,
     )
 
+    http_idempotency_retention_ms = long(
+        "http.idempotency.retention.ms",
+        86_400_000,
+        "For how long an Idempotency-Key is remembered, with the answer to its request. Kept as a setting of the topic "
+        "__http_idempotency once that is made.",
+        at_least=60_000,
+    )
+
     # --- data ---
     log_dir = listing("log.dir", ("data",), "The data folder, unless log.dirs names one.")
     log_dirs = optional_listing("log.dirs", "The data folders, separated by commas.")

@@ -16,6 +16,7 @@ from service.client.failures import ClientFailure
 from service.settings.broker import Endpoint
 from service.web import groups, health, metrics, producing, topics
 from service.web.gateway import Gateway
+from service.web.idempotency import Keys
 from service.web.problems import Problem, of_failure
 from service.web.producers import Producers
 from service.web.routing import Route
@@ -42,6 +43,7 @@ class WebServer:
     def __init__(self, broker: Broker) -> None:
         self.gateway = Gateway(broker, metrics.scraper_of(broker))
         self.gateway.producers = Producers(self.gateway)
+        self.gateway.keys = Keys(self.gateway)
         self.endpoints: list[Endpoint] = []
         """Where it listens, with the ports that were found."""
         app = web.Application(middlewares=[_around], client_max_size=broker.config.http_max_body_bytes)
@@ -51,9 +53,12 @@ class WebServer:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S)
 
     def _bound(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        gateway, handle = self.gateway, route.handle
+        gateway, handle, waits = self.gateway, route.handle, route.tag != "health"
+        ready = gateway.broker.ready
 
         async def bound(request: web.Request) -> web.StreamResponse:
+            if waits and not ready.is_set():
+                raise Problem("not-now", "the broker is not ready")
             return await handle(gateway, request)
 
         return bound
@@ -70,6 +75,10 @@ class WebServer:
                 raise StartError(f"can't listen on {endpoint.address} for HTTP: {why}") from None
             port = self._runner.addresses[-1][1]
             self.endpoints.append(endpoint._replace(port=port))
+
+    def begin(self) -> None:
+        """The broker serves from now on."""
+        self.gateway.broker.env.tasks.spawn("transactions of HTTP", self.gateway.producers.recover())
 
     async def stop(self) -> None:
         await self.gateway.close()

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from aiohttp import web
+from aiohttp import ClientSession, ClientTimeout, web
 
 from log.ids import TopicPartition
 from monitoring.scraping import Scraper
@@ -33,6 +33,7 @@ from service.wire.error_codes import ErrorCode
 from service.wire.versions import NEWEST_IS_UNSTABLE
 
 if TYPE_CHECKING:
+    from service.web.idempotency import Keys
     from service.web.producers import Producers
 
 R = TypeVar("R", bound=Struct)
@@ -52,14 +53,28 @@ class Gateway:
         self.closing = asyncio.Event()
         self.cluster = Inside(self)
         self.producers: Producers
-        """Set by whoever makes this, since they need it."""
+        self.keys: Keys
+        """Both are set by whoever makes this, since they need it."""
         self._turn = 0
+        self._http: ClientSession | None = None
         self._pool = Pool(client_id=CLIENT_ID, timeout_s=TIMEOUT_S)
         self._listener = broker.config.endpoints[0].listener
 
     async def close(self) -> None:
         self.closing.set()
         await self._pool.close()
+        if self._http is not None:
+            await self._http.close()
+
+    def http(self) -> ClientSession:
+        """For requests that other brokers serve."""
+        if self._http is None:
+            self._http = ClientSession(
+                timeout=ClientTimeout(total=2 * TIMEOUT_S),
+                auto_decompress=False,
+                skip_auto_headers=("Accept-Encoding",),
+            )
+        return self._http
 
     def next_turn(self) -> int:
         """A number that is another each time."""

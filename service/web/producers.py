@@ -8,13 +8,16 @@ otherwise than planned is taken over anew before it is used again, which ends wh
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from log.batch import NewRecord, build_batch
 from log.ids import TopicPartition
+from service.broker.internal_topics import TRANSACTION_TOPIC
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
+from service.client.transactions import ONGOING, list_transactions
 from service.web.gateway import PAUSE_S, TIMEOUT_S, TRANSACTION, Gateway
 from service.web.problems import Problem, of_error
 from service.web.sending import Outgoing, send
@@ -26,6 +29,8 @@ from service.wire.messages import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestTopic,
 )
+
+logger = logging.getLogger("oncelog.http")
 
 TXN_TIMEOUT_MS = 30_000
 PRODUCERS_MAX = 64
@@ -57,12 +62,13 @@ class Producer:
         self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
         self.sequences.clear()
 
-    def build(self, partition: TopicPartition, records: Sequence[NewRecord]) -> Outgoing:
+    def build(self, partition: TopicPartition, records: Sequence[NewRecord], codec: int = 0) -> Outgoing:
         """A batch with the next sequence numbers of its partition."""
         sequence = self.sequences.get(partition, 0)
         self.sequences[partition] = (sequence + len(records)) & 0x7FFFFFFF
         batch = build_batch(
             records,
+            codec=codec,
             producer_id=self.producer_id,
             producer_epoch=self.epoch,
             base_sequence=sequence,
@@ -157,10 +163,34 @@ class Producers:
         self._idle: list[Producer] = []
         self._made = 0
         self._room = asyncio.Semaphore(PRODUCERS_MAX)
+        self._recovered = asyncio.Event()
+
+    @property
+    def _prefix(self) -> str:
+        return f"__http-{self._gateway.broker.node_id}-"
+
+    async def recover(self) -> None:
+        """End what a former life of this broker left open, so that readers need not wait for its timeout."""
+        if TRANSACTION_TOPIC in self._gateway.broker.image.topics:
+            pause_s = PAUSE_S
+            while True:
+                try:
+                    listed = await list_transactions(self._gateway.cluster, states=[ONGOING])
+                    left = [each.transaction.transactional_id for each in listed]
+                    for transactional_id in left:
+                        if transactional_id.startswith(self._prefix):
+                            await Producer(self._gateway, transactional_id).own()
+                    break
+                except (Problem, ClientFailure) as failure:
+                    logger.warning("transactions of a former life can't be ended yet: %s", failure)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, 5.0)
+        self._recovered.set()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Producer]:
         """Committed at the end, aborted on any problem."""
+        await self._recovered.wait()
         async with self._room:
             producer = self._idle.pop() if self._idle else self._new()
             try:
@@ -189,4 +219,4 @@ class Producers:
 
     def _new(self) -> Producer:
         number, self._made = self._made, self._made + 1
-        return Producer(self._gateway, f"__http-{self._gateway.broker.node_id}-{number}")
+        return Producer(self._gateway, f"{self._prefix}{number}")

@@ -7,9 +7,8 @@ transaction of this broker's. A line of a stream is written by itself, and its r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -21,8 +20,9 @@ from service.cluster.image import Topic
 from service.web.answers import as_json, query_int, read_json
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Outcome, Problem, of_error
+from service.web.producers import Producer
 from service.web.records import Partitioner, RecordIn, milliseconds, new_record
-from service.web.routing import NDJSON, Parameter, Route, integer, text
+from service.web.routing import NDJSON, Parameter, Route, header, integer, text
 from service.web.sending import Outgoing, send
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -40,6 +40,7 @@ DECODED_AT_ONCE = 128 << 10
 """A longer body is taken apart first, and its records are read in turns."""
 OCTETS = "application/octet-stream"
 RECORD_HEADER = "record-header-"
+IDEMPOTENCY_KEY = "Idempotency-Key"
 
 
 class OffsetIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -203,8 +204,16 @@ def cut(records: Sequence[NewRecord]) -> list[list[NewRecord]]:
     return runs
 
 
+Seal = Callable[[Producer, BatchOut], Awaitable[None]]
+"""What is written last into the transaction of a request, when its answer is known."""
+
+
 async def write_together(
-    gateway: Gateway, placed: Placed, offsets: OffsetsIn | None, expected: Sequence[ExpectedIn]
+    gateway: Gateway,
+    placed: Placed,
+    offsets: OffsetsIn | None = None,
+    expected: Sequence[ExpectedIn] = (),
+    seal: Seal | None = None,
 ) -> BatchOut:
     """All of it, or a problem and nothing."""
     wanted = {TopicPartition(each.topic, each.partition): each.next_offset for each in expected}
@@ -212,32 +221,34 @@ async def write_together(
         if partition not in placed.by_partition:
             raise Problem("invalid-request", f"nothing is written to {partition.topic} partition {partition.partition}")
     runs = [(partition, run) for partition, records in placed.by_partition.items() for run in cut(records)]
-    transaction: TransactionOut | UnsetType = UNSET
-    if len(runs) == 1 and offsets is None:
+    if len(runs) == 1 and offsets is None and seal is None:
         ((partition, run),) = runs
         batches = [Outgoing(partition, build_batch(run), len(run), wanted.get(partition))]
         await send(gateway, batches)
         if batches[0].error:
             raise batches[0].problem()
-    else:
-        async with gateway.producers.transaction() as producer:
-            batches = []
-            first: set[TopicPartition] = set()
-            for partition, run in runs:
-                batches.append(producer.build(partition, run))
-                if partition not in first:
-                    first.add(partition)
-                    batches[-1].expected_offset = wanted.get(partition)
-                if len(run) >= RECORDS_AT_ONCE:
-                    await asyncio.sleep(0)
-            if offsets is not None:
-                await commit_offsets(producer, offsets)
-            await producer.write(batches)
-            transaction = TransactionOut(producer.producer_id, producer.epoch)
-    return BatchOut("applied", results_of(placed, batches), transaction=transaction)
+        return BatchOut("applied", results_of(placed, batches))
+    async with gateway.producers.transaction() as producer:
+        batches = []
+        first: set[TopicPartition] = set()
+        for partition, run in runs:
+            batches.append(producer.build(partition, run))
+            if partition not in first:
+                first.add(partition)
+                batches[-1].expected_offset = wanted.get(partition)
+            if len(run) >= RECORDS_AT_ONCE:
+                await asyncio.sleep(0)
+        if offsets is not None:
+            await commit_offsets(producer, offsets)
+        await producer.write(batches)
+        transaction = TransactionOut(producer.producer_id, producer.epoch)
+        answer = BatchOut("applied", results_of(placed, batches), transaction=transaction)
+        if seal is not None:
+            await seal(producer, answer)
+    return answer
 
 
-async def commit_offsets(producer: Any, offsets: OffsetsIn) -> None:
+async def commit_offsets(producer: Producer, offsets: OffsetsIn) -> None:
     topics: dict[str, TxnOffsetCommitRequestTopic] = {}
     for each in offsets.offsets:
         topic = topics.setdefault(each.topic, TxnOffsetCommitRequestTopic(each.topic))
@@ -273,26 +284,45 @@ async def write_batch(gateway: Gateway, request: web.Request) -> web.StreamRespo
     topic_name = request.match_info.get("topic")
     media = request.content_type
     if media == NDJSON:
+        if IDEMPOTENCY_KEY in request.headers:
+            raise Problem("bad-key", "a stream of lines has no Idempotency-Key: send a batch")
         return await write_stream(gateway, request, topic_name)
     if media == OCTETS and topic_name is not None:
         return await write_octets(gateway, request, topic_name)
     if media not in ("application/json", OCTETS) or (media == OCTETS and topic_name is None):
         raise Problem("unsupported-media-type", f"{media}: JSON, NDJSON and, to one topic, octet-stream are known")
     body = await request.read()
-    return as_json(await answer_to(gateway, body, topic_name))
+
+    async def write(seal: Seal | None) -> BatchOut:
+        return await answer_to(gateway, body, topic_name, seal)
+
+    return await once(gateway, request, body, write)
 
 
-async def answer_to(gateway: Gateway, body: bytes, topic_name: str | None) -> BatchOut:
+async def answer_to(gateway: Gateway, body: bytes, topic_name: str | None, seal: Seal | None) -> BatchOut:
     batch, records = await read_batch(gateway, body)
     if not records and batch.offsets is None:
         raise Problem("invalid-request", "there are no records")
     placed = await place_all(gateway, records, topic_name)
-    answer = await write_together(gateway, placed, batch.offsets, batch.expected)
+    return of_topic(await write_together(gateway, placed, batch.offsets, batch.expected, seal), topic_name)
+
+
+def of_topic(answer: BatchOut, topic_name: str | None) -> BatchOut:
+    """The path names the topic: once is enough."""
     if topic_name is not None:
         answer.topic = topic_name
         for place in answer.results:
             place.topic = UNSET
     return answer
+
+
+async def once(
+    gateway: Gateway, request: web.Request, body: bytes, write: Callable[[Seal | None], Awaitable[BatchOut]]
+) -> web.StreamResponse:
+    """With an Idempotency-Key, once for all; else as often as the client asks."""
+    if IDEMPOTENCY_KEY not in request.headers:
+        return as_json(await write(None))
+    return await gateway.keys.once(request, body, write)
 
 
 # -- one record as it is
@@ -317,10 +347,11 @@ async def write_octets(gateway: Gateway, request: web.Request, topic_name: str) 
     placed = Placed({}, [])
     partition = Partitioner(gateway.next_turn()).place(topic, None if number < 0 else number, key)
     placed.add(partition, (key, value, headers, timestamp))
-    answer = await write_together(gateway, placed, None, [])
-    answer.topic = topic_name
-    answer.results[0].topic = UNSET
-    return as_json(answer)
+
+    async def write(seal: Seal | None) -> BatchOut:
+        return of_topic(await write_together(gateway, placed, seal=seal), topic_name)
+
+    return await once(gateway, request, value, write)
 
 
 # -- a stream
@@ -417,6 +448,11 @@ async def _write_lines(
 _ABOUT = "Written together or not at all: as one batch, or in a transaction of the broker's."
 _STREAM = " NDJSON: a record a line, reported line by line while the body is still coming."
 _PROBLEMS = (400, 404, 409, 413, 415, 422, 503, 504)
+_KEY = header(
+    "Idempotency-Key",
+    "Makes the request safe to repeat: the same key again is given the first answer, for 24 hours"
+    " (`http.idempotency.retention.ms`), also after a restart.",
+)
 _OCTETS: tuple[Parameter, ...] = (
     text("key", "Of a raw record."),
     integer("partition", "Of a raw record.", most=2**31 - 1),
@@ -429,7 +465,7 @@ ROUTES = (
         body_media=(NDJSON, OCTETS),
         answer=BatchOut,
         problems=_PROBLEMS,
-        parameters=_OCTETS,
+        parameters=(_KEY, *_OCTETS),
     ),
     Route(
         *("POST", "/v1/records", write_batch, f"Write records to any topics. {_ABOUT}{_STREAM}", "records"),
@@ -437,5 +473,6 @@ ROUTES = (
         body_media=(NDJSON,),
         answer=BatchOut,
         problems=_PROBLEMS,
+        parameters=(_KEY,),
     ),
 )

@@ -1,0 +1,39 @@
+"""Requests that another broker must serve, because what they are about has its home there.
+
+What always holds: a request is forwarded once; a broker that has lost what it was asked for says so instead of passing
+it on again.
+"""
+
+from __future__ import annotations
+
+from aiohttp import ClientError, web
+
+from service.settings.broker import WEB
+from service.web.gateway import Gateway
+from service.web.problems import Problem
+
+FORWARDED = "X-Oncelog-Forwarded"
+HOP_BY_HOP = frozenset(
+    {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "host", "content-length",
+     "content-encoding", "accept-encoding", "proxy-authorization"}
+)  # fmt: skip
+
+
+async def forward(gateway: Gateway, node: int, request: web.Request, body: bytes) -> web.StreamResponse:
+    """The other broker's answer. The body is as it was read: unpacked."""
+    broker = gateway.broker.image.brokers.get(node)
+    endpoint = None if broker is None else broker.endpoint(WEB)
+    if request.headers.get(FORWARDED) is not None:
+        raise Problem("not-now", f"broker {node} shall answer, and passed it on")
+    if endpoint is None:
+        raise Problem("not-now", f"broker {node} shall answer, which has no HTTP or is away")
+    headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
+    headers[FORWARDED] = str(gateway.broker.node_id)
+    url = f"http://{endpoint.address}{request.raw_path}"
+    try:
+        async with gateway.http().request(request.method, url, data=body, headers=headers) as answer:
+            content = await answer.read()
+            kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP}
+            return web.Response(body=content, status=answer.status, headers=kept)
+    except (ClientError, TimeoutError, OSError) as error:
+        raise Problem("outcome-unknown", f"broker {node}: {error}", outcome="unknown") from None

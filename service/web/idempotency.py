@@ -1,0 +1,256 @@
+"""Requests that are safe to repeat: the Idempotency-Key header, as the IETF's draft has it.
+
+The record of a key (what was asked, what was answered) is written in the same transaction as the data, to an internal
+topic. A key belongs to one of its partitions, and that partition's leader serves every request with it; others forward
+to it. So a key's record is there if and only if the data is, whatever dies in between.
+
+What always holds: of all requests with the same key at most one is applied, while the key is remembered; a repeated
+one is given the first one's answer, or is told to wait (409) while that is under way, or that it is another request
+(422). A leader answers for keys only after everything that was written before it led is decided, and known to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from isolation.read_filter import AbortedRanges
+from log.batch import CorruptBatch, read_records
+from log.disk import DiskFault
+from log.ids import TopicPartition
+from service.broker.internal_topics import IDEMPOTENCY, IDEMPOTENCY_TOPIC
+from service.broker.partition import Partition
+from service.groups.partitioning import partition_for
+from service.web.forwarding import forward
+from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
+from service.web.problems import Problem
+from service.web.producers import Producer
+from service.web.routing import JSON
+
+if TYPE_CHECKING:
+    from service.web.producing import BatchOut
+
+HEADER = "Idempotency-Key"
+REPLAYED = "Idempotency-Replayed"
+KEY_MAX = 255
+KEYS_MAX = 1_000_000
+"""Remembered of one partition of the topic, in 250 bytes of memory each. Beyond, new keys are refused, and none that is
+remembered is forgotten early."""
+BATCHES_AT_ONCE = 200
+ZSTD = 4
+COMPRESSED_FROM_BYTES = 1000
+_QUOTED = re.compile(r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"\Z')
+_BARE = re.compile(r"[A-Za-z0-9._~:/+*-]+\Z")
+Digest = bytes
+
+
+class Remembered(msgspec.Struct):
+    """The value of a key's record."""
+
+    fingerprint: str
+    answer: msgspec.Raw
+
+
+_remembered = msgspec.json.Decoder(Remembered)
+_encode = msgspec.json.Encoder().encode
+
+
+def key_of(request: web.Request) -> str:
+    """The key, which is a string of structured fields (RFC 8941); without quotes it is taken too."""
+    given = request.headers.getall(HEADER)
+    if len(given) != 1:
+        raise Problem("bad-key", "one key is enough")
+    quoted = _QUOTED.match(given[0])
+    if quoted is not None:
+        key = re.sub(r"\\(.)", r"\1", quoted[1])
+    elif _BARE.match(given[0]):
+        key = given[0]
+    else:
+        raise Problem("bad-key", 'a key is a string in double quotes: "8e03978e-40d5-43e8-bc93-6894a57f9324"')
+    if not 0 < len(key) <= KEY_MAX:
+        raise Problem("bad-key", f"a key has 1 to {KEY_MAX} characters")
+    return key
+
+
+def fingerprint_of(request: web.Request, body: bytes) -> str:
+    """What tells one request from another."""
+    asked = hashlib.sha256()
+    for part in (request.method, request.path_qs, request.content_type):
+        asked.update(part.encode("utf-8", "surrogateescape") + b"\n")
+    asked.update(body)
+    return asked.hexdigest()
+
+
+class Keys:
+    """All keys that this broker answers for."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._memories: dict[int, Memory] = {}
+        self._under_way: dict[Digest, str] = {}
+        """Fingerprints of requests that are being written."""
+
+    async def once(
+        self,
+        request: web.Request,
+        body: bytes,
+        write: Callable[[Callable[[Producer, BatchOut], Awaitable[None]]], Awaitable[BatchOut]],
+    ) -> web.StreamResponse:
+        key, fingerprint = key_of(request), fingerprint_of(request, body)
+        gateway = self._gateway
+        leader = await gateway.coordinator(IDEMPOTENCY, key)
+        if leader != gateway.broker.node_id:
+            return await forward(gateway, leader, request, body)
+        memory = await self._memory(key)
+        memory.forget_old(gateway)
+        digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
+        known = memory.offsets.get(digest)
+        if known is not None:
+            remembered = await memory.recall(known[0], key)
+            if remembered is not None:
+                if remembered.fingerprint != fingerprint:
+                    raise _reused()
+                return web.Response(body=bytes(remembered.answer), content_type=JSON, headers={REPLAYED: "true"})
+        if digest in self._under_way:
+            if self._under_way[digest] != fingerprint:
+                raise _reused()
+            raise Problem("request-in-flight", outcome="unknown")
+        if len(memory.offsets) >= KEYS_MAX:
+            raise Problem("throttled", f"{KEYS_MAX} Idempotency-Keys are remembered, and none of them is old")
+        self._under_way[digest] = fingerprint
+        try:
+            return await self._write(memory, key, digest, fingerprint, write)
+        finally:
+            del self._under_way[digest]
+
+    async def _write(
+        self,
+        memory: Memory,
+        key: str,
+        digest: Digest,
+        fingerprint: str,
+        write: Callable[[Callable[[Producer, BatchOut], Awaitable[None]]], Awaitable[BatchOut]],
+    ) -> web.StreamResponse:
+        answer = b""
+        offset = -1
+        now_ms = self._gateway.broker.env.clock.wall_ms()
+
+        async def seal(producer: Producer, written: BatchOut) -> None:
+            nonlocal answer, offset
+            answer = _encode(written)
+            content = _encode(Remembered(fingerprint, msgspec.Raw(answer)))
+            codec = ZSTD if len(content) > COMPRESSED_FROM_BYTES else 0
+            batch = producer.build(memory.where, [(key.encode(), content, (), now_ms)], codec)
+            await producer.write([batch], internal=True)
+            offset = batch.base_offset
+
+        try:
+            await write(seal)
+        except Problem as problem:
+            if problem.outcome == "unknown":
+                self._memories.pop(memory.where.partition, None)  # the log knows, once it is decided
+            raise
+        except BaseException:
+            self._memories.pop(memory.where.partition, None)
+            raise
+        memory.offsets[digest] = offset, now_ms
+        return web.Response(body=answer, content_type=JSON)
+
+    async def _memory(self, key: str) -> Memory:
+        """What is known of the key's partition, as of this leadership."""
+        topic = self._gateway.topic(IDEMPOTENCY_TOPIC)
+        index = partition_for(key, len(topic.partitions))
+        where = TopicPartition(IDEMPOTENCY_TOPIC, index)
+        deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+        while True:
+            partition = self._gateway.broker.partitions.get(where)
+            if partition is not None and partition.replicas is not None:
+                memory = self._memories.get(index)
+                if memory is None or memory.partition is not partition or memory.epoch != partition.leader_epoch:
+                    memory = self._memories[index] = Memory(where, partition)
+                if await memory.load(deadline):
+                    return memory
+            if asyncio.get_running_loop().time() > deadline:
+                raise Problem("not-now", "what was written with Idempotency-Keys before is not decided yet")
+            await asyncio.sleep(PAUSE_S)
+
+
+class Memory:
+    """The keys of one partition of the internal topic, in one leadership."""
+
+    def __init__(self, where: TopicPartition, partition: Partition) -> None:
+        self.where = where
+        self.partition = partition
+        self.epoch = partition.leader_epoch
+        self.offsets: dict[Digest, tuple[int, int]] = {}
+        """Where the record of each key is, and when it was written; the oldest first."""
+        self._until = partition.log.end_offset
+        self._loading = asyncio.Lock()
+        self._is_loaded = False
+
+    async def load(self, deadline: float) -> bool:
+        """Learn what was written before; False when this leadership ended meanwhile."""
+        async with self._loading:
+            if self._is_loaded:
+                return True
+            partition = self.partition
+            while partition.last_stable_offset < self._until:
+                if partition.replicas is None or partition.leader_epoch != self.epoch:
+                    return False
+                if asyncio.get_running_loop().time() > deadline:
+                    return False
+                await asyncio.sleep(PAUSE_S)
+            try:
+                await self._scan()
+            except (DiskFault, CorruptBatch) as failure:
+                partition.unreadable(failure)
+                return False
+            self._is_loaded = partition.leader_epoch == self.epoch
+            return self._is_loaded
+
+    async def _scan(self) -> None:
+        partition, log = self.partition, self.partition.log
+        aborted = AbortedRanges(partition.stable.aborted(log.start_offset, self._until))
+        for count, (header, batch) in enumerate(log.scan(log.start_offset, self._until)):
+            if not aborted.covers(header, batch) and not header.is_control:
+                for record in read_records(batch, header):
+                    self._note(record.key or b"", record.offset, record.timestamp)
+            if count % BATCHES_AT_ONCE == BATCHES_AT_ONCE - 1:
+                await asyncio.sleep(0)
+
+    def _note(self, key: bytes, offset: int, written_ms: int) -> None:
+        self.offsets[hashlib.blake2b(key, digest_size=16).digest()] = offset, written_ms
+
+    async def recall(self, offset: int, key: str) -> Remembered | None:
+        """The record of a key; None if it is gone: its time is over."""
+        log = self.partition.log
+        if offset < log.start_offset:
+            return None
+        try:
+            for header, batch in log.scan(offset, offset + 1):
+                for record in read_records(batch, header):
+                    if record.offset == offset and record.key == key.encode() and record.value is not None:
+                        return _remembered.decode(record.value)
+        except (DiskFault, CorruptBatch) as failure:
+            self.partition.unreadable(failure)
+            raise Problem("not-now", "the record of the key can't be read") from None
+        return None
+
+    def forget_old(self, gateway: Gateway) -> None:
+        """Keys whose time is over are free again."""
+        oldest_ms = gateway.broker.env.clock.wall_ms() - gateway.broker.config.http_idempotency_retention_ms
+        while self.offsets:
+            digest, (_, written_ms) = next(iter(self.offsets.items()))
+            if written_ms >= oldest_ms:
+                break
+            del self.offsets[digest]
+
+
+def _reused() -> Problem:
+    return Problem("key-reused", "the key was used for another request: another method, path or body")

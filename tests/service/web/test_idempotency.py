@@ -1,0 +1,132 @@
+"""Requests that are repeated with their Idempotency-Key, also over the death of the broker."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.service.web.kit import Answer, Http, Served, read_all
+
+BODY = {"records": [{"value": 1}, {"value": 2}]}
+
+
+def post(http: Http, topic: str, key: str, body: Any = None, path: str = "/v1/topics/{}/records") -> Answer:
+    return http.post(path.format(topic), body or BODY, headers={"Idempotency-Key": key})
+
+
+def fresh() -> str:
+    return f'"{uuid.uuid4()}"'
+
+
+def test_a_repeated_request_is_given_the_first_answer_and_writes_nothing(
+    served: Served, http: Http, topic: str
+) -> None:
+    key = fresh()
+    first, again = post(http, topic, key), post(http, topic, key)
+    assert (first.status, again.status) == (200, 200), first
+    assert first.json == again.json
+    assert "Idempotency-Replayed" not in first.headers
+    assert again.headers["Idempotency-Replayed"] == "true"
+    assert len(read_all(served.bootstrap, topic)) == 2
+    bare = key.strip('"')
+    assert post(http, topic, bare).headers["Idempotency-Replayed"] == "true"
+
+
+def test_a_key_belongs_to_one_request(served: Served, http: Http, topic: str) -> None:
+    key = fresh()
+    assert post(http, topic, key).status == 200
+    for answer in (post(http, topic, key, {"records": [{"value": 3}]}), post(http, f"{topic}-b", key)):
+        assert (answer.status, answer.json["type"], answer.json["outcome"]) == (422, "/problems/key-reused", "none")
+    assert len(read_all(served.bootstrap, topic)) == 2
+
+
+@pytest.mark.parametrize("key", ['"', '""', "two words", '"' + "x" * 300 + '"', '"\xe4"'])
+def test_a_key_that_is_none_is_refused(http: Http, topic: str, key: str) -> None:
+    answer = post(http, topic, key.encode("latin-1"))  # type: ignore[arg-type]
+    assert (answer.status, answer.json["type"]) == (400, "/problems/bad-key")
+
+
+def test_a_request_that_was_refused_may_be_sent_again_mended(http: Http, topic: str) -> None:
+    key = fresh()
+    assert post(http, topic, key, {"records": [{"partition": 99}]}).status == 404
+    assert post(http, topic, key).status == 200
+
+
+def test_of_twins_at_the_same_time_one_is_applied(served: Served, topic: str) -> None:
+    key = fresh()
+    answers: list[Answer] = []
+    start = threading.Barrier(8)
+
+    def one() -> None:
+        client = Http(served.url)
+        start.wait()
+        answers.append(post(client, topic, key))
+        client.session.close()
+
+    threads = [threading.Thread(target=one) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {answer.status for answer in answers} <= {200, 409}
+    assert len({str(answer.json) for answer in answers if answer.status == 200}) == 1
+    assert all(answer.headers["Retry-After"] for answer in answers if answer.status == 409)
+    assert len(read_all(served.bootstrap, topic)) == 2
+
+
+def test_a_key_outlives_the_death_of_the_broker_at_any_moment(tmp_path: Path) -> None:
+    """Clients repeat blindly, with the same keys, while the broker is killed again and again."""
+    served = Served(tmp_path / "data")
+    url = [served.url]
+    rounds = 40
+    done: dict[int, Any] = {}
+    ready = threading.Event()
+    ready.set()
+
+    def client(first: int) -> None:
+        for number in range(first, rounds, 4):
+            body = {"records": [{"topic": f"t{each}", "value": number} for each in range(2)]}
+            key = f'"key-{number}"'
+            while True:
+                ready.wait()
+                connection = Http(url[0])
+                try:
+                    answer = post(connection, "", key, body, "/v1/records")
+                except OSError:
+                    continue
+                finally:
+                    connection.session.close()
+                if answer.status == 200:
+                    done[number] = answer.json
+                    break
+                assert answer.status in (409, 500, 503, 504), answer
+
+    threads = [threading.Thread(target=client, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for kill in range(4):
+        while len(done) < 5 + 8 * kill:
+            threading.Event().wait(0.002)
+        ready.clear()
+        served.kill()
+        served.start()
+        url[0] = served.url
+        ready.set()
+    for thread in threads:
+        thread.join()
+    http = Http(served.url)
+    try:
+        for topic in ("t0", "t1"):
+            numbers = sorted(int(each.value or b"") for each in read_all(served.bootstrap, topic))
+            assert numbers == list(range(rounds)), "each was applied once"
+        for number, answer in done.items():
+            body = {"records": [{"topic": f"t{each}", "value": number} for each in range(2)]}
+            again = post(http, "", f'"key-{number}"', body, "/v1/records")
+            assert (again.headers.get("Idempotency-Replayed"), again.json) == ("true", answer)
+    finally:
+        http.session.close()
+        served.stop()
