@@ -14,7 +14,7 @@ import logging
 from log.replica import Proposal
 from service.broker.partition import Leading, Partition
 from service.broker.partition_table import PartitionTable
-from service.cluster.controller import AlterPartition, Refusal
+from service.cluster.controller import AlterPartition, ConfirmLeader, Refusal
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
 from service.settings.broker import BrokerConfig
@@ -30,6 +30,8 @@ class InSyncSets:
         self._config = config
         self._metadata = metadata
         self._partitions = partitions
+        self._confirmations: dict[Leading, asyncio.Future[bool]] = {}
+        self._confirming = asyncio.Lock()
 
     def now_ms(self) -> int:
         return int(self._env.clock.monotonic() * 1000)
@@ -93,3 +95,37 @@ class InSyncSets:
         else:
             logger.info("%s: in sync are %s", partition.topic_partition, list(reply.isr))
             partition.decided(reply.isr, reply.partition_epoch)
+
+    # -- who is leading for certain
+
+    async def leads_still(self, partition: Partition) -> bool:
+        """Whether this broker leads, by the store's word of now. A leader that was replaced and does not know it yet
+        would judge by what it has, and its successor has more (R9).
+        """
+        role = partition.role
+        if not isinstance(role, Leading):
+            return False
+        confirmation = self._confirmations.get(role)
+        if confirmation is None:
+            confirmation = self._confirmations[role] = asyncio.get_running_loop().create_future()
+            name = f"confirm the leader of {partition.topic_partition}"
+            self._env.tasks.spawn(name, self._confirm(partition, role, confirmation))
+        return await asyncio.shield(confirmation) and partition.role is role
+
+    async def _confirm(self, partition: Partition, role: Leading, confirmation: asyncio.Future[bool]) -> None:
+        """One at a time, each for all who came before: what clients do wrong must not keep the store busy."""
+        try:
+            async with self._confirming:
+                del self._confirmations[role]
+                command = ConfirmLeader(
+                    partition.topic_id,
+                    partition.topic_partition.partition,
+                    role.replicas.leader,
+                    role.replicas.leader_epoch,
+                )
+                confirmation.set_result(await self._metadata.execute(command))
+        except MetadataLost as lost:
+            logger.info("%s: who leads can't be learned now: %s", partition.topic_partition, lost)
+        finally:
+            if not confirmation.done():
+                confirmation.set_result(False)

@@ -32,6 +32,15 @@ PAIR: Final = slice(43, 53)
 """Producer id and epoch of a batch."""
 MARKERS_LOOKED_AT: Final = 100
 
+GIVEN_UP_AFTER: Final = frozenset(
+    {
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_TXN_STATE,
+    }
+)
+"""A client that is told so gives up its producer, or its transaction: only who leads for certain says it."""
+
 
 class Terms(NamedTuple):
     """What a client asks for, for all batches that it sends together, and what it knows."""
@@ -85,7 +94,7 @@ class Write:
 class Writing:
     """See the module."""
 
-    __slots__ = ("_broker", "_delay_s", "_needs_guard", "_terms", "_uncommitted", "writes")
+    __slots__ = ("_broker", "_delay_s", "_final", "_needs_guard", "_terms", "_uncommitted", "writes")
 
     def __init__(self, broker: Broker, terms: Terms, writes: Sequence[Write]) -> None:
         self.writes = writes
@@ -94,6 +103,7 @@ class Writing:
         # An operator may trust clients that add the partitions themselves.
         self._needs_guard = terms.adds_partitions or broker.config.transaction_partition_verification_enable
         self._uncommitted: list[tuple[Partition, Write, Appended]] = []
+        self._final: list[tuple[Partition, Write]] = []
         self._delay_s = 0.0
 
     def begin(self) -> bool:
@@ -232,6 +242,8 @@ class Writing:
                 self._delay_s = max(self._delay_s, delay_s)
         else:
             partition.tally.refused += 1
+            if partition.is_replicated and outcome.error in GIVEN_UP_AFTER:
+                self._final.append((partition, write))
         return outcome
 
     # -- afterwards
@@ -239,7 +251,7 @@ class Writing:
     @property
     def is_settled(self) -> bool:
         """Whether the outcomes are what the client is told, now."""
-        return not self._uncommitted and not self._delay_s
+        return not self._uncommitted and not self._final and not self._delay_s
 
     async def settle(self, session: Session) -> int:
         """Wait until the batches are committed, or can't be promised to be in time. Returns for how many milliseconds
@@ -253,6 +265,10 @@ class Writing:
             if error:
                 write.outcome, write.log_start_offset = Refused(error), -1
             self._delay_s = max(self._delay_s, partition.folder.headroom.delay_s)
+        for partition, write in self._final:
+            with session.waits():
+                if not await self._broker.replication.in_sync.leads_still(partition):
+                    write.outcome, write.log_start_offset = Refused(ErrorCode.NOT_LEADER_OR_FOLLOWER), -1
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
         return int(self._delay_s * 1000)

@@ -76,7 +76,7 @@ class Client:
         try:
             await self._negotiate()
         except BaseException:
-            await self.close()
+            self.abort()
             raise
 
     async def _negotiate(self) -> None:

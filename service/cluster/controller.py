@@ -347,6 +347,25 @@ class AlterPartition:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfirmLeader:
+    """Whether a broker leads a partition in that epoch still, by the store's word: nobody else can have led before the
+    answer (R9).
+    """
+
+    topic_id: TopicId
+    index: int
+    broker_id: int
+    leader_epoch: int
+
+    def decide(self, image: Image, *, retried: bool) -> Decision[bool]:
+        topic = image.topic_by_id(self.topic_id)
+        state = topic.partitions.get(self.index) if topic is not None else None
+        if state is None or (state.leader, state.leader_epoch) != (self.broker_id, self.leader_epoch):
+            return Decision(False)
+        return Decision(True, (Check(partition_key(self.topic_id, self.index), state.partition_epoch),))
+
+
+@dataclass(frozen=True, slots=True)
 class RaiseLeaderEpoch:
     """A leader has met what it must obey: an epoch above its own. It leads on, in that one at least. The reply is the
     leader epoch that holds then.

@@ -25,6 +25,7 @@ from service.wire.messages import (
     CreateTopicsRequest,
 )
 from tests.service.api.admin_stage import Stage
+from tests.service.api.txn_stage import TxnStage
 
 QUICK = {
     "log.reserve.bytes": "0",
@@ -108,6 +109,10 @@ class ClusterStage:
         assert answer.topics[0].error_code == 0, answer.topics[0].error_message
         for replica in replicas:
             await until(lambda replica=replica: self.holds(replica))  # type: ignore[misc]
+
+    def wire(self, node_id: int) -> TxnStage:
+        """To ask a broker what a client asks."""
+        return TxnStage(self.broker(node_id))
 
     def holds(self, node_id: int) -> bool:
         return self.broker(node_id).partitions.get(TopicPartition(TOPIC, 0)) is not None

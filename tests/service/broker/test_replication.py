@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from log.batch import build_batch
 from log.views import whole
 from service.broker.partition import PartitionLost
 from service.wire.error_codes import ErrorCode
-from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, stored, until
+from service.wire.messages import PartitionProduceData, ProduceRequest, TopicProduceData
+from tests.service.broker.cluster_stage import TOPIC, ClusterStage, on_cluster_stage, stored, until
 
 OS = {"log.durability": "os"}
 
@@ -146,5 +148,27 @@ def test_replicas_of_many_partitions_share_one_session(tmp_path: Path) -> None:
         await stage.in_sync(1, 2)
         await asyncio.sleep(0.3)
         assert len(stage.broker(1).fetch_sessions) == 1
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_only_who_leads_for_certain_says_what_a_producer_gives_up_after(tmp_path: Path, *, replaced: bool) -> None:
+    """A leader that was replaced and has not heard of it lacks what its successor has."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.in_sync(1, 2)
+        leader = stage.partition(1)
+        if replaced:  # by the store's word nobody leads in such an epoch
+            leader.lead(leader.leader_epoch + 1, 1, (1, 2), (1,), fsync=False)
+        answers = []
+        for sequence in (0, 7):
+            batch = build_batch([(b"k", b"v", (), 1)], producer_id=5, producer_epoch=0, base_sequence=sequence)
+            data = TopicProduceData(TOPIC, partition_data=[PartitionProduceData(0, batch)])
+            answer = await stage.wire(1).ask(ProduceRequest(None, 1, 5_000, [data]), 12)
+            answers.append(answer.responses[0].partition_responses[0].error_code)
+        final = ErrorCode.NOT_LEADER_OR_FOLLOWER if replaced else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert answers == [ErrorCode.NONE, final]
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
