@@ -91,7 +91,7 @@ async def _refused(broker: Broker, header: RequestHeader, request: TxnOffsetComm
         adds_itself=header.api_version >= ADDED_BY_LEADER_SINCE,
         knows_abortable=header.api_version >= ABORTABLE_SINCE,
     )
-    admitted = await broker.transaction_gate.admit(partition, writer, timeout_ms=PATIENCE_MS)
+    [admitted] = await broker.transaction_gate.admit([(partition, writer)], timeout_ms=PATIENCE_MS)
     if isinstance(admitted, Refused):
         return _for_offsets(admitted.error)
     now_ms = broker.env.clock.wall_ms()

@@ -9,6 +9,7 @@ import asyncio
 
 from log.ids import NO_EPOCH, TopicPartition
 from service.broker.node import Broker
+from service.broker.partition import Appended, Partition
 from service.broker.session import Session
 from service.broker.writing import committed_or_error
 from service.wire.codec import RequestHeader
@@ -29,27 +30,49 @@ PATIENCE_S = 30.0
 async def handle(
     broker: Broker, session: Session, header: RequestHeader, request: WriteTxnMarkersRequest
 ) -> WriteTxnMarkersResponse:
-    return WriteTxnMarkersResponse([await _write(broker, marker) for marker in request.markers])
+    """All are written before any is waited for."""
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+    written = [(marker, _write(broker, marker)) for marker in request.markers]
+    return WriteTxnMarkersResponse(
+        [
+            WritableTxnMarkerResult(
+                marker.producer_id,
+                [
+                    WritableTxnMarkerTopicResult(
+                        name,
+                        [WritableTxnMarkerPartitionResult(index, await _outcome(one, deadline)) for index, one in each],
+                    )
+                    for name, each in topics
+                ],
+            )
+            for marker, topics in written
+        ]
+    )
 
 
-async def _write(broker: Broker, marker: WritableTxnMarker) -> WritableTxnMarkerResult:
-    topics = []
-    for topic in marker.topics:
-        results = []
-        for index in topic.partition_indexes:
-            error = await _write_one(broker, marker, TopicPartition(topic.name, index))
-            results.append(WritableTxnMarkerPartitionResult(index, error))
-        topics.append(WritableTxnMarkerTopicResult(topic.name, results))
-    return WritableTxnMarkerResult(marker.producer_id, topics)
+Written = tuple[Partition, Appended] | ErrorCode
 
 
-async def _write_one(broker: Broker, marker: WritableTxnMarker, topic_partition: TopicPartition) -> ErrorCode:
+def _write(broker: Broker, marker: WritableTxnMarker) -> list[tuple[str, list[tuple[int, Written]]]]:
+    return [
+        (
+            topic.name,
+            [
+                (index, _write_one(broker, marker, TopicPartition(topic.name, index)))
+                for index in topic.partition_indexes
+            ],
+        )
+        for topic in marker.topics
+    ]
+
+
+def _write_one(broker: Broker, marker: WritableTxnMarker, topic_partition: TopicPartition) -> Written:
     partition = broker.partitions.get(topic_partition)
     obeyed = partition.producers.coordinator_epoch(marker.producer_id) if partition is not None else NO_EPOCH
     if marker.coordinator_epoch > max(obeyed, broker.internal_topics.latest_coordinator_epoch):
         # The partition would obey no coordinator any more.
         return ErrorCode.UNKNOWN_LEADER_EPOCH
-    written = broker.marker_writer.write(
+    return broker.marker_writer.write(
         topic_partition,
         producer_id=marker.producer_id,
         producer_epoch=marker.producer_epoch,
@@ -57,8 +80,10 @@ async def _write_one(broker: Broker, marker: WritableTxnMarker, topic_partition:
         coordinator_epoch=marker.coordinator_epoch,
         transaction_version=marker.transaction_version,
     )
+
+
+async def _outcome(written: Written, deadline: float) -> ErrorCode:
     if isinstance(written, ErrorCode):
         return written
     partition, appended = written
-    deadline = asyncio.get_running_loop().time() + PATIENCE_S
     return await committed_or_error(partition, appended.end_offset, deadline)

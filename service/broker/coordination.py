@@ -4,11 +4,13 @@ gate for transactional writes, fresh producer ids.
 
 from typing import Any
 
+from service.broker import marker_courier, transaction_gate
 from service.broker.coordinators import Coordinators
 from service.broker.internal_topics import GROUP_TOPIC, TRANSACTION_TOPIC, InternalTopics
 from service.broker.marker_courier import MarkerCourier, MarkerWriter
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
+from service.broker.peers import Peers
 from service.broker.producer_id_source import ProducerIdSource
 from service.broker.shard import Shard
 from service.broker.topic_view import ImageTopics
@@ -27,6 +29,9 @@ from txn.markers import SendMarkers
 from txn.settings import TxnSettings
 from txn.tally import TxnTally
 
+PEERS_TIMEOUT_S = 5.0
+"""Other brokers are asked again when they have not answered for so long."""
+
 
 class Coordination:
     def __init__(self, env: Env, config: BrokerConfig, metadata: ClusterMetadata, partitions: PartitionTable) -> None:
@@ -42,6 +47,7 @@ class Coordination:
             lambda partition: GroupCoordinator(self._group_settings(), self.topics, env.clock.wall_ms),
             self._no_effects,
             partitions,
+            lambda: metadata.image,
             env,
         )
         self.transactions = Coordinators(
@@ -52,13 +58,16 @@ class Coordination:
             ),
             self._post_markers,
             partitions,
+            lambda: metadata.image,
             env,
             self._resume_markers,
         )
         self.by_topic: dict[str, Coordinators[Any]] = {GROUP_TOPIC: self.groups, TRANSACTION_TOPIC: self.transactions}
         self.marker_writer = MarkerWriter(partitions, self.groups, env)
-        self.marker_courier = MarkerCourier(self.transactions, self.marker_writer, metadata, env)
-        self.transaction_gate = TransactionGate(self.transactions, env)
+        self._marker_peers = Peers(config, metadata, lanes=marker_courier.LANES, timeout_s=PEERS_TIMEOUT_S)
+        self._gate_peers = Peers(config, metadata, lanes=transaction_gate.LANES, timeout_s=PEERS_TIMEOUT_S)
+        self.marker_courier = MarkerCourier(self.transactions, self.marker_writer, metadata, self._marker_peers, env)
+        self.transaction_gate = TransactionGate(self.transactions, self._gate_peers, env)
 
     def led(self, partition: Partition) -> None:
         """This broker leads `partition` from now on, in a new epoch."""
@@ -70,6 +79,10 @@ class Coordination:
         coordinators = self.by_topic.get(partition.topic_partition.topic)
         if coordinators is not None:
             coordinators.lost(partition.topic_partition.partition)
+
+    async def close(self) -> None:
+        await self._marker_peers.close()
+        await self._gate_peers.close()
 
     def end(self) -> None:
         for coordinators in self.by_topic.values():

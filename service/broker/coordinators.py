@@ -20,6 +20,7 @@ from log.ids import TopicPartition
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.shard import CoordinatorLoading, MachineT, Mishaps, NotCoordinator, Shard
+from service.cluster.image import NO_LEADER, Image
 from service.ports import Env
 
 logger = logging.getLogger("oncelog.coordinator")
@@ -36,6 +37,7 @@ class Coordinators(Generic[MachineT]):
         new_machine: Callable[[Partition], MachineT],
         post: Callable[[Partition, Any], None],
         partitions: PartitionTable,
+        image: Callable[[], Image],
         env: Env,
         on_loaded: Callable[[Shard[MachineT]], None] = lambda shard: None,
     ) -> None:
@@ -44,6 +46,7 @@ class Coordinators(Generic[MachineT]):
         self._new_machine = new_machine
         self._post = post
         self._partitions = partitions
+        self._image = image
         self._env = env
         self._on_loaded = on_loaded
         self._shards: dict[int, Shard[MachineT]] = {}
@@ -93,12 +96,21 @@ class Coordinators(Generic[MachineT]):
         if shard is not None:
             shard.drop()
 
+    def at(self, index: int) -> Shard[MachineT] | None:
+        """The shard over that partition of the internal topic, if it is led here."""
+        return self._shards.get(index)
+
     def partition_index(self, key: str) -> int:
-        """The partition of the internal topic that `key` belongs to."""
-        topic = self._partitions.topic(self.topic)
+        """The partition of the internal topic that `key` belongs to, wherever it is led."""
+        topic = self._image().topics.get(self.topic)
         if topic is None:
             raise NotCoordinator
-        return self._partition_of(key, len(topic))
+        return self._partition_of(key, len(topic.partitions))
+
+    def leader(self, key: str) -> int:
+        """The broker that coordinates `key`; NO_LEADER while nobody does."""
+        topic = self._image().topics.get(self.topic)
+        return NO_LEADER if topic is None else topic.partitions[self.partition_index(key)].leader
 
     def shard(self, key: str) -> Shard[MachineT]:
         shard = self._shards.get(self.partition_index(key))

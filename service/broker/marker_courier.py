@@ -1,17 +1,20 @@
-"""Carries the markers of decided transactions to the partitions they wrote to, and tells the coordinator when all
-have theirs.
+"""Carries the markers of decided transactions to the partitions they wrote to, and tells the coordinator who has its
+marker.
 
 What always holds: a marker is sent only after its decision is committed; it is sent until the partition has it, is
-gone,
-or a newer coordinator has been there; what is owed follows from the coordinator's state, so that a restart in between
-only means that some markers are written twice, which changes nothing.
+gone, or a newer coordinator has been there; what is owed follows from the coordinator's state, so that a restart in
+between only means that some markers are written twice, which changes nothing. Nothing is told to a coordinator but to
+the very shard that owed it: after a change of leaders, or a replay, the same pair may be in its next transaction.
 
 Mostly every partition is led here and nothing waits for a disk: then all of it happens in one step of the loop, and the
-next transaction of the producer finds its predecessor complete.
+next transaction of the producer finds its predecessor complete. Markers for partitions that another broker leads go
+there together. One partition that can't take its marker holds up no other: it is tried again by itself.
 """
 
 import asyncio
 import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from log.control import ControlType
 from log.ids import NO_EPOCH, TopicPartition
@@ -19,12 +22,20 @@ from service.broker.coordinators import Coordinators
 from service.broker.internal_topics import GROUP_TOPIC
 from service.broker.partition import Appended, Partition, PartitionLost
 from service.broker.partition_table import PartitionTable
-from service.broker.shard import CoordinatorLoading, NotCoordinator
+from service.broker.peers import PeerAway, Peers
+from service.broker.shard import Shard
 from service.cluster.controller import RaiseLeaderEpoch, Refusal
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.groups.coordinator import GroupCoordinator
 from service.ports import Env
 from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    DescribeProducersRequest,
+    DescribeProducersRequestTopicRequest,
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+)
 from txn.commands import MarkersWritten
 from txn.coordinator import TxnCoordinator
 from txn.markers import SendMarkers
@@ -34,6 +45,9 @@ logger = logging.getLogger("oncelog.transactions")
 RETRY_S = 0.1
 LONGEST_RETRY_S = 2.0
 """Each wait is twice as long as the one before, up to this."""
+SENT_TOGETHER = 1000
+QUICK, SLOW = 0, 1
+LANES = 2
 
 
 class MarkerWriter:
@@ -77,95 +91,125 @@ class MarkerWriter:
         return partition, outcome
 
 
+@dataclass(slots=True, eq=False)
+class Owed:
+    """A marker that one partition has not got yet."""
+
+    shard: Shard[TxnCoordinator] | None
+    coordinator: Partition
+    epoch: int
+    markers: SendMarkers
+    topic_partition: TopicPartition
+    delay_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"marker of {self.markers.transactional_id} for {self.topic_partition}"
+
+
 class MarkerCourier:
     def __init__(
-        self, transactions: Coordinators[TxnCoordinator], writer: MarkerWriter, metadata: ClusterMetadata, env: Env
+        self,
+        transactions: Coordinators[TxnCoordinator],
+        writer: MarkerWriter,
+        metadata: ClusterMetadata,
+        peers: Peers,
+        env: Env,
     ) -> None:
         self._transactions = transactions
         self._writer = writer
         self._metadata = metadata
+        self._peers = peers
         self._env = env
+        self._outboxes: dict[tuple[int, int], list[Owed]] = {}
 
     def post(self, coordinator: Partition, markers: SendMarkers) -> None:
         """Send what a decision owes. `coordinator` is the partition of `__transaction_state` that decided."""
+        shard = self._transactions.at(coordinator.topic_partition.partition)
         epoch = coordinator.leader_epoch
-        left, uncommitted = self._write(markers, markers.partitions, epoch)
-        if left or uncommitted:
-            name = f"markers of {markers.transactional_id}"
-            self._env.tasks.spawn(name, self._carry(coordinator, markers, epoch, left, uncommitted))
-        else:
-            self._tell(markers, markers.partitions)
+        owed = [Owed(shard, coordinator, epoch, markers, partition) for partition in markers.partitions]
+        if settled := [each for each in owed if self._settled_now(each)]:
+            self._tell(settled)
 
-    def _write(
-        self, markers: SendMarkers, partitions: tuple[TopicPartition, ...], epoch: int
-    ) -> tuple[tuple[TopicPartition, ...], list[tuple[Partition, Appended]]]:
-        """Write where it can be written now: who must be tried again, and what is written but not committed."""
-        again: list[TopicPartition] = []
-        uncommitted: list[tuple[Partition, Appended]] = []
-        for topic_partition in partitions:
-            written = self._writer.write(
-                topic_partition,
-                producer_id=markers.producer_id,
-                producer_epoch=markers.producer_epoch,
-                commit=markers.commit,
-                coordinator_epoch=epoch,
-                transaction_version=markers.transaction_version,
-            )
-            if isinstance(written, ErrorCode):
-                if self._is_owed_still(topic_partition, written):
-                    again.append(topic_partition)
-            elif written[0].high_watermark < written[1].end_offset:
-                uncommitted.append(written)
-        return tuple(again), uncommitted
+    def _is_current(self, owed: Owed) -> bool:
+        shard, coordinator = owed.shard, owed.coordinator
+        return (
+            shard is not None
+            and not shard.dropped
+            and self._transactions.at(coordinator.topic_partition.partition) is shard
+            and coordinator.leader_epoch == owed.epoch
+            and coordinator.replicas is not None
+        )
 
-    def _is_owed_still(self, topic_partition: TopicPartition, error: ErrorCode) -> bool:
-        """Whether a marker that was refused must be sent again. Nobody waits for it in a topic that was deleted, nor
-        where the producer has gone on: a marker of this epoch or a later one ended its transaction there.
+    def _settled_now(self, owed: Owed) -> bool:
+        """Whether the marker is there, or nobody waits for it; if not, it is on its way."""
+        partition = self._writer.partition(owed.topic_partition)
+        if partition is None or partition.replicas is None:
+            state = self._metadata.image.partition(owed.topic_partition)
+            if state is not None and state.leader != self._metadata.broker_id and self._peers.is_there(state.leader):
+                self._send(state.leader, owed)
+                return False
+        markers = owed.markers
+        written = self._writer.write(
+            owed.topic_partition,
+            producer_id=markers.producer_id,
+            producer_epoch=markers.producer_epoch,
+            commit=markers.commit,
+            coordinator_epoch=owed.epoch,
+            transaction_version=markers.transaction_version,
+        )
+        if isinstance(written, ErrorCode):
+            return self._refused(owed, written)
+        if written[0].high_watermark < written[1].end_offset:
+            self._env.tasks.spawn(owed.name, self._await_commit(owed, *written))
+            return False
+        return True
+
+    def _refused(self, owed: Owed, error: ErrorCode) -> bool:
+        """Whether a marker that was refused is settled all the same. Nobody waits for it in a topic that was deleted,
+        nor where the producer has gone on: a marker of this epoch or a later one ended its transaction there.
 
         A partition that heard of a later coordinator is asked again. If there is one, this one stops leading, and stops
         then; if there is none, this one goes on in its epoch. Until then nobody may say that the marker is there: the
         transaction would be torn.
         """
         if error is ErrorCode.INVALID_PRODUCER_EPOCH:
-            logger.warning("%s needs no marker any more: its producer is in a later epoch", topic_partition)
-            return False
-        return self._metadata.image.partition(topic_partition) is not None
+            logger.warning("%s needs no marker any more: its producer is in a later epoch", owed.topic_partition)
+            return True
+        if self._metadata.image.partition(owed.topic_partition) is None:
+            return True
+        self._later(owed, fenced=error is ErrorCode.TRANSACTION_COORDINATOR_FENCED)
+        return False
 
-    async def _carry(
-        self,
-        coordinator: Partition,
-        markers: SendMarkers,
-        epoch: int,
-        left: tuple[TopicPartition, ...],
-        uncommitted: list[tuple[Partition, Appended]],
-    ) -> None:
-        """Until every partition has its marker, or somebody else coordinates."""
-        delay_s = RETRY_S
-        while True:
-            lost = await self._lost(uncommitted)
-            done = tuple(partition for partition in markers.partitions if partition not in (*left, *lost))
-            if done and not self._tell(markers, done):
-                return
-            left = (*left, *lost)
-            if not left:
-                return
-            await self._catch_up(coordinator, epoch, left, markers.producer_id)
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, LONGEST_RETRY_S)
-            if coordinator.leader_epoch != epoch or coordinator.replicas is None:
-                return  # whoever coordinates now derives what is owed from the log
-            left, uncommitted = self._write(markers, left, epoch)
+    async def _await_commit(self, owed: Owed, partition: Partition, appended: Appended) -> None:
+        try:
+            if (waiter := partition.committed(appended.end_offset)) is not None:
+                await waiter
+        except PartitionLost:
+            self._later(owed)
+        else:
+            self._tell([owed])
 
-    async def _catch_up(
-        self, coordinator: Partition, epoch: int, left: tuple[TopicPartition, ...], producer_id: int
-    ) -> None:
+    # -- again
+
+    def _later(self, owed: Owed, *, fenced: bool = False) -> None:
+        self._env.tasks.spawn(owed.name, self._again(owed, fenced=fenced))
+
+    async def _again(self, owed: Owed, *, fenced: bool) -> None:
+        owed.delay_s = min(max(2 * owed.delay_s, RETRY_S), LONGEST_RETRY_S)
+        if fenced and self._is_current(owed):
+            await self._catch_up(owed)
+        await asyncio.sleep(owed.delay_s)
+        if self._is_current(owed) and self._settled_now(owed):  # else whoever coordinates now derives it from the log
+            self._tell([owed])
+
+    async def _catch_up(self, owed: Owed) -> None:
         """Lead in the latest coordinator epoch that a partition has heard of, should it be above this one's: a marker
         sent by hand may have named it. The shard is loaded again in the new epoch, and sends what is owed then.
         """
-        partitions = (self._writer.partition(topic_partition) for topic_partition in left)
-        heard_of = (one.producers.coordinator_epoch(producer_id) for one in partitions if one is not None)
-        latest = max(heard_of, default=NO_EPOCH)
-        if latest <= epoch or coordinator.leader_epoch != epoch or coordinator.replicas is None:
+        coordinator, epoch = owed.coordinator, owed.epoch
+        latest = await self._latest_epoch(owed)
+        if latest <= epoch or not self._is_current(owed):
             return
         raised: int | Refusal
         try:
@@ -184,23 +228,94 @@ class MarkerCourier:
                 *(coordinator.topic_partition, epoch, latest, raised),
             )
 
-    @staticmethod
-    async def _lost(uncommitted: list[tuple[Partition, Appended]]) -> tuple[TopicPartition, ...]:
-        """Those whose marker was written and then can't be promised."""
-        lost = []
-        for partition, appended in uncommitted:
-            try:
-                if (waiter := partition.committed(appended.end_offset)) is not None:
-                    await waiter
-            except PartitionLost:
-                lost.append(partition.topic_partition)
-        return tuple(lost)
-
-    def _tell(self, markers: SendMarkers, done: tuple[TopicPartition, ...]) -> bool:
-        """The coordinator notes it; False if it is not here any more."""
-        command = MarkersWritten(markers.transactional_id, markers.producer_id, markers.producer_epoch, done)
+    async def _latest_epoch(self, owed: Owed) -> int:
+        """The coordinator epoch that the partition obeys for this producer."""
+        partition, producer_id = self._writer.partition(owed.topic_partition), owed.markers.producer_id
+        if partition is not None and partition.replicas is not None:
+            return partition.producers.coordinator_epoch(producer_id)
+        state = self._metadata.image.partition(owed.topic_partition)
+        name, index = owed.topic_partition
+        request = DescribeProducersRequest([DescribeProducersRequestTopicRequest(name, [index])])
         try:
-            self._transactions.shard(markers.transactional_id).tell(command)
-        except (NotCoordinator, CoordinatorLoading):
-            return False  # whoever coordinates next sends the markers again
-        return True
+            answer = await self._peers.ask(state.leader if state is not None else -1, request, lane=SLOW)
+        except PeerAway:
+            return NO_EPOCH
+        told = [producer for topic in answer.topics for one in topic.partitions for producer in one.active_producers]
+        return max((each.coordinator_epoch for each in told if each.producer_id == producer_id), default=NO_EPOCH)
+
+    # -- to other brokers
+
+    def _send(self, broker_id: int, owed: Owed) -> None:
+        """What was refused or not answered before goes by another lane: it may be slow again."""
+        key = broker_id, SLOW if owed.delay_s else QUICK
+        outbox = self._outboxes.get(key)
+        if outbox is None:
+            self._outboxes[key] = [owed]
+            self._env.tasks.spawn(f"markers for broker {broker_id}", self._deliver(*key))
+        else:
+            outbox.append(owed)
+
+    async def _deliver(self, broker_id: int, lane: int) -> None:
+        """Until nothing is left for that broker. What comes meanwhile goes together with the next request."""
+        outbox = self._outboxes[broker_id, lane]
+        try:
+            while outbox:
+                batch = [owed for owed in outbox[:SENT_TOGETHER] if self._is_current(owed)]
+                del outbox[:SENT_TOGETHER]
+                if batch:
+                    await self._exchange(broker_id, lane, batch)
+        finally:
+            del self._outboxes[broker_id, lane]
+
+    async def _exchange(self, broker_id: int, lane: int, batch: list[Owed]) -> None:
+        asked: dict[tuple[int, SendMarkers], dict[TopicPartition, Owed]] = {}
+        for owed in batch:
+            asked.setdefault((owed.epoch, owed.markers), {})[owed.topic_partition] = owed
+        request = WriteTxnMarkersRequest([_entry(epoch, markers, named) for (epoch, markers), named in asked.items()])
+        try:
+            answer = await self._peers.ask(broker_id, request, lane=lane)
+        except PeerAway as away:
+            logger.info("markers for broker %d: %s", broker_id, away)
+            for owed in batch:
+                self._later(owed)
+            return
+        settled: list[Owed] = []
+        for named, told in zip(asked.values(), answer.markers, strict=True):
+            codes = {
+                TopicPartition(topic.name, each.partition_index): each.error_code
+                for topic in told.topics
+                for each in topic.partitions
+            }
+            for topic_partition, owed in named.items():
+                code = codes.get(topic_partition, ErrorCode.UNKNOWN_SERVER_ERROR)
+                if not code or self._refused(owed, ErrorCode(code)):
+                    settled.append(owed)
+        self._tell([owed for owed in settled if self._is_current(owed)])
+
+    # -- done
+
+    def _tell(self, settled: list[Owed]) -> None:
+        """The coordinator notes it."""
+        together: dict[SendMarkers, list[Owed]] = {}
+        for owed in settled:
+            if self._is_current(owed):
+                together.setdefault(owed.markers, []).append(owed)
+        for markers, those in together.items():
+            done = tuple(owed.topic_partition for owed in those)
+            shard = those[0].shard
+            assert shard is not None
+            shard.tell(MarkersWritten(markers.transactional_id, markers.producer_id, markers.producer_epoch, done))
+
+
+def _entry(epoch: int, markers: SendMarkers, named: Iterable[TopicPartition]) -> WritableTxnMarker:
+    topics: dict[str, WritableTxnMarkerTopic] = {}
+    for name, index in named:
+        topics.setdefault(name, WritableTxnMarkerTopic(name)).partition_indexes.append(index)
+    return WritableTxnMarker(
+        markers.producer_id,
+        markers.producer_epoch,
+        markers.commit,
+        list(topics.values()),
+        epoch,
+        markers.transaction_version,
+    )

@@ -38,6 +38,8 @@ from service.stores.port import MetadataStore
 logger = logging.getLogger("oncelog.broker")
 
 SUPPORTED_FEATURES = {"group.version": (0, 1), "transaction.version": (0, 2)}
+HAND_OVER_S = 5.0
+"""A stop waits no longer for the metadata store."""
 SYNCED_TOGETHER = 64
 """From so many files on that are not durable, a stop syncs the whole disk instead of each of them."""
 
@@ -167,15 +169,19 @@ class Broker:
 
     async def hand_over(self) -> None:
         """Others lead what they can lead, while requests are still answered: no client has to find out by itself."""
+        if not self.metadata.in_session:
+            return
         try:
-            await self.metadata.execute(RemoveFromLeadership(self.node_id))
-        except MetadataLost as lost:
+            async with asyncio.timeout(HAND_OVER_S):
+                await self.metadata.execute(RemoveFromLeadership(self.node_id))
+        except (MetadataLost, TimeoutError) as lost:
             logger.warning("what this broker leads could not be handed over: %s", lost)
 
     async def stop(self) -> None:
         """Everything durable, then the manifest. No request is under way any more."""
         self.coordination.end()
         await self.env.tasks.cancel_all()
+        await self.coordination.close()
         await self.holdings.end()
         for partition in self.partitions:
             self.replication.stop(partition)

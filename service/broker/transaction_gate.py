@@ -10,23 +10,33 @@ What always holds: a write that the coordinator did not confirm is refused, with
 to try again, to abort, or to give up.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from idempotence.producers import Guard
+from log.ids import TopicPartition
 from service.broker.acceptance import Refused
 from service.broker.coordinators import Coordinators
 from service.broker.partition import Partition
+from service.broker.peers import PeerAway, Peers
 from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
+from service.groups.partitioning import partition_for
 from service.ports import Env
 from service.wire.error_codes import ErrorCode
+from service.wire.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic, AddPartitionsToTxnTransaction
 from txn.commands import AddPartitions, VerifyPartitions
 from txn.coordinator import TxnCoordinator
 from txn.verdicts import Added, Busy, Fenced, InvalidRequest, TokenDecided, UnknownId, Verdict, Verified, WrongProducer
 
 TRY_AGAIN = Refused(ErrorCode.NOT_ENOUGH_REPLICAS, "The transaction coordinator could not be asked; try again.")
 ATTEMPTS = 3
+LANES = 8
+"""Connections to another coordinator: it answers in order, and one transaction may wait for its markers there."""
 PATIENCE_MS = 1_000
 """How long a write waits for the markers of its producer's last transaction before it is told to come back."""
+
+
+Refusals = dict[TopicPartition, Refused]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,33 +54,54 @@ class Writer:
 
 
 class TransactionGate:
-    def __init__(self, coordinators: Coordinators[TxnCoordinator], env: Env) -> None:
+    def __init__(self, coordinators: Coordinators[TxnCoordinator], peers: Peers, env: Env) -> None:
         self._coordinators = coordinators
+        self._peers = peers
         self._env = env
 
-    async def admit(self, partition: Partition, writer: Writer, *, timeout_ms: int) -> Guard | Refused | None:
-        """The guard to show at the append; None where none is needed; or why the write is refused."""
+    async def admit(
+        self, wanted: Sequence[tuple[Partition, Writer]], *, timeout_ms: int
+    ) -> list[Guard | Refused | None]:
+        """For each of the partitions that one producer is about to write to in a transaction: the guard to show at the
+        append; None where none is needed; or why the write is refused. The coordinator is asked once for all.
+        """
+        admitted: list[Guard | Refused | None] = [None] * len(wanted)
+        left = list(range(len(wanted)))
         for _ in range(ATTEMPTS):
-            guard = partition.producers.start_verification(
-                writer.producer_id,
-                epoch=writer.producer_epoch,
-                sequence=writer.sequence,
-                newest_protocol=writer.adds_itself,
-                now_ms=self._env.clock.wall_ms(),
-            )
-            if guard is None:
-                return None
-            refused = await self._ask(partition, writer, timeout_ms)
-            if refused is not None:
-                return refused
-            if partition.producers.is_current(guard):
-                return guard
-            # While the answer was waited for, the marker of the producer's last transaction was written: the answer is
-            # good, but what was guarded is not what it was. Asked again, the coordinator answers at once.
-        return TRY_AGAIN
+            guards = {place: guard for place in left if (guard := self._guard(*wanted[place])) is not None}
+            if not guards:
+                return admitted
+            writer = wanted[0][1]
+            partitions = tuple(wanted[place][0].topic_partition for place in guards)
+            refused = await self._ask(partitions, writer, timeout_ms)
+            left = []
+            for place, guard in guards.items():
+                partition = wanted[place][0]
+                if (why := refused.get(partition.topic_partition)) is not None:
+                    admitted[place] = why
+                elif partition.producers.is_current(guard):
+                    admitted[place] = guard
+                else:
+                    # While the answer was waited for, the marker of the producer's last transaction was written: the
+                    # answer is good, but what was guarded is not what it was. Asked again, the coordinator answers at
+                    # once.
+                    left.append(place)
+            if not left:
+                return admitted
+        for place in left:
+            admitted[place] = TRY_AGAIN
+        return admitted
 
-    async def _ask(self, partition: Partition, writer: Writer, timeout_ms: int) -> Refused | None:
-        partitions = (partition.topic_partition,)
+    def _guard(self, partition: Partition, writer: Writer) -> Guard | None:
+        return partition.producers.start_verification(
+            writer.producer_id,
+            epoch=writer.producer_epoch,
+            sequence=writer.sequence,
+            newest_protocol=writer.adds_itself,
+            now_ms=self._env.clock.wall_ms(),
+        )
+
+    async def _ask(self, partitions: tuple[TopicPartition, ...], writer: Writer, timeout_ms: int) -> Refusals:
         pair = writer.producer_id, writer.producer_epoch
         command: AddPartitions | VerifyPartitions
         if writer.adds_itself:
@@ -80,11 +111,61 @@ class TransactionGate:
             command = VerifyPartitions(writer.transactional_id, *pair, partitions)
         try:
             verdict = await self._coordinators.handle(writer.transactional_id, command)
-        except (NotCoordinator, CoordinatorLoading):
-            return TRY_AGAIN
+        except NotCoordinator:
+            return await self._ask_elsewhere(partitions, writer)
+        except CoordinatorLoading:
+            return dict.fromkeys(partitions, TRY_AGAIN)
         except DecisionFailed:
-            return Refused(ErrorCode.UNKNOWN_SERVER_ERROR)
-        return _refusal(verdict, writer)
+            return dict.fromkeys(partitions, Refused(ErrorCode.UNKNOWN_SERVER_ERROR))
+        concerned = verdict.missing if isinstance(verdict, Verified) else partitions
+        refused = _refusal(verdict, writer)
+        return {} if refused is None else dict.fromkeys(concerned, refused)
+
+    async def _ask_elsewhere(self, partitions: tuple[TopicPartition, ...], writer: Writer) -> Refusals:
+        """Ask the broker that coordinates the id, in the words that brokers have for it."""
+        leader = self._coordinators.leader(writer.transactional_id)
+        topics: dict[str, AddPartitionsToTxnTopic] = {}
+        for name, index in partitions:
+            topics.setdefault(name, AddPartitionsToTxnTopic(name)).partitions.append(index)
+        transaction = AddPartitionsToTxnTransaction(
+            writer.transactional_id,
+            writer.producer_id,
+            writer.producer_epoch,
+            not writer.adds_itself,
+            list(topics.values()),
+        )
+        lane = partition_for(writer.transactional_id, LANES)
+        try:
+            answer = await self._peers.ask(leader, AddPartitionsToTxnRequest([transaction]), lane=lane)
+        except PeerAway:
+            return dict.fromkeys(partitions, TRY_AGAIN)
+        if answer.error_code:
+            return dict.fromkeys(partitions, TRY_AGAIN)
+        codes = {
+            TopicPartition(topic.name, each.partition_index): each.partition_error_code
+            for result in answer.results_by_transaction
+            for topic in result.topic_results
+            for each in topic.results_by_partition
+        }
+        told = {partition: codes.get(partition, ErrorCode.UNKNOWN_SERVER_ERROR) for partition in partitions}
+        return {partition: _refusal_of(ErrorCode(code), writer) for partition, code in told.items() if code}
+
+
+def _refusal_of(code: ErrorCode, writer: Writer) -> Refused:
+    """What a coordinator elsewhere answered, as the writer is told."""
+    match code:
+        case ErrorCode.TRANSACTION_ABORTABLE:
+            return _refusal(Verified((TopicPartition("", 0),)), writer) or TRY_AGAIN
+        case ErrorCode.CONCURRENT_TRANSACTIONS:
+            return _refusal(Busy(), writer) or TRY_AGAIN
+        case ErrorCode.PRODUCER_FENCED | ErrorCode.INVALID_PRODUCER_EPOCH:
+            return Refused(ErrorCode.INVALID_PRODUCER_EPOCH)
+        case ErrorCode.INVALID_PRODUCER_ID_MAPPING | ErrorCode.INVALID_REQUEST | ErrorCode.UNKNOWN_SERVER_ERROR:
+            return Refused(code)
+        case ErrorCode.INVALID_TXN_STATE:
+            return Refused(code)
+        case _:
+            return TRY_AGAIN  # it is loading, or another by now, or has not heard of the partition
 
 
 def _refusal(verdict: Verdict, writer: Writer) -> Refused | None:

@@ -132,9 +132,11 @@ class Writing:
 
     async def prepare(self) -> None:
         await self._open()
-        gate = self._broker.transaction_gate
-        for partition, write, writer in list(self._unconfirmed()):
-            write.admitted = await gate.admit(partition, writer, timeout_ms=self._terms.timeout_ms)
+        unconfirmed = list(self._unconfirmed())
+        wanted = [(partition, writer) for partition, _, writer in unconfirmed]
+        admitted = await self._broker.transaction_gate.admit(wanted, timeout_ms=self._terms.timeout_ms)
+        for (_, write, _), answer in zip(unconfirmed, admitted, strict=True):
+            write.admitted = answer
         await self._open()  # of topics that were given other settings meanwhile
 
     # -- before

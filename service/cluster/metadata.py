@@ -145,13 +145,21 @@ class ClusterMetadata:
         deadline_s = self._env.clock.monotonic() + 2 * self._session_timeout_s
         delay_s = REJOIN_S_MIN
         while True:
-            refused = await self._register(clean=clean)
-            if refused is None:
-                return self.broker_epoch
+            try:
+                if self._session is None:  # lost while the logs were read
+                    await self._begin_session()
+                refused = await self._register(clean=clean)
+                if refused is None:
+                    return self.broker_epoch
+                why = MetadataLost(refused.error, refused.message or refused.error.name)
+            except StoreError as error:
+                why = MetadataLost(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+            except MetadataLost as lost:
+                why = lost
             # A session of a former life may have to run out first; one that lives goes on for longer than that.
             if self._env.clock.monotonic() > deadline_s:
                 self._registration = None
-                raise MetadataLost(refused.error, refused.message or refused.error.name)
+                raise why
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, REJOIN_S_MAX)
 

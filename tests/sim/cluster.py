@@ -27,6 +27,7 @@ from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
+from log.batch import split
 from log.disk import DiskFault
 from service.api.routes import OFFERED
 from service.broker.node import Broker
@@ -199,6 +200,7 @@ class ClusterSimulation:
         self.brokers: dict[str, Broker] = {}
         self.leaders: dict[tuple[bytes, int, int], str] = {}
         self._looked_at: dict[str, tuple[Any, int]] = {}
+        self._high_watermarks: dict[tuple[str, tuple[bytes, int, int]], int] = {}
 
     # -- the run
 
@@ -277,7 +279,15 @@ class ClusterSimulation:
         if self.leaders.setdefault(key, name) != name:
             wrong.append(f"{when}: leads in epoch {partition.leader_epoch}, as {self.leaders[key]} did")
         high_watermark = partition.high_watermark
+        before = self._high_watermarks.get((name, key), partition.high_watermark)
+        self._high_watermarks[name, key] = high_watermark
+        if high_watermark == before:
+            return
+        known = self.brokers[name].image.brokers
         for member in dict.fromkeys((*replicas.isr, *replicas.pending_isr)):
+            other = self.brokers.get(BROKERS[member - 1])
+            if other is None or member not in known or known[member].epoch != other.metadata.broker_epoch:
+                continue  # the leader has not heard of its new life
             held = self._held_by(BROKERS[member - 1], partition)
             if held is not None and high_watermark > held:
                 wrong.append(f"{when}: high watermark {high_watermark}, but broker {member} holds {held}")
@@ -338,10 +348,12 @@ class ClusterSimulation:
 
     def _difference(self, partition: Partition) -> str:
         """How the replicas of a partition differ where they hold the same offsets."""
-        replicas = [self.brokers[name].partitions.get(partition.topic_partition) for name in BROKERS]
+        state = self.brokers[BROKERS[0]].image.partition(partition.topic_partition)
+        members = state.replicas if state is not None else ()
+        replicas = [self.brokers[BROKERS[member - 1]].partitions.get(partition.topic_partition) for member in members]
         held = [replica for replica in replicas if replica is not None]
         ends = [replica.log.end_offset for replica in held]
-        if len(held) < len(BROKERS) or len(dict.fromkeys(ends)) > 1:
+        if len(held) < len(members) or len(dict.fromkeys(ends)) > 1:
             return f"the replicas end at {ends}"
         start = max(replica.log.start_offset for replica in held)
         if "compact" not in held[0].log.config.cleanup_policy:
@@ -379,9 +391,17 @@ class ClusterSimulation:
         return report
 
 
-def stored(partition: Partition, start: int) -> bytes:
-    found = partition.log.read(start, max_bytes=1 << 30, limit_offset=partition.log.end_offset, at_least_one=True)
-    return b"" if found is None else bytes(found.read())
+def stored(partition: Partition, start: int) -> list[tuple[int, int, int, int]]:
+    """Every batch that holds offsets from `start` on: where it stands, its epoch and its checksum."""
+    found, offset = [], start
+    while offset < partition.log.end_offset:
+        piece = partition.log.read(offset, max_bytes=1 << 30, limit_offset=partition.log.end_offset, at_least_one=True)
+        if piece is None:
+            break
+        for header, _ in split(bytes(piece.read())):
+            found.append((header.base_offset, header.next_offset, header.leader_epoch, header.crc))
+        offset = found[-1][1]
+    return found
 
 
 class ClusterFate:

@@ -309,8 +309,8 @@ def zombies_not_fenced() -> Iterator[None]:
         verdict = original(view, header, **{**circumstances, "needs_guard": False})
         return ACCEPTED if isinstance(verdict, Fenced) else verdict
 
-    async def admit(gate: TransactionGate, *_: Any, **__: Any) -> None:
-        return
+    async def admit(gate: TransactionGate, wanted: Sequence[object], **_: Any) -> list[None]:
+        return [None] * len(wanted)
 
     with replaced(ProducerStates, "check", check), replaced(TransactionGate, "admit", admit):
         yield
@@ -407,8 +407,10 @@ def writes_not_confirmed() -> Iterator[None]:
     def check(view: ProducerStates, header: BatchHeader, **circumstances: Any) -> Verdict:
         return original(view, header, **{**circumstances, "needs_guard": False})
 
-    async def admit(gate: TransactionGate, partition: Partition, writer: Writer, **limits: Any) -> Any:
-        return await confirm(gate, partition, writer, **limits) if writer.adds_itself else None
+    async def admit(gate: TransactionGate, wanted: Sequence[tuple[Partition, Writer]], **limits: Any) -> Any:
+        if wanted and wanted[0][1].adds_itself:
+            return await confirm(gate, wanted, **limits)
+        return [None] * len(wanted)
 
     confirm = TransactionGate.admit
     with replaced(ProducerStates, "check", check), replaced(TransactionGate, "admit", admit):

@@ -1,6 +1,7 @@
-"""Markers on their way to partitions that can't take them yet."""
+"""Markers on their way: to partitions that can't take them yet, and to other brokers."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,24 +9,72 @@ import pytest
 
 from log.ids import TopicPartition
 from service.broker import marker_courier
-from service.broker.marker_courier import LONGEST_RETRY_S, RETRY_S, MarkerCourier
+from service.broker.marker_courier import LONGEST_RETRY_S, QUICK, RETRY_S, SLOW, MarkerCourier
+from service.broker.peers import PeerAway
+from service.cluster.image import PartitionState
 from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
 from txn.commands import MarkersWritten
 from txn.markers import SendMarkers
 
 ORDERS, PAYMENTS = TopicPartition("orders", 0), TopicPartition("payments", 1)
 MARKERS = SendMarkers("pay", 7, 1, True, 2, (ORDERS, PAYMENTS))
+OTHERS = SendMarkers("sell", 8, 3, False, 2, (PAYMENTS,))
+HERE, THERE = 1, 2
 
 
-class Refusing:
-    """A writer: `orders` takes its marker at once, `payments` after so many refusals."""
+class Stage:
+    """A courier between a coordinator, a writer and other brokers that are stand-ins. `orders` is led here."""
 
-    def __init__(self, refusals: int) -> None:
-        self.refusals = refusals
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, payments_led_by: int = HERE) -> None:
+        self.refusals = 0
         self.written: list[TopicPartition] = []
+        self.told: list[MarkersWritten] = []
+        self.delays: list[float] = []
+        self.asked: list[tuple[int, int, WriteTxnMarkersRequest]] = []
+        self.answer: Callable[[WriteTxnMarkersRequest], WriteTxnMarkersResponse] = self.taken
+        self.leaders = {ORDERS: HERE, PAYMENTS: payments_led_by}
+        self.work: list[Coroutine[Any, Any, None]] = []
+        self.shard: Any = SimpleNamespace(tell=self.told.append, dropped=False)
+        self.coordinator: Any = SimpleNamespace(
+            leader_epoch=3, replicas="led", topic_partition=TopicPartition("__transaction_state", 5)
+        )
+        monkeypatch.setattr(marker_courier, "asyncio", SimpleNamespace(sleep=self.sleep))
+        metadata: Any = SimpleNamespace(image=SimpleNamespace(partition=self.state), broker_id=HERE)
+        transactions: Any = SimpleNamespace(at=lambda index: self.shard)
+        peers: Any = SimpleNamespace(ask=self.ask, is_there=lambda broker_id: True)
+        env: Any = SimpleNamespace(tasks=SimpleNamespace(spawn=lambda name, work: self.work.append(work)))
+        self.courier = MarkerCourier(transactions, self, metadata, peers, env)  # type: ignore[arg-type]
 
-    def partition(self, topic_partition: TopicPartition) -> None:
-        return None
+    def post(self, markers: SendMarkers = MARKERS) -> None:
+        self.courier.post(self.coordinator, markers)
+
+    def run(self) -> None:
+        """Everything that was begun, one after the other, and what that begins."""
+
+        async def main() -> None:
+            while self.work:
+                await self.work.pop(0)
+
+        asyncio.run(main())
+
+    async def sleep(self, delay_s: float) -> None:
+        self.delays.append(delay_s)
+
+    def state(self, topic_partition: TopicPartition) -> PartitionState:
+        return PartitionState((1, 2), (1, 2), self.leaders[topic_partition], 0)
+
+    # -- the writer
+
+    def partition(self, topic_partition: TopicPartition) -> Any:
+        led = self.leaders[topic_partition] == HERE
+        return SimpleNamespace(replicas="led") if led else None
 
     def write(self, topic_partition: TopicPartition, **_: Any) -> Any:
         if topic_partition == PAYMENTS and self.refusals:
@@ -34,46 +83,121 @@ class Refusing:
         self.written.append(topic_partition)
         return SimpleNamespace(high_watermark=1), SimpleNamespace(end_offset=1)
 
+    # -- the other brokers
+
+    async def ask(self, broker_id: int, request: WriteTxnMarkersRequest, *, lane: int) -> WriteTxnMarkersResponse:
+        self.asked.append((broker_id, lane, request))
+        return self.answer(request)
+
+    def taken(self, request: WriteTxnMarkersRequest, code: ErrorCode = ErrorCode.NONE) -> WriteTxnMarkersResponse:
+        return WriteTxnMarkersResponse(
+            [
+                WritableTxnMarkerResult(
+                    marker.producer_id,
+                    [
+                        WritableTxnMarkerTopicResult(
+                            topic.name,
+                            [WritableTxnMarkerPartitionResult(index, code) for index in topic.partition_indexes],
+                        )
+                        for topic in marker.topics
+                    ],
+                )
+                for marker in request.markers
+            ]
+        )
+
+
+def told(*partitions: TopicPartition, of: SendMarkers = MARKERS) -> MarkersWritten:
+    return MarkersWritten(of.transactional_id, of.producer_id, of.producer_epoch, partitions)
+
 
 def test_a_marker_is_sent_until_it_is_taken_and_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    delays: list[float] = []
-    told: list[MarkersWritten] = []
-    carried: list[Any] = []
-
-    async def sleep(delay_s: float) -> None:
-        delays.append(delay_s)
-
-    monkeypatch.setattr(marker_courier, "asyncio", SimpleNamespace(sleep=sleep))
-    writer = Refusing(9)
-    shard: Any = SimpleNamespace(tell=told.append)
-    transactions: Any = SimpleNamespace(shard=lambda transactional_id: shard)
-    metadata: Any = SimpleNamespace(image=SimpleNamespace(partition=lambda topic_partition: "there"))
-    env: Any = SimpleNamespace(tasks=SimpleNamespace(spawn=lambda name, work: carried.append(work)))
-    courier = MarkerCourier(transactions, writer, metadata, env)  # type: ignore[arg-type]
-    coordinator: Any = SimpleNamespace(leader_epoch=3, replicas="led")
-    courier.post(coordinator, MARKERS)
-    assert told == [], "who carries tells"
-    asyncio.run(carried[0])
-    assert writer.written == [ORDERS, PAYMENTS]
-    assert delays[:4] == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S, 8 * RETRY_S]
-    assert delays[-1] == LONGEST_RETRY_S
-    assert told[0].partitions == (ORDERS,)
-    assert told[-1].partitions == (ORDERS, PAYMENTS)
+    stage = Stage(monkeypatch)
+    stage.refusals = 9
+    stage.post()
+    assert stage.told == [told(ORDERS)], "what is slow holds up nobody else"
+    stage.run()
+    assert stage.written == [ORDERS, PAYMENTS]
+    assert stage.delays[:4] == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S, 8 * RETRY_S]
+    assert stage.delays[-1] == LONGEST_RETRY_S
+    assert stage.told == [told(ORDERS), told(PAYMENTS)]
 
 
-def test_who_coordinates_no_more_carries_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    coordinator: Any = SimpleNamespace(leader_epoch=3, replicas="led")
-    carried: list[Any] = []
+@pytest.mark.parametrize("end", ["another epoch", "another shard", "resigned"])
+def test_who_coordinates_no_more_carries_nothing(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    stage = Stage(monkeypatch)
+    stage.refusals = 9
+    stage.post()
+    if end == "another epoch":
+        stage.coordinator.leader_epoch = 4
+    elif end == "another shard":
+        stage.shard = SimpleNamespace(tell=stage.told.append, dropped=False)
+    else:
+        stage.coordinator.replicas = None
+    stage.run()
+    assert stage.written == [ORDERS]
+    assert stage.refusals == 8, "asked once, by the one who coordinated then"
 
-    async def sleep(delay_s: float) -> None:
-        coordinator.leader_epoch = 4
 
-    monkeypatch.setattr(marker_courier, "asyncio", SimpleNamespace(sleep=sleep))
-    writer = Refusing(9)
-    transactions: Any = SimpleNamespace(shard=lambda transactional_id: SimpleNamespace(tell=lambda command: None))
-    metadata: Any = SimpleNamespace(image=SimpleNamespace(partition=lambda topic_partition: "there"))
-    env: Any = SimpleNamespace(tasks=SimpleNamespace(spawn=lambda name, work: carried.append(work)))
-    MarkerCourier(transactions, writer, metadata, env).post(coordinator, MARKERS)  # type: ignore[arg-type]
-    asyncio.run(carried[0])
-    assert writer.written == [ORDERS]
-    assert writer.refusals == 8, "asked once, by the one who coordinated then"
+def test_markers_for_another_broker_go_there_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch, payments_led_by=THERE)
+    stage.post()
+    stage.post(OTHERS)
+    assert stage.told == [told(ORDERS)]
+    stage.run()
+    [(broker_id, lane, request)] = stage.asked
+    assert (broker_id, lane) == (THERE, QUICK)
+    assert [
+        (marker.producer_id, marker.transaction_result, marker.coordinator_epoch) for marker in request.markers
+    ] == [
+        (7, True, 3),
+        (8, False, 3),
+    ]
+    assert stage.told == [told(ORDERS), told(PAYMENTS), told(PAYMENTS, of=OTHERS)]
+
+
+@pytest.mark.parametrize("trouble", ["no answer", "refused"])
+def test_what_another_broker_has_not_taken_goes_again_by_a_lane_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    stage = Stage(monkeypatch, payments_led_by=THERE)
+
+    def once(request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+        stage.answer = stage.taken
+        if trouble == "refused":
+            return stage.taken(request, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        raise PeerAway
+
+    stage.answer = once
+    stage.post()
+    stage.run()
+    assert [lane for _, lane, _ in stage.asked] == [QUICK, SLOW]
+    assert stage.told == [told(ORDERS), told(PAYMENTS)]
+
+
+def test_a_partition_that_moves_gets_its_marker_where_it_is_led_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch, payments_led_by=THERE)
+
+    def moved(request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+        stage.leaders[PAYMENTS] = HERE
+        return stage.taken(request, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    stage.answer = moved
+    stage.post()
+    stage.run()
+    assert stage.written == [ORDERS, PAYMENTS]
+    assert stage.told == [told(ORDERS), told(PAYMENTS)]
+
+
+def test_an_answer_that_comes_after_the_coordinator_changed_is_told_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same pair may be in its next transaction by then."""
+    stage = Stage(monkeypatch, payments_led_by=THERE)
+
+    def late(request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+        stage.shard = SimpleNamespace(tell=stage.told.append, dropped=False)
+        return stage.taken(request)
+
+    stage.answer = late
+    stage.post()
+    stage.run()
+    assert stage.told == [told(ORDERS)]
