@@ -14,7 +14,7 @@ ARGS   ?=
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
 .PHONY: help serve install install-dev check quick-tests test lint types format sim sim-cluster sim-groups mutants mutants-groups chaos churn clients clients-java clients-more \
-        conformance bench fuzz transcripts docs boards clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos spark-crashes spark-extremes
+        conformance bench fuzz transcripts docs boards screens clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos spark-crashes spark-extremes
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -128,6 +128,9 @@ transcripts: install-dev ## rewrite tests/transcripts/*.txt; review the differen
 docs: install ## write docs/configuration.md and docs/monitoring.md anew from the tables of settings and metrics
 	$(ENV)/oncelog config docs > docs/configuration.md
 	$(PYTHON_RUN) -m monitoring.reference > docs/monitoring.md
+
+screens: install-dev ## pictures of every page, into docs/screens (needs Chromium)
+	$(PYTHON_RUN) -m tests.ui.screenshots
 
 boards: install ## write the Grafana boards anew from monitoring/boards.py
 	$(PYTHON_RUN) -m monitoring.boards

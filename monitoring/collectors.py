@@ -70,6 +70,7 @@ class Scrape:
         self._windows: dict[tuple[str, str, int], Window] = {}
         self._markers: dict[tuple[str, str, int], tuple[int, int, int]] = {}
         self._markers_left = 0
+        self.group_status: dict[str, int] = {}
         self._process = ProcessCollector(registry=None)
 
     def gather(self, lines: Lines) -> Iterator[None]:
@@ -78,7 +79,7 @@ class Scrape:
         blockers: list[Blocker] = []
         yield from self._partitions(lines, blockers)
         yield from self._transactions(lines, blockers)
-        yield from self._groups(lines)
+        yield from self.judge_groups(lines)
         self._requests(lines)
         yield
         self._disks(lines)
@@ -271,12 +272,13 @@ class Scrape:
 
     # -- groups
 
-    def _groups(self, lines: Lines) -> Iterator[None]:
+    def judge_groups(self, lines: Lines) -> Iterator[None]:
         broker = self._broker
         now_ms = broker.env.clock.wall_ms()
         one_by_one = broker.config.metrics_partition_labels
         states: Counter[str] = Counter()
         seen: dict[tuple[str, str, int], Window] = {}
+        judged: dict[str, int] = {}
         self._markers_left = MARKERS_READ_MAX
         worked = loading = 0
         shards = list(broker.groups.shards())
@@ -314,10 +316,11 @@ class Scrape:
                     lines.add(of.GROUP_LAG_SUM, lag_sum, group_id, topic)
                     lines.add(of.GROUP_STABLE_LAG, stable_sum, group_id, topic)
                 lines.add(of.GROUP_STATUS, int(worst), group_id)
+                judged[group_id] = int(worst)
                 if pending := shard.machine.pending(group_id):
                     lines.add(of.GROUP_PENDING, pending, group_id)
             yield
-        self._windows = seen
+        self._windows, self.group_status = seen, judged
         self._markers = {key: found for key, found in self._markers.items() if key in seen}
         for state, count in states.items():
             lines.add(of.GROUPS, count, state)

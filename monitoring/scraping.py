@@ -8,6 +8,7 @@ from monitoring.collectors import Scrape
 from monitoring.exposition import OPENMETRICS, TEXT, Lines
 
 FRESH_S: Final = 1.0
+JUDGED_S: Final = 5.0
 
 
 class Scraper:
@@ -15,7 +16,7 @@ class Scraper:
         self._scrape = scrape
         self._lock = asyncio.Lock()
         self._lines = Lines()
-        self._gathered_s = -FRESH_S
+        self._gathered_s = self._judged_s = -JUDGED_S
 
     async def lines(self) -> Lines:
         """What there is to say, at most a second old."""
@@ -30,6 +31,16 @@ class Scraper:
                     for _ in before.forget():
                         await asyncio.sleep(0)
             return self._lines
+
+    async def status_of_groups(self) -> dict[str, int]:
+        """By Burrow's codes, of the groups that are coordinated here; judged anew if nobody has scraped for a while."""
+        async with self._lock:
+            loop = asyncio.get_running_loop()
+            if loop.time() - max(self._gathered_s, self._judged_s) >= JUDGED_S:
+                for _ in self._scrape.judge_groups(Lines()):
+                    await asyncio.sleep(0)
+                self._judged_s = loop.time()
+            return self._scrape.group_status
 
     async def text(self, *, openmetrics: bool) -> AsyncIterator[bytes]:
         """The whole page, piece by piece."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import click
@@ -27,14 +27,13 @@ from service.client.transactions import (
     list_transactions,
     producers_of,
     stable_offsets,
+    standing,
     transactions_of,
     write_abort_marker,
 )
 from service.wire.messages import DescribedRoot, ProducerState
 
 STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
-GRACE_MS = 15_000
-"""Coordinators look for what is overdue every ten seconds, and their clocks need not be ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,17 +357,8 @@ def judge(
     """What is to be thought of a transaction that is open in a partition, given what coordinators know of its
     producer id.
     """
-    holder = _holder(partition, transactions)
-    # Nobody holds it: then the last that had this producer id is the best guess at whose it was.
-    named = holder or max(transactions, key=lambda each: each.producer_epoch, default=None)
+    holder, named, hangs, reason = standing(partition, transactions, now_ms)
     began_ms = holder.started_ms if holder else producer.last_timestamp
-    overdue = holder is not None and _overdue(holder, now_ms)
-    if holder is None:
-        reason = "no coordinator has it open"
-    elif not overdue:
-        reason = "open" if holder.state == ONGOING else "decided, its marker is on the way"
-    else:
-        reason = "open longer than its timeout" if holder.state == ONGOING else "decided, and its marker is missing"
     first_offset = producer.current_txn_start_offset
     return PinRow(
         topic=partition.topic,
@@ -383,20 +373,9 @@ def judge(
         last_stable_offset=stable.last_stable_offset,
         high_watermark=stable.high_watermark,
         pinned_records=max(0, stable.high_watermark - first_offset),
-        hangs=holder is None or overdue,
+        hangs=hangs,
         reason=reason,
     )
-
-
-def _holder(partition: TopicPartition, transactions: Iterable[TransactionState]) -> TransactionState | None:
-    """The transaction whose end will bring a marker to this partition."""
-    return next((each for each in transactions if each.is_open and partition in each.partitions), None)
-
-
-def _overdue(transaction: TransactionState, now_ms: int) -> bool:
-    if transaction.state == ONGOING:
-        return 0 <= transaction.ends_ms < now_ms - GRACE_MS
-    return 0 <= transaction.started_ms < now_ms - GRACE_MS - transaction.timeout_ms
 
 
 @command.command("abort")
@@ -447,7 +426,7 @@ async def _abort_in(
         raise CliError(f"no open transaction begins at offset {start_offset} of {where}", Exit.NOT_FOUND)
     (producer,) = chosen
     known = await transactions_of(cluster, [producer.producer_id])
-    holder = _holder(partition, known.get(producer.producer_id, []))
+    holder = standing(partition, known.get(producer.producer_id, []), _now_ms()).holder
     if holder is not None:
         # A marker in one partition would tear it: aborted here, and later perhaps committed everywhere else.
         raise CliError(

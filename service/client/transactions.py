@@ -48,6 +48,9 @@ NO_TIMEOUT_MS = 2**31 - 1
 NEXT_TIMEOUT_MS = 1
 """Whoever initializes next brings its own timeout; one must be named."""
 
+GRACE_MS = 15_000
+"""Coordinators look for what is overdue every ten seconds, and their clocks need not be ours."""
+
 ONGOING = "Ongoing"
 # The states in which a partition may still hold records of the transaction open: not decided, or the marker on its way.
 OPEN_STATES = frozenset({ONGOING, "PrepareCommit", "PrepareAbort"})
@@ -84,6 +87,31 @@ class TransactionState:
         if self.state != ONGOING or self.started_ms < 0 or self.timeout_ms == NO_TIMEOUT_MS:
             return -1
         return self.started_ms + self.timeout_ms * (1 if self.branch is None else 2)
+
+
+class Standing(NamedTuple):
+    """What is to be thought of a transaction that is open in a partition."""
+
+    holder: TransactionState | None
+    """The transaction whose end will bring a marker there."""
+    named: TransactionState | None
+    """That, or the best guess at whose it was: the last that had the producer id."""
+    hangs: bool
+    reason: str
+
+
+def standing(partition: TopicPartition, transactions: Sequence[TransactionState], now_ms: int) -> Standing:
+    """Given what coordinators know of its producer id."""
+    holder = next((each for each in transactions if each.is_open and partition in each.partitions), None)
+    if holder is None:
+        named = max(transactions, key=lambda each: each.producer_epoch, default=None)
+        return Standing(None, named, True, "no coordinator has it open")
+    ongoing = holder.state == ONGOING
+    ends_ms = holder.ends_ms if ongoing else holder.started_ms + holder.timeout_ms
+    if holder.started_ms >= 0 and 0 <= ends_ms < now_ms - GRACE_MS:
+        reason = "open longer than its timeout" if ongoing else "decided, and its marker is missing"
+        return Standing(holder, holder, True, reason)
+    return Standing(holder, holder, False, "open" if ongoing else "decided, its marker is on the way")
 
 
 class Listed(NamedTuple):

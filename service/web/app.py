@@ -17,6 +17,7 @@ from service.settings.broker import Endpoint
 from service.web import groups, health, metrics, producing, topics
 from service.web.gateway import Gateway
 from service.web.idempotency import Keys
+from service.web.pages import routes as pages
 from service.web.problems import Problem, of_failure
 from service.web.producers import Producers
 from service.web.routing import Route
@@ -29,6 +30,7 @@ TABLES: tuple[Sequence[Route], ...] = (
     producing.ROUTES,
     topics.ROUTES,
     groups.ROUTES,
+    pages.ROUTES,
 )
 """Every operation there is: a resource adds its table here."""
 STOP_S = 3.0

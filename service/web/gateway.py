@@ -50,6 +50,8 @@ class Gateway:
     def __init__(self, broker: Broker, scraper: Scraper) -> None:
         self.broker = broker
         self.scraper = scraper
+        self.pages: object | None = None
+        """What the pages keep from one to the next."""
         self.closing = asyncio.Event()
         self.cluster = Inside(self)
         self.producers: Producers

@@ -70,7 +70,15 @@ def write_unasked(bootstrap: str, topic: str, producer_id: int) -> None:
 
 
 def in_transaction(bootstrap: str, transactional_id: str, topic: str) -> Producer:
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": transactional_id, "linger.ms": 0})
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": 600_000,
+            "linger.ms": 0,
+            "log_level": 0,
+        }
+    )
     producer.init_transactions(PATIENCE_S)
     producer.begin_transaction()
     producer.produce(topic, b"x", partition=0)

@@ -15,8 +15,8 @@ from confluent_kafka import KafkaException, Producer
 
 from log.ids import TopicPartition
 from service.cli.failures import Exit
-from service.cli.txn import GRACE_MS, judge
-from service.client.transactions import NO_TIMEOUT_MS, Stable, TransactionState
+from service.cli.txn import judge
+from service.client.transactions import GRACE_MS, NO_TIMEOUT_MS, Stable, TransactionState
 from service.wire.messages import ProducerState
 from tests.service.cli.kit import PATIENCE_S, Ended, Serving, oncelog
 

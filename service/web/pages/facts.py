@@ -1,0 +1,498 @@
+"""What the pages show, gathered from the cluster: in the words of its own questions, and never for long.
+
+Each part of a page is asked for by itself (`Told.ask`): what can't be told now is named on the page, and the rest is
+there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final, NamedTuple, TypeVar
+
+from log.batch import BatchHeader, CorruptBatch, read_header
+from log.ids import TopicPartition
+from service.broker.node import Broker
+from service.client.cluster import EARLIEST, LATEST, READ_COMMITTED, by_topic
+from service.client.failures import ClientFailure, error_name
+from service.client.groups import committed_offsets, list_groups
+from service.client.reader import Reader, ReadRecord, Wanted
+from service.client.transactions import (
+    OPEN_STATES,
+    TransactionState,
+    find_transaction,
+    list_transactions,
+    producers_of,
+    standing,
+    transactions_of,
+)
+from service.web.pages.near import TIMEOUT_S, NearCluster
+from service.web.problems import Problem
+from service.wire.messages import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResult,
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+    ProducerState,
+)
+from txn.states import State
+
+T = TypeVar("T")
+
+LEAST_S: Final = 0.2
+"""What comes last on a page whose time is over is still asked for, for so long: this broker knows much by itself."""
+PAGE: Final = 50
+"""Rows of a table at once."""
+BLOCKERS_MAX: Final = 200
+ASKED_ELSEWHERE_MAX: Final = 2_000
+"""Partitions that other brokers lead and that are asked about for one page."""
+PARTITIONS_A_TURN: Final = 500
+TRACED_BYTES: Final = 1 << 20
+TRACED_BATCHES: Final = 100
+MESSAGES: Final = 100
+BROKER, TOPIC = 4, 2
+DEFAULT_SOURCE: Final = 5
+
+
+class Told:
+    """Gathers the parts of a page, which has so long in all, and what could not be told."""
+
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+        self.missing: list[str] = []
+        self._timeout_s = timeout_s
+        self._until_s = asyncio.get_running_loop().time() + timeout_s
+
+    async def ask(self, what: str, work: Awaitable[T], otherwise: T) -> T:
+        try:
+            async with asyncio.timeout_at(max(self._until_s, asyncio.get_running_loop().time() + LEAST_S)):
+                return await work
+        except TimeoutError:
+            self.missing.append(f"{what}: no answer within {self._timeout_s:.1f} seconds")
+        except (ClientFailure, Problem) as failure:
+            self.missing.append(f"{what}: {failure}")
+        return otherwise
+
+
+class Cut(NamedTuple):
+    """A page of a long list."""
+
+    rows: Sequence[Any]
+    number: int
+    of: int
+    total: int
+
+
+def cut(rows: Sequence[T], number: int, size: int = PAGE) -> Cut:
+    pages = max((len(rows) + size - 1) // size, 1)
+    number = min(max(number, 1), pages)
+    return Cut(rows[(number - 1) * size : number * size], number, pages, len(rows))
+
+
+# --- partitions ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Offsets:
+    start: int
+    stable: int
+    high: int
+    end: int
+
+    @property
+    def held_up(self) -> int:
+        return self.high - self.stable
+
+    def bar(self, width: int = 600) -> list[tuple[str, int, int]]:
+        """The stretches of the log as (kind, x, width), to scale, but so that none is too small to be seen."""
+        stretches = [
+            ("stable", self.stable - self.start),
+            ("open", self.high - self.stable),
+            ("unreplicated", self.end - self.high),
+        ]
+        there = [(kind, count) for kind, count in stretches if count > 0]
+        whole = sum(count for _, count in there)
+        least = width // 40
+        spare = width - least * len(there)
+        drawn, x = [], 0
+        for kind, count in there:
+            wide = least + round(spare * count / whole)
+            drawn.append((kind, x, min(wide, width - x)))
+            x += wide
+        return drawn
+
+    def x(self, offset: int, width: int = 600) -> int:
+        """Where an offset lies on the bar, to scale."""
+        whole = max(self.end - self.start, 1)
+        return round(width * min(max(offset - self.start, 0), whole) / whole)
+
+
+async def offsets_of(
+    broker: Broker, cluster: NearCluster, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, Offsets]:
+    """From here where this broker leads, by asking the leader where another does. One without a leader has none."""
+    found: dict[TopicPartition, Offsets] = {}
+    elsewhere: list[TopicPartition] = []
+    for each in partitions:
+        state, held = broker.image.partition(each), broker.partitions.get(each)
+        if state is None or state.leader < 0:
+            continue
+        if held is not None and state.leader == broker.node_id and not held.offline:
+            log, high = held.log, held.high_watermark
+            found[each] = Offsets(log.start_offset, held.last_stable_offset, high, max(log.end_offset, high))
+        elif state.leader != broker.node_id:
+            elsewhere.append(each)
+    elsewhere = elsewhere[:ASKED_ELSEWHERE_MAX]
+    if elsewhere:
+        await cluster.metadata(by_topic(elsewhere))
+        starts = await cluster.list_offsets(dict.fromkeys(elsewhere, EARLIEST), all_of_them=False)
+        stable = await cluster.list_offsets(
+            dict.fromkeys(elsewhere, LATEST), isolation=READ_COMMITTED, all_of_them=False
+        )
+        highs = await cluster.list_offsets(dict.fromkeys(elsewhere, LATEST), all_of_them=False)
+        for each in elsewhere:
+            if each in starts and each in stable and each in highs:
+                high = highs[each].offset
+                found[each] = Offsets(starts[each].offset, min(stable[each].offset, high), high, high)
+    return found
+
+
+@dataclass(slots=True)
+class Blocker:
+    """An open transaction that holds up the readers of a partition."""
+
+    partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    first_offset: int
+    began_ms: int
+    held_up: int
+    transactional_id: str | None = None
+    known: TransactionState | None = None
+    hangs: bool = False
+    reason: str = ""
+
+
+async def blockers(broker: Broker, cluster: NearCluster, topic: str | None = None) -> list[Blocker]:
+    """Who holds up readers, the oldest first. `topic`: only there."""
+    found = await _opened_here(broker, topic)
+    elsewhere = _led_elsewhere(broker, topic)
+    if elsewhere:
+        offsets = await offsets_of(broker, cluster, elsewhere)
+        pinned = [each for each in elsewhere if each in offsets and offsets[each].held_up]
+        for partition, producers in (await producers_of(cluster, pinned)).items():
+            found += [_blocker(partition, each, offsets[partition]) for each in producers if _is_open(each)]
+    found = sorted(found, key=lambda each: each.began_ms)[:BLOCKERS_MAX]
+    known = await transactions_of(cluster, (each.producer_id for each in found)) if found else {}
+    now_ms = broker.env.clock.wall_ms()
+    still = []
+    for each in found:
+        held = broker.partitions.get(each.partition)
+        led_here = held is not None and held.replicas is not None
+        if led_here and held is not None and held.stable.open_transactions.get(each.producer_id) != each.first_offset:
+            continue  # it has ended while we asked
+        judged = standing(each.partition, known.get(each.producer_id, []), now_ms)
+        each.known, each.hangs, each.reason = judged.holder, judged.hangs, judged.reason
+        each.transactional_id = None if judged.named is None else judged.named.transactional_id
+        still.append(each)
+    return still
+
+
+async def _opened_here(broker: Broker, topic: str | None) -> list[Blocker]:
+    found = []
+    for count, partition in enumerate(list(broker.partitions)):
+        if count % PARTITIONS_A_TURN == 0:
+            await asyncio.sleep(0)
+        if not partition.stable.open_transactions or partition.replicas is None:
+            continue
+        if topic is not None and partition.topic_partition.topic != topic:
+            continue
+        high = partition.high_watermark
+        found += [
+            Blocker(
+                partition.topic_partition,
+                each.producer_id,
+                -1,
+                each.first_offset,
+                each.first_timestamp_ms,
+                max(high - each.first_offset, 0),
+            )
+            for each in islice(partition.stable.describe_open(), BLOCKERS_MAX)
+        ]
+    return found
+
+
+def _led_elsewhere(broker: Broker, topic: str | None) -> list[TopicPartition]:
+    topics = broker.image.topics
+    names = list(topics) if topic is None else [topic] if topic in topics else []
+    found = (
+        TopicPartition(name, index)
+        for name in names
+        for index, state in topics[name].partitions.items()
+        if state.leader >= 0 and state.leader != broker.node_id
+    )
+    return list(islice(found, ASKED_ELSEWHERE_MAX))
+
+
+def _is_open(producer: ProducerState) -> bool:
+    return producer.current_txn_start_offset >= 0
+
+
+def _blocker(partition: TopicPartition, producer: ProducerState, offsets: Offsets) -> Blocker:
+    first = producer.current_txn_start_offset
+    return Blocker(
+        partition,
+        producer.producer_id,
+        producer.producer_epoch,
+        first,
+        producer.last_timestamp,
+        max(offsets.high - first, 0),
+    )
+
+
+@dataclass(slots=True)
+class Totals:
+    """What this broker counts, summed up."""
+
+    records_in: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    open: int = 0
+    oldest_ms: int | None = None
+    groups: int = 0
+    ended: int = 0
+    committed: int = 0
+
+
+async def totals(broker: Broker) -> Totals:
+    found = Totals()
+    for count, partition in enumerate(list(broker.partitions)):
+        if count % PARTITIONS_A_TURN == 0:
+            await asyncio.sleep(0)
+        tally = partition.tally
+        found.records_in += tally.records_in
+        found.bytes_in += tally.bytes_in
+        found.bytes_out += tally.bytes_out
+    for shard in broker.transactions.shards():
+        if not shard.loaded:
+            continue
+        for count, txn in enumerate(list(shard.machine.all())):
+            if count % PARTITIONS_A_TURN == 0:
+                await asyncio.sleep(0)
+            if txn.state is State.ONGOING:
+                found.open += 1
+                if txn.started_ms >= 0 and (found.oldest_ms is None or txn.started_ms < found.oldest_ms):
+                    found.oldest_ms = txn.started_ms
+    found.groups = sum(sum(1 for _ in shard.machine.groups()) for shard in broker.groups.shards() if shard.loaded)
+    ended = broker.txn_tally.ended
+    found.ended, found.committed = sum(ended.values()), ended["commit"]
+    return found
+
+
+# --- transactions ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class TxnRow:
+    transactional_id: str
+    state: str
+    producer_id: int
+    coordinator: int
+    detail: TransactionState | None = None
+    age_s: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in OPEN_STATES
+
+
+async def transactions(
+    broker: Broker, cluster: NearCluster, *, which: str, search: str, number: int
+) -> tuple[Cut, dict[str, int]]:
+    """A page of transactional ids, the oldest open one first, and how many there are of each state."""
+    listed = await list_transactions(cluster)
+    counts: dict[str, int] = {}
+    rows = []
+    for each, node in listed:
+        state = each.transaction_state
+        counts[state] = counts.get(state, 0) + 1
+        if search and search not in each.transactional_id:
+            continue
+        if which == "open" and state not in OPEN_STATES:
+            continue
+        rows.append(TxnRow(each.transactional_id, state, each.producer_id, node))
+    rows.sort(key=lambda row: (not row.is_open, row.transactional_id))
+    shown = cut(rows, number)
+    now_ms = broker.env.clock.wall_ms()
+    for row in shown.rows:
+        row.detail = await find_transaction(cluster, row.transactional_id)
+        if row.detail is not None and row.detail.is_open and row.detail.started_ms >= 0:
+            row.age_s = max(now_ms - row.detail.started_ms, 0) / 1000
+    ordered = sorted(shown.rows, key=lambda row: -(row.age_s or -1))
+    return shown._replace(rows=ordered), counts
+
+
+class Batch(NamedTuple):
+    """One batch of a transaction, as it stands in the log."""
+
+    partition: TopicPartition
+    header: BatchHeader
+    what: str
+
+
+async def batches_of(
+    cluster: NearCluster, partition: TopicPartition, first_offset: int, producer_id: int
+) -> list[Batch]:
+    """What a producer wrote from its first offset on, decided or not: a hundred batches, of the first megabyte."""
+    await cluster.metadata([partition.topic])
+    wanted = FetchPartition(partition.partition, fetch_offset=first_offset, partition_max_bytes=TRACED_BYTES)
+    topics = [FetchTopic(partition.topic, cluster.topic_id(partition.topic), [wanted])]
+    request = FetchRequest(max_wait_ms=0, min_bytes=0, max_bytes=TRACED_BYTES, isolation_level=0, topics=topics)
+    answer = await cluster.ask(request, node=await cluster.leader(partition))
+    found: list[Batch] = []
+    for topic in answer.responses:
+        for data in topic.partitions:
+            if data.error_code:
+                raise ClientFailure(f"{partition.topic}-{partition.partition}: {error_name(data.error_code)}")
+            assert not isinstance(data.records, list)
+            view, at = memoryview(data.records or b""), 0
+            while at < len(view) and len(found) < TRACED_BATCHES:
+                try:
+                    header = read_header(view, at)
+                except CorruptBatch:
+                    break  # the last one is cut
+                if header.producer_id == producer_id and header.next_offset > first_offset:
+                    found.append(Batch(partition, header, "marker" if header.is_control else "records"))
+                at += header.size_bytes
+    return found
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class PartitionLag:
+    partition: TopicPartition
+    committed: int
+    lag: int | None
+    stable_lag: int | None
+
+
+@dataclass(slots=True)
+class GroupRow:
+    name: str
+    state: str
+    kind: str
+    lag: int | None = None
+    stable_lag: int | None = None
+    partitions: list[PartitionLag] = field(default_factory=list)
+
+
+async def groups(broker: Broker, cluster: NearCluster, *, search: str, number: int) -> Cut:
+    listed = await list_groups(cluster)
+    found = [GroupRow(each.group_id, each.group_state, each.group_type) for each in listed if search in each.group_id]
+    shown = cut(found, number)
+    for row in shown.rows:
+        row.partitions = await lags(broker, cluster, row.name)
+        row.lag = _sum(each.lag for each in row.partitions)
+        row.stable_lag = _sum(each.stable_lag for each in row.partitions)
+    return shown
+
+
+async def lags(broker: Broker, cluster: NearCluster, group: str) -> list[PartitionLag]:
+    committed = await committed_offsets(cluster, group)
+    offsets = await offsets_of(broker, cluster, committed)
+    found = []
+    for partition, offset in sorted(committed.items()):
+        there = offsets.get(partition)
+        found.append(
+            PartitionLag(
+                partition,
+                offset,
+                None if there is None else max(there.high - offset, 0),
+                None if there is None else max(there.stable - offset, 0),
+            )
+        )
+    return found
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Message:
+    read: ReadRecord
+    state: str
+
+
+async def messages(
+    cluster: NearCluster, partition: TopicPartition, offsets: Offsets, offset: int, isolation: str
+) -> tuple[list[Message], int]:
+    """Up to a hundred records from `offset`, and where to go on: what readers of committed records see, what all
+    readers see, or everything there is, markers and aborted records too.
+    """
+    found: list[Message] = []
+    everything = isolation == "everything"
+    position = offset
+    if position < offsets.stable:
+        wanted = Wanted(READ_COMMITTED, control=everything, aborted=isolation != "committed")
+        reads, position = await _read(cluster, partition, position, offsets.stable, wanted)
+        for each in reads:
+            state = "marker" if each.control else "aborted" if each.aborted else "committed"
+            found.append(Message(each, state))
+    if len(found) < MESSAGES and isolation != "committed" and offsets.stable <= position < offsets.high:
+        reads, position = await _read(cluster, partition, position, offsets.high, Wanted(0, control=everything))
+        for each in reads:
+            state = "marker" if each.control else "open" if each.batch.is_transactional else "committed"
+            found.append(Message(each, state))
+    if len(found) > MESSAGES:
+        found = found[:MESSAGES]
+        position = found[-1].read.record.offset + 1
+    return found, position
+
+
+async def _read(
+    cluster: NearCluster, partition: TopicPartition, offset: int, end_offset: int, wanted: Wanted
+) -> tuple[list[ReadRecord], int]:
+    await cluster.metadata([partition.topic])
+    reader = Reader(cluster, {partition: offset}, wanted)
+    try:
+        found: list[ReadRecord] = []
+        while reader.positions[partition] < end_offset and len(found) <= MESSAGES:
+            before = reader.positions[partition]
+            found += [each for _, reads in await reader.next() for each in reads]
+            if reader.positions[partition] == before:
+                break
+        return found, reader.positions[partition]
+    finally:
+        await reader.close()
+
+
+# --- brokers and settings --------------------------------------------------------------------------------------------
+
+
+async def folders_of(cluster: NearCluster, node: int) -> list[DescribeLogDirsResult]:
+    return list((await cluster.ask(DescribeLogDirsRequest(topics=[]), node=node)).results)
+
+
+async def settings_of(cluster: NearCluster, node: int, kind: int, name: str) -> list[DescribeConfigsResourceResult]:
+    resource = DescribeConfigsResource(kind, name, None)
+    request = DescribeConfigsRequest([resource], include_synonyms=True, include_documentation=True)
+    (result,) = (await cluster.ask(request, node=node)).results
+    if result.error_code:
+        raise ClientFailure(result.error_message or error_name(result.error_code))
+    return sorted(result.configs, key=lambda each: each.name)
+
+
+def is_default(config: DescribeConfigsResourceResult) -> bool:
+    return config.config_source == DEFAULT_SOURCE

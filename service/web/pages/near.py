@@ -1,0 +1,42 @@
+"""The cluster as the pages ask it: by the same questions as any client, and of this broker without a connection."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from service.client.cluster import Cluster
+from service.web.gateway import CLIENT_ID, Gateway
+from service.wire.base import Request, Struct
+from service.wire.messages import FetchResponse
+
+R = TypeVar("R", bound=Struct)
+
+TIMEOUT_S = 3.0
+"""A page says what it does not know rather than let anybody wait."""
+
+
+class NearCluster(Cluster):
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__([], client_id=CLIENT_ID, timeout_s=TIMEOUT_S)
+        self._gateway = gateway
+
+    async def ask(
+        self, request: Request[R], *, node: int | None = None, wait_s: float = 0.0, version: int | None = None
+    ) -> R:
+        here = self._gateway.broker.node_id
+        answer = await self._gateway.ask(here if node is None else node, request, wait_s=wait_s)
+        if isinstance(answer, FetchResponse):
+            _read_slices(answer)
+        return answer
+
+    async def offers(self, request: Struct) -> bool:
+        return True
+
+
+def _read_slices(answer: FetchResponse) -> None:
+    """What this broker hands out are slices of its files."""
+    for topic in answer.responses:
+        for data in topic.partitions:
+            records: Any = data.records
+            if isinstance(records, list):
+                data.records = b"".join(part if isinstance(part, bytes) else part.read() for part in records)

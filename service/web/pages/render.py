@@ -1,0 +1,112 @@
+"""From facts to HTML: the templates, how figures are written, and what a browser may do with a page.
+
+What always holds: every name and value is escaped, whoever chose it; a page needs nothing from any other host, runs no
+script but our own file, and says so in its headers.
+"""
+
+from __future__ import annotations
+
+import html
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from aiohttp import web
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+HERE: Final = Path(__file__).parent
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+SHOWN_CHARACTERS: Final = 300
+_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
+
+
+def duration(seconds: float | None) -> str:
+    """In two units at most: `2 h 5 min`."""
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return f"{round(seconds * 1000)} ms"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    for index, (size, name) in enumerate(_UNITS):
+        if whole >= size:
+            rest = whole % size
+            small, small_name = (*_UNITS, (1, "s"))[index + 1]
+            return f"{whole // size} {name}" + (f" {rest // small} {small_name}" if rest >= small else "")
+    return f"{whole} s"
+
+
+def size(count: float | None) -> str:
+    if count is None:
+        return "–"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return ""
+
+
+def number(value: float | None) -> str:
+    """With thin spaces between thousands."""
+    return "–" if value is None else f"{value:,.0f}".replace(",", "\u2009")
+
+
+def moment(ms: int | None) -> str:
+    if ms is None or ms < 0:
+        return "–"
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError, OSError):
+        return str(ms)
+
+
+def shown(value: bytes | str | None) -> str:
+    """Bytes as text where they are text, else in hexadecimal; what can't be seen is written out."""
+    if value is None:
+        return "null"
+    if isinstance(value, bytes):
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            return "0x" + value[: SHOWN_CHARACTERS // 2].hex() + ("…" if len(value) > SHOWN_CHARACTERS // 2 else "")
+    else:
+        text = value
+    short = text[:SHOWN_CHARACTERS] + ("…" if len(text) > SHOWN_CHARACTERS else "")
+    return "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in short)
+
+
+_environment = Environment(
+    loader=FileSystemLoader(HERE / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_environment.filters.update(duration=duration, size=size, number=number, moment=moment, shown=shown)
+
+
+def render(template: str, **facts: Any) -> str:
+    return _environment.get_template(template).render(**facts)
+
+
+def page(text: str, *, status: int = 200) -> web.Response:
+    return web.Response(text=text, status=status, content_type="text/html", headers=HEADERS)
+
+
+def fragment(whole: str) -> str:
+    """What is inside `<main>`: all that a page which is open already needs."""
+    start = whole.index("<main")
+    return whole[start : whole.index("</main>", start) + len("</main>")]
+
+
+def escape(text: str) -> str:
+    return html.escape(text)

@@ -1,0 +1,54 @@
+"""The table of pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from service.web.gateway import Gateway
+from service.web.pages import actions, views
+from service.web.pages.render import HEADERS
+from service.web.pages.views import showing
+from service.web.problems import Problem
+from service.web.routing import Handler, Route
+
+STATIC: Final = Path(__file__).parent / "static"
+TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+async def static(gateway: Gateway, request: web.Request) -> web.Response:
+    """One of our few files; the name is looked up, never put together to a path."""
+    found = {path.name: path for path in STATIC.iterdir()}.get(request.match_info["name"])
+    if found is None:
+        raise Problem("not-found", "there is no such file")
+    headers = {**HEADERS, "Cache-Control": "max-age=3600"}
+    return web.Response(body=found.read_bytes(), content_type=TYPES[found.suffix], headers=headers)
+
+
+async def home(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    raise web.HTTPFound("/ui")
+
+
+def _page(path: str, handle: Handler, summary: str, method: str = "GET") -> Route:
+    return Route(method, path, handle, summary, "ui", documented=False)
+
+
+ROUTES = (
+    _page("/", home, "To the pages."),
+    _page("/ui", showing("overview", views.overview), "Is the cluster well."),
+    _page("/ui/transactions", showing("transactions", views.transactions), "What is open, and since when."),
+    _page("/ui/transactions/{id}", showing("transaction", views.transaction), "One transactional id."),
+    _page("/ui/transactions/{id}/abort", actions.abort_id, "End it.", "POST"),
+    _page("/ui/topics", showing("topics", views.topics), "Topics."),
+    _page("/ui/topics/{topic}", showing("topic", views.topic), "One topic's partitions."),
+    _page("/ui/topics/{topic}/{partition:[0-9]{1,9}}", showing("messages", views.messages, live=False), "Its records."),
+    _page("/ui/topics/{topic}/{partition:[0-9]{1,9}}/abort", actions.abort_in, "End what hangs.", "POST"),
+    _page("/ui/producers", showing("producers", views.producers), "Who writes."),
+    _page("/ui/groups", showing("groups", views.groups), "Who reads, and how far they are."),
+    _page("/ui/groups/{group}", showing("group", views.group), "One group."),
+    _page("/ui/brokers", showing("brokers", views.brokers), "Brokers and their disks."),
+    _page("/ui/settings", showing("settings", views.settings, live=False), "Settings, and what differs."),
+    _page("/ui/static/{name}", static, "Style and script."),
+)

@@ -1,0 +1,496 @@
+"""The pages under `/ui`: each gathers its facts and hands them to a template.
+
+A page that is open asks for itself again as a stream (`?live=1`) and is sent its content whenever that changed. Pages
+that are the same share what was gathered for the last two seconds, so that a hundred open pages cost as much as one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+from aiohttp import web
+
+from log.ids import TopicPartition
+from service.broker.internal_topics import INTERNAL_TOPICS
+from service.client.groups import describe_group
+from service.client.transactions import find_root, find_transaction, producers_of
+from service.web.gateway import Gateway
+from service.web.pages import facts
+from service.web.pages.facts import Told
+from service.web.pages.near import NearCluster
+from service.web.pages.render import HEADERS, fragment, page, render
+from service.web.problems import Problem
+
+LIVE_S: Final = 2.0
+STREAMS_MAX: Final = 200
+HISTORY: Final = 150
+"""Samples of the overview's curves: five minutes, while somebody looks."""
+PRODUCERS_MAX: Final = 200
+CACHED_MAX: Final = 100
+
+Facts = dict[str, Any]
+View = Callable[["Look"], Awaitable[Facts]]
+
+
+@dataclass(slots=True)
+class Sample:
+    at_s: float
+    records_in: float
+    bytes_in: float
+    bytes_out: float
+
+
+@dataclass(slots=True)
+class Kept:
+    """What the pages of one broker keep from one to the next: nothing that anybody was promised."""
+
+    cluster: NearCluster
+    streams: int = 0
+    history: list[Sample] = field(default_factory=list)
+    locks: dict[str, asyncio.Lock] = field(default_factory=dict)
+    rendered: dict[str, tuple[float, str, int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Look:
+    """One look at a page."""
+
+    gateway: Gateway
+    kept: Kept
+    told: Told
+    query: Mapping[str, str]
+    match: Mapping[str, str]
+
+    @property
+    def cluster(self) -> NearCluster:
+        return self.kept.cluster
+
+    @property
+    def search(self) -> str:
+        return self.query.get("search", "").strip()[:255]
+
+    @property
+    def number(self) -> int:
+        return _whole(self.query.get("page", "1"), 1)
+
+
+def _whole(text: str, otherwise: int) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else otherwise
+
+
+# --- how a page is made ----------------------------------------------------------------------------------------------
+
+
+def kept_of(gateway: Gateway) -> Kept:
+    if gateway.pages is None:
+        gateway.pages = Kept(NearCluster(gateway))
+    assert isinstance(gateway.pages, Kept)
+    return gateway.pages
+
+
+def showing(
+    name: str, view: View, *, live: bool = True
+) -> Callable[[Gateway, web.Request], Awaitable[web.StreamResponse]]:
+    """The handler of a page: `name` is its template and its place in the menu."""
+
+    async def handle(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+        kept = kept_of(gateway)
+        if "live" in request.query:
+            return await _follow(gateway, kept, request)
+        text, status = await shown(gateway, kept, request)
+        return page(text, status=status)
+
+    async def shown(gateway: Gateway, kept: Kept, request: web.Request) -> tuple[str, int]:
+        query = {key: value for key, value in request.query.items() if key != "live"}
+        key = f"{request.path}?{sorted(query.items())}"
+        now_s = asyncio.get_running_loop().time()
+        async with kept.locks.setdefault(key, asyncio.Lock()):
+            found = kept.rendered.get(key)
+            if found is not None and now_s - found[0] < LIVE_S / 2 and "done" not in query:
+                return found[1:]
+            text, status = await _make(gateway, kept, request, query)
+            if len(kept.rendered) >= CACHED_MAX:
+                kept.rendered.clear()
+                kept.locks.clear()
+            kept.rendered[key] = asyncio.get_running_loop().time(), text, status
+            return text, status
+
+    async def _make(gateway: Gateway, kept: Kept, request: web.Request, query: Mapping[str, str]) -> tuple[str, int]:
+        told = Told()
+        look = Look(gateway, kept, told, query, request.match_info)
+        broker = gateway.broker
+        common = {
+            "here": name,
+            "node_id": broker.node_id,
+            "cluster_id": broker.cluster_id,
+            "done": query.get("done", ""),
+            "search": look.search,
+        }
+        try:
+            found = await view(look)
+        except Problem as problem:
+            text = render("nothing.html", **common, live=False, missing=[], title="Not found", why=str(problem))
+            return text, problem.kind.status
+        return render(f"{name}.html", **common, live=live, missing=told.missing, **found), 200
+
+    async def _follow(gateway: Gateway, kept: Kept, request: web.Request) -> web.StreamResponse:
+        if kept.streams >= STREAMS_MAX:
+            return web.Response(status=503, text="too many pages are open")
+        headers = {**HEADERS, "Content-Type": "text/event-stream"}
+        response = web.StreamResponse(headers=headers)
+        kept.streams += 1
+        try:
+            await response.prepare(request)
+            last = ""
+            while not gateway.closing.is_set():
+                text, _ = await shown(gateway, kept, request)
+                content = fragment(text)
+                lines = "".join(f"data: {line}\n" for line in content.splitlines()) if content != last else ": \n"
+                last = content
+                await response.write(f"{lines}\n".encode("utf-8", "replace"))
+                try:
+                    await asyncio.wait_for(gateway.closing.wait(), LIVE_S)
+                except TimeoutError:
+                    continue
+        except ConnectionResetError:
+            return response  # the page was closed
+        finally:
+            kept.streams -= 1
+        return response
+
+    return handle
+
+
+# --- the pages -------------------------------------------------------------------------------------------------------
+
+
+async def overview(look: Look) -> Facts:
+    told, broker = look.told, look.gateway.broker
+    image = broker.image
+    totals = await facts.totals(broker)
+    blockers = await told.ask("who holds readers up", facts.blockers(broker, look.cluster), [])
+    loading = [
+        kind
+        for kind, coordinators in (("groups", broker.groups), ("transactions", broker.transactions))
+        if not all(shard.loaded for shard in coordinators.shards())
+    ]
+    leaderless = under = 0
+    partitions = 0
+    for topic in image.topics.values():
+        for state in topic.partitions.values():
+            partitions += 1
+            leaderless += state.leader < 0
+            under += len(state.isr) < len(state.replicas)
+    folders = [(folder.name, folder.failed is not None, folder.headroom.is_short) for folder in broker.folders]
+    hanging = [each for each in blockers if each.hangs]
+    findings = [
+        *([f"Partitions without a leader, which nobody can write to or read: {leaderless}."] if leaderless else []),
+        *([f"{name} is out of service: a write or an fsync failed." for name, failed, _ in folders if failed]),
+        *([f"{name} is full: producers are refused until there is room." for name, _, full in folders if full]),
+        *([f"Transactions that nobody will end, and that readers wait for: {len(hanging)}."] if hanging else []),
+        *([f"Partitions that lack a replica: {under}."] if under else []),
+        *([f"Coordinators of {' and '.join(loading)} are loading: they can't tell everything yet."] if loading else []),
+    ]
+    now_s = asyncio.get_running_loop().time()
+    sample = Sample(now_s, totals.records_in, totals.bytes_in, totals.bytes_out)
+    history = look.kept.history
+    if not history or sample.at_s - history[-1].at_s >= LIVE_S / 2:
+        history.append(sample)
+        del history[:-HISTORY]
+    return {
+        "title": "Overview",
+        "findings": findings,
+        "severe": bool(leaderless or hanging or any(failed for _, failed, _ in folders)),
+        "brokers": len(image.brokers),
+        "controller": image.controller_id,
+        "topics": len(image.topics),
+        "partitions": partitions,
+        "totals": totals,
+        "hanging": len(hanging),
+        "blockers": blockers[:10],
+        "now_ms": broker.env.clock.wall_ms(),
+        "curves": [
+            ("Records written, a second", _curve(history, "records_in"), "number"),
+            ("Bytes written, a second", _curve(history, "bytes_in"), "size"),
+            ("Bytes read, a second", _curve(history, "bytes_out"), "size"),
+        ],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    now: float | None
+    points: str
+
+
+def _curve(history: list[Sample], what: str, width: int = 240, height: int = 48) -> Curve:
+    """Differences a second, as the points of a polyline."""
+    rates = [
+        max((getattr(later, what) - getattr(earlier, what)) / (later.at_s - earlier.at_s), 0)
+        for earlier, later in pairwise(history)
+        if later.at_s - earlier.at_s < 10 * LIVE_S
+    ]
+    if not rates:
+        return Curve(None, "")
+    top = max(rates) or 1
+    step = width / max(len(rates) - 1, 1)
+    points = (f"{index * step:.1f},{height - 2 - (height - 4) * rate / top:.1f}" for index, rate in enumerate(rates))
+    return Curve(rates[-1], " ".join(points))
+
+
+async def transactions(look: Look) -> Facts:
+    broker = look.gateway.broker
+    which = look.query.get("which", "open")
+    nothing: tuple[facts.Cut, dict[str, int]] = (facts.cut([], 1), {})
+    shown, counts = await look.told.ask(
+        "transactional ids",
+        facts.transactions(broker, look.cluster, which=which, search=look.search, number=look.number),
+        nothing,
+    )
+    blockers = await look.told.ask("who holds readers up", facts.blockers(broker, look.cluster), [])
+    return {
+        "title": "Transactions",
+        "which": which,
+        "cut": shown,
+        "counts": counts,
+        "hanging": [each for each in blockers if each.hangs],
+        "now_ms": broker.env.clock.wall_ms(),
+    }
+
+
+async def transaction(look: Look) -> Facts:
+    name, broker, cluster = look.match["id"], look.gateway.broker, look.cluster
+    known = await look.told.ask("its coordinator", find_transaction(cluster, name), None)
+    root = await look.told.ask("its branches", find_root(cluster, name), None)
+    if known is None and not look.told.missing and (root is None or (root.last_token < 0 and not root.open_branches)):
+        raise Problem("unknown-transaction", f"no coordinator knows the transactional id {name!r}")
+    rows = []
+    if known is not None:
+        partitions = known.partitions[:200]
+        offsets = await look.told.ask("offsets", facts.offsets_of(broker, cluster, partitions), {})
+        led = [each for each in partitions if each in offsets]
+        producers = await look.told.ask("producers", producers_of(cluster, led), {})
+        for each in partitions:
+            first = next(
+                (
+                    producer.current_txn_start_offset
+                    for producer in producers.get(each, [])
+                    if producer.producer_id == known.producer_id and producer.current_txn_start_offset >= 0
+                ),
+                None,
+            )
+            rows.append((each, first, offsets.get(each)))
+    batches = []
+    for each, first, _ in rows[:20]:
+        if first is not None and known is not None:
+            what = f"batches in {each.topic}-{each.partition}"
+            batches += await look.told.ask(what, facts.batches_of(cluster, each, first, known.producer_id), [])
+    batches.sort(key=lambda batch: batch.header.max_timestamp)
+    now_ms = broker.env.clock.wall_ms()
+    return {
+        "title": name,
+        "name": name,
+        "known": known,
+        "age_s": (now_ms - known.started_ms) / 1000 if known and known.is_open and known.started_ms >= 0 else None,
+        "root": root,
+        "rows": rows,
+        "batches": batches[:200],
+        "now_ms": now_ms,
+    }
+
+
+async def topics(look: Look) -> Facts:
+    broker = look.gateway.broker
+    internal = look.query.get("internal", "") == "1"
+    names = sorted(
+        name for name in broker.image.topics if look.search in name and (internal or name not in INTERNAL_TOPICS)
+    )
+    shown = facts.cut(names, look.number)
+    wanted = [
+        TopicPartition(name, index) for name in shown.rows for index in list(broker.image.topics[name].partitions)[:100]
+    ]
+    offsets = await look.told.ask("offsets", facts.offsets_of(broker, look.cluster, wanted), {})
+    rows = []
+    for name in shown.rows:
+        states = broker.image.topics[name].partitions
+        there = [offsets[each] for index in states if (each := TopicPartition(name, index)) in offsets]
+        rows.append(
+            {
+                "name": name,
+                "partitions": len(states),
+                "replicas": max((len(state.replicas) for state in states.values()), default=0),
+                "records": sum(each.high - each.start for each in there) if there else None,
+                "held_up": sum(each.held_up for each in there),
+                "under": sum(len(state.isr) < len(state.replicas) for state in states.values()),
+                "leaderless": sum(state.leader < 0 for state in states.values()),
+            }
+        )
+    return {"title": "Topics", "cut": shown._replace(rows=rows), "internal": internal}
+
+
+async def topic(look: Look) -> Facts:
+    name, broker = look.match["topic"], look.gateway.broker
+    described = look.gateway.topic(name)
+    shown = facts.cut(list(described.partitions), look.number)
+    wanted = [TopicPartition(name, index) for index in shown.rows]
+    offsets = await look.told.ask("offsets", facts.offsets_of(broker, look.cluster, wanted), {})
+    blockers = await look.told.ask("who holds readers up", facts.blockers(broker, look.cluster, name), [])
+    configs = await look.told.ask("settings", facts.settings_of(look.cluster, broker.node_id, facts.TOPIC, name), [])
+    rows = []
+    for each in wanted:
+        held = broker.partitions.get(each)
+        aborted = []
+        if held is not None and each in offsets:
+            ranges = held.stable.aborted_ranges(offsets[each].start, offsets[each].end)
+            aborted = [found for _, found in zip(range(50), ranges, strict=False)]
+        rows.append(
+            {
+                "partition": each.partition,
+                "state": described.partitions[each.partition],
+                "offsets": offsets.get(each),
+                "aborted": aborted,
+                "blocker": next((found for found in blockers if found.partition == each), None),
+                "size": None if held is None else held.log.size_bytes,
+            }
+        )
+    return {
+        "title": name,
+        "name": name,
+        "cut": shown._replace(rows=rows),
+        "blockers": blockers,
+        "configs": [each for each in configs if not facts.is_default(each)],
+        "now_ms": broker.env.clock.wall_ms(),
+    }
+
+
+async def messages(look: Look) -> Facts:
+    name, broker = look.match["topic"], look.gateway.broker
+    partition = TopicPartition(name, _whole(look.match["partition"], -1))
+    look.gateway.state(partition)
+    isolation = look.query.get("isolation", "committed")
+    if isolation not in ("committed", "uncommitted", "everything"):
+        isolation = "committed"
+    found = await look.told.ask("offsets", facts.offsets_of(broker, look.cluster, [partition]), {})
+    offsets = found.get(partition)
+    rows: list[facts.Message] = []
+    offset = following = 0
+    if offsets is not None:
+        asked = look.query.get("offset", "")
+        end = offsets.stable if isolation == "committed" else offsets.high
+        offset = min(max(_whole(asked, max(end - 25, 0)), offsets.start), end)
+        rows, following = await look.told.ask(
+            "records",
+            facts.messages(look.cluster, partition, offsets, offset, isolation),
+            (rows, offset),
+        )
+    return {
+        "title": f"{name} partition {partition.partition}",
+        "name": name,
+        "partition": partition.partition,
+        "offsets": offsets,
+        "isolation": isolation,
+        "offset": offset,
+        "following": following,
+        "before": max(offset - facts.MESSAGES, 0),
+        "rows": rows,
+    }
+
+
+async def producers(look: Look) -> Facts:
+    broker, wanted = look.gateway.broker, look.query.get("topic", "")
+    rows = []
+    more = False
+    if wanted:
+        described = look.gateway.topic(wanted)
+        partitions = [TopicPartition(wanted, index) for index in list(described.partitions)[: facts.PAGE]]
+        found = await look.told.ask("producers", producers_of(look.cluster, partitions), {})
+        rows = [(each, producer) for each in partitions for producer in found.get(each, [])]
+        more = len(rows) > PRODUCERS_MAX
+    counts = []
+    for count, name in enumerate(sorted(broker.image.topics)):
+        if count % facts.PARTITIONS_A_TURN == 0:
+            await asyncio.sleep(0)
+        held = (broker.partitions.topic(name) or {}).values()
+        if remembered := sum(len(each.producers) for each in held):
+            tallies = [each.tally for each in held]
+            counts.append(
+                {
+                    "topic": name,
+                    "producers": remembered,
+                    "duplicates": sum(each.duplicates for each in tallies),
+                    "out_of_order": sum(each.out_of_order for each in tallies),
+                    "fenced": sum(each.fenced for each in tallies),
+                    "outside": sum(each.outside_transaction for each in tallies),
+                }
+            )
+    counts.sort(key=lambda row: -int(str(row["producers"])))
+    return {
+        "title": "Producers",
+        "topic": wanted,
+        "rows": rows[:PRODUCERS_MAX],
+        "more": more,
+        "cut": facts.cut(counts, look.number),
+        "now_ms": broker.env.clock.wall_ms(),
+    }
+
+
+async def groups(look: Look) -> Facts:
+    broker = look.gateway.broker
+    shown = await look.told.ask(
+        "groups",
+        facts.groups(broker, look.cluster, search=look.search, number=look.number),
+        facts.cut([], 1),
+    )
+    return {"title": "Groups", "cut": shown, "status": await look.gateway.scraper.status_of_groups()}
+
+
+async def group(look: Look) -> Facts:
+    name, broker = look.match["group"], look.gateway.broker
+    described = await look.told.ask("its members", describe_group(look.cluster, name), None)
+    lags = await look.told.ask("its offsets", facts.lags(broker, look.cluster, name), [])
+    readers = {} if described is None else {each: member for member in described.members for each in member.partitions}
+    return {
+        "title": name,
+        "name": name,
+        "described": described,
+        "lags": lags[:500],
+        "readers": readers,
+        "status": (await look.gateway.scraper.status_of_groups()).get(name),
+    }
+
+
+async def brokers(look: Look) -> Facts:
+    image = look.gateway.broker.image
+    led = dict.fromkeys(image.brokers, 0)
+    held = dict.fromkeys(image.brokers, 0)
+    behind = dict.fromkeys(image.brokers, 0)
+    for topic in image.topics.values():
+        for state in topic.partitions.values():
+            if state.leader in led:
+                led[state.leader] += 1
+            for replica in state.replicas:
+                if replica in held:
+                    held[replica] += 1
+                    behind[replica] += replica not in state.isr
+    rows = []
+    for node, registered in image.brokers.items():
+        folders = await look.told.ask(f"folders of broker {node}", facts.folders_of(look.cluster, node), [])
+        rows.append((registered, led[node], held[node], behind[node], folders))
+    return {"title": "Brokers", "rows": rows, "controller": image.controller_id, "epoch": image.controller_epoch.value}
+
+
+async def settings(look: Look) -> Facts:
+    broker = look.gateway.broker
+    configs = await look.told.ask(
+        "settings", facts.settings_of(look.cluster, broker.node_id, facts.BROKER, str(broker.node_id)), []
+    )
+    found = [each for each in configs if look.search.lower() in f"{each.name} {each.documentation}".lower()]
+    return {
+        "title": "Settings",
+        "differing": [each for each in found if not facts.is_default(each)],
+        "others": [each for each in found if facts.is_default(each)],
+    }

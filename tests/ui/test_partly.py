@@ -1,0 +1,56 @@
+"""A page while something is away: what is known is shown, what is not is named, and nobody waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from log.disk import DiskFault
+from service.web.gateway import Gateway
+from service.web.metrics import scraper_of
+from service.web.pages import views
+from service.web.pages.facts import Told
+from service.web.pages.render import render
+from service.web.pages.views import Look, View, kept_of
+from tests.service.api.txn_stage import TxnStage, Writer, on_txn_stage
+
+
+async def looked(stage: TxnStage, name: str, view: View, **match: str) -> str:
+    gateway = Gateway(stage.broker, scraper_of(stage.broker))
+    told = Told(timeout_s=0.1)
+    found = await view(Look(gateway, kept_of(gateway), told, {}, match))
+    common = {"here": name, "node_id": 1, "cluster_id": "c", "done": "", "search": "", "live": True}
+    return render(f"{name}.html", **common, missing=told.missing, **found)
+
+
+async def begun(stage: TxnStage) -> None:
+    writer = Writer(stage, "pay")
+    await writer.init()
+    await writer.write("orders", "a")
+
+
+def test_coordinators_that_load_are_named_and_the_partitions_are_shown(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        await begun(stage)
+        for shard in stage.broker.transactions.shards():
+            shard.loaded = False
+        page = await looked(stage, "overview", views.overview)
+        assert "Coordinators of transactions are loading" in page
+        assert "Not everything can be told now" in page
+        page = await looked(stage, "topic", views.topic, topic="orders")
+        assert "high watermark 1" in page
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_disk_that_failed_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        await begun(stage)
+        stage.broker.folders[0].fail(DiskFault(5, "broken"))
+        page = await looked(stage, "overview", views.overview)
+        assert "is out of service" in page
+        assert "out of service" in await looked(stage, "brokers", views.brokers)
+        assert "orders" in await looked(stage, "topics", views.topics)
+        assert "not known now" in await looked(stage, "topic", views.topic, topic="orders")
+        await looked(stage, "messages", views.messages, topic="orders", partition="0")
+
+    on_txn_stage(tmp_path, scene)
