@@ -14,13 +14,14 @@ from service.broker.data_folder import StartError
 from service.broker.node import Broker
 from service.client.failures import ClientFailure
 from service.settings.broker import Endpoint
-from service.web import groups, health, metrics, producing, topics
+from service.web import groups, health, metrics, producing, topics, transactions
 from service.web.gateway import Gateway
 from service.web.idempotency import Keys
 from service.web.pages import routes as pages
 from service.web.problems import Problem, of_failure
 from service.web.producers import Producers
 from service.web.routing import Route
+from service.web.transactions import OpenTransactions
 
 logger = logging.getLogger("oncelog.http")
 
@@ -31,6 +32,7 @@ TABLES: tuple[Sequence[Route], ...] = (
     topics.ROUTES,
     groups.ROUTES,
     pages.ROUTES,
+    transactions.ROUTES,
 )
 """Every operation there is: a resource adds its table here."""
 STOP_S = 3.0
@@ -46,6 +48,7 @@ class WebServer:
         self.gateway = Gateway(broker, metrics.scraper_of(broker))
         self.gateway.producers = Producers(self.gateway)
         self.gateway.keys = Keys(self.gateway)
+        self.gateway.open_transactions = OpenTransactions()
         self.endpoints: list[Endpoint] = []
         """Where it listens, with the ports that were found."""
         app = web.Application(middlewares=[_around], client_max_size=broker.config.http_max_body_bytes)

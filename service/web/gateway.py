@@ -35,6 +35,7 @@ from service.wire.versions import NEWEST_IS_UNSTABLE
 if TYPE_CHECKING:
     from service.web.idempotency import Keys
     from service.web.producers import Producers
+    from service.web.transactions import OpenTransactions
 
 R = TypeVar("R", bound=Struct)
 
@@ -56,7 +57,8 @@ class Gateway:
         self.cluster = Inside(self)
         self.producers: Producers
         self.keys: Keys
-        """Both are set by whoever makes this, since they need it."""
+        self.open_transactions: OpenTransactions
+        """These are set by the server, since they need the gateway."""
         self._turn = 0
         self._http: ClientSession | None = None
         self._pool = Pool(client_id=CLIENT_ID, timeout_s=TIMEOUT_S)

@@ -168,9 +168,10 @@ async def read_batch(gateway: Gateway, body: bytes) -> tuple[LooseBatch | BatchI
     return loose, records
 
 
-async def place_all(gateway: Gateway, records: Sequence[RecordIn], topic_name: str | None) -> Placed:
+async def place_all(
+    gateway: Gateway, records: Sequence[RecordIn], topic_name: str | None, partitioner: Partitioner
+) -> Placed:
     now_ms = gateway.broker.env.clock.wall_ms()
-    partitioner = Partitioner(gateway.next_turn())
     placed = Placed({}, [])
     topics: dict[str, Topic] = {}
     for index, given in enumerate(records):
@@ -303,7 +304,7 @@ async def answer_to(gateway: Gateway, body: bytes, topic_name: str | None, seal:
     batch, records = await read_batch(gateway, body)
     if not records and batch.offsets is None:
         raise Problem("invalid-request", "there are no records")
-    placed = await place_all(gateway, records, topic_name)
+    placed = await place_all(gateway, records, topic_name, Partitioner(gateway.next_turn()))
     return of_topic(await write_together(gateway, placed, batch.offsets, batch.expected, seal), topic_name)
 
 

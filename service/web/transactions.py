@@ -1,0 +1,533 @@
+"""Transactions as resources: begun, filled with numbered batches, ended by a word, asked about at any time.
+
+A transaction's name holds the producer id and epoch with which it was begun, so that whoever has the name can end it or
+ask about it at any broker, also after restarts; the numbers of its batches are known to the broker that coordinates it,
+and others forward to that. A number names a batch for good: sent again it is answered again, and written once, since it
+stands for sequence numbers of the producer.
+
+What always holds: every answer says what became of the transaction; an `unknown` one is resolved by asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, UnsetType
+
+from log.ids import TopicPartition
+from service.client.transactions import (
+    TransactionState,
+    find_transaction,
+    list_transactions,
+    producers_of,
+    transactions_of,
+    write_abort_marker,
+)
+from service.web.answers import as_json, path_int, query_int, read_json
+from service.web.forwarding import forward
+from service.web.gateway import TRANSACTION, Gateway
+from service.web.problems import Outcome, Problem, of_error
+from service.web.producers import Producer
+from service.web.producing import (
+    BatchIn,
+    BatchOut,
+    OffsetsIn,
+    commit_offsets,
+    cut,
+    place_all,
+    read_batch,
+    results_of,
+)
+from service.web.records import Partitioner
+from service.web.routing import JSON, Route, integer, text
+from service.web.sending import Outgoing
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import ProducerState
+
+TIMEOUT_MS = 60_000
+SESSIONS_MAX = 10_000
+SLACK_S = 5.0
+LAST_EPOCH = 0x7FFE
+"""The decision of a transaction with this epoch takes another producer id."""
+FENCED = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+COMMITTED, ABORTED = ("PrepareCommit", "CompleteCommit"), ("PrepareAbort", "CompleteAbort", "PrepareEpochFence")
+
+
+class Begin(msgspec.Struct, forbid_unknown_fields=True):
+    transactional_id: str
+    timeout_ms: int = TIMEOUT_MS
+    steal: bool = True
+    """End what another owner of the id has open; otherwise that is a conflict."""
+
+
+class Begun(msgspec.Struct):
+    txn: str
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    expires_at: int
+    """Milliseconds since 1970: unless it is committed by then it is aborted."""
+
+
+class State(msgspec.Struct, omit_defaults=True):
+    """What became of a transaction: nothing is visible (`none`), all is (`applied`), or nobody here knows (`unknown`)."""
+
+    state: str
+    outcome: Outcome
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    coordinator: int | UnsetType = UNSET
+    timeout_ms: int | UnsetType = UNSET
+    started_at: int | UnsetType = UNSET
+    next_batch: int | UnsetType = UNSET
+    partitions: list[PartitionName] | UnsetType = UNSET
+
+
+class PartitionName(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    partition: int
+
+
+class GroupOffsetsIn(msgspec.Struct, forbid_unknown_fields=True):
+    offsets: list[OffsetName]
+    member_id: str = ""
+    generation: int = -1
+    group_instance_id: str | None = None
+
+
+class OffsetName(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    partition: int
+    offset: int
+    metadata: str | None = None
+    leader_epoch: int = -1
+
+
+class Listed(msgspec.Struct):
+    transactional_id: str
+    state: str
+    producer_id: int
+    coordinator: int
+
+
+class Transactions(msgspec.Struct):
+    transactions: list[Listed]
+
+
+class HangingOut(msgspec.Struct):
+    topic: str
+    partition: int
+    producer_id: int
+    producer_epoch: int
+    start_offset: int
+    last_timestamp: int
+
+
+class Hanging(msgspec.Struct):
+    hanging: list[HangingOut]
+
+
+class Find(msgspec.Struct, forbid_unknown_fields=True):
+    topics: list[str] = []
+    """Where to look; in all of them by default."""
+
+
+class AbortIn(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    partition: int
+    producer_id: int
+
+
+_begins = msgspec.json.Decoder(Begin)
+_offsets = msgspec.json.Decoder(GroupOffsetsIn)
+_finds = msgspec.json.Decoder(Find)
+_aborts = msgspec.json.Decoder(AbortIn)
+_encode = msgspec.json.Encoder().encode
+
+
+# -- names
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """Which transaction is meant."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+
+    def __str__(self) -> str:
+        encoded = base64.urlsafe_b64encode(self.transactional_id.encode()).decode().rstrip("=")
+        return f"{self.producer_id}-{self.epoch}-{encoded}"
+
+
+def name_of(text: str) -> Name:
+    producer_id, _, rest = text.partition("-")
+    epoch, _, encoded = rest.partition("-")
+    try:
+        if not (producer_id.isdigit() and epoch.isdigit() and producer_id.isascii() and epoch.isascii()):
+            raise ValueError
+        if len(producer_id) > 19 or int(epoch) > 0x7FFF or int(producer_id) >= 2**63 or not encoded:
+            raise ValueError
+        padded = encoded + "=" * (-len(encoded) % 4)
+        transactional_id = base64.b64decode(padded, altchars=b"-_", validate=True).decode()
+        return Name(transactional_id, int(producer_id), int(epoch))
+    except (ValueError, binascii.Error):
+        raise Problem("unknown-transaction", f"{text[:60]!r} is no transaction's name") from None
+
+
+# -- what the coordinator's broker knows of an open one
+
+
+@dataclass(slots=True)
+class Written:
+    fingerprint: bytes
+    answer: bytes
+
+
+@dataclass(slots=True)
+class Open:
+    """An open transaction: its producer, and the batches that it was given."""
+
+    producer: Producer
+    until_s: float
+    batches: list[Written] = field(default_factory=list)
+    is_empty: bool = True
+    is_broken: bool = False
+    """A part of a batch was written, and the rest can't be: only the end is left."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class OpenTransactions:
+    """Those that were begun at this broker."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Open] = {}
+
+    def add(self, name: Name, producer: Producer) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for each in [each for each, known in self._open.items() if known.until_s < now_s]:
+            del self._open[each]
+        if len(self._open) >= SESSIONS_MAX:
+            raise Problem("throttled", f"{SESSIONS_MAX} transactions are open here")
+        self._open[str(name)] = Open(producer, now_s + producer.timeout_ms / 1000 + SLACK_S)
+
+    def find(self, name: Name) -> Open | None:
+        return self._open.get(str(name))
+
+    def close(self, name: Name) -> None:
+        self._open.pop(str(name), None)
+
+
+async def _elsewhere(gateway: Gateway, transactional_id: str) -> int | None:
+    """The broker that coordinates the id, if that is another one."""
+    node = await gateway.coordinator(TRANSACTION, transactional_id)
+    return None if node == gateway.broker.node_id else node
+
+
+# -- begin, write, end
+
+
+async def begin(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    body = await request.read()
+    wanted = read_json(body, _begins)
+    if not wanted.transactional_id or wanted.transactional_id.startswith("__http-"):
+        raise Problem("invalid-request", "a transactional id must be named, and be none of the brokers' own")
+    if not 0 < wanted.timeout_ms < 2**31:
+        raise Problem("invalid-request", "timeout_ms is a time", error=ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+    if (node := await _elsewhere(gateway, wanted.transactional_id)) is not None:
+        return await forward(gateway, node, request, body)
+    if not wanted.steal:
+        now = await find_transaction(gateway.cluster, wanted.transactional_id)
+        if now is not None and now.is_open:
+            raise Problem("concurrent-transactions", f"{wanted.transactional_id!r} has a transaction open")
+    producer = Producer(gateway, wanted.transactional_id, wanted.timeout_ms)
+    await producer.own()
+    name = Name(wanted.transactional_id, producer.producer_id, producer.epoch)
+    gateway.open_transactions.add(name, producer)
+    expires_ms = gateway.broker.env.clock.wall_ms() + wanted.timeout_ms
+    begun = Begun(str(name), wanted.transactional_id, producer.producer_id, producer.epoch, expires_ms)
+    return as_json(begun, status=201, headers={"Location": f"/v1/transactions/{name}"})
+
+
+async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    name, number = name_of(request.match_info["txn"]), path_int(request, "number")
+    body = await request.read()
+    if (node := await _elsewhere(gateway, name.transactional_id)) is not None:
+        return await forward(gateway, node, request, body)
+    open_one = gateway.open_transactions.find(name)
+    if open_one is None:
+        await _complain(gateway, name)
+        raise Problem(
+            "invalid-txn-state",
+            "this broker was started since and does not know which batches were written: end the transaction",
+        )
+    fingerprint = hashlib.sha256(body).digest()
+    async with open_one.turn:
+        if number < len(open_one.batches):
+            written = open_one.batches[number]
+            if written.fingerprint != fingerprint:
+                raise Problem("batch-changed", f"batch {number} was written with another body")
+            return web.Response(body=written.answer, content_type=JSON, headers={"Batch-Replayed": "true"})
+        if open_one.is_broken:
+            raise Problem("invalid-txn-state", "a batch was written in part: abort the transaction")
+        if number > len(open_one.batches):
+            raise Problem("batch-gap", f"the next batch is {len(open_one.batches)}", next_batch=len(open_one.batches))
+        answer = await _write(gateway, name, open_one, number, body)
+        encoded = _encode(answer)
+        open_one.batches.append(Written(fingerprint, encoded))
+        return web.Response(body=encoded, content_type=JSON)
+
+
+async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body: bytes) -> BatchOut:
+    batch, records = await read_batch(gateway, body)
+    if not records or batch.offsets is not None or batch.expected:
+        raise Problem("invalid-request", "a batch of a transaction has records, and nothing else")
+    # By its number, so that the same batch sent again goes to the same partitions.
+    placed = await place_all(gateway, records, None, Partitioner(number))
+    producer = open_one.producer
+    before = dict(producer.sequences)
+    batches: list[Outgoing] = []
+    for partition, of_partition in placed.by_partition.items():
+        batches.extend(producer.build(partition, run) for run in cut(of_partition))
+        await asyncio.sleep(0)
+    open_one.is_empty = False
+    try:
+        await producer.write(batches)
+    except Problem as problem:
+        producer.sequences = before
+        if problem.error in FENCED:
+            await _complain(gateway, name)
+        # What nobody answered may be sent again as it is: its sequence numbers say whether it is there already.
+        may_repeat = problem.outcome == "unknown" or problem.kind.retriable
+        open_one.is_broken = not may_repeat and any(each.base_offset >= 0 for each in batches)
+        problem.outcome = "none" if not may_repeat else problem.outcome
+        raise
+    return BatchOut("none", results_of(placed, batches))
+
+
+async def put_offsets(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    name, group = name_of(request.match_info["txn"]), request.match_info["group"]
+    body = await request.read()
+    wanted = read_json(body, _offsets)
+    if (node := await _elsewhere(gateway, name.transactional_id)) is not None:
+        return await forward(gateway, node, request, body)
+    open_one = gateway.open_transactions.find(name)
+    producer = open_one.producer if open_one is not None else _producer_of(gateway, name)
+    if open_one is not None:
+        open_one.is_empty = False
+    given = msgspec.convert({"group": group, **msgspec.to_builtins(wanted)}, OffsetsIn)
+    try:
+        await commit_offsets(producer, given)
+    except Problem as problem:
+        if problem.error in FENCED:
+            await _complain(gateway, name)
+        raise
+    return web.Response(status=204)
+
+
+def _producer_of(gateway: Gateway, name: Name) -> Producer:
+    producer = Producer(gateway, name.transactional_id)
+    producer.producer_id, producer.epoch = name.producer_id, name.epoch
+    return producer
+
+
+async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    return await _end(gateway, request, is_commit=True)
+
+
+async def abort(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    return await _end(gateway, request, is_commit=False)
+
+
+async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> web.StreamResponse:
+    name = name_of(request.match_info["txn"])
+    if (node := await _elsewhere(gateway, name.transactional_id)) is not None:
+        return await forward(gateway, node, request, b"")
+    known = gateway.open_transactions.find(name)
+    if known is not None and known.is_broken and is_commit:
+        raise Problem("invalid-txn-state", "a batch was written in part: abort the transaction")
+    producer = _producer_of(gateway, name)
+    try:
+        async with known.turn if known is not None else nullcontext():
+            await asyncio.shield(producer.end(commit=is_commit))
+    except Problem as problem:
+        found = await find_transaction(gateway.cluster, name.transactional_id)
+        state = _shown(name, found)
+        meant = "applied" if is_commit else "none"
+        if problem.error == ErrorCode.INVALID_TXN_STATE and state.state == "Empty":
+            return as_json(state)  # nothing was written
+        if state.state != "Ongoing" and state.outcome == meant and state.state != "Empty":
+            return as_json(state)  # it is decided, and as the caller wants it
+        if problem.error in FENCED or problem.error == ErrorCode.INVALID_TXN_STATE:
+            _complain_of(name, state)
+        raise
+    gateway.open_transactions.close(name)
+    await producer.until_visible()
+    return as_json(_shown(name, await find_transaction(gateway.cluster, name.transactional_id)))
+
+
+async def describe(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    name = name_of(request.match_info["txn"])
+    if (node := await _elsewhere(gateway, name.transactional_id)) is not None:
+        return await forward(gateway, node, request, b"")
+    found = await find_transaction(gateway.cluster, name.transactional_id)
+    if found is None:
+        raise Problem("unknown-transaction", f"transactional id {name.transactional_id!r} is not known")
+    state = _shown(name, found)
+    if (known := gateway.open_transactions.find(name)) is not None:
+        state.next_batch = len(known.batches)
+    return as_json(state)
+
+
+def _shown(name: Name, found: TransactionState | None) -> State:
+    """What became of this transaction, by what its coordinator knows of the id now: each decision takes the next epoch
+    (or the next producer id, where epochs are used up).
+    """
+    state, outcome = "Superseded", "unknown"
+    if found is not None:
+        is_next = (found.producer_id, found.producer_epoch) == (name.producer_id, name.epoch + 1)
+        is_same = (found.producer_id, found.producer_epoch) == (name.producer_id, name.epoch)
+        is_renamed = name.epoch >= LAST_EPOCH and found.producer_id != name.producer_id and found.producer_epoch == 0
+        if (is_same or is_next or is_renamed) and found.state in COMMITTED:
+            state, outcome = found.state, "applied"
+        elif ((is_same or is_next or is_renamed) and found.state in ABORTED) or is_same:
+            state, outcome = found.state, "none"
+    shown = State(state, outcome, name.transactional_id, name.producer_id, name.epoch)  # type: ignore[arg-type]
+    if found is not None and state != "Superseded":
+        shown.coordinator, shown.timeout_ms = found.coordinator, found.timeout_ms
+        shown.partitions = [PartitionName(*each) for each in found.partitions]
+        if found.started_ms >= 0:
+            shown.started_at = found.started_ms
+    return shown
+
+
+async def _complain(gateway: Gateway, name: Name) -> None:
+    found = await find_transaction(gateway.cluster, name.transactional_id)
+    _complain_of(name, _shown(name, found))
+
+
+def _complain_of(name: Name, state: State) -> None:
+    """Raise what is wrong with a transaction that can't be written to or ended any more."""
+    if state.state in ("Ongoing", "Empty"):
+        return
+    if state.outcome == "applied":
+        raise Problem("invalid-txn-state", "the transaction is committed", outcome="applied", state=state.state)
+    if state.outcome == "none":
+        raise Problem("transaction-expired", "the transaction was aborted", state=state.state)
+    raise Problem(
+        "producer-fenced",
+        f"transactional id {name.transactional_id!r} was taken over since; what this transaction left open was aborted",
+        error=ErrorCode.PRODUCER_FENCED,
+        outcome="unknown",
+    )
+
+
+# -- what an operator asks
+
+
+async def list_all(gateway: Gateway, request: web.Request) -> web.Response:
+    states = [request.query["state"]] if "state" in request.query else []
+    producer_id = query_int(request, "producer_id", -1)
+    listed = await list_transactions(
+        gateway.cluster,
+        states=states,
+        producer_ids=[producer_id] if producer_id >= 0 else [],
+        longer_than_ms=query_int(request, "min_age_ms", -1),
+    )
+    found = [
+        Listed(
+            *(each.transaction.transactional_id, each.transaction.transaction_state, each.transaction.producer_id),
+            each.coordinator,
+        )
+        for each in listed
+    ]
+    return as_json(Transactions(found))
+
+
+async def find_hanging(gateway: Gateway, request: web.Request) -> web.Response:
+    """Transactions that are open in a partition and at no coordinator: nobody will ever end them."""
+    body = await request.read()
+    wanted = read_json(body or b"{}", _finds)
+    names = wanted.topics or list(gateway.broker.image.topics)
+    partitions = [TopicPartition(name, index) for name in names for index in gateway.topic(name).partitions]
+    return as_json(Hanging(await _hanging(gateway, partitions)))
+
+
+async def _hanging(gateway: Gateway, partitions: list[TopicPartition]) -> list[HangingOut]:
+    opened = await _opened(gateway, partitions)
+    known = await transactions_of(gateway.cluster, (producer.producer_id for _, producer in opened))
+    # What ended while we asked is open in the first answer and nowhere in the second. It is gone from a third.
+    still = {(partition, each.current_txn_start_offset) for partition, each in await _opened(gateway, partitions)}
+    return [
+        HangingOut(
+            *(partition.topic, partition.partition, producer.producer_id, producer.producer_epoch),
+            *(producer.current_txn_start_offset, producer.last_timestamp),
+        )
+        for partition, producer in opened
+        if (partition, producer.current_txn_start_offset) in still
+        and not any(each.is_open and partition in each.partitions for each in known.get(producer.producer_id, ()))
+    ]
+
+
+async def _opened(gateway: Gateway, partitions: list[TopicPartition]) -> list[tuple[TopicPartition, ProducerState]]:
+    found = await producers_of(gateway.cluster, partitions)
+    return [
+        (partition, producer)
+        for partition, producers in found.items()
+        for producer in producers
+        if producer.current_txn_start_offset >= 0
+    ]
+
+
+async def abort_in_partition(gateway: Gateway, request: web.Request) -> web.Response:
+    wanted = read_json(await request.read(), _aborts)
+    partition = TopicPartition(wanted.topic, wanted.partition)
+    gateway.state(partition)
+    for _, producer in await _opened(gateway, [partition]):
+        if producer.producer_id == wanted.producer_id:
+            hanging = [each.producer_id for each in await _hanging(gateway, [partition])]
+            if wanted.producer_id not in hanging:
+                raise Problem("conflict", "its coordinator has it open: end the transaction itself")
+            code = await write_abort_marker(gateway.cluster, partition, producer)
+            if code:
+                raise of_error(code, f"{partition.topic} partition {partition.partition}", writing=True)
+            return web.Response(status=204)
+    raise Problem("unknown-transaction", f"producer {wanted.producer_id} has nothing open there")
+
+
+_ALL = "/v1/transactions"
+_ONE = _ALL + "/{txn:[^/:]+}"
+ROUTES = (
+    Route("POST", _ALL, begin, "Begin a transaction; what the id's former owner left open is aborted.", "transactions",
+          body=Begin, answer=Begun, status=201, problems=(400, 403, 409, 422, 503)),
+    Route("GET", _ALL, list_all, "Transactional ids and what they do.", "transactions", answer=Transactions,
+          problems=(400, 503), parameters=(
+              text("state", "Those in this state.", "Empty", "Ongoing", "PrepareCommit", "PrepareAbort",
+                   "CompleteCommit", "CompleteAbort"),
+              integer("min_age_ms", "Those that are open for longer."),
+              integer("producer_id", "Those of this producer."))),
+    Route("GET", _ONE, describe, "What became of a transaction.", "transactions", answer=State,
+          problems=(404, 503, 504)),
+    Route("PUT", _ONE + "/batches/{number}", put_batch,
+          "Write a batch: 0, then 1, and so on. The same number again is answered again, and written once.",
+          "transactions", body=BatchIn, answer=BatchOut, problems=(400, 404, 409, 410, 413, 422, 503, 504)),
+    Route("PUT", _ONE + "/offsets/{group}", put_offsets, "Commit what a group has read, with the transaction.",
+          "transactions", body=GroupOffsetsIn, status=204, problems=(400, 404, 409, 410, 422, 503, 504)),
+    Route("POST", _ONE + ":commit", commit, "Make everything visible at once. May be repeated.", "transactions",
+          answer=State, problems=(404, 409, 410, 503, 504)),
+    Route("POST", _ONE + ":abort", abort, "Let nothing become visible. May be repeated.", "transactions",
+          answer=State, problems=(404, 409, 410, 503, 504)),
+    Route("POST", _ALL + ":find-hanging", find_hanging, "Transactions that nobody will ever end.", "transactions",
+          body=Find, answer=Hanging, problems=(400, 404, 503)),
+    Route("POST", "/v1/partitions:abort-transaction", abort_in_partition, "End a hanging transaction in a partition.",
+          "transactions", body=AbortIn, status=204, problems=(400, 404, 409, 503, 504)),
+)  # fmt: skip

@@ -1,0 +1,147 @@
+"""Transactions as resources, over real HTTP."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.service.web.kit import Answer, Http, Served, read_all
+
+
+def begin(http: Http, transactional_id: str, **more: Any) -> str:
+    answer = http.post("/v1/transactions", {"transactional_id": transactional_id, **more})
+    assert answer.status == 201, answer
+    assert answer.headers["Location"] == f"/v1/transactions/{answer.json['txn']}"
+    location: str = answer.headers["Location"]
+    return location
+
+
+def put(http: Http, txn: str, number: int, *records: dict[str, Any]) -> Answer:
+    return http.put(f"{txn}/batches/{number}", {"records": list(records)})
+
+
+def values(served: Served, topic: str) -> list[bytes | None]:
+    return [each.value for each in read_all(served.bootstrap, topic)]
+
+
+def test_what_is_written_shows_after_the_commit_and_all_at_once(served: Served, http: Http, topic: str) -> None:
+    other = f"{topic}-b"
+    txn = begin(http, topic)
+    first = put(http, txn, 0, {"topic": topic, "value": 0}, {"topic": other, "value": 1})
+    assert (first.status, first.json["outcome"]) == (200, "none"), first
+    assert put(http, txn, 1, {"topic": topic, "value": 2}).status == 200
+    state = http.get(txn).json
+    assert (state["state"], state["outcome"], state["next_batch"]) == ("Ongoing", "none", 2)
+    assert values(served, topic) == []
+    offsets = {"offsets": [{"topic": topic, "partition": 0, "offset": 7}]}
+    assert http.put(f"{txn}/offsets/group-{topic}", offsets).status == 204
+    for _ in range(2):
+        answer = http.post(f"{txn}:commit")
+        assert (answer.status, answer.json["state"], answer.json["outcome"]) == (200, "CompleteCommit", "applied")
+    assert values(served, topic) == [b"0", b"2"]
+    assert values(served, other) == [b"1"]
+    assert http.get(f"/v1/groups/group-{topic}/offsets").json["offsets"][0]["offset"] == 7
+    assert http.get(txn).json["outcome"] == "applied"
+    late = http.post(f"{txn}:abort")
+    assert (late.status, late.json["outcome"]) == (409, "applied")
+    late = put(http, txn, 2, {"topic": topic, "value": 3})
+    assert (late.status, late.json["outcome"]) == (409, "applied")
+
+
+def test_a_batch_is_written_once_however_often_it_is_put(served: Served, http: Http, topic: str) -> None:
+    txn = begin(http, topic)
+    first = put(http, txn, 0, {"topic": topic, "value": 0})
+    again = put(http, txn, 0, {"topic": topic, "value": 0})
+    assert first.json == again.json
+    assert again.headers["Batch-Replayed"] == "true"
+    changed = put(http, txn, 0, {"topic": topic, "value": 1})
+    assert (changed.status, changed.json["type"]) == (422, "/problems/batch-changed")
+    gap = put(http, txn, 2, {"topic": topic, "value": 1})
+    assert (gap.status, gap.json["type"], gap.json["next_batch"]) == (409, "/problems/batch-gap", 1)
+    assert http.post(f"{txn}:commit").status == 200
+    assert values(served, topic) == [b"0"]
+
+
+def test_an_aborted_transaction_leaves_nothing(served: Served, http: Http, topic: str) -> None:
+    txn = begin(http, topic)
+    assert put(http, txn, 0, {"topic": topic, "value": 0}).status == 200
+    for _ in range(2):
+        answer = http.post(f"{txn}:abort")
+        assert (answer.status, answer.json["outcome"]) == (200, "none")
+    assert values(served, topic) == []
+    late = http.post(f"{txn}:commit")
+    assert (late.status, late.json["outcome"]) == (410, "none")
+
+
+def test_a_batch_that_was_refused_whole_may_be_put_again_mended(served: Served, http: Http, topic: str) -> None:
+    txn = begin(http, topic)
+    assert put(http, txn, 0, {"topic": topic, "value": 0, "partition": 9}).status == 404
+    assert put(http, txn, 0, {"topic": topic, "value": "x" * 2_000_000}).status == 413
+    assert put(http, txn, 0, {"topic": topic, "value": 0}).status == 200
+    assert http.post(f"{txn}:commit").status == 200
+    assert values(served, topic) == [b"0"]
+
+
+def test_who_begins_later_shuts_the_former_owner_out(served: Served, http: Http, topic: str) -> None:
+    first = begin(http, topic)
+    assert put(http, first, 0, {"topic": topic, "value": "first"}).status == 200
+    refused = http.post("/v1/transactions", {"transactional_id": topic, "steal": False})
+    assert (refused.status, refused.json["type"]) == (409, "/problems/concurrent-transactions")
+    second = begin(http, topic)
+    assert put(http, second, 0, {"topic": topic, "value": "second"}).status == 200
+    for answer in (put(http, first, 1, {"topic": topic, "value": 1}), http.post(f"{first}:commit")):
+        assert (answer.status, answer.json["kafka_error"]) == (409, "PRODUCER_FENCED"), answer
+    assert http.post(f"{second}:commit").status == 200
+    assert values(served, topic) == [b'"second"']
+
+
+def test_a_transaction_that_took_too_long_was_aborted(served: Served, http: Http, topic: str) -> None:
+    txn = begin(http, topic, timeout_ms=200)
+    assert put(http, txn, 0, {"topic": topic, "value": 0}).status == 200
+    deadline = time.monotonic() + 30
+    while http.get(txn).json["state"] == "Ongoing":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    answer = http.post(f"{txn}:commit")
+    assert (answer.status, answer.json["type"], answer.json["outcome"]) == (
+        410, "/problems/transaction-expired", "none",
+    )  # fmt: skip
+    assert values(served, topic) == []
+
+
+def test_a_transaction_that_wrote_nothing_may_be_ended(http: Http, topic: str) -> None:
+    assert http.post(f"{begin(http, topic)}:commit").status == 200
+    assert http.post(f"{begin(http, topic)}:abort").status == 200
+
+
+def test_an_open_transaction_can_be_ended_after_the_broker_died(tmp_path: Path) -> None:
+    served = Served(tmp_path / "data")
+    http = Http(served.url)
+    txn = begin(http, "mine")
+    assert put(http, txn, 0, {"topic": "t", "value": 0}).status == 200
+    served.kill()
+    served.start()
+    http.session.close()
+    http = Http(served.url)
+    assert http.get(txn).json["state"] == "Ongoing"
+    answer = put(http, txn, 1, {"topic": "t", "value": 1})
+    assert (answer.status, answer.json["type"], answer.json["outcome"]) == (409, "/problems/invalid-txn-state", "none")
+    assert http.post(f"{txn}:commit").json["outcome"] == "applied"
+    assert values(served, "t") == [b"0"]
+    http.session.close()
+    served.stop()
+
+
+def test_an_operator_finds_transactions(http: Http, topic: str) -> None:
+    txn = begin(http, topic)
+    assert put(http, txn, 0, {"topic": topic, "value": 0}).status == 200
+    ongoing = http.get("/v1/transactions?state=Ongoing").json["transactions"]
+    assert topic in [each["transactional_id"] for each in ongoing]
+    assert http.post("/v1/transactions:find-hanging", {"topics": [topic]}).json == {"hanging": []}
+    producers = http.get(f"/v1/topics/{topic}/partitions/0/producers").json["producers"]
+    assert [each["transaction_start_offset"] for each in producers] == [0]
+    pinned = {"topic": topic, "partition": 0, "producer_id": producers[0]["producer_id"]}
+    assert http.post("/v1/partitions:abort-transaction", pinned).status == 409, "its coordinator will end it"
+    assert http.post(f"{txn}:abort").status == 200
+    assert http.get("/v1/transactions/nothing").status == 404
