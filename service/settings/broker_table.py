@@ -104,6 +104,9 @@ class BrokerSettings:
         at_least=1024,
     )
 
+    http_max_streams = integer(
+        "http.max.streams", 5000, "Streams that may be open at one broker; further ones are refused.", at_least=0
+    )
     http_idempotency_retention_ms = long(
         "http.idempotency.retention.ms",
         86_400_000,

@@ -8,19 +8,19 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 
-from aiohttp import web
+from aiohttp import ClientConnectionError, web
 
 from service.broker.data_folder import StartError
 from service.broker.node import Broker
 from service.client.failures import ClientFailure
 from service.settings.broker import Endpoint
-from service.web import groups, health, metrics, producing, topics, transactions
+from service.web import consuming, groups, health, metrics, producing, topics, transactions
 from service.web.gateway import Gateway
 from service.web.idempotency import Keys
 from service.web.pages import routes as pages
 from service.web.problems import Problem, of_failure
 from service.web.producers import Producers
-from service.web.routing import Route
+from service.web.routing import STREAMING, Route
 from service.web.transactions import OpenTransactions
 
 logger = logging.getLogger("oncelog.http")
@@ -30,6 +30,7 @@ TABLES: tuple[Sequence[Route], ...] = (
     metrics.ROUTES,
     producing.ROUTES,
     topics.ROUTES,
+    consuming.ROUTES,
     groups.ROUTES,
     pages.ROUTES,
     transactions.ROUTES,
@@ -107,14 +108,23 @@ async def _around(
         response = Problem(slug, exception.text).response(request)
         if "Allow" in exception.headers:
             response.headers["Allow"] = exception.headers["Allow"]
-    except ConnectionResetError:
-        raise  # the client is gone
+    except (ConnectionError, ClientConnectionError):
+        return _cut_off(request)  # the client is gone
     except web.RequestPayloadError as error:
         response = Problem("malformed", f"the body is not as its headers say: {error}").response(request)
     except Exception:  # logged with its trace; whatever it is, only this request ends
         logger.exception("%s %s failed", request.method, request.path)
+        if STREAMING in request:
+            return _cut_off(request)
         response = Problem("server-error", outcome="unknown").response(request)
     request_id = request.headers.get(REQUEST_ID)
     if request_id is not None and not response.prepared and len(request_id) <= REQUEST_ID_MAX:
         response.headers[REQUEST_ID] = request_id
     return response
+
+
+def _cut_off(request: web.Request) -> web.StreamResponse:
+    """Nothing more can be said on this connection."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=499)

@@ -10,7 +10,8 @@ code, and those who ask know from it whether anything was done.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from aiohttp import ClientSession, ClientTimeout, web
@@ -60,15 +61,32 @@ class Gateway:
         self.open_transactions: OpenTransactions
         """These are set by the server, since they need the gateway."""
         self._turn = 0
+        self._waiting: set[asyncio.Task[Any]] = set()
         self._http: ClientSession | None = None
         self._pool = Pool(client_id=CLIENT_ID, timeout_s=TIMEOUT_S)
         self._listener = broker.config.endpoints[0].listener
 
     async def close(self) -> None:
+        """Streams and long polls end; what writes goes on."""
         self.closing.set()
+        for task in list(self._waiting):
+            task.cancel()
         await self._pool.close()
         if self._http is not None:
             await self._http.close()
+
+    @contextmanager
+    def waiting(self, most: int | None = None) -> Iterator[None]:
+        """Around what does nothing but wait for what to tell, and ends with the server."""
+        if most is not None and len(self._waiting) >= most:
+            raise Problem("too-many-streams", f"{most} streams are open at this broker")
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting.add(task)
+        try:
+            yield
+        finally:
+            self._waiting.discard(task)
 
     def http(self) -> ClientSession:
         """For requests that other brokers serve."""

@@ -22,7 +22,7 @@ from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Outcome, Problem, of_error
 from service.web.producers import Producer
 from service.web.records import Partitioner, RecordIn, milliseconds, new_record
-from service.web.routing import NDJSON, Parameter, Route, header, integer, text
+from service.web.routing import NDJSON, STREAMING, Parameter, Route, header, integer, text
 from service.web.sending import Outgoing, send
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -372,6 +372,7 @@ async def write_stream(gateway: Gateway, request: web.Request, topic_name: str |
     """Lines are written as they come, and reported in their order."""
     response = web.StreamResponse(headers={"Content-Type": NDJSON, "X-Accel-Buffering": "no"})
     await response.prepare(request)
+    request[STREAMING] = True
     number = 0
     try:
         async for lines in _lines(request, gateway.broker.config.http_max_body_bytes):

@@ -11,7 +11,6 @@ import base64
 import binascii
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -63,6 +62,8 @@ class RecordOut(msgspec.Struct, omit_defaults=True):
     aborted: bool = False
     producer_id: int | UnsetType = UNSET
     producer_epoch: int | UnsetType = UNSET
+    cursor: str | UnsetType = UNSET
+    """In a stream: where to go on behind this record."""
 
 
 _is_json = msgspec.json.Decoder(Raw).decode
@@ -158,30 +159,37 @@ class Partitioner:
         return TopicPartition(topic.name, partition_for_key(key, count) if count > 1 else 0)
 
 
-def shown(content: bytes, form: str) -> dict[str, Any]:
+def shown(content: bytes | None, form: str, out: RecordOut) -> None:
     """A value on its way out, in the form that was asked for."""
+    if content is None:
+        out.value = None
+        return
     if form == "base64":
-        return {"value_base64": base64.b64encode(content).decode()}
+        out.value_base64 = base64.b64encode(content).decode()
+        return
     try:
         text = content.decode()
     except UnicodeDecodeError:
-        return {"value_base64": base64.b64encode(content).decode()}
-    if form == "auto":
-        try:
-            _is_json(content)
-        except (msgspec.DecodeError, RecursionError):
-            return {"value_string": text}
-        if b"\n" in content or b"\r" in content:  # it must fit into a line
-            content = msgspec.json.format(content, indent=-1)
-        return {"value": Raw(content)}
-    return {"value_string": text}
-
-
-def shown_key(key: bytes) -> dict[str, Any]:
+        out.value_base64 = base64.b64encode(content).decode()
+        return
+    if form == "string":
+        out.value_string = text
+        return
     try:
-        return {"key": key.decode()}
+        _is_json(content)
+    except (msgspec.DecodeError, RecursionError):
+        out.value_string = text
+        return
+    if b"\n" in content or b"\r" in content:  # it must fit into a line
+        content = msgspec.json.format(content, indent=-1)
+    out.value = Raw(content)
+
+
+def shown_key(key: bytes, out: RecordOut) -> None:
+    try:
+        out.key = key.decode()
     except UnicodeDecodeError:
-        return {"key_base64": base64.b64encode(key).decode()}
+        out.key_base64 = base64.b64encode(key).decode()
 
 
 def shown_headers(headers: Iterable[tuple[str, bytes | None]]) -> list[dict[str, str | None]]:

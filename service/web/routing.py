@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 Handler = Callable[["Gateway", web.Request], Awaitable[web.StreamResponse]]
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
+STREAMING = "streaming"
+"""A request has this once the head of its answer is gone, so that nothing else can be answered."""
 
 
 @dataclass(frozen=True, slots=True)

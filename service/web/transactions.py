@@ -77,7 +77,7 @@ class Begun(msgspec.Struct):
 
 
 class State(msgspec.Struct, omit_defaults=True):
-    """What became of a transaction: nothing is visible (`none`), all is (`applied`), or nobody here knows (`unknown`)."""
+    """What became of a transaction: nothing shows (`none`), all does (`applied`), or nobody knows (`unknown`)."""
 
     state: str
     outcome: Outcome

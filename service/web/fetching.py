@@ -1,0 +1,211 @@
+"""Stored batches from wherever they are, opened into records that a reader may see.
+
+What always holds: a reader gets records of a partition in order, and under `read_committed` nothing that was aborted or
+is undecided, unless aborted records are asked for; markers are shown only to those who ask. The position moves past
+what was handed out or is not to be shown, and no further.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from isolation.read_filter import AbortedRanges
+from isolation.read_view import Isolation
+from log.batch import HEADER_BYTES, BatchHeader, CorruptBatch, Record, read_header, read_records
+from log.control import read_marker
+from log.disk import DiskFault
+from log.ids import TopicPartition
+from service.broker.fetch_sessions import SessionKey, Wanted
+from service.broker.reading import Reading, Terms
+from service.broker.session import Session
+from service.client.cluster import by_topic
+from service.web.gateway import CLIENT_ID, Gateway
+from service.web.problems import Problem
+from service.web.records import RecordOut, shown, shown_headers, shown_key
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import FetchPartition, FetchRequest, FetchTopic
+
+RECORDS_AT_ONCE = 1000
+PACKED_AT_ONCE = 16 << 10
+"""A longer batch that is compressed is unpacked beside the loop."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """What a leader has of one partition from a position on."""
+
+    partition: TopicPartition
+    error: int
+    log_start_offset: int = -1
+    last_stable_offset: int = -1
+    high_watermark: int = -1
+    aborted: Sequence[tuple[int, int]] | None = None
+    data: bytes = b""
+
+
+@dataclass(slots=True)
+class Lens:
+    """What a reader wants to see, and how."""
+
+    isolation: Isolation = Isolation.READ_COMMITTED
+    control: bool = False
+    aborted: bool = False
+    form: str = "auto"
+    key: bytes | None = None
+    key_prefix: bytes | None = None
+    header: tuple[str, bytes | None] | None = None
+    with_producers: bool = False
+
+    def passes(self, record: Record) -> bool:
+        if self.key is not None and record.key != self.key:
+            return False
+        if self.key_prefix is not None and not (record.key or b"").startswith(self.key_prefix):
+            return False
+        if self.header is not None:
+            name, content = self.header
+            return any(each == name and content in (None, value) for each, value in record.headers)
+        return True
+
+
+async def fetch(
+    gateway: Gateway,
+    node: int,
+    positions: Mapping[TopicPartition, int],
+    isolation: Isolation,
+    *,
+    max_bytes: int,
+    wait_ms: int,
+) -> list[Piece]:
+    """What one leader has; it waits for as long if it has nothing."""
+    if node == gateway.broker.node_id:
+        return await _fetch_here(gateway, positions, isolation, max_bytes, wait_ms)
+    image = gateway.broker.image
+    topics = [
+        FetchTopic(
+            name,
+            image.topics[name].id,
+            [
+                FetchPartition(each.partition, fetch_offset=positions[each], partition_max_bytes=max_bytes)
+                for each in of_topic
+            ],
+        )
+        for name, of_topic in by_topic(positions).items()
+        if name in image.topics
+    ]
+    request = FetchRequest(
+        max_wait_ms=wait_ms, min_bytes=1, max_bytes=max_bytes, isolation_level=isolation.value, topics=topics
+    )
+    answer = await gateway.ask(node, request, wait_s=wait_ms / 1000)
+    names = {topic.topic_id: topic.topic for topic in topics}
+    return [
+        Piece(
+            TopicPartition(topic.topic or names.get(topic.topic_id, ""), data.partition_index),
+            *(data.error_code, data.log_start_offset, data.last_stable_offset, data.high_watermark),
+            [(each.producer_id, each.first_offset) for each in data.aborted_transactions or ()],
+            bytes(data.records or b""),  # type: ignore[arg-type]
+        )
+        for topic in answer.responses
+        for data in topic.partitions
+    ]
+
+
+async def _fetch_here(
+    gateway: Gateway, positions: Mapping[TopicPartition, int], isolation: Isolation, max_bytes: int, wait_ms: int
+) -> list[Piece]:
+    wanted: dict[SessionKey, Wanted] = {
+        (each.topic, each.partition): Wanted(each.partition, offset, max_bytes, -1, -1, -1)
+        for each, offset in positions.items()
+    }
+    terms = Terms(isolation, 1, max_bytes, wait_ms)
+    reading = Reading(gateway.broker.partitions, Session(CLIENT_ID, 0), terms, wanted, keeps_order=True)
+    if not reading.read() and wait_ms > 0:
+        await reading.wait()
+    pieces = []
+    for (name, index), found in reading.found.items():
+        assert isinstance(name, str)
+        piece = Piece(
+            TopicPartition(name, index),
+            *(found.error, found.log_start_offset, found.last_stable_offset, found.high_watermark),
+            found.aborted,
+        )
+        if found.records is not None:
+            try:
+                piece.data = found.records.read()
+            except DiskFault as fault:
+                partition = gateway.broker.partitions.get(piece.partition)
+                piece.error = ErrorCode.KAFKA_STORAGE_ERROR if partition is None else partition.unreadable(fault)
+        pieces.append(piece)
+    return pieces
+
+
+async def opened(
+    gateway: Gateway, piece: Piece, offset: int, lens: Lens, most: int
+) -> AsyncIterator[tuple[list[RecordOut], int]]:
+    """The records to show from `offset` on, some at a time and `most` at most, each time with the next position."""
+    aborted = AbortedRanges(piece.aborted or ())
+    view = memoryview(piece.data)
+    at = 0
+    while at + HEADER_BYTES <= len(view) and most > 0:
+        try:
+            header = read_header(view, at)
+            if at + header.size_bytes > len(view):
+                return
+            batch = view[at : at + header.size_bytes]
+            at += header.size_bytes
+            is_aborted = aborted.covers(header, batch)
+            if (header.is_control and not lens.control) or (is_aborted and not lens.aborted):
+                yield [], header.next_offset
+                continue
+            records: Iterable[Record]
+            if header.codec and header.size_bytes > PACKED_AT_ONCE:
+                records = await gateway.broker.env.blocking(_unpacked, batch, header)
+            else:
+                records = read_records(batch, header)
+        except CorruptBatch as failure:
+            raise Problem(
+                "server-error", f"{piece.partition} is damaged at offset {offset}: {failure}",
+                error=ErrorCode.CORRUPT_MESSAGE,
+            ) from None  # fmt: skip
+        control = None
+        if header.is_control:
+            kind = read_marker(batch).type
+            control = "unknown" if kind is None else kind.name.lower()
+        found: list[RecordOut] = []
+        for count, record in enumerate(records):
+            if record.offset < offset:
+                continue
+            if control is not None or lens.passes(record):
+                found.append(shown_record(piece.partition, record, header, lens, control, is_aborted))
+                most -= 1
+            if most == 0 or count % RECORDS_AT_ONCE == RECORDS_AT_ONCE - 1:
+                yield found, record.offset + 1
+                found = []
+                if most == 0:
+                    return
+                await asyncio.sleep(0)
+        yield found, header.next_offset
+
+
+def _unpacked(batch: memoryview, header: BatchHeader) -> list[Record]:
+    return list(read_records(batch, header))
+
+
+def shown_record(
+    partition: TopicPartition, record: Record, header: BatchHeader, lens: Lens, control: str | None, is_aborted: bool
+) -> RecordOut:
+    out = RecordOut(partition.topic, partition.partition, record.offset, record.timestamp)
+    if control is not None:
+        out.control = control
+    else:
+        if record.key is not None:
+            shown_key(record.key, out)
+        shown(record.value, lens.form, out)
+        if record.headers:
+            out.headers = shown_headers(record.headers)
+    if is_aborted:
+        out.aborted = True
+    if lens.with_producers and header.producer_id >= 0:
+        out.producer_id, out.producer_epoch = header.producer_id, header.producer_epoch
+    return out

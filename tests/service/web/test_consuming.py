@@ -1,0 +1,175 @@
+"""Reading pages and streams."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import requests
+
+from tests.service.web.kit import PATIENCE_S, Http, Served
+
+
+def write(http: Http, topic: str, *records: Any, **more: Any) -> None:
+    body = {"records": [each if isinstance(each, dict) else {"value": each} for each in records], **more}
+    answer = http.post(f"/v1/topics/{topic}/records", body)
+    assert answer.status == 200, answer
+
+
+def page(http: Http, topic: str, query: str = "", partition: int = 0) -> Any:
+    answer = http.get(f"/v1/topics/{topic}/partitions/{partition}/records?{query}")
+    assert answer.status == 200, answer
+    return answer.json
+
+
+def values(records: list[dict[str, Any]]) -> list[Any]:
+    return [each.get("value") for each in records]
+
+
+def test_a_page_shows_what_was_written_as_it_was_written(http: Http, topic: str) -> None:
+    write(
+        http,
+        topic,
+        {"key": "k", "value": {"n": 1}, "headers": [{"name": "h", "value": "x"}], "timestamp": 5},
+        {"key_base64": "/w==", "value_string": "no json"},
+        {"value_base64": "/wA="},
+        {"key": "gone", "value": None},
+    )
+    found = page(http, topic)
+    assert found["next_offset"] == found["high_watermark"] == found["last_stable_offset"] == 4
+    first, second, third, fourth = found["records"]
+    assert first == {
+        "topic": topic, "partition": 0, "offset": 0, "timestamp": 5, "key": "k", "value": {"n": 1},
+        "headers": [{"name": "h", "value": "x"}],
+    }  # fmt: skip
+    assert (second["key_base64"], second["value_string"]) == ("/w==", "no json")
+    assert third["value_base64"] == "/wA="
+    assert fourth["value"] is None
+    assert [each["value_string"] for each in page(http, topic, "values=string&max_records=1")["records"]] == [
+        '{"n": 1}'
+    ]
+
+
+def test_pages_follow_each_other_and_filters_leave_out(http: Http, topic: str) -> None:
+    write(http, topic, *({"key": f"k{number % 3}", "value": number} for number in range(30)))
+    seen, offset = [], "earliest"
+    while True:
+        found = page(http, topic, f"offset={offset}&max_records=7")
+        if not found["records"]:
+            break
+        seen += values(found["records"])
+        offset = found["next_offset"]
+    assert seen == list(range(30))
+    assert values(page(http, topic, "key=k1&offset=10")["records"]) == list(range(10, 30, 3))
+    assert page(http, topic, "offset=latest")["next_offset"] == 30
+    answer = http.get(f"/v1/topics/{topic}/partitions/0/records?offset=99")
+    assert (answer.status, answer.json["earliest"], answer.json["latest"]) == (416, 0, 30)
+
+
+def test_a_page_waits_for_what_is_not_there_yet(http: Http, served: Served, topic: str) -> None:
+    write(http, topic, 0)
+    found: list[Any] = []
+
+    def wait() -> None:
+        client = Http(served.url)
+        found.append(page(client, topic, "offset=1&wait_ms=30000"))
+        client.session.close()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    write(http, topic, 1)
+    waiting.join(PATIENCE_S)
+    assert values(found[0]["records"]) == [1]
+    assert page(http, topic, "offset=2&wait_ms=1")["records"] == []
+
+
+def test_committed_readers_see_no_aborted_or_open_records_and_others_may(http: Http, topic: str) -> None:
+    def transaction(value: str, end: str | None) -> None:
+        txn = http.post("/v1/transactions", {"transactional_id": f"{topic}-{value}"}).headers["Location"]
+        records = {"records": [{"topic": topic, "value": value}]}
+        assert http.put(f"{txn}/batches/0", records).status == 200
+        if end is not None:
+            assert http.post(f"{txn}:{end}").status == 200
+
+    transaction("aborted", "abort")
+    transaction("committed", "commit")
+    transaction("open", None)
+    assert values(page(http, topic)["records"]) == ["committed"]
+    assert values(page(http, topic, "isolation=read_uncommitted")["records"]) == ["aborted", "committed", "open"]
+    everything = page(http, topic, "include=control,aborted,producer")["records"]
+    shown = [(each.get("value"), each.get("control"), each.get("aborted", False)) for each in everything]
+    assert shown == [
+        ("aborted", None, True),
+        (None, "abort", False),
+        ("committed", None, False),
+        (None, "commit", False),
+    ]
+    assert all(each["producer_id"] >= 0 for each in everything)
+
+
+def events(answer: requests.Response) -> Iterator[tuple[str, str, Any]]:
+    """Server-sent events: id, event, data."""
+    fields: dict[str, str] = {}
+    for raw in answer.iter_lines(chunk_size=1):
+        line = raw.decode()
+        if line and not line.startswith(":"):
+            name, _, content = line.partition(": ")
+            fields[name] = content
+        elif not line and "event" in fields:
+            yield fields.get("id", ""), fields["event"], json.loads(fields["data"])
+            fields = {}
+
+
+def follow(served: Served, topic: str, query: str = "", **headers: str) -> requests.Response:
+    accept = {"Accept": "text/event-stream", **headers}
+    answer = requests.get(
+        f"{served.url}/v1/topics/{topic}/stream?{query}", headers=accept, stream=True, timeout=PATIENCE_S
+    )
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def test_a_stream_follows_a_topic_and_goes_on_where_its_reader_was(http: Http, served: Served, topic: str) -> None:
+    assert http.post("/v1/topics", {"name": topic, "partitions": 3}).status == 201
+    for number in range(9):
+        write(http, topic, {"partition": number % 3, "value": number})
+    with follow(served, topic, "from=earliest") as answer:
+        stream = events(answer)
+        first = [next(stream) for _ in range(4)]
+    assert {event for _, event, _ in first} == {"record"}
+    with follow(served, topic, **{"Last-Event-ID": first[-1][0]}) as answer:
+        stream = events(answer)
+        second = [next(stream) for _ in range(5)]
+        write(http, topic, {"partition": 1, "value": 9})
+        second.append(next(stream))
+    assert sorted(data["value"] for _, _, data in first + second) == list(range(10))
+
+
+def test_a_stream_of_lines_ends_where_it_is_told_to(http: Http, served: Served, topic: str) -> None:
+    write(http, topic, *range(1500))
+    accept = {"Accept": "application/x-ndjson"}
+    answer = http.get(f"/v1/topics/{topic}/stream?from=earliest&until=end", headers=accept)
+    lines = [json.loads(line) for line in answer.json.splitlines()]
+    assert values(lines[:-1]) == list(range(1500))
+    assert lines[-1] == {"end": {"cursor": "0:1500"}}
+    cursor = lines[999]["cursor"]
+    answer = http.get(f"/v1/topics/{topic}/stream?cursor={cursor}&max_records=3", headers=accept)
+    assert values([json.loads(line) for line in answer.json.splitlines()][:-1]) == [1000, 1001, 1002]
+
+
+def test_a_client_that_never_reads_holds_up_nobody(http: Http, served: Served, topic: str) -> None:
+    filling = "x" * 100_000
+    with follow(served, topic, "from=latest") if _made(http, topic) else follow(served, topic):
+        for _ in range(20):
+            write(http, topic, *([filling] * 7))
+        began = time.monotonic()
+        assert len(page(http, topic, "max_records=3")["records"]) == 3
+        assert time.monotonic() - began < PATIENCE_S
+
+
+def _made(http: Http, topic: str) -> bool:
+    write(http, topic, 0)
+    return True
