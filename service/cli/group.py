@@ -121,7 +121,7 @@ async def _groups(cluster: Cluster) -> list[GroupRow]:
 async def describe(cluster: Cluster, name: str, output: Output) -> None:
     """Show the state, the members and the lag of a group."""
     group = await describe_group(cluster, name)
-    lags = await _lags(cluster, group)
+    lags = await lags_of(cluster, group)
     detail = GroupDetail(
         group=name,
         state=group.state,
@@ -157,7 +157,7 @@ def _member_rows(group: Group) -> list[MemberRow]:
     ]
 
 
-async def _lags(cluster: Cluster, group: Group) -> list[LagRow]:
+async def lags_of(cluster: Cluster, group: Group) -> list[LagRow]:
     """The lag of every partition that the group has committed or reads now."""
     committed = await committed_offsets(cluster, group.name)
     readers = {partition: member for member in group.members for partition in member.partitions}
@@ -206,7 +206,7 @@ async def lag(cluster: Cluster, names: Sequence[str], fail_above: int | None, wa
     """Show how far groups are behind; all groups if none is named."""
     while True:
         chosen = list(dict.fromkeys(names)) or [each.group_id for each in await list_groups(cluster)]
-        rows = [row for name in chosen for row in await _lags(cluster, await describe_group(cluster, name))]
+        rows = [row for name in chosen for row in await lags_of(cluster, await describe_group(cluster, name))]
         if watch and sys.stdout.isatty():
             click.clear()
         show(rows, output, columns=LAG_COLUMNS, wide=("client_id", "host"))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +22,7 @@ from service.client.cluster import Cluster
 from service.client.failures import refused
 from service.client.transactions import (
     ONGOING,
+    OPEN_STATES,
     Stable,
     TransactionState,
     fence,
@@ -283,6 +287,27 @@ def _first_open(producer: ProducerState) -> int | None:
     return producer.current_txn_start_offset if producer.current_txn_start_offset >= 0 else None
 
 
+@command.command("watch")
+@click.option("--every", "every_s", type=click.FloatRange(min=0.2), default=2.0, show_default=True, metavar="SECONDS")
+@click.option("-n", "--looks", type=click.IntRange(min=1), metavar="N", help="Stop after so many; default: at ctrl-C.")
+@output_option
+@with_cluster
+async def watch(cluster: Cluster, every_s: float, looks: int | None, output: Output) -> None:
+    """Show the open transactions, the oldest first, again and again."""
+    for look in itertools.count(1):
+        listed = await list_transactions(cluster, states=sorted(OPEN_STATES))
+        found = [await find_transaction(cluster, each.transaction.transactional_id) for each in listed]
+        now_ms = _now_ms()
+        rows = [_detail(each, now_ms) for each in found if each is not None and each.is_open]
+        rows.sort(key=lambda row: -(row.age_ms or 0))
+        if sys.stdout.isatty() and output in (Output.TABLE, Output.WIDE):
+            click.clear()
+        show(rows, output, columns=DETAIL_COLUMNS, wide=DETAIL_WIDE)
+        if look == looks:
+            return
+        await asyncio.sleep(every_s)
+
+
 @command.command("hanging")
 @click.option(
     "--older-than",
@@ -299,6 +324,21 @@ async def hanging(cluster: Cluster, older_than_ms: int, output: Output) -> None:
 
     Ends with 6 when one hangs: no coordinator has it open any more, or it is open for longer than its timeout.
     """
+    rows = await find_pins(cluster)
+    rows = [row for row in rows if row.age_ms is None or row.age_ms >= older_than_ms]
+    show(rows, output, columns=PIN_COLUMNS, wide=PIN_COLUMNS_MORE)
+    hung = [row for row in rows if row.hangs]
+    if hung:
+        first = hung[0]
+        raise CliError(
+            f"{len(hung)} transaction(s) hang, the first in {first.topic} partition {first.partition} "
+            f"at offset {first.first_open_offset}: {first.reason}",
+            Exit.CONDITION,
+        )
+
+
+async def find_pins(cluster: Cluster) -> list[PinRow]:
+    """Every transaction that holds up readers of committed records, by where it is."""
     partitions = await _led_partitions(cluster)
     stable = await stable_offsets(cluster, partitions)
     pinned = [each for each in partitions if stable[each].last_stable_offset < stable[each].high_watermark]
@@ -312,17 +352,7 @@ async def hanging(cluster: Cluster, older_than_ms: int, output: Output) -> None:
         for partition, producer in opened
         if (partition, producer.current_txn_start_offset) in still
     ]
-    rows = [row for row in rows if row.age_ms is None or row.age_ms >= older_than_ms]
-    rows.sort(key=lambda row: (row.topic, row.partition, row.first_open_offset))
-    show(rows, output, columns=PIN_COLUMNS, wide=PIN_COLUMNS_MORE)
-    hung = [row for row in rows if row.hangs]
-    if hung:
-        first = hung[0]
-        raise CliError(
-            f"{len(hung)} transaction(s) hang, the first in {first.topic} partition {first.partition} "
-            f"at offset {first.first_open_offset}: {first.reason}",
-            Exit.CONDITION,
-        )
+    return sorted(rows, key=lambda row: (row.topic, row.partition, row.first_open_offset))
 
 
 async def _led_partitions(cluster: Cluster) -> list[TopicPartition]:

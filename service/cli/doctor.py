@@ -1,0 +1,217 @@
+"""`oncelog doctor`: is the cluster well, what is wrong, and what to do about it.
+
+Each check is by itself: one that can't be made says so, and the others go on. Ends with 6 when something is wrong, so
+that a monitor can run it.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import click
+
+from service.cli.connect import with_cluster
+from service.cli.failures import CliError, Exit
+from service.cli.group import lags_of
+from service.cli.output import Output, output_option, show
+from service.cli.txn import find_pins
+from service.client.cluster import Cluster
+from service.client.failures import ClientFailure, error_name
+from service.client.groups import describe_group, list_groups
+from service.client.transactions import list_transactions
+from service.wire.messages import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeLogDirsRequest,
+    MetadataRequest,
+)
+
+OK, WARNING, PROBLEM, UNKNOWN = "ok", "warning", "problem", "unknown"
+DESCRIPTORS: Final = 4096
+NEARLY_FULL: Final = 0.1
+GROUPS_MAX: Final = 200
+NAMED: Final = 3
+TOPIC: Final = 2
+COLUMNS = ("check", "state", "finding", "cure")
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One check: what it found, and what to do."""
+
+    check: str
+    state: str
+    finding: str
+    cure: str | None
+
+
+Check = Callable[[Cluster], Awaitable[list[Diagnosis]]]
+
+
+def _well(check: str, finding: str) -> list[Diagnosis]:
+    return [Diagnosis(check, OK, finding, None)]
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+
+
+@click.command()
+@output_option
+@with_cluster
+async def command(cluster: Cluster, output: Output) -> None:
+    """Check a cluster: what is wrong, and what to do about it.
+
+    Looked at are brokers, disks, replicas, transactions, groups, and this machine's limits. Ends with 6 when something
+    is wrong, with 5 when no broker answers.
+    """
+    await cluster.metadata([])
+    rows = _limits()
+    for name, check in CHECKS.items():
+        try:
+            rows += await check(cluster)
+        except ClientFailure as failure:
+            rows.append(Diagnosis(name, UNKNOWN, failure.message, "see what the brokers' logs say, and ask again"))
+    show(rows, output, columns=COLUMNS)
+    wrong = [row for row in rows if row.state in (PROBLEM, UNKNOWN)]
+    if wrong:
+        raise CliError(f"{len(wrong)} of {len(rows)} checks found something wrong: {wrong[0].finding}", Exit.CONDITION)
+
+
+def _limits() -> list[Diagnosis]:
+    """Of this machine, which may be a broker's."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < DESCRIPTORS:
+        cure = "raise the hard limit (LimitNOFILE=, ulimits:) where a broker runs: connections and logs share it"
+        return [Diagnosis("limits", WARNING, f"a process here may open {most} files", cure)]
+    return _well("limits", "a process here may open enough files")
+
+
+async def _brokers(cluster: Cluster) -> list[Diagnosis]:
+    found = []
+    for node in await cluster.nodes():
+        try:
+            await cluster.ask(MetadataRequest(topics=[]), node=node)
+        except ClientFailure as failure:
+            cure = "is it up, and does its advertised.listeners name an address that can be reached from here?"
+            found.append(Diagnosis("brokers", PROBLEM, f"broker {node} does not answer: {failure.message}", cure))
+    return found or _well("brokers", f"{len(await cluster.nodes())} registered, and each answers at its address")
+
+
+async def _controller(cluster: Cluster) -> list[Diagnosis]:
+    await cluster.metadata([])
+    if cluster.controller_id not in await cluster.nodes():
+        cure = "bring the metadata store back (ZooKeeper, PostgreSQL): brokers elect a controller in it"
+        return [Diagnosis("controller", PROBLEM, "no broker controls the cluster", cure)]
+    return _well("controller", f"broker {cluster.controller_id} controls the cluster")
+
+
+async def _partitions(cluster: Cluster) -> list[Diagnosis]:
+    leaderless, thin, count = [], [], 0
+    for topic in await cluster.metadata(None):
+        for part in topic.partitions:
+            count += 1
+            name = f"{topic.name}-{part.partition_index}"
+            if part.leader_id < 0:
+                leaderless.append(name)
+            elif len(part.isr_nodes) < len(part.replica_nodes):
+                thin.append(name)
+    found = []
+    if leaderless:
+        cure = "bring back a broker of their in-sync sets (`oncelog topic describe`)"
+        found.append(Diagnosis("partitions", PROBLEM, f"{len(leaderless)} have no leader: {_named(leaderless)}", cure))
+    if thin:
+        cure = "is a broker down, its disk slow, or the network to it?"
+        found.append(Diagnosis("partitions", WARNING, f"{len(thin)} lack a replica: {_named(thin)}", cure))
+    return found or _well("partitions", f"{count} have a leader and all their replicas in sync")
+
+
+async def _disks(cluster: Cluster) -> list[Diagnosis]:
+    found = []
+    for node in await cluster.nodes():
+        for folder in (await cluster.ask(DescribeLogDirsRequest(topics=[]), node=node)).results:
+            where = f"{folder.log_dir} of broker {node}"
+            if folder.error_code:
+                cure = "see the broker's log; replace the disk and start the broker again"
+                found.append(Diagnosis("disks", PROBLEM, f"{where} is out of service", cure))
+            elif 0 <= folder.usable_bytes < NEARLY_FULL * folder.total_bytes:
+                cure = "lower retention, trim a topic, or give it a larger disk, before producers are refused"
+                free = f"{where} has {folder.usable_bytes * 100 // folder.total_bytes} % free"
+                found.append(Diagnosis("disks", WARNING, free, cure))
+    return found or _well("disks", "every data folder is in service and has room")
+
+
+async def _replication(cluster: Cluster) -> list[Diagnosis]:
+    """One replica of everything on several brokers is a choice that is seldom meant."""
+    nodes = await cluster.nodes()
+    single = [
+        topic.name or ""
+        for topic in await cluster.metadata(None)
+        if len(nodes) > 1 and topic.partitions and len(topic.partitions[0].replica_nodes) == 1
+    ]
+    if single:
+        cure = "create topics with --replication-factor 3, or set default.replication.factor"
+        return [
+            Diagnosis("replication", WARNING, f"{len(single)} topics are on one broker only: {_named(single)}", cure)
+        ]
+    return _well("replication", "as many copies as brokers allow" if len(nodes) > 1 else "one broker: one copy")
+
+
+async def _transactions(cluster: Cluster) -> list[Diagnosis]:
+    await list_transactions(cluster, states=["Ongoing"])  # every coordinator answers
+    hung = [each for each in await find_pins(cluster) if each.hangs]
+    if hung:
+        where = _named([f"{each.topic}-{each.partition} at {each.first_open_offset}" for each in hung])
+        cure = "`oncelog txn hanging`, then `oncelog txn abort TOPIC PARTITION --start-offset N`"
+        return [Diagnosis("transactions", PROBLEM, f"{len(hung)} hang, and readers wait: {where}", cure)]
+    return _well("transactions", "none hangs, and every coordinator answers")
+
+
+async def _groups(cluster: Cluster) -> list[Diagnosis]:
+    listed = await list_groups(cluster)
+    stuck = []
+    for each in listed[:GROUPS_MAX]:
+        if each.group_state == "Empty":
+            behind = sum(row.lag or 0 for row in await lags_of(cluster, await describe_group(cluster, each.group_id)))
+            if behind:
+                stuck.append(f"{each.group_id} ({behind})")
+    if stuck:
+        cure = "start their consumers, or delete them (`oncelog group delete`) if nobody needs them any more"
+        return [Diagnosis("groups", WARNING, f"{len(stuck)} have lag and no members: {_named(stuck)}", cure)]
+    looked = min(len(listed), GROUPS_MAX)
+    return _well("groups", f"none of {looked} has lag and nobody who reads")
+
+
+async def _settings(cluster: Cluster) -> list[Diagnosis]:
+    """What of internal topics can't be what anybody wants."""
+    names = [topic.name or "" for topic in await cluster.metadata(None) if topic.is_internal]
+    resources = [DescribeConfigsResource(TOPIC, name, ["cleanup.policy"]) for name in names]
+    answer = await cluster.ask(DescribeConfigsRequest(resources=resources))
+    wrong = [
+        result.resource_name
+        for result in answer.results
+        for config in result.configs
+        if config.name == "cleanup.policy" and config.value != "compact"
+    ]
+    refused = [f"{each.resource_name}: {error_name(each.error_code)}" for each in answer.results if each.error_code]
+    if wrong or refused:
+        cure = "`oncelog config set -t TOPIC cleanup.policy=compact`: what it deletes is forgotten"
+        return [
+            Diagnosis("settings", PROBLEM, f"internal topics that are not compacted: {_named(wrong + refused)}", cure)
+        ]
+    return _well("settings", "internal topics are compacted")
+
+
+CHECKS: dict[str, Check] = {
+    "brokers": _brokers,
+    "controller": _controller,
+    "partitions": _partitions,
+    "replication": _replication,
+    "disks": _disks,
+    "settings": _settings,
+    "transactions": _transactions,
+    "groups": _groups,
+}

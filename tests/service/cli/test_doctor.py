@@ -1,0 +1,76 @@
+"""`oncelog doctor`, `top` and `txn watch`, against a broker on which something is open and something is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from service.cli.failures import Exit
+from tests.monitoring.test_prometheus import in_transaction, write_unasked
+from tests.service.cli.kit import Serving, oncelog
+
+
+@pytest.fixture
+def bootstrap(tmp_path: Path) -> Iterator[str]:
+    few = ("-o", "transaction.state.log.num.partitions=2", "-o", "offsets.topic.num.partitions=2")
+    unasked = ("-o", "transaction.partition.verification.enable=false", "-o", "http.listeners=http://127.0.0.1:0")
+    with Serving("--data", str(tmp_path / "data"), "--host", "127.0.0.1", "--port", "0", *few, *unasked) as running:
+        oncelog("topic", "create", "orders", bootstrap=running.bootstrap)
+        yield running.bootstrap
+
+
+def test_a_cluster_that_is_well_is_said_to_be(bootstrap: str) -> None:
+    in_transaction(bootstrap, "pay", "orders").commit_transaction(30)
+    ended = oncelog("doctor", "-o", "json", bootstrap=bootstrap)
+    rows = {row["check"]: row for row in ended.json()}
+    assert ended.status == 0, ended
+    assert {row["state"] for name, row in rows.items() if name not in ("limits", "disks")} == {"ok"}
+    assert set(rows) == {
+        *("brokers", "controller", "partitions", "replication", "disks", "settings", "transactions", "groups", "limits")
+    }
+
+
+def test_what_is_wrong_is_named_with_its_cure_and_by_the_status(bootstrap: str) -> None:
+    write_unasked(bootstrap, "orders", 4_242)
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "gone"})
+    consumer.commit(offsets=[TopicPartition("orders", 0, 0)], asynchronous=False)
+    consumer.close()
+    ended = oncelog("doctor", "-o", "json", bootstrap=bootstrap)
+    rows = {row["check"]: row for row in ended.json()}
+    assert ended.status == Exit.CONDITION
+    assert rows["transactions"]["state"] == "problem"
+    assert "orders-0 at 0" in rows["transactions"]["finding"]
+    assert "oncelog txn abort" in rows["transactions"]["cure"]
+    assert rows["groups"]["state"] == "warning"
+    assert "gone (1)" in rows["groups"]["finding"]
+
+
+def test_no_broker_at_all_is_another_status() -> None:
+    assert oncelog("doctor", "--timeout", "1", bootstrap="127.0.0.1:1").status == Exit.UNREACHABLE
+
+
+def test_top_tells_who_writes_reads_and_waits(bootstrap: str) -> None:
+    open_one = in_transaction(bootstrap, "pay", "orders")
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "readers"})
+    consumer.commit(offsets=[TopicPartition("orders", 0, 0)], asynchronous=False)
+    consumer.close()
+    ended = oncelog("top", "-n", "2", "--every", "0.2", "-o", "ndjson", bootstrap=bootstrap)
+    first, second = map(json.loads, ended.out.splitlines())
+    assert first["writes"] == [{"topic": "orders", "records_per_s": None, "end_offset": 1}]
+    assert second["writes"][0]["records_per_s"] == 0
+    assert second["reads"][0] == {"group": "readers", "records_per_s": 0, "lag": 1}
+    assert second["waits"][0]["transactional_id"] == "pay"
+    assert oncelog("top", "-n", "1", "-o", "table", bootstrap=bootstrap).status == 0
+    open_one.abort_transaction(30)
+
+
+def test_open_transactions_are_watched(bootstrap: str) -> None:
+    open_one = in_transaction(bootstrap, "pay", "orders")
+    ended = oncelog("txn", "watch", "-n", "2", "--every", "0.2", "-o", "ndjson", bootstrap=bootstrap)
+    looks = [json.loads(line) for line in ended.out.splitlines()]
+    assert [(look["transactional_id"], look["partitions"]) for look in looks] == [("pay", ["orders-0"])] * 2
+    open_one.abort_transaction(30)
