@@ -21,6 +21,7 @@ from service.wire.messages import (
 
 CLASSIC_MEMBER = 0
 CONSUMER_MEMBER = 1
+MEMBERS_AT_ONCE = 200
 
 
 async def handle(
@@ -35,12 +36,13 @@ async def handle(
         if isinstance(reply, ErrorCode):
             described.append(ConsumerGroupDescribeResponseDescribedGroup(error_code=reply, group_id=group_id))
         else:
-            described.append(_described(group_id, reply, request.include_authorized_operations))
+            members = [_member(facts) async for facts in in_turns(reply.members, MEMBERS_AT_ONCE)]
+            described.append(_described(group_id, reply, members, request.include_authorized_operations))
     return ConsumerGroupDescribeResponse(groups=described)
 
 
 def _described(
-    group_id: str, facts: ConsumerGroupFacts, with_operations: bool
+    group_id: str, facts: ConsumerGroupFacts, members: list[Member], with_operations: bool
 ) -> ConsumerGroupDescribeResponseDescribedGroup:
     return ConsumerGroupDescribeResponseDescribedGroup(
         error_code=error_code(facts.fault),
@@ -50,7 +52,7 @@ def _described(
         group_epoch=facts.epoch,
         assignment_epoch=facts.assignment_epoch,
         assignor_name=facts.assignor,
-        members=[_member(member) for member in facts.members],
+        members=members,
         authorized_operations=operations(with_operations and facts.fault is None),
     )
 

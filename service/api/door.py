@@ -16,13 +16,28 @@ from typing import Any
 
 from service.api import api_versions
 from service.api.routes import ROUTES, Route
+from service.api.turns import done_in_turns, now_or_in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.net.door import CLOSE, Held, PeerInfo, Reply, Signal
-from service.wire.codec import MalformedRequest, RequestHeader, decode_request, encode_response
+from service.wire.codec import (
+    MalformedRequest,
+    RequestHeader,
+    decode_request,
+    decode_request_in_steps,
+    encode_response,
+    encode_response_in_steps,
+)
 from service.wire.versions import ApiKey
 
 logger = logging.getLogger("oncelog.door")
+
+LONG_BYTES = 32 << 10
+"""Of a request without records. Reading a longer one may take more than its turn: it may have as many elements."""
+SHORT_ANSWERS = frozenset(
+    (ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.HEARTBEAT, ApiKey.END_TXN, ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.INIT_PRODUCER_ID)
+)
+"""Written at once: asked for all the time, and never long but where thousands of partitions are written or read."""
 
 
 class BrokerDoor:
@@ -55,11 +70,27 @@ class BrokerDoor:
             logger.info("%s:%d asks for API %d in version %d, which is not offered", *asked)
             return CLOSE
         began_s = self._now_s()
+        if len(body) > LONG_BYTES and header.api_key != ApiKey.PRODUCE:
+            return Held(self._read_in_turns(session, header, route, bytes(body), began_s))
         try:
             request = decode_request(header.api_key, header.api_version, body)
         except MalformedRequest as error:
-            logger.warning("%s:%d sent a malformed %s: %s", session.host, session.port, route.name, error)
-            return CLOSE
+            return self._malformed(session, route, error)
+        return self._handle(session, header, route, request, began_s)
+
+    async def _read_in_turns(
+        self, session: Session, header: RequestHeader, route: Route, body: bytes, began_s: float
+    ) -> Reply | Awaitable[Reply]:
+        try:
+            request = await done_in_turns(decode_request_in_steps(header.api_key, header.api_version, body))
+        except MalformedRequest as error:
+            return self._malformed(session, route, error)
+        reply = self._handle(session, header, route, request, began_s)
+        return await reply.first if isinstance(reply, Held) else reply
+
+    def _handle(
+        self, session: Session, header: RequestHeader, route: Route, request: Any, began_s: float
+    ) -> Reply | Awaitable[Reply] | Held[Reply]:
         try:
             answer = route.handle(self._broker, session, header, request)
         except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
@@ -91,15 +122,23 @@ class BrokerDoor:
         self, session: Session, header: RequestHeader, route: Route, answer: Awaitable[Any], began_s: float
     ) -> Reply:
         try:
-            return self._encoded(header, route, await answer, began_s)
+            reply = self._encoded(header, route, await answer, began_s)
+            return await reply if isinstance(reply, Awaitable) else reply
         except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
             return self._failed(session, route)
 
-    def _encoded(self, header: RequestHeader, route: Route, answer: Any, began_s: float) -> Reply:
+    def _encoded(self, header: RequestHeader, route: Route, answer: Any, began_s: float) -> Reply | Awaitable[Reply]:
         self._tally.answered(route.name, answer, self._now_s() - began_s)
         if isinstance(answer, Signal):
             return answer
-        return encode_response(header.api_key, header.api_version, answer)
+        if header.api_key in SHORT_ANSWERS:
+            return encode_response(header.api_key, header.api_version, answer)
+        return now_or_in_turns(encode_response_in_steps(header.api_key, header.api_version, answer))
+
+    @staticmethod
+    def _malformed(session: Session, route: Route, error: MalformedRequest) -> Reply:
+        logger.warning("%s:%d sent a malformed %s: %s", session.host, session.port, route.name, error)
+        return CLOSE
 
     @staticmethod
     def _failed(session: Session, route: Route) -> Reply:

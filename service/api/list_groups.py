@@ -3,30 +3,39 @@
 Every coordinator on this broker is asked; while one of them is still reading its log the whole list is refused.
 """
 
-from service.api.turns import in_turns
+from dataclasses import replace
+
+from service.api.turns import in_turns, slices_in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
-from service.groups.commands import ListGroups, ListReply
+from service.groups.commands import ListGroups, ListReply, NameGroups, NamesReply
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import ListedGroup, ListGroupsRequest, ListGroupsResponse
+
+LISTED_AT_ONCE = 1_000
 
 
 async def handle(
     broker: Broker, session: Session, header: RequestHeader, request: ListGroupsRequest
 ) -> ListGroupsResponse:
-    command = ListGroups.filtered(request.states_filter, request.types_filter)
+    wanted = ListGroups.filtered(request.states_filter, request.types_filter)
     groups: list[ListedGroup] = []
     async for shard in in_turns(broker.groups.shards(), at_once=1):
         try:
-            reply = await shard.handle(command)
+            named = await shard.handle(NameGroups())
+            assert isinstance(named, NamesReply)
+            async for some in slices_in_turns(named.group_ids, LISTED_AT_ONCE):
+                reply = await shard.handle(replace(wanted, group_ids=some))
+                assert isinstance(reply, ListReply)
+                groups += [
+                    ListedGroup(each.group_id, each.protocol_type, each.state, each.type) for each in reply.groups
+                ]
         except NotCoordinator:
             continue  # it went while we asked, and its groups with it
         except CoordinatorLoading:
             return ListGroupsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         except DecisionFailed:
             return ListGroupsResponse(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)
-        assert isinstance(reply, ListReply)
-        groups.extend(ListedGroup(each.group_id, each.protocol_type, each.state, each.type) for each in reply.groups)
     return ListGroupsResponse(groups=groups)

@@ -2,11 +2,14 @@
 10: topic ids).
 
 Partitions that do not exist are refused one by one; the coordinator hears of the others only, and not at all if there
-are none.
+are none. Very many are committed OFFSETS_AT_ONCE at a time, and each time it is asked anew whether the member may.
 """
 
+from collections.abc import Iterator
+
 from log.ids import TopicId
-from service.api.group_answers import ask, error_code
+from service.api.group_answers import OFFSETS_AT_ONCE, ask, error_code
+from service.api.turns import slices_in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.image import Topic
@@ -24,40 +27,47 @@ from service.wire.messages import (
 CONSUMER_PROTOCOL_SINCE = 9
 TOPIC_IDS_SINCE = 10
 
+_Refused = tuple[str, bytes, int, ErrorCode]
+
 
 async def handle(
     broker: Broker, session: Session, header: RequestHeader, request: OffsetCommitRequest
 ) -> OffsetCommitResponse:
     by_id = header.api_version >= TOPIC_IDS_SINCE
     answers = _Answers()
-    offsets: list[OffsetToCommit] = []
+    async for some in slices_in_turns(_wanted(broker, request, by_id=by_id), OFFSETS_AT_ONCE):
+        offsets: list[OffsetToCommit] = []
+        for each in some:
+            if isinstance(each, OffsetToCommit):
+                offsets.append(each)
+            else:
+                answers.add(*each)
+        if offsets:
+            errors = await _commit(broker, header, request, tuple(offsets))
+            for offset, code in zip(offsets, errors, strict=True):
+                answers.add(offset.topic, offset.topic_id, offset.partition, code)
+    return OffsetCommitResponse(topics=answers.topics())
+
+
+def _wanted(broker: Broker, request: OffsetCommitRequest, *, by_id: bool) -> Iterator[OffsetToCommit | _Refused]:
+    missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     for wanted in request.topics:
         topic = _find(broker, wanted, by_id=by_id)
-        if topic is None:
-            missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            for partition in wanted.partitions:
-                answers.add(wanted.name, wanted.topic_id, partition.partition_index, missing)
-            continue
         for partition in wanted.partitions:
-            if partition.partition_index in topic.partitions:
-                offsets.append(
-                    OffsetToCommit(
-                        topic.name,
-                        topic.id,
-                        partition.partition_index,
-                        partition.committed_offset,
-                        partition.committed_leader_epoch,
-                        partition.committed_metadata or "",
-                    )
+            index = partition.partition_index
+            if topic is None:
+                yield wanted.name, wanted.topic_id, index, missing
+            elif index in topic.partitions:
+                yield OffsetToCommit(
+                    topic.name,
+                    topic.id,
+                    index,
+                    partition.committed_offset,
+                    partition.committed_leader_epoch,
+                    partition.committed_metadata or "",
                 )
             else:
-                error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                answers.add(topic.name, topic.id, partition.partition_index, error)
-    if offsets:
-        errors = await _commit(broker, header, request, tuple(offsets))
-        for offset, code in zip(offsets, errors, strict=True):
-            answers.add(offset.topic, offset.topic_id, offset.partition, code)
-    return OffsetCommitResponse(topics=answers.topics())
+                yield topic.name, topic.id, index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def _commit(

@@ -1,6 +1,7 @@
 """OffsetDelete, version 0: offsets of topics that the group does not subscribe to (or of any, while it is empty) go."""
 
-from service.api.group_answers import ask, error_code
+from service.api.group_answers import OFFSETS_AT_ONCE, ask, error_code
+from service.api.turns import slices_in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.groups.commands import DeleteOffsets, DeleteOffsetsReply
@@ -20,25 +21,23 @@ async def handle(
     if not request.group_id:
         return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     answers: dict[str, list[OffsetDeleteResponsePartition]] = {}
-    existing: list[tuple[str, tuple[int, ...]]] = []
-    for wanted in request.topics:
-        topic = broker.image.topics.get(wanted.name)
-        known = {} if topic is None else topic.partitions
-        indexes = [partition.partition_index for partition in wanted.partitions]
-        found = tuple(index for index in indexes if index in known)
-        if found:
-            existing.append((wanted.name, found))
-        for index in indexes:
-            if index not in known:
+    named = ((topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions)
+    async for some in slices_in_turns(named, OFFSETS_AT_ONCE):
+        existing: dict[str, list[int]] = {}
+        for name, index in some:
+            topic = broker.image.topics.get(name)
+            if topic is not None and index in topic.partitions:
+                existing.setdefault(name, []).append(index)
+            else:
                 error = OffsetDeleteResponsePartition(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-                answers.setdefault(wanted.name, []).append(error)
-    command = DeleteOffsets(request.group_id, tuple(existing))
-    reply = await ask(broker, request.group_id, command, DeleteOffsetsReply)
-    if isinstance(reply, ErrorCode):
-        return OffsetDeleteResponse(error_code=reply)
-    if reply.fault is not None:
-        return OffsetDeleteResponse(error_code=error_code(reply.fault))
-    for topic_name, partitions in reply.topics:
-        deleted = [OffsetDeleteResponsePartition(index, error_code(fault)) for index, fault in partitions]
-        answers.setdefault(topic_name, []).extend(deleted)
+                answers.setdefault(name, []).append(error)
+        command = DeleteOffsets(request.group_id, tuple((name, tuple(found)) for name, found in existing.items()))
+        reply = await ask(broker, request.group_id, command, DeleteOffsetsReply)
+        if isinstance(reply, ErrorCode):
+            return OffsetDeleteResponse(error_code=reply)
+        if reply.fault is not None:
+            return OffsetDeleteResponse(error_code=error_code(reply.fault))
+        for topic_name, partitions in reply.topics:
+            deleted = [OffsetDeleteResponsePartition(index, error_code(fault)) for index, fault in partitions]
+            answers.setdefault(topic_name, []).extend(deleted)
     return OffsetDeleteResponse(topics=[OffsetDeleteResponseTopic(*answer) for answer in answers.items()])

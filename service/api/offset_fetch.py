@@ -6,12 +6,22 @@ transaction is UNSTABLE_OFFSET_COMMIT. Up to version 7 each partition carries an
 absence of offsets and reads everything again from the start, while the coordinator is merely loading.
 """
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from log.ids import TopicId
-from service.api.group_answers import ask, error_code
+from service.api.group_answers import OFFSETS_AT_ONCE, ask, error_code
 from service.api.turns import in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
-from service.groups.commands import FetchedOffset, FetchedTopic, FetchOffsets, FetchReply, PartitionsAsked
+from service.groups.commands import (
+    FetchedOffset,
+    FetchOffsets,
+    FetchReply,
+    NameOffsets,
+    OffsetNamesReply,
+    PartitionsAsked,
+)
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -61,8 +71,12 @@ async def _fetch(
 ) -> OffsetFetchResponseGroup:
     by_id = version >= TOPIC_IDS_SINCE
     refused: list[OffsetFetchRequestTopics] = []
-    asked: list[PartitionsAsked] | None = None
-    if wanted.topics is not None:
+    if wanted.topics is None:
+        named = await ask(broker, wanted.group_id, NameOffsets(wanted.group_id), OffsetNamesReply)
+        if isinstance(named, ErrorCode):
+            return OffsetFetchResponseGroup(wanted.group_id, error_code=named)
+        asked = list(named.topics)
+    else:
         asked = []
         for topic in wanted.topics:
             name = _name_of(broker, topic) if by_id else topic.name
@@ -72,38 +86,51 @@ async def _fetch(
                 present = broker.image.topics.get(name)
                 topic_id = NO_TOPIC_ID if present is None else present.id
                 asked.append(PartitionsAsked(name, topic_id, tuple(topic.partition_indexes)))
-    command = FetchOffsets(
-        wanted.group_id,
-        wanted.member_id,
-        wanted.member_epoch,
-        None if asked is None else tuple(asked),
-        require_stable,
-    )
-    reply = await ask(broker, wanted.group_id, command, FetchReply)
-    if isinstance(reply, ErrorCode):
-        return OffsetFetchResponseGroup(wanted.group_id, error_code=reply)
-    if reply.fault is not None:
-        return OffsetFetchResponseGroup(wanted.group_id, error_code=error_code(reply.fault))
-    topics = [_answer(topic, topic.topic_id) for topic in reply.topics]
-    if by_id and asked is None:
-        topics = _with_ids(broker, reply.topics)
+    found: list[list[FetchedOffset]] = [[] for _ in asked]
+    async for some in in_turns(_few_at_a_time(asked), at_once=1):
+        pieces = tuple(piece for _, piece in some)
+        command = FetchOffsets(wanted.group_id, wanted.member_id, wanted.member_epoch, pieces, require_stable)
+        reply = await ask(broker, wanted.group_id, command, FetchReply)
+        if isinstance(reply, ErrorCode):
+            return OffsetFetchResponseGroup(wanted.group_id, error_code=reply)
+        if reply.fault is not None:
+            return OffsetFetchResponseGroup(wanted.group_id, error_code=error_code(reply.fault))
+        for (place, _), fetched in zip(some, reply.topics, strict=True):
+            found[place] += fetched.offsets
+    topics = [
+        OffsetFetchResponseTopics(topic.topic, topic.topic_id, [_partition(each) for each in offsets])
+        for topic, offsets in zip(asked, found, strict=True)
+    ]
+    if by_id and wanted.topics is None:
+        topics = _with_ids(broker, topics)
     topics += _refused_topics(refused, ErrorCode.UNKNOWN_TOPIC_ID)
     return OffsetFetchResponseGroup(wanted.group_id, topics)
+
+
+def _few_at_a_time(asked: list[PartitionsAsked]) -> Iterator[list[tuple[int, PartitionsAsked]]]:
+    """As many as may be looked up in one turn, and at which place of `asked` they are; nothing, once, of nothing."""
+    some: list[tuple[int, PartitionsAsked]] = []
+    room = OFFSETS_AT_ONCE
+    for place, topic in enumerate(asked):
+        for at in range(0, max(len(topic.partitions), 1), OFFSETS_AT_ONCE):
+            piece = topic.partitions[at : at + OFFSETS_AT_ONCE]
+            if some and len(piece) > room:
+                yield some
+                some, room = [], OFFSETS_AT_ONCE
+            some.append((place, replace(topic, partitions=piece)))
+            room -= max(len(piece), 1)
+    yield some
+
+
+def _with_ids(broker: Broker, topics: list[OffsetFetchResponseTopics]) -> list[OffsetFetchResponseTopics]:
+    """A topic that is gone has no id to be named by, and is left out."""
+    known = ((topic, broker.image.topics.get(topic.name)) for topic in topics)
+    return [replace(topic, topic_id=facts.id) for topic, facts in known if facts is not None]
 
 
 def _name_of(broker: Broker, topic: OffsetFetchRequestTopics) -> str | None:
     found = broker.image.topic_by_id(TopicId(topic.topic_id))
     return None if found is None else found.name
-
-
-def _with_ids(broker: Broker, topics: tuple[FetchedTopic, ...]) -> list[OffsetFetchResponseTopics]:
-    """A topic that is gone has no id to be named by, and is left out."""
-    known = ((topic, broker.image.topics.get(topic.topic)) for topic in topics)
-    return [_answer(topic, found.id) for topic, found in known if found is not None]
-
-
-def _answer(topic: FetchedTopic, topic_id: bytes) -> OffsetFetchResponseTopics:
-    return OffsetFetchResponseTopics(topic.topic, topic_id, [_partition(offset) for offset in topic.offsets])
 
 
 def _partition(fetched: FetchedOffset) -> OffsetFetchResponsePartitions:

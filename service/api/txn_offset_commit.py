@@ -1,10 +1,14 @@
 """TxnOffsetCommit, versions 0 to 5 (3: member and generation are checked, 5: the group's partition is added by its
 leader).
 
-The offsets are pending until the transaction's marker stands in the group's partition.
+The offsets are pending until the transaction's marker stands in the group's partition. Very many are written
+OFFSETS_AT_ONCE at a time, and each time it is asked anew whether the producer and the member may.
 """
 
-from service.api.group_answers import ask, error_code
+from collections.abc import Iterator
+
+from service.api.group_answers import OFFSETS_AT_ONCE, ask, error_code
+from service.api.turns import slices_in_turns
 from service.broker.acceptance import Refused
 from service.broker.node import Broker
 from service.broker.session import Session
@@ -30,12 +34,20 @@ async def handle(
 ) -> TxnOffsetCommitResponse:
     if not request.transactional_id:
         return _answer(request, {}, ErrorCode.INVALID_REQUEST)
-    known: dict[tuple[str, int], OffsetToCommit] = {}
+    codes: dict[tuple[str, int], int] = {}
+    async for some in slices_in_turns(_wanted(broker, request), OFFSETS_AT_ONCE):
+        known = {(each.topic, each.partition): each for each in some}
+        errors = await _commit(broker, header, request, tuple(known.values())) if known else []
+        codes.update(zip(known, errors, strict=True))
+    return _answer(request, codes, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+def _wanted(broker: Broker, request: TxnOffsetCommitRequest) -> Iterator[OffsetToCommit]:
     for topic in request.topics:
         facts = broker.image.topics.get(topic.name)
         for partition in topic.partitions:
             if facts is not None and partition.partition_index in facts.partitions:
-                known[topic.name, partition.partition_index] = OffsetToCommit(
+                yield OffsetToCommit(
                     topic.name,
                     facts.id,
                     partition.partition_index,
@@ -43,11 +55,6 @@ async def handle(
                     partition.committed_leader_epoch,
                     partition.committed_metadata or "",
                 )
-    if not known:
-        return _answer(request, {}, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    errors = await _commit(broker, header, request, tuple(known.values()))
-    codes = dict(zip(known, errors, strict=True))
-    return _answer(request, codes, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
 async def _commit(

@@ -4,7 +4,7 @@ Commands come from the API handlers (or the HTTP API), replies go back to them w
 `fresh_id` is an id nobody else has: a machine draws no random numbers. A reply with `fault` None is a success.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from service.groups.verdicts import Fault
@@ -208,13 +208,25 @@ class PartitionsAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class NameOffsets:
+    """Every partition that the group has an offset of, to be fetched some at a time."""
+
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetNamesReply:
+    topics: tuple[PartitionsAsked, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class FetchOffsets:
-    """`topics` None asks for every offset of the group. `member_id` None: not asked by a member."""
+    """`member_id` None: not asked by a member."""
 
     group_id: str
     member_id: str | None
     member_epoch: int
-    topics: tuple[PartitionsAsked, ...] | None
+    topics: tuple[PartitionsAsked, ...]
     require_stable: bool
 
 
@@ -328,20 +340,31 @@ class ConsumerGroupFacts:
     epoch: int = 0
     assignment_epoch: int = 0
     assignor: str = ""
-    members: tuple[ConsumerMemberFacts, ...] = ()
+    members: Sequence[ConsumerMemberFacts] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NameGroups:
+    """Every group there is, to be listed some at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamesReply:
+    group_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ListGroups:
-    """Empty filters let everything pass. They hold small letters."""
+    """Those of these groups that there still are. Empty filters let everything pass. They hold small letters."""
 
+    group_ids: Sequence[str] = ()
     states: frozenset[str] = frozenset()
     types: frozenset[str] = frozenset()
 
     @classmethod
     def filtered(cls, states: Iterable[str], types: Iterable[str]) -> "ListGroups":
         """Filters are compared without regard to case. Read once, for all coordinators that are asked."""
-        return cls(frozenset(state.strip().lower() for state in states), frozenset(kind.lower() for kind in types))
+        return cls((), frozenset(state.strip().lower() for state in states), frozenset(kind.lower() for kind in types))
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,11 +393,13 @@ Command = (
     | ConsumerHeartbeat
     | CommitOffsets
     | CommitTransactionalOffsets
+    | NameOffsets
     | FetchOffsets
     | DeleteOffsets
     | ForgetTopic
     | DescribeClassicGroup
     | DescribeConsumerGroup
+    | NameGroups
     | ListGroups
     | DeleteGroup
 )

@@ -47,6 +47,9 @@ from service.groups.commands import (
     LeaveReply,
     LeftMember,
     ListGroups,
+    NameGroups,
+    NameOffsets,
+    NamesReply,
     SyncGroup,
     SyncReply,
 )
@@ -262,6 +265,8 @@ class GroupCoordinator:
             case CommitTransactionalOffsets():
                 group = self._find(command.group_id, draft)
                 draft.answer(token, self._offset_decisions.commit_in_transaction(group, command, draft))
+            case NameOffsets():
+                draft.answer(token, self._offset_decisions.name(command))
             case FetchOffsets():
                 group = self._find(command.group_id, draft)
                 draft.answer(token, self._offset_decisions.fetch(group, command))
@@ -275,10 +280,11 @@ class GroupCoordinator:
                 draft.answer(token, describe_classic(self._find(command.group_id, draft), command.group_id))
             case DescribeConsumerGroup():
                 draft.answer(token, self._describe_consumer(command, draft))
+            case NameGroups():
+                draft.answer(token, NamesReply(tuple(self._groups)))
             case ListGroups():
-                for group_id in list(self._asleep):
-                    self._find(group_id, draft)
-                draft.answer(token, list_groups(self._groups, command))
+                found = (self._find(group_id, draft) for group_id in command.group_ids)
+                draft.answer(token, list_groups((group for group in found if group is not None), command))
             case DeleteGroup():
                 self._cleaning.delete_group(command.group_id, token, draft)
             case _:

@@ -1,6 +1,7 @@
 """What the describing and listing commands are told about groups. Reads only; called by GroupCoordinator."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import overload
 
 from service.groups.classic_group import ClassicGroup
 from service.groups.commands import (
@@ -13,7 +14,7 @@ from service.groups.commands import (
     ListReply,
     NamedPartitions,
 )
-from service.groups.consumer_group import ConsumerGroup, ConsumerMember
+from service.groups.consumer_group import ConsumerGroup, ConsumerMember, TargetByTopic
 from service.groups.consumer_protocol import PROTOCOL_TYPE
 from service.groups.states import DEAD, ClassicState
 from service.groups.topics import TopicView
@@ -55,11 +56,33 @@ def describe_consumer(
         epoch=group.epoch,
         assignment_epoch=group.assignment_epoch,
         assignor=group.preferred_assignor(group.members.values()) or default_assignor,
-        members=tuple(_describe_member(group, member, topics) for member in group.members.values()),
+        members=DescribedMembers(
+            [(member, group.target.get(member.member_id, {})) for member in group.members.values()], topics
+        ),
     )
 
 
-def _describe_member(group: ConsumerGroup, member: ConsumerMember, topics: TopicView) -> ConsumerMemberFacts:
+class DescribedMembers(Sequence[ConsumerMemberFacts]):
+    """Members as they are now, each described when it is looked at: ten thousand are not described in one turn."""
+
+    def __init__(self, members: list[tuple[ConsumerMember, TargetByTopic]], topics: TopicView) -> None:
+        self._members = members
+        self._topics = topics
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @overload
+    def __getitem__(self, place: int) -> ConsumerMemberFacts: ...
+    @overload
+    def __getitem__(self, place: slice) -> "DescribedMembers": ...
+    def __getitem__(self, place: int | slice) -> "ConsumerMemberFacts | DescribedMembers":
+        if isinstance(place, slice):
+            return DescribedMembers(self._members[place], self._topics)
+        return _describe_member(*self._members[place], self._topics)
+
+
+def _describe_member(member: ConsumerMember, target: TargetByTopic, topics: TopicView) -> ConsumerMemberFacts:
     return ConsumerMemberFacts(
         member.member_id,
         member.instance_id,
@@ -70,7 +93,7 @@ def _describe_member(group: ConsumerGroup, member: ConsumerMember, topics: Topic
         tuple(sorted(member.subscribed_topics)),
         member.subscribed_regex,
         _named(member.held(), topics),
-        _named(group.target.get(member.member_id, {}), topics),
+        _named(target, topics),
         member.classic is not None,
     )
 
@@ -84,8 +107,8 @@ def _named(held: Mapping[bytes, frozenset[int]], topics: TopicView) -> tuple[Nam
     )
 
 
-def list_groups(groups: Mapping[str, Group], ask: ListGroups) -> ListReply:
-    listed = (_listed(group) for group in groups.values())
+def list_groups(groups: Iterable[Group], ask: ListGroups) -> ListReply:
+    listed = (_listed(group) for group in groups)
     return ListReply(
         tuple(
             facts

@@ -19,6 +19,8 @@ from service.groups.commands import (
     FetchedTopic,
     FetchOffsets,
     FetchReply,
+    NameOffsets,
+    OffsetNamesReply,
     OffsetToCommit,
     PartitionsAsked,
 )
@@ -136,19 +138,12 @@ class OffsetDecisions:
     def fetch(self, group: Group | None, ask: FetchOffsets) -> FetchReply:
         if isinstance(group, ConsumerGroup) and (fault := _fetch_fault(group, ask)) is not None:
             return FetchReply(fault)
-        if ask.topics is not None:
-            return FetchReply(None, tuple(self._fetch_topic(group, ask, topic) for topic in ask.topics))
-        known = self._offsets.of_group(ask.group_id) if group is not None else {}
-        return FetchReply(
-            None,
-            tuple(
-                FetchedTopic(
-                    topic,
-                    ZERO_TOPIC_ID,
-                    tuple(self._fetch_one(ask, topic, partition, committed) for partition, committed in found.items()),
-                )
-                for topic, found in known.items()
-            ),
+        return FetchReply(None, tuple(self._fetch_topic(group, ask, topic) for topic in ask.topics))
+
+    def name(self, ask: NameOffsets) -> OffsetNamesReply:
+        known = self._offsets.of_group(ask.group_id)
+        return OffsetNamesReply(
+            tuple(PartitionsAsked(topic, ZERO_TOPIC_ID, tuple(found)) for topic, found in known.items())
         )
 
     def _fetch_topic(self, group: Group | None, ask: FetchOffsets, wanted: PartitionsAsked) -> FetchedTopic:

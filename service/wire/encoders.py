@@ -5,7 +5,7 @@ codec.py calls it.
 What always holds: a field that the version lacks is left out; a tagged field is written only when it differs from its
 default. Values come from our own code, so nothing is forgiven: a null where none may be, or a number that does not fit,
 raises. Straight source like that of the decoders: neighbouring fields of fixed size, and the length or count behind
-them, are one `Struct.pack`.
+them, are one `Struct.pack`; `in_steps`, a generator as there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from struct import Struct, pack
 from typing import TYPE_CHECKING, Any
 
-from service.wire.decoders import LONGEST_STRING
+from service.wire.decoders import ELEMENTS_A_STEP, LONGEST_STRING
 from service.wire.layout import FIXED_FORMATS, Field, Layout, is_flexible, layout_of
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 Encode = Callable[[Any], "list[bytes | FileSlice]"]
 
 
-def compile_encoder(message: str, version: int) -> Encode:
+def compile_encoder(message: str, version: int, *, in_steps: bool = False) -> Encode:
     """The encoder of `message`: `encode(message) -> parts`, where no two parts of bytes are neighbours."""
     writer = EncoderWriter(version, is_flexible(message, version))
-    return writer.compile(message)
+    return writer.compile(message, in_steps=in_steps)
 
 
 def varint(value: int) -> bytes:
@@ -87,12 +87,16 @@ class EncoderWriter:
             "length_byte": [bytes([value]) for value in range(128)],
         }
 
-    def compile(self, message: str) -> Encode:
-        body = Body(self)
+    def compile(self, message: str, *, in_steps: bool = False) -> Encode:
+        body = Body(self, in_steps=in_steps)
         body.struct(message, 0)
         body.flush()
-        lines = ["def encode(o0):", " done = []", " out = []", " write = out.append", *body.lines]
-        lines += [" if out: done.append(b''.join(out))", " return done"]
+        lines = ["def encode(o0):", " done = []", " out = []", " write = out.append"]
+        if in_steps:
+            lines.append(f" step = {ELEMENTS_A_STEP}")
+        lines += [*body.lines, " if out: done.append(b''.join(out))", " return done"]
+        if in_steps:
+            lines.append(" yield")  # a generator, also where there is no array
         self.functions.append("\n".join(lines))
         exec(compile("\n\n".join(self.functions), f"<encoder of {message} v{self.version}>", "exec"), self.scope)
         encode: Encode = self.scope["encode"]
@@ -134,8 +138,9 @@ def is_set(field: Field, own: str) -> str:
 class Body:
     """The lines of one function, and the values of fixed size that wait to be packed together."""
 
-    def __init__(self, writer: EncoderWriter) -> None:
+    def __init__(self, writer: EncoderWriter, *, in_steps: bool = False) -> None:
         self.writer = writer
+        self.in_steps = in_steps
         self.flexible = writer.flexible
         self.lines: list[str] = []
         self.indent = 1
@@ -269,6 +274,9 @@ class Body:
         inner = f"o{depth + 1}" if field.is_struct else "element"
         self.line(f"for {inner} in {elements}:")
         self.indent += 1
+        if self.in_steps:
+            self.line("step -= 1")
+            self.line(f"if step < 0: step = {ELEMENTS_A_STEP}; yield")
         if field.is_struct:
             self.struct(field.type, depth + 1)
             self.flush()

@@ -84,7 +84,7 @@ class Member:
             nonlocal waits
             if waits and self.is_alive:
                 waits = False
-                if isinstance(command, JoinGroup):
+                if isinstance(command, JoinGroup) and self.world.plan.late_ms > patience_ms:
                     self.world.twins.add(self.instance)  # it may arrive after its successor's
                 self.restart()
 
@@ -346,10 +346,10 @@ class ClassicMember(Member):
 
     def leave_a_commit_behind(self) -> None:
         """One that is on its way for so long that it comes when the member is of a later generation."""
-        if "consumer" in " ".join(self.world.plan.kinds):
+        if any("consumer" in kind for kind in self.world.plan.kinds):
             return  # there a commit counts by since when its partition is held
         known = [partition for partition, is_known in self.owned.items() if is_known and self.name_of(partition)]
-        if known and self.epoch >= 0 and not self.world.healed and self.chance.random() < 0.3:
+        if known and self.epoch >= 0 and not self.world.healed and self.chance.random() < 0.7:
             partition = self.chance.choice(known)
             name = self.name_of(partition)
             assert name is not None
@@ -516,7 +516,11 @@ class ConsumerMember(Member):
             self.epoch, self.says_all = reply.member_epoch, False
             if reply.assignment is not None and not self.hangs_on:
                 given = {(topic_id, each) for topic_id, partitions in reply.assignment.items() for each in partitions}
-                if not set(self.owned) <= given and not self.world.healed and self.chance.random() < 0.3:
+                if (
+                    not set(self.owned) <= given
+                    and not self.world.healed
+                    and self.chance.random() < self.world.plan.hangs
+                ):
                     self.hang()
                 else:
                     self.own(given)

@@ -51,20 +51,23 @@ class Plan:
     deaths: float  # of the coordinator, for each decision
     mishap_ms: int  # between two mishaps of members and topics
     commits_in_transactions: float
+    hangs: float  # of members of the consumer protocol that are to let go of something
     assigned_at_once: tuple[int, int]  # steps of a target assignment in one turn, and records of it
 
 
 def draw_plan(chance: random.Random) -> Plan:
+    kinds = chance.choice((KINDS, KINDS, KINDS[:2], KINDS[2:]))
     return Plan(
         policy=chance.choice(("bidirectional", "upgrade", "downgrade", "disabled")),
         cooperative=chance.random() < 0.5,
-        kinds=tuple(chance.choice(KINDS) for _ in range(chance.randint(2, 5))),
+        kinds=tuple(chance.choice(kinds) for _ in range(chance.randint(2, 5))),
         interval_ms=chance.choice((0, 1_000)),
         loss=chance.choice((0.0, 0.02, 0.1)),
         late_ms=chance.choice((5, 50, 4_000)),
         deaths=chance.choice((0.0, 0.002, 0.02)),
         mishap_ms=chance.choice((300, 1_500, 5_000)),
         commits_in_transactions=chance.choice((0.0, 0.3)),
+        hangs=chance.choice((0.0, 0.3, 1.0)),
         assigned_at_once=chance.choice(((2_000, 300), (2_000, 1), (3, 1))),
     )
 

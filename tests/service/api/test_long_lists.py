@@ -100,7 +100,7 @@ def test_who_asks_about_very_many_leaves_turns_to_others(tmp_path: Path, what: s
         task = asyncio.create_task(other())
         await ask(stage, LISTING[what])
         task.cancel()
-        assert turns >= MANY / 100
+        assert turns >= MANY / 100 - 1
 
     on_stage(tmp_path, scene)
 

@@ -29,6 +29,10 @@ from service.groups.commands import (
     LeavingMember,
     ListGroups,
     ListReply,
+    NameGroups,
+    NameOffsets,
+    NamesReply,
+    OffsetNamesReply,
     OffsetToCommit,
     PartitionsAsked,
     SyncGroup,
@@ -295,7 +299,9 @@ class Driver:
         return answer.fault if answer.fault is not None else answer.faults[0]
 
     def fetch(self, group: str = "g", *, stable: bool = False, **changes: Any) -> FetchReply:
-        answer = self.ask(replace(FetchOffsets(group, None, -1, None, stable), **changes))
+        known = self.ask(NameOffsets(group))
+        assert isinstance(known, OffsetNamesReply)
+        answer = self.ask(replace(FetchOffsets(group, None, -1, known.topics, stable), **changes))
         assert isinstance(answer, FetchReply)
         return answer
 
@@ -321,7 +327,9 @@ class Driver:
         return answer.fault
 
     def listed(self, *, states: tuple[str, ...] = (), types: tuple[str, ...] = ()) -> dict[str, tuple[str, str, str]]:
-        answer = self.ask(ListGroups.filtered(states, types))
+        named = self.ask(NameGroups())
+        assert isinstance(named, NamesReply)
+        answer = self.ask(replace(ListGroups.filtered(states, types), group_ids=named.group_ids))
         assert isinstance(answer, ListReply)
         return {facts.group_id: (facts.type, facts.state, facts.protocol_type) for facts in answer.groups}
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from service.broker.shard import CoordinatorLoading, NotCoordinator
+from service.groups.describe import DescribedMembers
 from service.groups.verdicts import Fault
 from service.wire.base import Struct
 from service.wire.error_codes import ErrorCode
@@ -397,3 +398,79 @@ def test_consumer_groups_are_described_and_classic_ones_are_not(stage: Stage) ->
     assert (member.rack_id, member.member_epoch, member.member_type) == ("r", 2, 1)
     for side in (member.assignment, member.target_assignment):
         assert [(topic.topic_name, topic.partitions) for topic in side.topic_partitions] == [("orders", [0, 1, 2, 3])]
+
+
+# Very many at a time
+
+MANY = 1_200
+
+
+def commands_of(stage: Stage) -> list[Any]:
+    """What the coordinator is asked from now on."""
+    asked: list[Any] = []
+    handle = stage.groups.handle
+
+    async def noted(group_id: str, command: Any) -> Any:
+        asked.append(command)
+        return await handle(group_id, command)
+
+    stage.groups.handle = noted  # type: ignore[method-assign]
+    return asked
+
+
+def commit_many(stage: Stage, count: int, extra: int = 0) -> Any:
+    partitions = [OffsetCommitRequestPartition(index, 1_000 + index) for index in range(count + extra)]
+    return stage.ask(OffsetCommitRequest("g", topics=[OffsetCommitRequestTopic("orders", NOBODY, partitions)]), 9)
+
+
+def test_very_many_offsets_are_committed_fetched_and_deleted_some_at_a_time(stage: Stage) -> None:
+    stage.driver.topics.put("orders", MANY)
+    stage.driver.topics.put("events", 3)
+    asked = commands_of(stage)
+    (topic,) = commit_many(stage, MANY, extra=5).topics
+    codes = {row.partition_index: row.error_code for row in topic.partitions}
+    assert codes == {index: 0 if index < MANY else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for index in range(MANY + 5)}
+    assert [len(command.offsets) for command in asked] == [500, 500, 200]
+    stage.ask(commit(stage, topic="events"), 9)
+
+    asked.clear()
+    everything = OffsetFetchRequest(groups=[OffsetFetchRequestGroup("g", topics=None)])
+    orders, events = stage.ask(everything, 9).groups[0].topics
+    assert [(row.partition_index, row.committed_offset) for row in orders.partitions] == [
+        (index, 1_000 + index) for index in range(MANY)
+    ]
+    assert [row.committed_offset for row in events.partitions] == [42]
+    fetched = [sum(len(topic.partitions) for topic in command.topics) for command in asked[1:]]
+    assert fetched == [500, 500, 201]
+
+    rows = [OffsetDeleteRequestPartition(index) for index in range(MANY)]
+    asked.clear()
+    stage.ask(OffsetDeleteRequest("g", [OffsetDeleteRequestTopic("orders", rows)]), 0)
+    assert [len(command.topics[0][1]) for command in asked] == [500, 500, 200]
+    assert [topic.name for topic in stage.ask(everything, 9).groups[0].topics] == ["events"]
+
+
+def test_very_many_members_leave_some_at_a_time(stage: Stage) -> None:
+    stage.driver.stable_group()
+    asked = commands_of(stage)
+    reply = stage.ask(LeaveGroupRequest("g", members=[MemberIdentity(f"m{index}") for index in range(450)]), 5)
+    assert [len(command.members) for command in asked] == [200, 200, 50]
+    assert [row.error_code for row in reply.members] == [ErrorCode.UNKNOWN_MEMBER_ID] * 450
+
+
+def test_very_many_groups_are_listed_some_at_a_time(stage: Stage) -> None:
+    for index in range(2_100):
+        stage.driver.commit(group=f"g{index}")
+    asked = commands_of(stage)
+    assert len(stage.ask(ListGroupsRequest(), 5).groups) == 2_100
+    assert [len(command.group_ids) for command in asked[1:]] == [1_000, 1_000, 100]
+
+
+def test_members_are_described_only_as_they_are_looked_at(stage: Stage) -> None:
+    """Ten thousand are not described in one turn."""
+    for index in range(3):
+        stage.driver.beat(f"m{index}", 0)
+    members = stage.driver.consumer().members
+    assert isinstance(members, DescribedMembers)
+    stage.driver.beat("m2", -1)
+    assert [member.member_id for member in members] == ["m0", "m1", "m2"], "as they were when it was decided"

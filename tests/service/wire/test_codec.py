@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import struct
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode as KioErrorCode
@@ -18,25 +19,30 @@ from service.wire.codec import (
     MalformedRequest,
     RequestHeader,
     decode_request,
+    decode_request_in_steps,
     decode_response,
     encode_request,
     encode_response,
+    encode_response_in_steps,
     read_request_header,
     read_response_header,
     write_request_header,
     write_response_header,
 )
-from service.wire.decoders import LONGEST_STRING
+from service.wire.decoders import ELEMENTS_A_STEP, LONGEST_STRING
 from service.wire.error_codes import ErrorCode
 from service.wire.layout import is_flexible, layout_of
 from service.wire.messages import (
     ApiVersionsResponse,
     CreatableTopicResult,
     CreateTopicsResponse,
+    DescribeGroupsRequest,
     FetchableTopicResponse,
     FetchResponse,
     FetchResponsePartitionData,
     JoinGroupRequest,
+    ListedGroup,
+    ListGroupsResponse,
     MetadataRequest,
     MetadataRequestTopic,
     PartitionProduceData,
@@ -254,6 +260,52 @@ def test_a_message_has_a_most_of_elements_however_long_its_frame_is() -> None:
     varint = bytes([compact & 0x7F | 0x80, compact >> 7 & 0x7F | 0x80, compact >> 14])
     with pytest.raises(MalformedRequest, match="topic_data"):
         decode_request(0, 9, empty_topics + varint + b"\x01\x01\x00" * count + b"\x00")
+
+
+@pytest.mark.parametrize(("name", "version"), REQUESTS)
+def test_a_request_reads_in_steps_as_it_does_at_once(name: str, version: int) -> None:
+    key = MESSAGES[name][1]
+    assert key is not None
+    body = encode_request(key, version, make(random.Random(version), name, version))
+    (read,) = ended(decode_request_in_steps(key, version, body))
+    assert read == decode_request(key, version, body)
+
+
+@pytest.mark.parametrize(("name", "version"), RESPONSES)
+def test_an_answer_is_written_in_steps_as_it_is_at_once(name: str, version: int) -> None:
+    key = MESSAGES[name][1]
+    assert key is not None
+    answer = make(random.Random(version), name, version)
+    (written,) = ended(encode_response_in_steps(key, version, answer))
+    assert written == encode_response(key, version, answer)
+
+
+def ended(steps: Generator[None, None, Any]) -> list[Any]:
+    """What came of the steps, behind a None for each but the last."""
+    found: list[Any] = []
+    while True:
+        try:
+            found.append(next(steps))
+        except StopIteration as end:
+            return [*found, end.value]
+
+
+def test_a_long_message_is_read_and_written_in_many_steps() -> None:
+    count = 10 * ELEMENTS_A_STEP
+    names = [f"group {number}" for number in range(count)]
+    body = encode_request(15, 5, DescribeGroupsRequest(names))
+    *steps, request = ended(decode_request_in_steps(15, 5, body))
+    assert len(steps) >= 9
+    assert request.groups == names
+    answer = ListGroupsResponse(groups=[ListedGroup(name) for name in names])
+    *steps, parts = ended(encode_response_in_steps(16, 5, answer))
+    assert len(steps) >= 9
+    assert parts == encode_response(16, 5, answer)
+
+
+def test_what_is_malformed_is_so_in_steps_too() -> None:
+    with pytest.raises(MalformedRequest, match="groups"):
+        ended(decode_request_in_steps(15, 5, b"\xff\xff\x01"))
 
 
 def test_text_that_is_not_utf8_is_malformed() -> None:
