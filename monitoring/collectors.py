@@ -9,7 +9,7 @@ says that it is.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from itertools import islice
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -272,7 +272,8 @@ class Scrape:
 
     # -- groups
 
-    def judge_groups(self, lines: Lines) -> Iterator[None]:
+    def judge_groups(self, lines: Lines, only: Container[str] | None = None) -> Iterator[None]:
+        """How far each group is, and whether it keeps up; of all of them, or of some."""
         broker = self._broker
         now_ms = broker.env.clock.wall_ms()
         one_by_one = broker.config.metrics_partition_labels
@@ -287,6 +288,8 @@ class Scrape:
                 loading += 1
                 continue
             for group in list(shard.machine.groups()):
+                if only is not None and group.group_id not in only:
+                    continue
                 group_id, worst = group.group_id, Status.OK
                 states[group.state.value] += 1
                 lines.add(of.GROUP_MEMBERS, len(group.members), group_id)
@@ -320,6 +323,10 @@ class Scrape:
                 if pending := shard.machine.pending(group_id):
                     lines.add(of.GROUP_PENDING, pending, group_id)
             yield
+        if only is not None:
+            self._windows |= seen
+            self.group_status |= judged
+            return
         self._windows, self.group_status = seen, judged
         self._markers = {key: found for key, found in self._markers.items() if key in seen}
         for state, count in states.items():

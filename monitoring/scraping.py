@@ -1,14 +1,13 @@
 """A scrape in steps, so that nobody waits for it: one at a time, and one for all who ask within a second."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Final
 
 from monitoring.collectors import Scrape
 from monitoring.exposition import OPENMETRICS, TEXT, Lines
 
 FRESH_S: Final = 1.0
-JUDGED_S: Final = 5.0
 
 
 class Scraper:
@@ -16,7 +15,7 @@ class Scraper:
         self._scrape = scrape
         self._lock = asyncio.Lock()
         self._lines = Lines()
-        self._gathered_s = self._judged_s = -JUDGED_S
+        self._gathered_s = -FRESH_S
 
     async def lines(self) -> Lines:
         """What there is to say, at most a second old."""
@@ -32,15 +31,13 @@ class Scraper:
                         await asyncio.sleep(0)
             return self._lines
 
-    async def status_of_groups(self) -> dict[str, int]:
-        """By Burrow's codes, of the groups that are coordinated here; judged anew if nobody has scraped for a while."""
+    async def status_of_groups(self, names: Collection[str]) -> dict[str, int]:
+        """By Burrow's codes, of those that are coordinated here: as of now, from the commits that were seen so far."""
         async with self._lock:
-            loop = asyncio.get_running_loop()
-            if loop.time() - max(self._gathered_s, self._judged_s) >= JUDGED_S:
-                for _ in self._scrape.judge_groups(Lines()):
-                    await asyncio.sleep(0)
-                self._judged_s = loop.time()
-            return self._scrape.group_status
+            for _ in self._scrape.judge_groups(Lines(), only=frozenset(names)):
+                await asyncio.sleep(0)
+        known = self._scrape.group_status
+        return {name: known[name] for name in names if name in known}
 
     async def text(self, *, openmetrics: bool) -> AsyncIterator[bytes]:
         """The whole page, piece by piece."""

@@ -445,7 +445,11 @@ async def groups(look: Look) -> Facts:
         facts.groups(broker, look.cluster, search=look.search, number=look.number),
         facts.cut([], 1),
     )
-    return {"title": "Groups", "cut": shown, "status": await look.gateway.scraper.status_of_groups()}
+    return {
+        "title": "Groups",
+        "cut": shown,
+        "status": await look.gateway.scraper.status_of_groups([row.name for row in shown.rows]),
+    }
 
 
 async def group(look: Look) -> Facts:
@@ -459,7 +463,7 @@ async def group(look: Look) -> Facts:
         "described": described,
         "lags": lags[:500],
         "readers": readers,
-        "status": (await look.gateway.scraper.status_of_groups()).get(name),
+        "status": (await look.gateway.scraper.status_of_groups([name])).get(name),
     }
 
 

@@ -1,0 +1,70 @@
+"""How long the pages of a large broker take.
+
+python -m tests.ui.measure [TOPICS [GROUPS]]       ten partitions each; default 1540 and 10,000
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from service.web.gateway import Gateway
+from service.web.metrics import scraper_of
+from service.web.pages import views
+from service.web.pages.facts import Told
+from service.web.pages.render import render
+from service.web.pages.views import Look, kept_of
+from service.wire.messages import OffsetCommitRequest, OffsetCommitRequestPartition, OffsetCommitRequestTopic
+from tests.service.api.txn_stage import TxnStage, Writer, on_txn_stage
+
+PARTITIONS = 10
+LOOKS = 5
+
+
+async def scene(stage: TxnStage) -> None:
+    topics = int(sys.argv[1]) if len(sys.argv) > 1 else 1_540
+    groups = int(sys.argv[2]) if len(sys.argv) > 2 else 10_000
+    for number in range(topics):
+        await stage.create(f"events-{number}", PARTITIONS)
+    for number in range(groups):
+        parts = [OffsetCommitRequestPartition(index, 0) for index in range(PARTITIONS)]
+        topic = OffsetCommitRequestTopic(f"events-{number % topics}", partitions=parts)
+        await stage.ask(OffsetCommitRequest(f"group-{number}", topics=[topic]), 9)
+    for number in range(50):
+        writer = Writer(stage, f"pay-{number}")
+        await writer.init()
+        await writer.write(f"events-{number}", "x")
+    gateway = Gateway(stage.broker, scraper_of(stage.broker))
+    kept = kept_of(gateway)
+    print(f"{topics * PARTITIONS} partitions, {groups} groups")
+    for name, view, match in (
+        ("overview", views.overview, {}),
+        ("transactions", views.transactions, {}),
+        ("transaction", views.transaction, {"id": "pay-1"}),
+        ("topics", views.topics, {}),
+        ("topic", views.topic, {"topic": "events-1"}),
+        ("messages", views.messages, {"topic": "events-1", "partition": "0"}),
+        ("producers", views.producers, {}),
+        ("groups", views.groups, {}),
+        ("group", views.group, {"group": "group-1"}),
+        ("brokers", views.brokers, {}),
+        ("settings", views.settings, {}),
+    ):
+        taken = []
+        for _ in range(LOOKS):
+            began = time.thread_time()
+            told = Told()
+            found = await view(Look(gateway, kept, told, {}, match))
+            common = {"here": name, "node_id": 1, "cluster_id": "c", "done": "", "search": "", "live": True}
+            text = render(f"{name}.html", **common, missing=told.missing, **found)
+            taken.append((time.thread_time() - began) * 1000)
+            await asyncio.sleep(0)
+        middle = sorted(taken)[LOOKS // 2]
+        print(f"{name:14} {middle:7.1f} ms (first {taken[0]:.1f}), {len(text) / 1000:.0f} kB, {told.missing}")
+
+
+with tempfile.TemporaryDirectory() as folder:
+    on_txn_stage(Path(folder), scene)
