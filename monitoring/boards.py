@@ -659,6 +659,48 @@ REQUESTS: Final = Board(
             ),
         ),
         Row(
+            "HTTP",
+            (
+                Panel(
+                    "HTTP requests",
+                    "A second, by route.",
+                    ((per_second("oncelog_http_requests_total", "route, method"), "{{method}} {{route}}"),),
+                    unit="reqps",
+                    stacked=True,
+                ),
+                Panel(
+                    "How long they take",
+                    "99 of 100, the ten slowest routes; streams are not timed.",
+                    ((f"topk(10, {share(0.99, 'oncelog_http_request_seconds', 'route')})", "{{route}}"),),
+                    unit="s",
+                ),
+                Panel(
+                    "Statuses",
+                    "5xx are the broker's, 4xx the clients'.",
+                    ((per_second("oncelog_http_requests_total", "code"), "{{code}}"),),
+                    unit="reqps",
+                    stacked=True,
+                ),
+                Panel(
+                    "Problems",
+                    "By what they are: request-in-flight and key-reused are about Idempotency-Keys.",
+                    ((per_second("oncelog_http_problems_total", "problem"), "{{problem}}"),),
+                    unit="cps",
+                ),
+                Panel(
+                    "Answered again",
+                    "Requests with a known Idempotency-Key: sent again, applied once.",
+                    ((per_second("oncelog_idempotency_replayed_total"), "replayed"),),
+                    unit="cps",
+                ),
+                Panel(
+                    "Under way",
+                    "Requests that are being answered, streams and open pages included.",
+                    ((of("oncelog_http_under_way"), "{{instance}}"),),
+                ),
+            ),
+        ),
+        Row(
             "Transactions of Spark, and of others who write in parallel",
             (
                 Panel(

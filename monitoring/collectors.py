@@ -377,6 +377,15 @@ class Scrape:
                 lines.add(of.REQUEST_ERRORS, count, name, getattr(error, "name", error))
         for listener, count in requests.connections.items():
             lines.add(of.CONNECTIONS, count, listener)
+        http = requests.http
+        for (path, method, status), count in sorted(http.answered.items()):
+            lines.add(of.HTTP_REQUESTS, count, path, method, status)
+        for path, seconds in sorted(http.seconds.items(), key=itemgetter(0)):
+            lines.add_histogram(of.HTTP_SECONDS, seconds, path)
+        for slug, count in sorted(http.problems.items()):
+            lines.add(of.HTTP_PROBLEMS, count, slug)
+        lines.add(of.HTTP_UNDER_WAY, http.under_way)
+        lines.add(of.IDEMPOTENCY_REPLAYED, http.replayed)
 
     def _disks(self, lines: Lines) -> None:
         folders = self._broker.folders

@@ -290,6 +290,16 @@ REQUEST_SECONDS = _histogram("oncelog_request_seconds", "Requests until their an
 REQUEST_ERRORS = _counter(
     "oncelog_request_errors_total", "Requests that were answered with an error as a whole.", "api", "error"
 )
+HTTP_REQUESTS = _counter("oncelog_http_requests_total", "HTTP requests that were answered.", "route", "method", "code")
+HTTP_SECONDS = _histogram(
+    "oncelog_http_request_seconds", "HTTP requests until their answer; streams are not timed.", "route"
+)
+HTTP_PROBLEMS = _counter("oncelog_http_problems_total", "HTTP requests that were answered with a problem.", "problem")
+HTTP_UNDER_WAY = _gauge("oncelog_http_under_way", "HTTP requests that are being answered, streams and pages included.")
+IDEMPOTENCY_REPLAYED = _counter(
+    "oncelog_idempotency_replayed_total",
+    "HTTP requests that were answered as the first time, for their Idempotency-Key was known.",
+)
 RECORDS_IN = _counter("oncelog_records_in_total", "Records that clients wrote here.")
 
 CONTROLLER_EPOCH = _gauge("oncelog_controller_epoch", "How often the cluster has changed its controller.")

@@ -59,10 +59,25 @@ class ApiTally:
         self.errors: Counter[int] = Counter()
 
 
+class HttpTally:
+    """What was asked by HTTP, by the table's paths (never by what a client wrote in their place)."""
+
+    def __init__(self) -> None:
+        self.answered: Counter[tuple[str, str, int]] = Counter()
+        """By path, method and status."""
+        self.seconds: dict[str, Histogram] = {}
+        """By path; streams, which last as long as somebody follows them, are not timed."""
+        self.problems: Counter[str] = Counter()
+        self.replayed = 0
+        """Requests that were answered as the first time, for their Idempotency-Key was known."""
+        self.under_way = 0
+
+
 class RequestTally:
     """Every request, and who is connected."""
 
     def __init__(self) -> None:
+        self.http = HttpTally()
         self.apis: dict[str, ApiTally] = {}
         self.connections: Counter[str] = Counter()
 

@@ -4,19 +4,23 @@ What always holds: every error is a problem of `problems.py`; a handler's unfore
 answered with 500, and nothing else suffers; a stop waits for the requests that write, and ends those that only follow.
 """
 
+import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import ClientConnectionError, web
+from aiohttp.typedefs import Middleware
 
+from log.tally import Histogram
 from service.broker.data_folder import StartError
 from service.broker.node import Broker
+from service.broker.tally import HttpTally
 from service.client.failures import ClientFailure
 from service.settings.broker import Endpoint
 from service.web import consuming, groups, health, metrics, producing, topics, transactions
 from service.web.gateway import Gateway
-from service.web.idempotency import Keys
+from service.web.idempotency import REPLAYED, Keys
 from service.web.pages import routes as pages
 from service.web.problems import Problem, of_failure
 from service.web.producers import Producers
@@ -38,6 +42,8 @@ TABLES: tuple[Sequence[Route], ...] = (
 """Every operation there is: a resource adds its table here."""
 STOP_S = 3.0
 REQUEST_ID = "X-Request-Id"
+PROBLEM = "problem"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID_MAX = 200
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "record-too-large", 415: "unsupported-media-type"}
 
@@ -52,7 +58,8 @@ class WebServer:
         self.gateway.open_transactions = OpenTransactions()
         self.endpoints: list[Endpoint] = []
         """Where it listens, with the ports that were found."""
-        app = web.Application(middlewares=[_around], client_max_size=broker.config.http_max_body_bytes)
+        counted = _counted(broker.requests.http)
+        app = web.Application(middlewares=[counted, _around], client_max_size=broker.config.http_max_body_bytes)
         for table in TABLES:
             for route in table:
                 app.router.add_route(route.method, route.path, self._bound(route))
@@ -91,6 +98,35 @@ class WebServer:
         await self._runner.cleanup()
 
 
+def _counted(tally: HttpTally) -> Middleware:
+    """Counts what was asked and answered."""
+
+    @web.middleware
+    async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
+        loop = asyncio.get_running_loop()
+        began_s, status = loop.time(), 500
+        tally.under_way += 1
+        try:
+            response = await handler(request)
+            status = response.status
+        except web.HTTPException as redirect:
+            status = redirect.status
+            raise
+        finally:
+            tally.under_way -= 1
+            resource = request.match_info.route.resource
+            path = "none" if resource is None else resource.canonical
+            tally.answered[path, request.method, status] += 1
+            if STREAMING not in request:
+                tally.seconds.setdefault(path, Histogram()).add(loop.time() - began_s)
+            if PROBLEM in request:
+                tally.problems[request[PROBLEM]] += 1
+        tally.replayed += REPLAYED in response.headers
+        return response
+
+    return count
+
+
 @web.middleware
 async def _around(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -98,6 +134,7 @@ async def _around(
     try:
         response = await handler(request)
     except Problem as problem:
+        request[PROBLEM] = problem.slug
         response = problem.response(request)
     except ClientFailure as failure:
         response = of_failure(failure).response(request)

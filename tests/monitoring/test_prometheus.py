@@ -24,7 +24,7 @@ from monitoring.families import REGISTRY
 from service.wire.codec import encode_request
 from service.wire.messages import PartitionProduceData, ProduceRequest, TopicProduceData
 from service.wire.versions import ApiKey
-from tests.monitoring.scraped import read
+from tests.monitoring.scraped import Scraped, read
 from tests.monitoring.test_boards import CHARTED, WATCHED
 from tests.outside import needs
 from tests.service.cli.kit import oncelog
@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30.0
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 ONLY_WHEN_THERE_IS_SOMETHING = {
+    "oncelog_http_problems_total",
     "oncelog_request_errors_total",
     "oncelog_lso_blocked_by",
     "oncelog_group_pending_offsets",
@@ -201,3 +202,21 @@ def test_a_transaction_that_hangs_makes_the_right_alert_fire_until_it_is_aborted
             == 0
         )
         wait_for(lambda: watching.firing() == set())
+
+
+def test_what_is_asked_by_http_is_counted_by_the_path_of_its_route(broker: Served) -> None:
+    for path in ("/ui/topics/orders", "/ui/topics/none", "/nowhere/at/all"):
+        requests.get(broker.url + path, timeout=PATIENCE_S)
+    answered = {"route": "/ui/topics/{topic}", "method": "GET"}
+
+    def shown() -> Scraped | None:
+        """A scrape is shared by all who ask within a second."""
+        seen = read(requests.get(broker.url + "/metrics", timeout=PATIENCE_S).text)
+        return seen if seen.all("oncelog_http_requests_total", **answered) else None
+
+    seen = wait_for(shown)
+    assert seen.one("oncelog_http_requests_total", **answered, code=200) == 1
+    assert seen.one("oncelog_http_requests_total", **answered, code=404) == 1
+    assert seen.one("oncelog_http_request_seconds_count", route="/ui/topics/{topic}") == 2
+    assert seen.one("oncelog_http_requests_total", route="none", code=404) >= 1
+    assert seen.one("oncelog_http_under_way") == 1

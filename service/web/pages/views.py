@@ -24,6 +24,7 @@ from service.web.pages.facts import Told
 from service.web.pages.near import NearCluster
 from service.web.pages.render import HEADERS, fragment, page, render
 from service.web.problems import Problem
+from service.web.routing import STREAMING
 
 LIVE_S: Final = 2.0
 STREAMS_MAX: Final = 200
@@ -143,6 +144,7 @@ def showing(
         headers = {**HEADERS, "Content-Type": "text/event-stream"}
         response = web.StreamResponse(headers=headers)
         kept.streams += 1
+        request[STREAMING] = True
         try:
             await response.prepare(request)
             last = ""
