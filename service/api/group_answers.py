@@ -19,8 +19,8 @@ Reply = TypeVar("Reply")
 
 # What anybody may do with a group while nobody is denied anything: read, delete, describe, describe and alter configs.
 ALL_GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
-OFFSETS_AT_ONCE = 500
-"""Written, read or deleted in one turn of the loop: a batch of them takes some ten microseconds an offset."""
+OFFSETS_AT_ONCE = 250
+"""Written, read or deleted in one turn of the loop: each takes some ten to twenty microseconds."""
 OPERATIONS_NOT_ASKED = -(1 << 31)
 
 

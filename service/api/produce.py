@@ -2,10 +2,11 @@
 """Produce, versions 3 to 13 (13: topic ids).
 
 Every batch is appended before the first await, since the bytes are views of the connection's buffer; but for what must
-be confirmed by a transaction coordinator, or looked into for longer than a turn of the loop may take: that is copied,
-and nothing starts behind it on its connection before it is appended. `acks=0` is never answered, and closes the
-connection on an error, which is the only way to tell. `acks=all` is answered when every in-sync replica holds the
-batches, or with REQUEST_TIMED_OUT after the caller's timeout, when the batches may still become committed later.
+be confirmed by a transaction coordinator, or takes longer than a turn of the loop may: that is copied (unless a request
+so long has its bytes to itself), and nothing starts behind it on its connection before it is appended. `acks=0` is
+never answered, and closes the connection on an error, which is the only way to tell. `acks=all` is answered when every
+in-sync replica holds the batches, or with REQUEST_TIMED_OUT after the caller's timeout, when the batches may still
+become committed later.
 """
 
 from collections.abc import Awaitable
@@ -16,7 +17,7 @@ from service.broker.partition import ACKS_ALL, Appended
 from service.broker.partition_table import TopicPartitions
 from service.broker.session import Session
 from service.broker.writing import Terms, Write, Writing
-from service.net.door import CLOSE, NO_REPLY, Held, Signal
+from service.net.door import CLOSE, NO_REPLY, OWN_BYTES, Held, Signal
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -70,10 +71,13 @@ def handle(
     if wrong is not None:
         writing.refuse(wrong)
         return _answer(request, writing)
-    if not writing.begin():
+    is_ready = writing.begin()
+    if is_ready and not writing.takes_turns:
+        writing.append()
+        return _appended(session, request, writing)
+    if writing.size_bytes <= OWN_BYTES:
         writing.keep()
-        return Held(_prepare_and_append(session, request, writing))
-    return _append(session, request, writing)
+    return Held(_append_later(session, request, writing, is_ready=is_ready))
 
 
 def _partitions(broker: Broker, version: int, topic: TopicProduceData) -> TopicPartitions | Refused:
@@ -82,17 +86,21 @@ def _partitions(broker: Broker, version: int, topic: TopicProduceData) -> TopicP
     return broker.partitions.topic(topic.name) or UNKNOWN_NAME
 
 
-async def _prepare_and_append(
-    session: Session, request: ProduceRequest, writing: Writing
+async def _append_later(
+    session: Session, request: ProduceRequest, writing: Writing, *, is_ready: bool
 ) -> ProduceResponse | Signal | Awaitable[ProduceResponse | Signal]:
-    await writing.prepare()
-    return _append(session, request, writing)
+    if not is_ready:
+        await writing.prepare()
+    if writing.takes_turns:
+        await writing.append_in_turns()
+    else:
+        writing.append()
+    return _appended(session, request, writing)
 
 
-def _append(
+def _appended(
     session: Session, request: ProduceRequest, writing: Writing
 ) -> ProduceResponse | Signal | Awaitable[ProduceResponse]:
-    writing.append()
     if writing.is_settled or request.acks == 0:
         return _answer(request, writing)
     return _when_settled(session, request, writing)

@@ -3,10 +3,11 @@
 
 What always holds: a transactional batch enters the log only if its coordinator says that the transaction is open; what
 a topic wants looked into is looked into under the settings that hold when it is appended; batches are appended in the
-order they are named, in one turn of the loop; with acks=all an outcome is `Appended` only when every in-sync replica
-holds the batch, and otherwise it may become committed later.
+order they are named, in one turn of the loop unless they are very many; with acks=all an outcome is `Appended` only
+when every in-sync replica holds the batch, and otherwise it may become committed later.
 
-`begin`, and where that says no `keep` and `prepare`; then `append`; then `settle`, unless `is_settled`.
+`begin`, and where that says no `keep` and `prepare`; then `append` (or, where it `takes_turns`, `keep` and
+`append_in_turns`); then `settle`, unless `is_settled`.
 """
 
 import asyncio
@@ -31,6 +32,9 @@ ATTRIBUTES_AT: Final = 22
 PAIR: Final = slice(43, 53)
 """Producer id and epoch of a batch."""
 MARKERS_LOOKED_AT: Final = 100
+WRITES_AT_ONCE: Final = 64
+BYTES_AT_ONCE: Final = 4 << 20
+"""Appended in one turn of the loop: a millisecond or two each."""
 
 GIVEN_UP_AFTER: Final = frozenset(
     {
@@ -131,13 +135,13 @@ class Writing:
                 write.batch = memoryview(bytearray(write.batch))
 
     async def prepare(self) -> None:
-        await self._open()
+        await self._open(self.writes)
         unconfirmed = list(self._unconfirmed())
         wanted = [(partition, writer) for partition, _, writer in unconfirmed]
         admitted = await self._broker.transaction_gate.admit(wanted, timeout_ms=self._terms.timeout_ms)
         for (_, write, _), answer in zip(unconfirmed, admitted, strict=True):
             write.admitted = answer
-        await self._open()  # of topics that were given other settings meanwhile
+        await self._open(self.writes)  # of topics that were given other settings meanwhile
 
     # -- before
 
@@ -169,9 +173,9 @@ class Writing:
                     ),
                 )
 
-    def _to_open(self) -> Iterator[tuple[Write, memoryview, LogConfig]]:
+    def _to_open(self, writes: Sequence[Write]) -> Iterator[tuple[Write, memoryview, LogConfig]]:
         """The batches that their topics want looked into, and that have not been under the settings of now."""
-        for write in self.writes:
+        for write in writes:
             partition = write.partition
             if partition is None:
                 continue
@@ -183,16 +187,16 @@ class Writing:
 
     def _open_now(self) -> bool:
         """Look inside; False when it takes longer than one turn of the loop may."""
-        for write, batch, config in self._to_open():
+        for write, batch, config in self._to_open(self.writes):
             write.opened = self._broker.opener.open_now(batch, config, self._broker.env.clock.wall_ms())
             if write.opened is None:
                 return False
         return True
 
-    async def _open(self) -> None:
+    async def _open(self, writes: Sequence[Write]) -> None:
         """Look into what has not been looked into under the settings that hold when this returns."""
         opener, clock = self._broker.opener, self._broker.env.clock
-        while unknown := list(self._to_open()):
+        while unknown := list(self._to_open(writes)):
             for write, batch, config in unknown:
                 now_ms = clock.wall_ms()
                 write.opened = opener.open_now(batch, config, now_ms) or await opener.open(batch, config, now_ms)
@@ -204,6 +208,32 @@ class Writing:
         now_ms = self._broker.env.clock.wall_ms()
         for write in self.writes:
             write.outcome = self._append(write, now_ms)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether this is more than one turn of the loop may append."""
+        writes = self.writes
+        return len(writes) > 1 and (len(writes) > WRITES_AT_ONCE or self.size_bytes > BYTES_AT_ONCE)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(write.batch) for write in self.writes if not isinstance(write.batch, Refused))
+
+    async def append_in_turns(self) -> None:
+        """The same where it takes turns: batches of others come between, but keep the order of these."""
+        left = list(reversed(self.writes))
+        while left:
+            some: list[Write] = []
+            size_bytes = 0
+            while left and len(some) < WRITES_AT_ONCE and size_bytes < BYTES_AT_ONCE:
+                some.append(write := left.pop())
+                size_bytes += 0 if isinstance(write.batch, Refused) else len(write.batch)
+            await self._open(some)  # of topics that were given other settings meanwhile
+            now_ms = self._broker.env.clock.wall_ms()
+            for write in some:
+                write.outcome = self._append(write, now_ms)
+            if left:
+                await asyncio.sleep(0)
 
     def refuse(self, error: ErrorCode) -> None:
         for write in self.writes:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from log.disk import FileSlice
 
 
+OWN_BYTES = 2 << 20
+"""The bytes of a request longer than this are nobody else's, also after the call."""
+
+
 class Signal(Enum):
     """Answers that are no bytes."""
 
@@ -68,5 +72,6 @@ class Door(Protocol[SessionT]):
     def request(
         self, session: SessionT, header: RequestHeader, body: memoryview
     ) -> Reply | Awaitable[Reply] | Held[Reply]:
-        """Answer a request. `body` is a view that can be written to and that holds these bytes only during this call:
-        what an awaitable needs of it must be copied before it is returned. May raise MalformedRequest."""
+        """Answer a request. `body` is a view that can be written to and that holds these bytes only during this call,
+        unless it is longer than OWN_BYTES: what an awaitable needs of it must be copied before it is returned. May
+        raise MalformedRequest."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from service.net.connection import READ_BYTES, Connection
-from service.net.door import CLOSE, NO_REPLY, Door, Held, PeerInfo, Reply, SessionT, Signal
+from service.net.door import CLOSE, NO_REPLY, OWN_BYTES, Door, Held, PeerInfo, Reply, SessionT, Signal
 from service.net.room import Room
 
 __all__ = ["CLOSE", "NO_REPLY", "Door", "Held", "Limits", "PeerInfo", "Reply", "Room", "Server", "Signal", "serve"]
@@ -23,6 +23,7 @@ logger = logging.getLogger("oncelog.net")
 OTHER_REQUEST_BYTES = 8 * 1024 * 1024
 # A buffer for one long frame: a Produce of 1 MiB, which is the default limit of clients, with its header.
 BUFFER_BYTES = 1024 * 1024 + READ_BYTES
+assert BUFFER_BYTES < OWN_BYTES, "a frame that is promised its own bytes gets a buffer of its own"
 # So many of them may be lent (70 MB); further long frames get buffers that grow with what has come.
 MAX_BUFFERS = 64
 # Between looks at all connections. 5,000 connections take 3 ms.

@@ -16,7 +16,9 @@ from log.ids import TopicPartition
 from service.api import produce
 from service.api.door import BrokerDoor
 from service.broker.acceptance import RECORDS_AT_ONCE, Opening
+from service.broker.partition import Partition
 from service.broker.session import Session
+from service.broker.writing import WRITES_AT_ONCE
 from service.client.connection import Client
 from service.net.door import Held
 from service.net.server import serve
@@ -100,6 +102,63 @@ def test_no_turn_of_the_loop_looks_into_more_records_than_it_may(
     # A turn is what stands between two of ours: one step of the row, and what came new.
     assert max(looked_at) <= 2 * RECORDS_AT_ONCE
     assert sum(looked_at) >= 4 * 20 * RECORDS_AT_ONCE
+
+
+@pytest.mark.parametrize("size", [10, 40_000], ids=["many", "many and long"])
+def test_a_request_with_very_many_batches_is_appended_in_turns(tmp_path: Path, size: int) -> None:
+    """On one connection, with a short request behind it, whose batches follow its own."""
+    count = 3 * WRITES_AT_ONCE
+
+    async def scene(stage: TxnStage) -> None:
+        await stage.create("wide", count)
+        await stage.served("wide", count - 1)
+        numbered: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0}
+        long, short = (
+            ProduceRequest(
+                None,
+                1,
+                5000,
+                [
+                    TopicProduceData(
+                        "wide",
+                        partition_data=[
+                            PartitionProduceData(
+                                index,
+                                build_batch([(None, bytes(size), (), 1)], base_sequence=sequence, **numbered),
+                            )
+                            for index in reversed(range(partitions))
+                        ],
+                    )
+                ],
+            )
+            for partitions, sequence in ((count, 0), (2, 1))
+        )
+        appended: list[int] = [0]
+        append = Partition.append_from_client
+
+        def counted(partition: Partition, *batch: Any, **how: Any) -> Any:
+            appended[-1] += 1
+            return append(partition, *batch, **how)
+
+        async def turns() -> None:
+            while True:
+                appended.append(0)
+                await asyncio.sleep(0)
+
+        server = await serve(asyncio.get_running_loop(), "127.0.0.1", 0, BrokerDoor(stage.broker, "PLAINTEXT"))
+        other = asyncio.ensure_future(turns())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Partition, "append_from_client", counted)
+            async with Client("127.0.0.1", server.port) as client:
+                answers = await asyncio.gather(client.request(long, VERSION), client.request(short, VERSION))
+        other.cancel()
+        await server.close()
+        codes = [row.error_code for answer in answers for row in answer.responses[0].partition_responses]
+        assert codes == [NONE] * (count + 2)
+        assert max(appended) <= WRITES_AT_ONCE + 2
+        assert sum(appended) == count + 2
+
+    on_txn_stage(tmp_path, scene)
 
 
 def test_what_a_connection_sends_behind_a_long_batch_is_appended_behind_it(tmp_path: Path) -> None:
