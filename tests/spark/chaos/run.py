@@ -26,7 +26,7 @@ from tests.faults.proxy import Proxy
 from tests.peers.ours import Oncelog
 from tests.peers.process import QUICK_SETTINGS
 from tests.spark.chaos.faults import FOR_DECISIONS, FOR_EVERY_SINK, Strike
-from tests.spark.chaos.world import Driver, Growing, Junk, World, feed
+from tests.spark.chaos.world import ROWS_A_BATCH, Driver, Growing, Junk, World, feed
 from tests.spark.cluster import Cluster
 
 PEACE_SECONDS = 300.0
@@ -145,7 +145,7 @@ def _plan(
     tasks: int | None,
 ) -> dict[str, Any]:
     there = {"kafka.bootstrap.servers": bootstrap}
-    start = {"subscribe": source, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "3000"}
+    start = {"subscribe": source, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(ROWS_A_BATCH)}
     if tasks is not None:
         start["minPartitions"] = str(tasks)
     committed = {"kafka.isolation.level": "read_committed"}
@@ -171,7 +171,7 @@ async def _strike(
     say: Callable[[str], None],
 ) -> None:
     over = asyncio.Event()
-    feeding = asyncio.create_task(feed(feeder, junk, over))
+    feeding = asyncio.create_task(feed(feeder, junk, world.driver, over))
     until = time.monotonic() + seconds
     waiting: list[Strike] = []
     try:

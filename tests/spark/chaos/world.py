@@ -28,6 +28,8 @@ from tests.spark.environment import environment_of
 
 JOB = Path(__file__).with_name("job.py")
 FEED_PAUSE_SECONDS = 0.02
+ROWS_A_BATCH = 3000
+BATCHES_AHEAD = 5
 FEED_AT_ONCE = 5
 JUNK_EVERY_SECONDS = 2.0
 START_PATIENCE_SECONDS = 120.0
@@ -172,11 +174,12 @@ class World:
         return False
 
 
-async def feed(feeder: Feeder, junk: Junk, over: asyncio.Event) -> None:
-    """Numbered rows, all the time, and now and then rows of transactions that are aborted."""
+async def feed(feeder: Feeder, junk: Junk, driver: Driver, over: asyncio.Event) -> None:
+    """Numbered rows, some batches ahead of Spark, and now and then rows of transactions that are aborted."""
     next_junk = time.monotonic()
     while not over.is_set():
-        feeder.feed(FEED_AT_ONCE)
+        if feeder.count < (driver.batches() + BATCHES_AHEAD) * ROWS_A_BATCH:
+            feeder.feed(FEED_AT_ONCE)
         if time.monotonic() > next_junk:
             await asyncio.to_thread(junk.write)
             next_junk = time.monotonic() + JUNK_EVERY_SECONDS
