@@ -14,7 +14,7 @@ ARGS   ?=
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
 .PHONY: help serve install install-dev check quick-tests test lint types format sim sim-cluster sim-groups mutants mutants-groups chaos churn clients clients-java clients-more \
-        conformance bench fuzz transcripts docs boards screens clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos spark-crashes spark-extremes
+        conformance bench fuzz fuzz-http transcripts docs boards screens clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos spark-crashes spark-extremes
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -121,6 +121,9 @@ bench: install-dev ## throughput, latency, memory, start-up: a table of medians 
 
 fuzz: install-dev ## hostile frames at the codec of every API, hostile requests at every handler: FRAMES=10000000 for the long run
 	$(PYTHON_RUN) -m tests.fuzz --frames $(FRAMES) $(ARGS)
+
+fuzz-http: install-dev ## requests generated from the OpenAPI document, every answer checked: ARGS="--cases 1000"
+	$(PYTHON_RUN) -m tests.service.web.exploring $(ARGS)
 
 transcripts: install-dev ## rewrite tests/transcripts/*.txt; review the difference
 	$(PYTHON_RUN) -m tests.transcripts $(ARGS)

@@ -104,6 +104,12 @@ class BrokerSettings:
         at_least=1024,
     )
 
+    http_cors_origins = listing(
+        "http.cors.origins",
+        (),
+        "Pages of other origins that may use the HTTP API from a browser: https://example.org, several separated by "
+        "commas; *: all of them.",
+    )
     http_max_streams = integer(
         "http.max.streams", 5000, "Streams that may be open at one broker; further ones are refused.", at_least=0
     )

@@ -9,8 +9,10 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 
+import zstandard
 from aiohttp import ClientConnectionError, web
 from aiohttp.typedefs import Middleware
+from isal import igzip
 
 from log.tally import Histogram
 from service.broker.data_folder import StartError
@@ -18,7 +20,7 @@ from service.broker.node import Broker
 from service.broker.tally import HttpTally
 from service.client.failures import ClientFailure
 from service.settings.broker import Endpoint
-from service.web import consuming, groups, health, metrics, producing, topics, transactions
+from service.web import consuming, groups, health, metrics, openapi, producing, topics, transactions
 from service.web.gateway import Gateway
 from service.web.idempotency import REPLAYED, Keys
 from service.web.pages import routes as pages
@@ -38,6 +40,7 @@ TABLES: tuple[Sequence[Route], ...] = (
     groups.ROUTES,
     pages.ROUTES,
     transactions.ROUTES,
+    openapi.ROUTES,
 )
 """Every operation there is: a resource adds its table here."""
 STOP_S = 3.0
@@ -45,6 +48,18 @@ REQUEST_ID = "X-Request-Id"
 PROBLEM = "problem"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID_MAX = 200
+ASKED_METHOD = "Access-Control-Request-Method"
+PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, POST, PUT, PATCH, DELETE",
+    "Access-Control-Allow-Headers": "Content-Type, Idempotency-Key, If-Match, Last-Event-ID, X-Request-Id",
+    "Access-Control-Max-Age": "600",
+}
+EXPOSED = "Location, ETag, Retry-After, Idempotency-Replayed, Batch-Replayed, X-Request-Id"
+PACKED_FROM_BYTES, PACKED_AT_ONCE_BYTES = 1400, 64 << 10
+CODECS: dict[str, Callable[[bytes], bytes]] = {
+    "zstd": lambda body: zstandard.ZstdCompressor(level=1).compress(body),
+    "gzip": lambda body: igzip.compress(body, 1),
+}
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "record-too-large", 415: "unsupported-media-type"}
 
 
@@ -56,10 +71,12 @@ class WebServer:
         self.gateway.producers = Producers(self.gateway)
         self.gateway.keys = Keys(self.gateway)
         self.gateway.open_transactions = OpenTransactions()
+        self._origins = set(broker.config.http_cors_origins)
         self.endpoints: list[Endpoint] = []
         """Where it listens, with the ports that were found."""
         counted = _counted(broker.requests.http)
-        app = web.Application(middlewares=[counted, _around], client_max_size=broker.config.http_max_body_bytes)
+        app = web.Application(middlewares=[counted, self._around], client_max_size=broker.config.http_max_body_bytes)
+        self.gateway.routes = [route for table in TABLES for route in table]
         for table in TABLES:
             for route in table:
                 app.router.add_route(route.method, route.path, self._bound(route))
@@ -97,6 +114,41 @@ class WebServer:
         await self.gateway.close()
         await self._runner.cleanup()
 
+    @web.middleware
+    async def _around(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if request.method == "OPTIONS" and ASKED_METHOD in request.headers:
+            response: web.StreamResponse = web.Response(status=204, headers=PREFLIGHT)
+        else:
+            response = await _answered(request, handler)
+        if response.prepared:
+            return response
+        origin = request.headers.get("Origin")
+        if origin is not None and (self._origins & {origin, "*"}):
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Expose-Headers"] = EXPOSED
+            response.headers.add("Vary", "Origin")
+        request_id = request.headers.get(REQUEST_ID)
+        if request_id is not None and len(request_id) <= REQUEST_ID_MAX:
+            response.headers[REQUEST_ID] = request_id
+        if isinstance(response, web.Response) and len(response.body or b"") >= PACKED_FROM_BYTES:  # type: ignore[arg-type]
+            await self._pack(request, response)
+        return response
+
+    async def _pack(self, request: web.Request, response: web.Response) -> None:
+        """As the client likes it best; what takes long is done beside the loop."""
+        accepted = request.headers.get("Accept-Encoding", "")
+        codec = next((each for each in CODECS if each in accepted), None)
+        body = response.body
+        if codec is None or "Content-Encoding" in response.headers or not isinstance(body, bytes):
+            return
+        pack = CODECS[codec]
+        blocking = self.gateway.broker.env.blocking
+        response.body = pack(body) if len(body) < PACKED_AT_ONCE_BYTES else await blocking(pack, body)
+        response.headers["Content-Encoding"] = codec
+        response.headers.add("Vary", "Accept-Encoding")
+
 
 def _counted(tally: HttpTally) -> Middleware:
     """Counts what was asked and answered."""
@@ -127,17 +179,16 @@ def _counted(tally: HttpTally) -> Middleware:
     return count
 
 
-@web.middleware
-async def _around(
+async def _answered(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     try:
-        response = await handler(request)
+        return await handler(request)
     except Problem as problem:
         request[PROBLEM] = problem.slug
-        response = problem.response(request)
+        return problem.response(request)
     except ClientFailure as failure:
-        response = of_failure(failure).response(request)
+        return of_failure(failure).response(request)
     except web.HTTPException as exception:
         slug = _STATUS_SLUGS.get(exception.status)
         if slug is None:
@@ -145,19 +196,16 @@ async def _around(
         response = Problem(slug, exception.text).response(request)
         if "Allow" in exception.headers:
             response.headers["Allow"] = exception.headers["Allow"]
+        return response
     except (ConnectionError, ClientConnectionError):
         return _cut_off(request)  # the client is gone
     except web.RequestPayloadError as error:
-        response = Problem("malformed", f"the body is not as its headers say: {error}").response(request)
+        return Problem("malformed", f"the body is not as its headers say: {error}").response(request)
     except Exception:  # logged with its trace; whatever it is, only this request ends
         logger.exception("%s %s failed", request.method, request.path)
         if STREAMING in request:
             return _cut_off(request)
-        response = Problem("server-error", outcome="unknown").response(request)
-    request_id = request.headers.get(REQUEST_ID)
-    if request_id is not None and not response.prepared and len(request_id) <= REQUEST_ID_MAX:
-        response.headers[REQUEST_ID] = request_id
-    return response
+        return Problem("server-error", outcome="unknown").response(request)
 
 
 def _cut_off(request: web.Request) -> web.StreamResponse:

@@ -10,7 +10,7 @@ code, and those who ask know from it whether anything was done.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -36,6 +36,7 @@ from service.wire.versions import NEWEST_IS_UNSTABLE
 if TYPE_CHECKING:
     from service.web.idempotency import Keys
     from service.web.producers import Producers
+    from service.web.routing import Route
     from service.web.transactions import OpenTransactions
 
 R = TypeVar("R", bound=Struct)
@@ -56,6 +57,9 @@ class Gateway:
         """What the pages keep from one to the next."""
         self.closing = asyncio.Event()
         self.cluster = Inside(self)
+        self.routes: Sequence[Route]
+        self.document: bytes | None = None
+        """The OpenAPI document, once somebody has asked for it."""
         self.producers: Producers
         self.keys: Keys
         self.open_transactions: OpenTransactions

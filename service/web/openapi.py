@@ -1,0 +1,182 @@
+"""What the HTTP API is, told by itself: the OpenAPI document, a page for people, a page for each problem. All of it is
+made from the table of routes and the types of bodies.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from service.web.gateway import Gateway
+from service.web.problems import MEDIA_TYPE, PROBLEMS, Kinds, Problem, ProblemDetails
+from service.web.routing import JSON, Parameter, Route
+
+_BRACES = re.compile(r"\{(\w+)(?::[^{}]*(?:\{[^{}]*\}[^{}]*)*)?\}")
+ABOUT = """\
+An exactly-once transactional event store over HTTP. Every broker answers every request.
+
+Every error is a problem (RFC 9457) that says its `outcome`: `none` (nothing was written), `applied` (it was), or
+`unknown` (it may have been; an Idempotency-Key makes it safe to ask again, a transaction tells by GET).
+
+Integers may be larger than 2^53.
+"""
+WHOLE_NUMBERS = frozenset({"partition", "number"})
+
+
+def _hook(kind: type) -> dict[str, Any]:
+    if kind is msgspec.Raw:
+        return {"description": "Any JSON."}
+    raise NotImplementedError
+
+
+def _path(route: Route) -> str:
+    return _BRACES.sub(r"{\1}", route.path)
+
+
+def _operation_id(route: Route) -> str:
+    return f"{route.handle.__module__.rpartition('.')[2]}_{route.handle.__name__}_{_path(route).count('/')}"
+
+
+def _in_path(name: str) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string", "minLength": 1}
+    if name in WHOLE_NUMBERS:
+        schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "in": parameter.place,
+        "required": False,
+        "schema": parameter.schema,
+        "description": parameter.about,
+    }
+
+
+def document(routes: Sequence[Route]) -> dict[str, Any]:
+    """OpenAPI 3.1."""
+    shown = [route for route in routes if route.documented]
+    types = [kind for route in shown for kind in (route.body, route.answer) if kind is not None]
+    unique = list(dict.fromkeys([*types, ProblemDetails]))
+    schemas, components = msgspec.json.schema_components(
+        unique, schema_hook=_hook, ref_template="#/components/schemas/{name}"
+    )
+    schema_of = dict(zip(unique, schemas, strict=True))
+    problem = {"description": "A problem", "content": {MEDIA_TYPE: {"schema": schema_of[ProblemDetails]}}}
+    paths: dict[str, dict[str, Any]] = {}
+    for route in shown:
+        responses: dict[str, Any] = {}
+        for status in (route.status, *route.also):
+            answer: dict[str, Any] = {"description": "Done" if status < 400 else "Not now"}
+            if route.answer is not None:
+                answer["content"] = {route.answer_media: {"schema": schema_of[route.answer]}}
+            elif route.answer_media != JSON:
+                answer["content"] = {route.answer_media: {"schema": {"type": "string"}}}
+            responses[str(status)] = answer
+        for status in route.problems:
+            responses[str(status)] = problem
+        responses["default"] = problem
+        operation: dict[str, Any] = {
+            "operationId": _operation_id(route),
+            "summary": route.summary.partition(". ")[0].rstrip("."),
+            "description": route.summary,
+            "tags": [route.tag],
+            "parameters": [
+                *(_in_path(name) for name in _BRACES.findall(route.path)),
+                *map(_parameter, route.parameters),
+            ],
+            "responses": responses,
+        }
+        if route.body is not None:
+            content: dict[str, Any] = {JSON: {"schema": schema_of[route.body]}}
+            content.update((media, {"schema": {"type": "string"}}) for media in route.body_media)
+            operation["requestBody"] = {"required": True, "content": content}
+        paths.setdefault(_path(route), {})[route.method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "oncelog", "version": "1", "description": ABOUT},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+async def as_document(gateway: Gateway, request: web.Request) -> web.Response:
+    return web.Response(body=_documents(gateway), content_type=JSON)
+
+
+def _documents(gateway: Gateway) -> bytes:
+    if gateway.document is None:
+        gateway.document = msgspec.json.encode(document(gateway.routes))
+    return gateway.document
+
+
+# -- for people
+
+_STYLE = """\
+body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
+code,pre{font:14px/1.4 ui-monospace,monospace}pre{background:#f3f3f3;padding:.6rem;overflow-x:auto}
+section{border-top:1px solid #ddd;padding:.5rem 0}h3 code{font-size:1rem}
+td{padding:.1rem .8rem .1rem 0;vertical-align:top}
+@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}pre{background:#262626}a{color:#8bf}}
+"""
+_POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "X-Frame-Options": "DENY"}
+
+
+def _page(title: str, body: Iterable[str]) -> web.Response:
+    text = (
+        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1>{''.join(body)}"
+    )
+    return web.Response(text=text, content_type="text/html", headers=_POLICY)
+
+
+def _shown(route: Route, base: str) -> Iterable[str]:
+    path = html.escape(_path(route))
+    yield f"<section><h3><code>{route.method} {path}</code></h3><p>{html.escape(route.summary)}</p>"
+    if route.parameters:
+        yield "<table>"
+        for each in route.parameters:
+            choices = " ".join(map(str, each.schema.get("enum", ())))
+            place = "" if each.place == "query" else f" ({each.place})"
+            about = html.escape(f"{each.about} {choices}".strip())
+            yield f"<tr><td><code>{html.escape(each.name)}</code>{place}<td>{about}"
+        yield "</table>"
+    method = "" if route.method == "GET" else f" -X {route.method}"
+    body = "" if route.body is None else " --json '…'"
+    yield f"<pre>curl{method}{body} {html.escape(base)}{path}</pre></section>"
+
+
+async def docs(gateway: Gateway, request: web.Request) -> web.Response:
+    """Every operation, by its tag."""
+    routes = [route for route in gateway.routes if route.documented]
+    body = [f"<p>{html.escape(each)}</p>" for each in ABOUT.split("\n\n")]
+    body.append("<p><a href=/openapi.json>openapi.json</a></p>")
+    for tag in dict.fromkeys(route.tag for route in routes):
+        body.append(f"<h2>{html.escape(tag)}</h2>")
+        for route in routes:
+            if route.tag == tag:
+                body.extend(_shown(route, f"http://{request.host}"))
+    return _page("oncelog over HTTP", body)
+
+
+async def problem(gateway: Gateway, request: web.Request) -> web.Response:
+    """What a problem's type means."""
+    slug = request.match_info["slug"]
+    kind: Kinds | None = PROBLEMS.get(slug)
+    if kind is None:
+        raise Problem("not-found", "there is no such problem")
+    again = "The same request may be sent again." if kind.retriable else "Sent again as it is it will not be better."
+    return _page(f"{kind.status} {slug}", [f"<p>{html.escape(kind.title)}. {again}</p>"])
+
+
+ROUTES = (
+    Route("GET", "/openapi.json", as_document, "This API as an OpenAPI document.", "about", documented=False),
+    Route("GET", "/docs", docs, "This API for people.", "about", documented=False),
+    Route("GET", "/problems/{slug}", problem, "What a problem means.", "about", documented=False),
+)

@@ -1,0 +1,78 @@
+"""Requests generated from the OpenAPI document, at a live broker: `make fuzz-http`."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.service.web.kit import PATIENCE_S, Http, Served
+
+ENDLESS = "/v1/topics/{topic}/stream"
+
+
+def explore(served: Served, cases: int) -> int:
+    """How many requests were answered; AssertionError at the first answer that must not be."""
+    http = Http(served.url)
+    document = http.get("/openapi.json").json
+    http.session.close()
+    schema: Any = schemathesis.openapi.from_dict(document)
+    schema.config.update(base_url=served.url)
+    asked = 0
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        if operation.path != ENDLESS:
+            documented = set(document["paths"][operation.path][operation.method.lower()]["responses"])
+            asked += _explore_one(operation, documented, served.url, cases)
+    return asked
+
+
+def _explore_one(operation: Any, documented: set[str], url: str, cases: int) -> int:
+    asked = 0
+
+    def once(case: Any) -> None:
+        nonlocal asked
+        if case.query and "wait_ms" in case.query:
+            case.query["wait_ms"] = 1
+        answer = case.call(timeout=PATIENCE_S)
+        asked += 1
+        shown = case.method, answer.request.url, answer.request.body, answer.status_code, answer.text[:500]
+        assert answer.status_code < 500 or answer.status_code in (503, 504), shown
+        if answer.request.url.partition("?")[0].count("/") != url.count("/") + operation.path.count("/"):
+            return  # an empty part of the path made it another one
+        if answer.status_code >= 400:
+            assert answer.headers["content-type"][0].startswith("application/problem+json"), shown
+            assert answer.json()["outcome"] in ("none", "applied", "unknown"), shown
+        assert str(answer.status_code) in documented | {"400", "405"}, shown
+
+    limits = settings(
+        max_examples=cases,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    limits(given(case=operation.as_strategy())(once))()
+    return asked
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=300, help="of each operation")
+    cases = parser.parse_args().cases
+    with tempfile.TemporaryDirectory(prefix="oncelog-http-") as folder:
+        served = Served(Path(folder) / "data")
+        try:
+            asked = explore(served, cases)
+        finally:
+            served.stop()
+        assert "Traceback" not in served.log, served.log
+    print(f"{asked} requests, every answer as documented")
+
+
+if __name__ == "__main__":
+    main()

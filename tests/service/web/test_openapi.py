@@ -1,0 +1,72 @@
+"""The API as it tells of itself is the API as it is."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import requests
+import zstandard
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from tests.service.web.exploring import explore
+from tests.service.web.kit import Http, Served
+
+CASES = 2
+"""Of each operation; `make fuzz-http` makes thousands."""
+
+
+def test_the_document_is_openapi_and_holds_every_operation(http: Http) -> None:
+    document = http.get("/openapi.json").json
+    OpenAPIV31SpecValidator(document).validate()
+    assert set(document["paths"]["/v1/transactions/{txn}/batches/{number}"]) == {"put"}
+    operations = [each["operationId"] for methods in document["paths"].values() for each in methods.values()]
+    assert len(operations) == len(set(operations))
+
+
+def test_people_find_every_operation_and_problem_on_a_page(http: Http) -> None:
+    page = http.get("/docs")
+    assert page.headers["Content-Type"].startswith("text/html")
+    for path in http.get("/openapi.json").json["paths"]:
+        assert path in page.json
+    assert "409" in http.get("/problems/producer-fenced").json
+    assert "http://" not in page.json.replace(http.url, "").replace("http://localhost", "")
+
+
+def test_generated_requests_find_no_server_error_and_no_undocumented_answer(served: Served) -> None:
+    assert explore(served, CASES) > 50
+
+
+def test_answers_are_packed_as_the_client_likes(http: Http, topic: str) -> None:
+    assert http.post(f"/v1/topics/{topic}/records", {"records": [{"value": "x" * 5000}]}).status == 200
+    for codec, unpack in (("gzip", gzip.decompress), ("zstd", lambda body: zstandard.decompress(body))):
+        answer = requests.get(
+            f"{http.url}/v1/topics/{topic}/partitions/0/records",
+            headers={"Accept-Encoding": codec},
+            stream=True,
+            timeout=30,
+        )
+        assert answer.headers["Content-Encoding"] == codec
+        assert b"xxxx" in unpack(answer.raw.read(decode_content=False))
+
+
+def test_bodies_may_be_packed_with_zstd(http: Http, topic: str) -> None:
+    body = zstandard.compress(b'{"records":[{"value":1}]}')
+    headers = {"Content-Type": "application/json", "Content-Encoding": "zstd"}
+    assert http.post(f"/v1/topics/{topic}/records", body, headers=headers).status == 200
+
+
+def test_pages_of_other_origins_may_ask_only_if_they_are_named(http: Http, tmp_path: Path) -> None:
+    origin = {"Origin": "https://example.org"}
+    assert "Access-Control-Allow-Origin" not in http.get("/livez", headers=origin).headers
+    served = Served(tmp_path / "data", **{"http.cors.origins": "https://example.org"})
+    client = Http(served.url)
+    try:
+        asked = {**origin, "Access-Control-Request-Method": "POST"}
+        answer = client.ask("OPTIONS", "/v1/records", headers=asked)
+        assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (204, "https://example.org")
+        other = {"Origin": "https://example.com"}
+        assert "Access-Control-Allow-Origin" not in client.get("/livez", headers=other).headers
+    finally:
+        client.session.close()
+        served.stop()
