@@ -29,6 +29,15 @@ def test_a_turn_that_holds_the_loop_is_counted_and_told(caplog: pytest.LogCaptur
 def test_short_turns_are_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
     watch = LoopWatch()
     for late_ms in (0, 1, HELD_MS - 1):
-        watch.note(late_ms, late_ms)
+        watch.note(late_ms, late_ms, 0.0)
     assert (watch.turns_held, watch.longest_ms) == (0, 0)
     assert not caplog.text
+
+
+def test_a_machine_that_is_busy_with_others_is_told_of_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    watch = LoopWatch()
+    for second in range(150):
+        watch.note(2 * HELD_MS, 1, float(second))
+    watch.note(2 * HELD_MS, 2 * HELD_MS, 150.0)
+    assert watch.turns_held == 151
+    assert ["60 times" in line for line in caplog.messages] == [False, True, True, False], "our own are always told"
