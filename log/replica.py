@@ -25,6 +25,7 @@ class Follower:
     """What a follower has shown by its fetches. Before the first one nothing is known (-1)."""
 
     held_end_offset: int = -1
+    start_offset: int = -1
     broker_epoch: int = -1
     caught_up_ms: int = 0
     """When it last had everything that the leader had then."""
@@ -118,9 +119,11 @@ class ReplicaSet:
         """Whether that broker has shown itself in a later life already."""
         return broker_epoch < self._followers[member].broker_epoch
 
-    def fetched(self, member: int, offset: int, *, log_end_offset: int, broker_epoch: int, now_ms: int) -> bool:
-        """A follower asked from `offset`, on the same branch of history, so it holds everything below; the leader's log
-        ends at `log_end_offset`. True if the high watermark moved.
+    def fetched(
+        self, member: int, offset: int, *, start_offset: int, log_end_offset: int, broker_epoch: int, now_ms: int
+    ) -> bool:
+        """A follower asked from `offset`, on the same branch of history, so it holds everything below, from
+        `start_offset` on; the leader's log ends at `log_end_offset`. True if the high watermark moved.
         """
         assert not self.is_former_life(member, broker_epoch), "what a former life held is not held any more"
         follower = self._followers[member]
@@ -128,7 +131,7 @@ class ReplicaSet:
             follower.caught_up_ms = now_ms
         elif offset >= follower.leader_end_offset > NO_OFFSET:
             follower.caught_up_ms = max(follower.caught_up_ms, follower.fetched_ms)
-        follower.held_end_offset = offset
+        follower.held_end_offset, follower.start_offset = offset, start_offset
         follower.broker_epoch = broker_epoch
         follower.fetched_ms, follower.leader_end_offset = now_ms, log_end_offset
         return self._advance()
@@ -138,6 +141,13 @@ class ReplicaSet:
         follower = self._followers.get(member)
         if follower is not None and follower.broker_epoch < broker_epoch:
             self._followers[member] = Follower(broker_epoch=broker_epoch, caught_up_ms=now_ms)
+
+    def start_at(self, offset: int) -> bool:
+        """Whether nobody who may lead next has anything below `offset`, but this leader."""
+        return all(
+            member == self.leader or self._followers[member].start_offset >= offset
+            for member in (*self.isr, *self.pending_isr)
+        )
 
     def require(self, min_in_sync: int) -> bool:
         """So many must be in sync from now on. True if the high watermark moved."""
@@ -163,13 +173,15 @@ class ReplicaSet:
 
     # -- the in-sync set
 
-    def proposal(self, lives: Mapping[int, int], *, log_end_offset: int, now_ms: int, lag_ms: int) -> Proposal | None:
+    def proposal(
+        self, lives: Mapping[int, int], *, log_start_offset: int, log_end_offset: int, now_ms: int, lag_ms: int
+    ) -> Proposal | None:
         """The in-sync set that should hold now, if that is another than does. `lives`: the epochs of the brokers that
         are registered.
 
         Out goes who has not caught up for `lag_ms`, or is gone. In comes who holds everything that may have been
         committed: up to the high watermark, and up to where this leader's epoch began, below which earlier leaders may
-        have committed more than this one knows; and who has shown that in its present life.
+        have committed more than this one knows; nothing that was deleted; and who has shown that in its present life.
         """
         if self._is_proposing:
             return None
@@ -180,7 +192,7 @@ class ReplicaSet:
             or (
                 not self._lags(member, log_end_offset, now_ms, lag_ms)
                 if member in self.isr
-                else self._has_caught_up(member, lives)
+                else self._has_caught_up(member, lives, log_start_offset)
             )
         )
         members = tuple(member for member in members if member in lives)
@@ -194,10 +206,11 @@ class ReplicaSet:
         follower = self._followers[member]
         return follower.held_end_offset < log_end_offset and now_ms - follower.caught_up_ms > lag_ms
 
-    def _has_caught_up(self, member: int, lives: Mapping[int, int]) -> bool:
+    def _has_caught_up(self, member: int, lives: Mapping[int, int], log_start_offset: int) -> bool:
         follower = self._followers[member]
         return (
             follower.held_end_offset >= max(self._high_watermark, self._epoch_start_offset)
+            and follower.start_offset >= log_start_offset
             and follower.broker_epoch >= 0
             and follower.broker_epoch == lives.get(member)
         )

@@ -1,9 +1,14 @@
-"""DeleteRecords, versions 0 to 2: move the log's start up to an offset (-1: to the high watermark)."""
+"""DeleteRecords, versions 0 to 2: move the log's start up to an offset (-1: to the high watermark). It is answered when
+every replica that is in sync has deleted, too: whoever leads next must not bring anything back.
+"""
+
+import asyncio
 
 from log.disk import DiskFault
 from log.ids import TopicPartition
 from service.broker.internal_topics import is_internal
 from service.broker.node import Broker
+from service.broker.partition import PartitionLost
 from service.broker.session import Session
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
@@ -23,13 +28,16 @@ async def handle(
     broker: Broker, session: Session, header: RequestHeader, request: DeleteRecordsRequest
 ) -> DeleteRecordsResponse:
     topics = []
+    deadline = asyncio.get_running_loop().time() + request.timeout_ms / 1000
     for topic in request.topics:
-        results = [await _delete(broker, topic.name, wanted) for wanted in topic.partitions]
+        results = [await _delete(broker, topic.name, wanted, deadline) for wanted in topic.partitions]
         topics.append(DeleteRecordsTopicResult(topic.name, results))
     return DeleteRecordsResponse(topics=topics)
 
 
-async def _delete(broker: Broker, topic: str, wanted: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+async def _delete(
+    broker: Broker, topic: str, wanted: DeleteRecordsPartition, deadline: float
+) -> DeleteRecordsPartitionResult:
     index = wanted.partition_index
     partition = broker.partitions.get(TopicPartition(topic, index))
     if partition is None:
@@ -52,6 +60,14 @@ async def _delete(broker: Broker, topic: str, wanted: DeleteRecordsPartition) ->
         return _error(index, ErrorCode.KAFKA_STORAGE_ERROR)
     if partition.log.gone:  # its topic was deleted while this waited
         return _error(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    try:
+        if (elsewhere := partition.deleted(offset)) is not None:
+            async with asyncio.timeout_at(deadline):
+                await elsewhere
+    except PartitionLost as lost:
+        return _error(index, lost.error)
+    except TimeoutError:
+        return _error(index, ErrorCode.REQUEST_TIMED_OUT)
     return DeleteRecordsPartitionResult(index, partition.log.start_offset)
 
 

@@ -45,9 +45,9 @@ class InSyncSets:
                 if count % PARTITIONS_A_TURN == 0:
                     await asyncio.sleep(0)
 
-    def fetched(self, partition: Partition, member: int, offset: int, *, broker_epoch: int) -> None:
-        """A follower has shown that it holds everything below `offset`."""
-        partition.fetched(member, offset, broker_epoch=broker_epoch, now_ms=self.now_ms())
+    def fetched(self, partition: Partition, member: int, offset: int, *, start_offset: int, broker_epoch: int) -> None:
+        """A follower has shown that it holds everything below `offset`, from `start_offset` on."""
+        partition.fetched(member, offset, start_offset=start_offset, broker_epoch=broker_epoch, now_ms=self.now_ms())
         if partition.replicas is not None and partition.replicas.is_worth_asking(member):
             self.consider(partition)
 
@@ -59,6 +59,7 @@ class InSyncSets:
         lives = {broker.id: broker.epoch for broker in self._metadata.image.brokers.values()}
         proposal = role.replicas.proposal(
             lives,
+            log_start_offset=partition.log.start_offset,
             log_end_offset=partition.log.end_offset,
             now_ms=self.now_ms(),
             lag_ms=self._config.replica_lag_time_max_ms,

@@ -123,6 +123,7 @@ class Partition:
         "_fsync",
         "_known_high_watermark",
         "_short_waiters",
+        "_start_waiters",
         "_tail_watchers",
         "_watchers",
         "folder",
@@ -164,6 +165,7 @@ class Partition:
         self._fsync = False
         self._committed_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._short_waiters: list[asyncio.Future[None]] = []
+        self._start_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._watchers: dict[Watcher, None] = {}
         self._tail_watchers: dict[Watcher, None] = {}
 
@@ -238,8 +240,9 @@ class Partition:
         if not self.offline:
             self.role = Following()
         self._disappoint(error)
-        short, self._short_waiters = self._short_waiters, []
-        for waiter in short:
+        others = [*self._short_waiters, *(waiter for _, waiter in self._start_waiters)]
+        self._short_waiters, self._start_waiters = [], []
+        for waiter in others:
             _fail(waiter, PartitionLost(error))
         self._wake(self._watchers)
         self._wake(self._tail_watchers)
@@ -269,20 +272,27 @@ class Partition:
         assert self.replicas is not None
         self._settled(moved=self.replicas.refused(doubtful=doubtful))
 
-    def fetched(self, member: int, offset: int, *, broker_epoch: int, now_ms: int) -> None:
-        """A follower holds everything below `offset`, in the history that is this log's."""
+    def fetched(self, member: int, offset: int, *, start_offset: int, broker_epoch: int, now_ms: int) -> None:
+        """A follower holds everything below `offset`, from `start_offset` on, in the history that is this log's."""
         assert self.replicas is not None
         moved = self.replicas.fetched(
-            member, offset, log_end_offset=self.log.end_offset, broker_epoch=broker_epoch, now_ms=now_ms
+            *(member, offset),
+            start_offset=start_offset,
+            log_end_offset=self.log.end_offset,
+            broker_epoch=broker_epoch,
+            now_ms=now_ms,
         )
         if moved:
             self._committed(self.replicas.high_watermark)
+        if self._start_waiters:
+            self._started()
 
     def _settled(self, *, moved: bool) -> None:
         """It has changed who is in sync, or how many must be. While they are too few nothing is committed, and who
         waits for that is told so.
         """
         assert self.replicas is not None
+        self._started()
         if self.replicas.is_short:
             self._disappoint(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
             return
@@ -302,6 +312,28 @@ class Partition:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._short_waiters.append(waiter)
         return waiter
+
+    def deleted(self, offset: int) -> asyncio.Future[None] | None:
+        """What is below `offset` has left this log. None if nobody can bring it back who may lead next; else a future,
+        answered when that is so, or failed with `PartitionLost`.
+        """
+        if self.replicas is None:
+            raise PartitionLost(self.not_leading.error)
+        if self.replicas.start_at(offset):
+            return None
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._start_waiters.append((offset, waiter))
+        self._wake(self._tail_watchers)
+        return waiter
+
+    def _started(self) -> None:
+        assert self.replicas is not None
+        waiters, self._start_waiters = self._start_waiters, []
+        for offset, waiter in waiters:
+            if not self.replicas.start_at(offset):
+                self._start_waiters.append((offset, waiter))
+            elif not waiter.done():
+                waiter.set_result(None)
 
     def _disappoint(self, error: ErrorCode) -> None:
         waiters, self._committed_waiters = self._committed_waiters, deque()

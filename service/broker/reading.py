@@ -126,7 +126,11 @@ class Reading:
             if data.records is not None:
                 size += data.records.size
             counted += data.counts
-            if data.error or data.diverging is not None:
+            if (
+                data.error
+                or data.diverging is not None
+                or (self.copier is not None and self._must_delete(self.wanted[key], data))
+            ):
                 urgent = True
             found[key] = data
         self._is_counted = True
@@ -183,7 +187,7 @@ class Reading:
                 return Found(ErrorCode.OFFSET_NOT_AVAILABLE)  # here, so far: the leader may have it
             begins = log.start_offset if self.copier is not None else -1
             return Found(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=begins)
-        if self.copier is not None and not self._is_counted and (error := self._count(partition, offset, self.copier)):
+        if self.copier is not None and not self._is_counted and (error := self._count(partition, wanted, self.copier)):
             return Found(error)
         limit = readable_end_offset(
             isolation, log_end_offset=log.end_offset, high_watermark=high_watermark, last_stable_offset=stable
@@ -215,14 +219,24 @@ class Reading:
         return found
 
     @staticmethod
-    def _count(partition: Partition, offset: int, copier: Copier) -> ErrorCode:
+    def _must_delete(wanted: Wanted, found: Found) -> bool:
+        """The follower has what is deleted here, and has not been told."""
+        start_offset = found.log_start_offset
+        return wanted.log_start_offset < start_offset != wanted.told_log_start_offset
+
+    @staticmethod
+    def _count(partition: Partition, wanted: Wanted, copier: Copier) -> ErrorCode:
         """A follower holds everything below what it asks for. Once a request: it says nothing new by waiting."""
         replicas = partition.replicas
         if replicas is None or copier.broker_id not in replicas.followers:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if copier.broker_epoch < 0 or replicas.is_former_life(copier.broker_id, copier.broker_epoch):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        copier.in_sync.fetched(partition, copier.broker_id, offset, broker_epoch=copier.broker_epoch)
+        copier.in_sync.fetched(
+            *(partition, copier.broker_id, wanted.fetch_offset),
+            start_offset=wanted.log_start_offset,
+            broker_epoch=copier.broker_epoch,
+        )
         return ErrorCode.NONE
 
     async def wait(self) -> None:
@@ -239,9 +253,9 @@ class Reading:
                     partition.watch(self, tail=self.copier is not None)
                     # Nobody was told of what came between the reading and now.
                     has_moved = has_moved or partition.high_watermark != self.found[key].high_watermark
-                    has_moved = has_moved or (
-                        self.copier is not None and partition.log.end_offset > wanted.fetch_offset
-                    )
+                    if self.copier is not None:
+                        has_moved = has_moved or partition.log.end_offset > wanted.fetch_offset
+                        has_moved = has_moved or partition.log.start_offset != self.found[key].log_start_offset
             if has_moved and self.read():
                 return
             while True:

@@ -23,11 +23,11 @@ def fetch(
     replicas: ReplicaSet, member: int, offset: int, *, end: int = 5, life: int | None = None, at: int = 0
 ) -> bool:
     epoch = LIVES[member] if life is None else life
-    return replicas.fetched(member, offset, log_end_offset=end, broker_epoch=epoch, now_ms=at)
+    return replicas.fetched(member, offset, start_offset=0, log_end_offset=end, broker_epoch=epoch, now_ms=at)
 
 
 def proposal(replicas: ReplicaSet, *, end: int = 5, at: int = 0, lives: dict[int, int] = LIVES) -> Proposal | None:
-    return replicas.proposal(lives, log_end_offset=end, now_ms=at, lag_ms=LAG_MS)
+    return replicas.proposal(lives, log_start_offset=0, log_end_offset=end, now_ms=at, lag_ms=LAG_MS)
 
 
 def test_a_set_of_one_commits_what_it_holds() -> None:

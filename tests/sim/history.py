@@ -274,6 +274,8 @@ class Topic:
 @dataclass(slots=True)
 class History:
     topics: dict[str, Topic] = field(default_factory=dict)
+    replicas_compact: bool = False
+    """Several replicas, each of which compacts in its own time."""
     writes: list[Write] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)

@@ -66,7 +66,7 @@ def test_who_waits_is_told_when_the_one_that_lagged_is_in_sync_no_more(tmp_path:
     async def scene(stage: Stage) -> None:
         partition = await led(stage, isr=(1, 2, 3))
         waiter = partition.committed(appended(partition))
-        partition.fetched(2, 1, broker_epoch=LIFE, now_ms=1)
+        partition.fetched(2, 1, start_offset=0, broker_epoch=LIFE, now_ms=1)
         assert waiter is not None
         assert not waiter.done()
         partition.decided((1, 2), 9)
@@ -111,7 +111,7 @@ def test_a_new_leader_begins_with_what_it_was_told_is_committed(tmp_path: Path) 
         partition = await led(stage)
         for _ in range(3):
             appended(partition)
-        partition.fetched(2, 2, broker_epoch=LIFE, now_ms=1)
+        partition.fetched(2, 2, start_offset=0, broker_epoch=LIFE, now_ms=1)
         partition.follow(2, 5, fsync=False)
         assert partition.high_watermark == 2
         partition.learn_high_watermark(9)
@@ -129,7 +129,7 @@ def test_what_is_known_to_be_committed_outlives_a_stop(tmp_path: Path) -> None:
         partition = await led(stage)
         for _ in range(3):
             appended(partition)
-        partition.fetched(2, 2, broker_epoch=LIFE, now_ms=1)
+        partition.fetched(2, 2, start_offset=0, broker_epoch=LIFE, now_ms=1)
 
     on_stage(tmp_path, write_some, OS)
     assert b"orders 0 2" in (tmp_path / "replication-offset-checkpoint").read_bytes()

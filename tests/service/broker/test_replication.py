@@ -9,7 +9,14 @@ from log.batch import build_batch
 from log.views import whole
 from service.broker.partition import PartitionLost
 from service.wire.error_codes import ErrorCode
-from service.wire.messages import PartitionProduceData, ProduceRequest, TopicProduceData
+from service.wire.messages import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
 from tests.service.broker.cluster_stage import TOPIC, ClusterStage, on_cluster_stage, stored, until
 
 OS = {"log.durability": "os"}
@@ -119,6 +126,19 @@ def test_a_follower_below_the_leaders_start_begins_there(tmp_path: Path) -> None
         assert stage.partition(2).log.start_offset == 7
         await stage.write("next")
         assert stage.partition(2).log.end_offset == 13
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+def test_what_is_deleted_does_not_come_back_with_the_next_leader(tmp_path: Path) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.write(*map(str, range(10)))
+        await stage.in_sync(1, 2)
+        wanted = DeleteRecordsTopic(TOPIC, [DeleteRecordsPartition(0, 7)])
+        answer = await stage.wire(1).ask(DeleteRecordsRequest([wanted], timeout_ms=5_000))
+        assert answer.topics[0].partitions[0].error_code == 0
+        assert stage.partition(2).log.start_offset == 7
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
