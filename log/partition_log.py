@@ -272,16 +272,19 @@ class PartitionLog:
         """`append`, of a batch that was copied from a log in which compaction may have left nothing before it."""
         ended = self.end_offset
         assert header.base_offset >= ended, "no offset is given twice"
+        if header.base_offset == ended:
+            self.append(batch, header, now_ms=now_ms)
+            return
+        active = self._active
+        if active is None or not active.has_room_for(header, self.config, now_ms, self._roll_ms):
+            self._roll(now_ms)  # before the gap: a segment begins where the last one ends
         self.end_offset = header.base_offset
         try:
             self.append(batch, header, now_ms=now_ms)
         except DiskFault:
             self.end_offset = ended
-            if self._bases and self._bases[-1] > ended:  # begun for this batch, after the gap
-                self._forget_segment(self._segments[-1])
             raise
-        if header.base_offset > ended:
-            self._gaps_left = self.end_offset
+        self._gaps_left = self.end_offset
 
     def roll(self, now_ms: int) -> None:
         """End the active segment, so that retention and compaction may have it. Nothing when it is empty."""

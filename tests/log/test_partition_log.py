@@ -503,6 +503,16 @@ def test_gaps_that_were_copied_outlive_a_power_cut_once_they_are_durable() -> No
     assert not log.damage
 
 
+def test_a_log_that_begins_with_a_gap_is_read_from_its_start() -> None:
+    log, _ = open_log(MemoryDisk())
+    batch = stamped([b"x"], base_offset=5)
+    log.append_after_gap(batch, read_header(batch), now_ms=0)
+    found = log.read(0, max_bytes=1000, limit_offset=log.end_offset, at_least_one=True)
+    assert found is not None
+    assert found.read() == batch
+    assert (log.start_offset, log.end_offset) == (0, 6)
+
+
 def test_what_is_cut_though_it_was_durable_with_gaps_is_not_taken_for_damage() -> None:
     disk = MemoryDisk()
 
