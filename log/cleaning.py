@@ -34,7 +34,14 @@ from log.batch import (
     read_stored_records,
     read_varint,
 )
-from log.cleaning_job import Cleaned, CleaningJob, LastBatches, TooLittleRoom, Transactions, groups_of
+from log.cleaning_job import (
+    Cleaned,
+    CleaningJob,
+    LastBatches,
+    TooLittleRoom,
+    Transactions,
+    groups_of,
+)
 from log.compress import compress
 from log.control import ControlType, read_marker
 from log.disk import Disk
@@ -52,6 +59,8 @@ ROW_BYTES: Final = 80
 """What a row takes while it is sorted among others."""
 PADDING: Final = bytes(32)
 """Behind the last record of a chunk, for reading numbers and words without asking where the end is."""
+RECORDS_OPENED: Final = 500_000
+"""A batch of more stays as it is. Opened, each record takes some hundred bytes, and no honest client sends so many."""
 WRITE_BYTES: Final = 1 << 20
 WRITE_BATCHES: Final = 500
 DEAD, TOMBSTONE = 1, 2
@@ -174,6 +183,8 @@ class _Census:
         try:
             check(header, batch)
             if header.is_control or self.transactions.is_aborted(header) or not header.record_count:
+                return
+            if header.record_count > RECORDS_OPENED:
                 return
             payload = plain_payload(batch, header)
             begins = record_begins(payload, header.record_count, self._chunk.size_bytes)
@@ -455,6 +466,11 @@ class _Keeper:
         if self._transactions.is_aborted(header):
             self._cleaned.records_before += header.record_count
             return self._keep_some(header, batch, b"\1" * header.record_count)
+        if header.record_count > RECORDS_OPENED:
+            self._cleaned.oversized_batches += 1
+            self._cleaned.records_before += header.record_count
+            self._cleaned.records_after += header.record_count
+            return batch
         first, self._records = self._records, self._records + header.record_count
         if self._records > len(self._flags):
             raise CorruptBatch(f"the batch at {header.base_offset} was read differently the second time")

@@ -49,6 +49,7 @@ class Cleaned:
     records_before: int = 0
     records_after: int = 0
     unreadable_batches: int = 0
+    oversized_batches: int = 0
 
 
 def groups_of(segments: Sequence[SegmentFacts], size_bytes_max: int) -> Iterator[list[SegmentFacts]]:

@@ -98,6 +98,7 @@ class CompactionReport:
     records_before: int = 0
     records_after: int = 0
     unreadable_batches: int = 0
+    oversized_batches: int = 0
     swapped: bool = False
 
 
@@ -253,6 +254,7 @@ class _Cleaning:
         self.dropped_abort_markers = cleaned.dropped_abort_markers
         report = self.report
         report.keys, report.unreadable_batches = cleaned.keys, cleaned.unreadable_batches
+        report.oversized_batches = cleaned.oversized_batches
         report.records_before, report.records_after = cleaned.records_before, cleaned.records_after
         report.bytes_before = sum(facts.size_bytes for facts in self.old)
         report.bytes_after = sum(facts.size_bytes for facts in cleaned.segments)

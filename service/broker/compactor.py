@@ -8,7 +8,7 @@ a rest that doubles each time; the others have their turn.
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from idempotence.producers import KnownBy
 from isolation.aborted import AbortedRange
@@ -28,6 +28,9 @@ BACKOFF_MS_MIN = 10
 PARTITIONS_A_TURN = 64
 REST_S_MIN, REST_S_MAX = 60.0, 3_600.0
 """Between tries of a partition that could not be compacted."""
+PATIENCE_S = 300.0
+LEAST_BYTES_A_SECOND = 1 << 20
+"""Who is slower than this beyond PATIENCE_S hangs: a thirtieth of what the smallest batches take."""
 
 
 class Rest(NamedTuple):
@@ -51,6 +54,10 @@ class ProducersAndTransactions:
 
     def known_by(self) -> Iterator[KnownBy]:
         return self._partition.producers.known_by()
+
+
+class Hangs(Exception):
+    """Nothing has come of reading and writing for longer than it can take."""
 
 
 class Compactor:
@@ -91,7 +98,7 @@ class Compactor:
             self._resting[partition] = Rest(for_s, now_s + for_s)
             if isinstance(error, DiskFault | CorruptBatch):
                 partition.folder.blame(error, partition.topic_partition)
-            elif isinstance(error, TooLittleRoom):
+            elif isinstance(error, TooLittleRoom | Hangs):
                 logger.error(
                     "%s can't be compacted: %s; the next try is in %d s", partition.topic_partition, error, for_s
                 )
@@ -109,11 +116,20 @@ class Compactor:
         if work is None:
             return
         facts = ProducersAndTransactions(partition)
+        patience_s = PATIENCE_S + sum(segment.size_bytes for segment in work.segments) / LEAST_BYTES_A_SECOND
+
+        async def within_reason(function: str, *arguments: Any) -> Any:
+            try:
+                async with asyncio.timeout(patience_s):
+                    return await apart.run(function, *arguments)
+            except TimeoutError:
+                raise Hangs(f"the process that reads and writes has not ended within {patience_s:.0f} s") from None
+
         report = await compact(
             *(partition.log, disk, work, facts),
             now_ms=now_ms,
             secret=self._env.unique(),
-            apart=apart.run,
+            apart=within_reason,
             breathe=breathe,
             memory_bytes=self._config.log_cleaner_dedupe_buffer_size,
             scratch_folder=partition.folder.name,
@@ -124,6 +140,11 @@ class Compactor:
                 "%s: %d damaged batch(es) stay as they are; `oncelog log verify` on the stopped broker's folder"
                 " shows where",
                 *(partition.topic_partition, report.unreadable_batches),
+            )
+        if report.oversized_batches:
+            logger.warning(
+                "%s: %d batch(es) stay as they are, of more records than any client sends together",
+                *(partition.topic_partition, report.oversized_batches),
             )
         if report.swapped:
             logger.info("%s: compacted %s", partition.topic_partition, report)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from log import cleaning
 from log.batch import BatchHeader, CorruptBatch, StoredRecord, build_from_stored, checksum_ok, read_header
 from log.batch import read_stored_records as open_records
 from log.cleaning import clean
@@ -10,6 +11,10 @@ from log.control import ControlType, read_marker
 from log.disk import Disk
 from log.segment import SUFFIXES, Segment, SegmentFacts, segment_name
 from log.swap import CLEANED
+
+
+def is_oversized(header: BatchHeader) -> bool:
+    return header.record_count > cleaning.RECORDS_OPENED
 
 
 def plain_clean(disk: Disk, job: CleaningJob) -> Cleaned:
@@ -28,7 +33,7 @@ class PlainCleaner:
 
     def clean(self) -> Cleaned:
         for _, header, batch in self.batches(self.job.segments):
-            if not header.is_control and not self.transactions.is_aborted(header):
+            if not header.is_control and not self.transactions.is_aborted(header) and not is_oversized(header):
                 for index, record in enumerate(self.opened(header, batch) or ()):
                     if record.key is not None:
                         self.latest[record.key] = header.base_offset, index
@@ -69,6 +74,13 @@ class PlainCleaner:
 
     def keep(self, header: BatchHeader, batch: bytes) -> bytes | None:
         aborted = not header.is_control and self.transactions.is_aborted(header)
+        if not header.is_control and not aborted and is_oversized(header) and checksum_ok(batch, header):
+            self.cleaned.oversized_batches += 1
+            self.cleaned.records_before += header.record_count
+            self.cleaned.records_after += header.record_count
+            if header.is_transactional:
+                self.with_data.add(header.producer_id)
+            return batch
         records = self.opened(header, batch)
         if records is None and not (aborted and checksum_ok(batch, header)):
             self.cleaned.unreadable_batches += 1

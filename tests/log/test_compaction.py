@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from log import cleaning
 from log.batch import HEADER_BYTES, Buffer, assemble, build_batch, checksum_ok, read_header, read_records
 from log.checkpoints import CLEANED_OFFSET, read_offset
 from log.cleaning_job import Cleaned, CleaningJob
@@ -374,6 +375,20 @@ def test_a_batch_that_cant_be_opened_is_kept_as_it_is() -> None:
     assert report is not None
     assert report.unreadable_batches == 1
     assert offsets(bench) == [0, 1, 2]
+
+
+def test_a_batch_of_more_records_than_are_opened_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opened, each would take some hundred bytes: a few megabytes of them would take the machine's memory."""
+    monkeypatch.setattr(cleaning, "RECORDS_OPENED", 3)
+    bench = Bench(MemoryDisk())
+    bench.put((b"a", b"1"))
+    bench.put(*[(b"a", b"2")] * 4)
+    bench.put((b"a", b"3"), (b"b", b"1"), (b"b", b"2"))
+    bench.put((b"c", b"1"))
+    report = asyncio.run(bench.clean())
+    assert report is not None
+    assert (report.oversized_batches, report.unreadable_batches) == (1, 0)
+    assert [offset for offset, *_ in records(bench)] == [1, 2, 3, 4, 5, 7, 8]
 
 
 def test_a_batch_that_rotted_is_not_given_a_new_checksum() -> None:

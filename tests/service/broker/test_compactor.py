@@ -4,10 +4,12 @@ import asyncio
 import itertools
 import logging
 import struct
+import time
 from pathlib import Path
 
 import pytest
 
+import log.compaction
 from log.batch import build_batch
 from log.compaction import find_work
 from log.partition_log import PartitionLog
@@ -114,6 +116,33 @@ def test_a_pass_takes_no_room_that_producers_need(
     with caplog.at_level(logging.ERROR):
         on_stage(tmp_path, scene, {"log.cleaner.backoff.ms": "10"})
     assert "table-0 can't be compacted: " in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def hang(*arguments: object) -> None:
+    time.sleep(600)
+
+
+def test_a_pass_that_hangs_is_ended_counted_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compactor, "REST_S_MIN", 0.05)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("table", 1, **TABLE)
+        table = await stage.served("table")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compactor, "PATIENCE_S", -3.0)
+            patch.setattr(log.compaction, "CLEAN", f"{__name__}:hang")
+            fill(stage, table, 60)
+            async with asyncio.timeout(60):
+                while not stage.broker.compactor.failures:  # noqa: ASYNC110 - nobody tells of it
+                    await asyncio.sleep(0.02)
+        await until_smaller(table, 2_000_000)
+
+    with caplog.at_level(logging.ERROR):
+        on_stage(tmp_path, scene, {"log.cleaner.backoff.ms": "10"})
+    assert "table-0 can't be compacted: the process that reads and writes has not ended within" in caplog.text
     assert "Traceback" not in caplog.text
 
 
