@@ -18,6 +18,7 @@ ANOTHER_ENVIRONMENT = "/tmp/try"
 EXPECTED = {
     "kcat -b": ["order 1: two apples"],
     '"billing"': ["orders", "order 2: three pears"],
+    "curl": ['"outcome":"applied"', '"fruit": "fig"', "event: end"],
     "group lag": ["anna", "carl", "payments", "billing"],
 }
 """What a block must print, by a word in it."""
@@ -34,13 +35,14 @@ def test_readmes_commands_do_what_it_says(tmp_path: Path) -> None:
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     ran = ""
-    with Serving.on(tmp_path / "data") as serving:
+    web = "-o", "http.listeners=http://127.0.0.1:0"
+    with Serving("--data", str(tmp_path / "data"), "--host", "127.0.0.1", "--port", "0", *web) as serving:
         for block in blocks():
-            if "pip install" in block or ("kcat" in block and shutil.which("kcat") is None):
+            if "pip install" in block or any(each in block and shutil.which(each) is None for each in ("kcat", "curl")):
                 continue
-            block = block.replace(ANOTHER_ENVIRONMENT, str(tmp_path / "try")).replace(
-                "localhost:9092", serving.bootstrap
-            )
+            block = block.replace(ANOTHER_ENVIRONMENT, str(tmp_path / "try")).replace("python3 -c", f"{python} -c")
+            block = block.replace("localhost:9092", serving.bootstrap)
+            block = block.replace("localhost:8082", serving.facts["http"][0].removeprefix("http://"))
             done = subprocess.run(
                 ["sh", "-eu", "-c", block],
                 cwd=ROOT,
