@@ -48,7 +48,7 @@ format: install-dev ## let ruff rewrite what it can
 	$(ENV)/ruff format .
 
 QUICK_TESTS := tests/tidy tests/log tests/idempotence tests/isolation tests/txn tests/transcripts tests/service/wire \
-               tests/service/groups tests/service/cluster tests/service/stores/test_sql.py tests/service/client tests/service/broker tests/monitoring
+               tests/service/groups tests/service/cluster tests/service/stores/test_sql.py tests/service/client tests/service/broker tests/monitoring/test_metrics.py tests/monitoring/test_boards.py tests/monitoring/test_burrow.py
 
 check: install-dev ## under a minute: style, types and the quick tests, side by side
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target lint types quick-tests

@@ -35,6 +35,8 @@ MARKERS_READ_MAX: Final = 100
 """Ends of logs that are looked into for markers, for one scrape."""
 MARKERS_WITHIN: Final = 100
 """A lag so small may be nothing but markers."""
+WANTED_MAX: Final = 5_000
+"""Partitions of other brokers that are asked about for the lag of groups."""
 SET_BY_A_CLOCK_MS: Final = 946_684_800_000
 CONTROL: Final = 0x20
 NO_LEADER: Final = -1
@@ -71,6 +73,10 @@ class Scrape:
         self._markers: dict[tuple[str, str, int], tuple[int, int, int]] = {}
         self._markers_left = 0
         self.group_status: dict[str, int] = {}
+        self.wanted: dict[tuple[str, int], None] = {}
+        """Partitions of which groups coordinated here have offsets, and of which this broker holds nothing."""
+        self.elsewhere: Mapping[tuple[str, int], tuple[int, int]] = {}
+        """Stable offset and high watermark of those, as their leaders told lately."""
         self._process = ProcessCollector(registry=None)
 
     def gather(self, lines: Lines) -> Iterator[None]:
@@ -133,8 +139,9 @@ class Scrape:
                 worked += 1
                 if worked % SLICE == 0:
                     yield
-                counts["leaderless"] += placed.leader == NO_LEADER
-                counts["moved"] += placed.leader not in (NO_LEADER, placed.replicas[0])
+                leader = placed.leader if placed.leader in image.brokers else NO_LEADER
+                counts["leaderless"] += leader == NO_LEADER
+                counts["moved"] += leader not in (NO_LEADER, placed.replicas[0])
                 partition = held.get(index)
                 if partition is None:
                     continue
@@ -147,7 +154,7 @@ class Scrape:
                     continue
                 counts["led"] += 1
                 in_sync, wanted = len(placed.isr), len(placed.replicas)
-                least = min(partition.log.config.min_insync_replicas, wanted)
+                least = partition.log.config.min_insync_replicas
                 under, under_min, at_min = in_sync < wanted, in_sync < least, in_sync == least < wanted
                 counts["under"] += under
                 counts["under_min"] += under_min
@@ -300,17 +307,22 @@ class Scrape:
                         worked += 1
                         if worked % GROUP_PARTITIONS_AT_ONCE == 0:
                             yield
-                        partition = held.get(index)
-                        if partition is None:
-                            continue
                         key = (group_id, topic, index)
-                        high = partition.high_watermark
+                        partition = held.get(index)
+                        if partition is not None:
+                            stable, high = partition.last_stable_offset, partition.high_watermark
+                        else:
+                            if len(self.wanted) < WANTED_MAX:
+                                self.wanted[topic, index] = None
+                            if (topic, index) not in self.elsewhere:
+                                continue
+                            stable, high = self.elsewhere[topic, index]
                         lag = max(high - committed.offset, 0)
-                        if 0 < lag <= MARKERS_WITHIN:
+                        if partition is not None and 0 < lag <= MARKERS_WITHIN:
                             lag -= self._markers_in(key, partition.log, committed.offset, high)
                         offset_sum += committed.offset
                         lag_sum += lag
-                        stable_sum += max(min(partition.last_stable_offset - committed.offset, lag), 0)
+                        stable_sum += max(min(stable - committed.offset, lag), 0)
                         worst = max(worst, self._judge(key, seen, committed, lag, now_ms))
                         if one_by_one:
                             lines.add(of.GROUP_OFFSET, committed.offset, *key)

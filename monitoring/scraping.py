@@ -1,7 +1,7 @@
 """A scrape in steps, so that nobody waits for it: one at a time, and one for all who ask within a second."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from monitoring.collectors import Scrape
@@ -10,9 +10,15 @@ from monitoring.exposition import OPENMETRICS, TEXT, Lines
 FRESH_S: Final = 1.0
 
 
+Places = Iterable[tuple[str, int]]
+Elsewhere = Callable[[Places], Awaitable[Mapping[tuple[str, int], tuple[int, int]]]]
+"""Asks the leaders of partitions for their stable offsets and high watermarks; leaves out what it does not learn."""
+
+
 class Scraper:
-    def __init__(self, scrape: Scrape) -> None:
+    def __init__(self, scrape: Scrape, elsewhere: Elsewhere | None = None) -> None:
         self._scrape = scrape
+        self._elsewhere = elsewhere
         self._lock = asyncio.Lock()
         self._lines = Lines()
         self._gathered_s = -FRESH_S
@@ -23,6 +29,7 @@ class Scraper:
             loop = asyncio.get_running_loop()
             if loop.time() - self._gathered_s >= FRESH_S:
                 lines = Lines()
+                await self._look_elsewhere()
                 for _ in self._scrape.gather(lines):
                     await asyncio.sleep(0)
                 before, self._lines, self._gathered_s = self._lines, lines, loop.time()
@@ -30,6 +37,12 @@ class Scraper:
                     for _ in before.forget():
                         await asyncio.sleep(0)
             return self._lines
+
+    async def _look_elsewhere(self) -> None:
+        """What the last scrape lacked. So the lag of a group that has just begun is told one scrape later."""
+        wanted, self._scrape.wanted = self._scrape.wanted, {}
+        if wanted and self._elsewhere is not None:
+            self._scrape.elsewhere = await self._elsewhere(wanted)
 
     async def status_of_groups(self, names: Collection[str]) -> dict[str, int]:
         """By Burrow's codes, of those that are coordinated here: as of now, from the commits that were seen so far."""

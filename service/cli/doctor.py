@@ -153,7 +153,7 @@ async def _replication(cluster: Cluster) -> list[Diagnosis]:
         if len(nodes) > 1 and topic.partitions and len(topic.partitions[0].replica_nodes) == 1
     ]
     if single:
-        cure = "create topics with --replication-factor 3, or set default.replication.factor"
+        cure = "create topics with --replicas 3, or set default.replication.factor"
         return [
             Diagnosis("replication", WARNING, f"{len(single)} topics are on one broker only: {_named(single)}", cure)
         ]

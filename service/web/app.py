@@ -67,7 +67,8 @@ class WebServer:
     """Listening for one broker."""
 
     def __init__(self, broker: Broker) -> None:
-        self.gateway = Gateway(broker, metrics.scraper_of(broker))
+        scraper = metrics.scraper_of(broker, lambda wanted: metrics.offsets_elsewhere(self.gateway, wanted))
+        self.gateway = Gateway(broker, scraper)
         self.gateway.producers = Producers(self.gateway)
         self.gateway.keys = Keys(self.gateway)
         self.gateway.open_transactions = OpenTransactions()

@@ -1,22 +1,53 @@
 """`/metrics`: what this broker has to say about itself, for Prometheus and whoever reads text (`monitoring/`)."""
 
+import asyncio
 from importlib.metadata import PackageNotFoundError, version
 
 from aiohttp import web
 
+from log.ids import TopicPartition
 from monitoring.collectors import Scrape
-from monitoring.scraping import Scraper, content_type, wants_openmetrics
+from monitoring.scraping import Elsewhere, Places, Scraper, content_type, wants_openmetrics
 from service.broker.node import Broker
+from service.client.cluster import LATEST, READ_COMMITTED
+from service.client.failures import ClientFailure
 from service.web.gateway import Gateway
+from service.web.pages.facts import leader_of
+from service.web.pages.near import NearCluster
 from service.web.routing import Route
 
+ELSEWHERE_S = 2.0
 
-def scraper_of(broker: Broker) -> Scraper:
+
+def scraper_of(broker: Broker, elsewhere: Elsewhere | None = None) -> Scraper:
     try:
         ours = version("oncelog")
     except PackageNotFoundError:  # run from a clone that was never installed
         ours = "unknown"
-    return Scraper(Scrape(broker, version=ours))
+    return Scraper(Scrape(broker, version=ours), elsewhere)
+
+
+async def offsets_elsewhere(gateway: Gateway, wanted: Places) -> dict[tuple[str, int], tuple[int, int]]:
+    """From the leaders, in little time: a broker that does not answer must not keep a scrape waiting."""
+    cluster = NearCluster(gateway)
+    image = gateway.broker.image
+    partitions = [TopicPartition(*place) for place in wanted]
+    there = [each for each in partitions if (state := image.partition(each)) and leader_of(image, state) >= 0]
+    if not there:
+        return {}
+    try:
+        async with asyncio.timeout(ELSEWHERE_S):
+            await cluster.metadata({each.topic for each in there})
+            latest = dict.fromkeys(there, LATEST)
+            stable = await cluster.list_offsets(latest, isolation=READ_COMMITTED, all_of_them=False)
+            highs = await cluster.list_offsets(latest, all_of_them=False)
+    except (ClientFailure, TimeoutError):
+        return {}
+    return {
+        (each.topic, each.partition): (min(stable[each].offset, highs[each].offset), highs[each].offset)
+        for each in there
+        if each in stable and each in highs
+    }
 
 
 async def scrape(gateway: Gateway, request: web.Request) -> web.StreamResponse:

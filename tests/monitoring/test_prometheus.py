@@ -146,14 +146,14 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
+def prometheus(folder: Path, *targets: str) -> Iterator[Prometheus]:
     """Debian's, with our rules; only that an alert must hold for minutes is left out."""
     rules = (ROOT / "monitoring" / "alerts" / "oncelog.rules.yml").read_text()
     (folder / "rules.yml").write_text(re.sub(r" +for: .*\n", "        for: 1s\n", rules))
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": ["rules.yml"],
-        "scrape_configs": [{"job_name": "oncelog", "static_configs": [{"targets": [target]}]}],
+        "scrape_configs": [{"job_name": "oncelog", "static_configs": [{"targets": targets}]}],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))
     with socket.socket() as free:

@@ -28,6 +28,7 @@ from service.client.transactions import (
     standing,
     transactions_of,
 )
+from service.cluster.image import NO_LEADER, Image, PartitionState
 from service.web.pages.near import TIMEOUT_S, NearCluster
 from service.web.problems import Problem
 from service.wire.messages import (
@@ -132,6 +133,11 @@ class Offsets:
         return round(width * min(max(offset - self.start, 0), whole) / whole)
 
 
+def leader_of(image: Image, state: PartitionState) -> int:
+    """Who leads, and lives; -1: nobody. A leader that died, and that nobody can succeed, is still written down."""
+    return state.leader if state.leader in image.brokers else NO_LEADER
+
+
 async def offsets_of(
     broker: Broker, cluster: NearCluster, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, Offsets]:
@@ -140,12 +146,12 @@ async def offsets_of(
     elsewhere: list[TopicPartition] = []
     for each in partitions:
         state, held = broker.image.partition(each), broker.partitions.get(each)
-        if state is None or state.leader < 0:
+        if state is None or (leader := leader_of(broker.image, state)) == NO_LEADER:
             continue
-        if held is not None and state.leader == broker.node_id and not held.offline:
+        if held is not None and leader == broker.node_id and not held.offline:
             log, high = held.log, held.high_watermark
             found[each] = Offsets(log.start_offset, held.last_stable_offset, high, max(log.end_offset, high))
-        elif state.leader != broker.node_id:
+        elif leader != broker.node_id:
             elsewhere.append(each)
     elsewhere = elsewhere[:ASKED_ELSEWHERE_MAX]
     if elsewhere:
@@ -234,7 +240,7 @@ def _led_elsewhere(broker: Broker, topic: str | None) -> list[TopicPartition]:
         TopicPartition(name, index)
         for name in names
         for index, state in topics[name].partitions.items()
-        if state.leader >= 0 and state.leader != broker.node_id
+        if leader_of(broker.image, state) not in (NO_LEADER, broker.node_id)
     )
     return list(islice(found, ASKED_ELSEWHERE_MAX))
 

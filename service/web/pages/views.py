@@ -185,7 +185,7 @@ async def overview(look: Look) -> Facts:
     for topic in image.topics.values():
         for state in topic.partitions.values():
             partitions += 1
-            leaderless += state.leader < 0
+            leaderless += facts.leader_of(image, state) < 0
             under += len(state.isr) < len(state.replicas)
     folders = [(folder.name, folder.failed is not None, folder.headroom.is_short) for folder in broker.folders]
     hanging = [each for each in blockers if each.hangs]
@@ -328,7 +328,7 @@ async def topics(look: Look) -> Facts:
                 "records": sum(each.high - each.start for each in there) if there else None,
                 "held_up": sum(each.held_up for each in there),
                 "under": sum(len(state.isr) < len(state.replicas) for state in states.values()),
-                "leaderless": sum(state.leader < 0 for state in states.values()),
+                "leaderless": sum(facts.leader_of(broker.image, state) < 0 for state in states.values()),
             }
         )
     return {"title": "Topics", "cut": shown._replace(rows=rows), "internal": internal}
@@ -353,6 +353,7 @@ async def topic(look: Look) -> Facts:
             {
                 "partition": each.partition,
                 "state": described.partitions[each.partition],
+                "leader": facts.leader_of(broker.image, described.partitions[each.partition]),
                 "offsets": offsets.get(each),
                 "aborted": aborted,
                 "blocker": next((found for found in blockers if found.partition == each), None),
