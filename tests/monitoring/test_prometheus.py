@@ -99,6 +99,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     consumer = Consumer({"bootstrap.servers": served.bootstrap, "group.id": "readers"})
     consumer.commit(offsets=[TopicPartition("orders", 0, 4)], asynchronous=False)
     consumer.close()
+    assert (
+        requests.get(served.url + "/readyz", timeout=PATIENCE_S).status_code == 200
+    )  # so that HTTP has been used, too
     yield served
     assert served.stop() == 0
 
