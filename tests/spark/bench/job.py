@@ -200,7 +200,7 @@ def _time_calls(calls: str) -> None:
     def of_branch(branch: Branch, *_: Any) -> tuple[int, str]:
         return int(branch.transactional_id.partition("::")[2].partition("/")[0]), branch.transactional_id
 
-    def of_decision(_client: Any, _root: str, token: int, _branches: Any) -> tuple[int, str]:
+    def of_decision(_client: Any, _root: str, token: int, *_: Any) -> tuple[int, str]:
         return token, ""
 
     def of_waiting(_client: Any, _root: str, branches: Any) -> tuple[int, str]:
