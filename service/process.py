@@ -31,6 +31,7 @@ from service.settings.broker import BrokerConfig, Endpoint
 from service.settings.setting import MAX_INT
 from service.stores.ledger import LedgerStore
 from service.stores.port import MetadataStore, StoreError
+from service.stores.shared import SCHEME, SharedStore
 from service.stores.sql import SqlStore
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ async def run_broker(
         broker = Broker(env, config, store, disks, OFFERED)
         on_opening(broker.opening)
         await broker.open()
+        if isinstance(store, SqlStore):
+            refuse_company(broker)
         web = await listen_for_http(broker)
         servers = await listen(broker, descriptors.connections, () if web is None else web.endpoints)
     except (MetadataLost, StoreError) as error:
@@ -86,6 +89,17 @@ async def run_broker(
         disk.close()
 
 
+def refuse_company(broker: Broker) -> None:
+    """A store of one's own can't be shared with those who have a part of the data."""
+    topics = broker.image.topics.values()
+    replicas = {replica for topic in topics for state in topic.partitions.values() for replica in state.replicas}
+    if others := sorted(replicas - {broker.node_id}):
+        raise StartError(
+            f"the metadata names brokers {others} too: start all of them (oncelog serve --brokers), or move what"
+            f" they hold to this one while they run (oncelog cluster drain {' '.join(map(str, others))})"
+        )
+
+
 async def open_store(config: BrokerConfig, env: Env) -> MetadataStore:
     """Where the settings say that the metadata is. What only some need is imported only for them."""
     if config.zookeeper_connect is not None:
@@ -99,6 +113,8 @@ async def open_store(config: BrokerConfig, env: Env) -> MetadataStore:
         from service.stores.postgres import PostgresSession
 
         return LedgerStore(lambda timeout_s: PostgresSession.connect(url, timeout_s, env), env)
+    if url.startswith(SCHEME):
+        return SharedStore(url.removeprefix(SCHEME), env)
     return await SqlStore.open(url, env)
 
 

@@ -17,7 +17,7 @@ logger = logging.getLogger("oncelog.broker")
 
 META_FILE: Final = "meta.properties"
 LAYOUT: Final = 1
-HARMLESS: Final = ("lost+found", "meta.db", "meta.db-wal", "meta.db-journal", META_FILE + TEMPORARY)
+HARMLESS: Final = ("lost+found", "meta.db", "meta.db-wal", "meta.db-journal", "brokers", META_FILE + TEMPORARY)
 """What may be in a folder that we have not claimed yet, besides hidden files: a first start that was killed leaves the
 metadata.
 """

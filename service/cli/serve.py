@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from service.broker.node import Broker
     from service.broker.opening import Opening
     from service.settings.broker import BrokerConfig, Endpoint
+    from service.supervisor import Member
 
 # Who waits longer than this for the addresses wants to know what is going on.
 SILENCE_S = 1.5
@@ -37,6 +38,8 @@ SILENCE_S = 1.5
 AGAIN_S = 1.0
 # Between two lines about a long start in a log.
 LINE_EVERY_S = 10.0
+# How soon a broker stops whose supervisor was killed.
+PARENT_EVERY_S = 1.0
 
 
 @click.command()
@@ -58,7 +61,17 @@ LINE_EVERY_S = 10.0
 @click.option("--data", metavar="FOLDER", help="The data folder (log.dirs); default ./data.")
 @click.option("--host", help="Listen on this address only; default all.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Listen on this port; default 9092. 0: any free one.")
-def command(path: Path | None, overrides: Sequence[str], data: str | None, host: str | None, port: int | None) -> None:
+@click.option(
+    "--brokers", metavar="N", help="So many brokers on this machine, on ports one after the other; auto: one a core."
+)
+def command(
+    path: Path | None,
+    overrides: Sequence[str],
+    data: str | None,
+    host: str | None,
+    port: int | None,
+    brokers: str | None,
+) -> None:
     """Run a broker, with everything it needs in one folder.
 
     It ends with status 0 on SIGTERM and ctrl-C. Settings come from -c FILE, the environment (KAFKA_LOG_RETENTION_MS
@@ -72,6 +85,9 @@ def command(path: Path | None, overrides: Sequence[str], data: str | None, host:
     _log_to_stderr()
     for warning in config.warnings:
         logging.getLogger("oncelog.config").warning("%s", warning)
+    if brokers is not None:
+        flags = [*(("-c", str(path)) if path is not None else ()), *(f"-o{override}" for override in settings)]
+        raise click.exceptions.Exit(serve_several(config, how_many(brokers), flags, as_json=as_json))
     try:
         folders = [Path(folder) for folder in config.data_folders]
         with locked(folders):
@@ -83,6 +99,81 @@ def command(path: Path | None, overrides: Sequence[str], data: str | None, host:
     except FolderUnusable as error:
         raise _failure(str(error)) from None
     raise click.exceptions.Exit(status)
+
+
+def how_many(brokers: str) -> int:
+    """`auto` is one a core, up to 16: beyond that the machine has other limits."""
+    if brokers == "auto":
+        return max(1, min(os.cpu_count() or 1, 16))
+    if not brokers.isdigit() or not 1 <= int(brokers) <= 100:
+        raise _failure(f"--brokers {brokers}: a number from 1 to 100, or auto", usage=True)
+    return int(brokers)
+
+
+def serve_several(
+    config: BrokerConfig,
+    count: int,
+    flags: Sequence[str],
+    *,
+    as_json: bool = False,
+    defaults: dict[str, str] | None = None,
+    describe: Callable[[list[Member]], str] | None = None,
+) -> int:
+    from service.broker.data_folder import StartError
+    from service.supervisor import ON_ONE_MACHINE, Supervisor
+
+    gc.enable()
+    supervisor = Supervisor(config, count, flags, defaults=ON_ONE_MACHINE if defaults is None else defaults)
+
+    def ready(members: list[Member]) -> None:
+        facts = [member.facts for member in members]
+        if as_json:
+            click.echo(json.dumps({"bootstrap": ",".join(each["bootstrap"] for each in facts), "brokers": facts}))
+        else:
+            click.echo((describe or _describe_several)(members))
+
+    async def main() -> int:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        asked_s = 0.0
+
+        def end() -> None:
+            nonlocal asked_s
+            if stop.is_set() and loop.time() - asked_s > AGAIN_S:
+                supervisor.kill()
+            asked_s = asked_s or loop.time()
+            stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, end)
+        running = asyncio.ensure_future(supervisor.run(on_ready=ready, stop=stop))
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+        await running
+        return 0
+
+    try:
+        return asyncio.run(main())
+    except StartError as error:
+        raise _failure(str(error)) from None
+
+
+def _describe_several(members: list[Member]) -> str:
+    lines = [f"oncelog is up with {len(members)} brokers. Ctrl-C stops them all.", ""]
+    for member in members:
+        facts = member.facts
+        where = f"{facts['bootstrap']:<22} data {facts['data'][0]}  process {facts['process_id']}"
+        lines.append(f"  broker {facts['node_id']:<5} {where}")
+    bootstrap = ",".join(member.facts["bootstrap"] for member in members)
+    lines += [
+        "",
+        "To try it, in another terminal:",
+        "",
+        f"  {_own_name()} topic create orders --partitions {2 * len(members)} -b {bootstrap}",
+        f"  {_own_name()} cluster -b {bootstrap}",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _failure(message: str, *, usage: bool = False) -> click.ClickException:
@@ -211,11 +302,20 @@ async def _serve(config: BrokerConfig, print_banner: Callable[[Broker, Sequence[
         waiting.end()
         print_banner(broker, web)
 
+    if (config.store_url or "").startswith("unix://"):
+        waiting.also = loop.create_task(_stop_with(os.getppid(), stop))
     try:
         await run_broker(config, on_opening=waiting.watch, on_ready=ready, stop=stop)
     finally:
         waiting.end()
     return 0
+
+
+async def _stop_with(parent: int, stop: asyncio.Event) -> None:
+    """Who holds the metadata store is gone, and nobody else will stop this broker."""
+    while os.getppid() == parent:  # noqa: ASYNC110 - nobody tells when a parent dies
+        await asyncio.sleep(PARENT_EVERY_S)
+    stop.set()
 
 
 def _say_and_leave(text: str, status: int) -> None:
@@ -228,6 +328,7 @@ class _Waiting:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self.also: asyncio.Task[None] | None = None
         self._opening: Opening | None = None
         self._terminal = sys.stderr.isatty()
         self._said = False

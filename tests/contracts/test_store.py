@@ -36,6 +36,7 @@ from service.stores.port import (
     Snapshot,
 )
 from service.stores.postgres import PostgresSession
+from service.stores.shared import SharedStore, StoreServer
 from service.stores.sql import SqlStore
 from service.stores.zookeeper import ZooKeeper, ZooKeeperSession
 from tests.peers.postgres import PostgresServer
@@ -118,6 +119,25 @@ class PostgresHarness:
         await observer.read("")  # whoever looks for the living ends the others
 
 
+class SharedHarness:
+    """Every session has a connection of its own, as every broker of a machine has."""
+
+    def __init__(self, sql: SqlStore, path: str, env: RealEnv) -> None:
+        self._path = path
+        self._env = env
+        self._sql = sql
+        self.server = StoreServer(sql, env, path)
+        self.stores: list[SharedStore] = []
+
+    async def session(self) -> Session:
+        self.stores.append(SharedStore(self._path, self._env))
+        return await self.stores[-1].session(60)
+
+    async def expire(self, session: Session) -> None:
+        [held] = [each for each in self._sql._sessions if each.id == session.id]
+        await held.close()
+
+
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], str]]:
     """Starts the real server when somebody first asks for its address; each gets a database of its own."""
@@ -175,6 +195,15 @@ async def harness_of(
         sql_server = PostgresHarness(postgres(), env)
         yield sql_server
         await sql_server.store.close()
+    elif kind == "shared":
+        held = await SqlStore.open(f"sqlite:///{folder}/metadata.db", env)
+        shared = SharedHarness(held, f"{folder}/socket", env)
+        await shared.server.begin()
+        yield shared
+        for store in shared.stores:
+            await store.close()
+        await shared.server.close()
+        await held.close()
     else:
         sql = SqlHarness(await SqlStore.open(f"sqlite:///{folder}/metadata.db", env))
         yield sql
@@ -185,7 +214,7 @@ async def harness_of(
 Test = Callable[[Callable[[Harness], Awaitable[None]]], None]
 
 
-@pytest.fixture(params=["memory", "sqlite", "zookeeper", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", "shared", "zookeeper", "postgres"])
 def holds(
     request: pytest.FixtureRequest, tmp_path: Path, zookeeper: Callable[[], str], postgres: Callable[[], str]
 ) -> Test:

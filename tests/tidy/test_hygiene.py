@@ -17,6 +17,7 @@ EDGES_OF_THE_PROCESS = (
     "service/process.py",
     "service/web/",  # aiohttp has sockets of its own
     "service/ports.py",
+    "service/supervisor.py",
     "service/stores/postgres.py",  # real sockets
     "service/stores/zookeeper.py",  # kazoo has real threads and sockets
     "log/disk.py",

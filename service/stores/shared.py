@@ -1,0 +1,300 @@
+"""A metadata store that one process holds, and others on the same machine use through a socket in the file system.
+
+The holder (`StoreServer`) has a store open, the embedded one in the data folder mostly. A connection is a session: it
+begins with the connection and ends with it, so that a process that died is out of session at once.
+
+Messages are lines of JSON. Requests have numbers and are answered in any order; what the store says on its own (a
+watch) comes as lines without one.
+"""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any, Final
+
+from service.ports import Env
+from service.stores import watching
+from service.stores.port import (
+    Change,
+    Check,
+    Create,
+    Delete,
+    Entry,
+    Event,
+    Gap,
+    MetadataStore,
+    Op,
+    Put,
+    Result,
+    Session,
+    SessionExpired,
+    Snapshot,
+    StoreError,
+    StoreFailed,
+)
+
+logger = logging.getLogger("oncelog.store")
+
+LONGEST_LINE: Final = 1 << 30
+SCHEME: Final = "unix://"
+OPS: Final[dict[str, type[Op]]] = {kind.__name__: kind for kind in (Create, Put, Delete, Check)}
+
+
+def _encode(message: Any) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _entry(entry: Entry | None) -> list[Any] | None:
+    return None if entry is None else [entry.value.decode("latin-1"), entry.version]
+
+
+def _entry_of(told: list[Any] | None) -> Entry | None:
+    return None if told is None else Entry(told[0].encode("latin-1"), told[1])
+
+
+def encode_op(op: Op) -> list[Any]:
+    match op:
+        case Create(key, value, ephemeral):
+            return ["Create", key, value.decode("latin-1"), ephemeral]
+        case Put(key, value, version):
+            return ["Put", key, value.decode("latin-1"), version]
+        case Delete(key, version) | Check(key, version):
+            return [type(op).__name__, key, version]
+
+
+def decode_op(told: list[Any]) -> Op:
+    match told:
+        case ["Create", key, value, ephemeral]:
+            return Create(key, value.encode("latin-1"), ephemeral)
+        case ["Put", key, value, version]:
+            return Put(key, value.encode("latin-1"), version)
+        case ["Delete", key, version]:
+            return Delete(key, version)
+        case _:
+            _, key, version = told
+            return Check(key, version)
+
+
+def encode_event(event: Event) -> Any:
+    match event:
+        case Snapshot(number, entries):
+            return ["snapshot", number, {key: _entry(entry) for key, entry in entries.items()}]
+        case Change(number, changed):
+            return ["change", number, [[key, _entry(entry)] for key, entry in changed]]
+        case Gap():
+            return ["gap"]
+
+
+def decode_event(told: Any) -> Event:
+    match told:
+        case ["snapshot", number, entries]:
+            return Snapshot(number, {key: Entry(value.encode("latin-1"), at) for key, (value, at) in entries.items()})
+        case ["change", number, changed]:
+            return Change(number, tuple((key, _entry_of(entry)) for key, entry in changed))
+        case _:
+            return Gap()
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(OSError):  # the other end may have been faster
+        await writer.wait_closed()
+
+
+# --- who holds the store ---------------------------------------------------------------------------------------------
+
+
+class StoreServer:
+    """Lets others use `store` through a socket at `path`, which only this user can open."""
+
+    def __init__(self, store: MetadataStore, env: Env, path: str) -> None:
+        self._store = store
+        self._env = env
+        self._path = path
+        self._server: asyncio.AbstractServer | None = None
+        self._sessions: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    async def begin(self) -> None:
+        self._server = await asyncio.start_unix_server(self._connected, self._path, limit=LONGEST_LINE)
+        os.chmod(self._path, 0o600)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in self._sessions.values():
+            writer.close()
+        if self._sessions:
+            await asyncio.wait(list(self._sessions))
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = self._env.tasks.spawn("a session of the shared store", self._serve(reader, writer))
+        self._sessions[task] = writer
+        task.add_done_callback(self._sessions.pop)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        session = await self._store.session(0.0)
+        asked: dict[asyncio.Task[None], None] = {}
+        try:
+            writer.write(_encode(session.id))
+            follows: asyncio.Task[None] | None = None
+            while line := await reader.readline():
+                request = json.loads(line)
+                task = asyncio.get_running_loop().create_task(self._answer(session, request, writer))
+                asked[task] = None
+                task.add_done_callback(asked.pop)
+                if request[1] == "watch":
+                    if follows is not None:
+                        follows.cancel()
+                    follows = task
+        except (OSError, ValueError) as error:
+            logger.debug("session %d: %r", session.id, error)
+        finally:
+            for task in list(asked):
+                task.cancel()
+            await session.close()
+            await _closed(writer)
+
+    async def _answer(self, session: Session, request: Any, writer: asyncio.StreamWriter) -> None:
+        number, what, *told = request
+        try:
+            if what == "commit":
+                result, at = await session.commit(*map(decode_op, told))
+                answer: list[Any] = [number, result.value, at]
+            elif what == "read":
+                entries = await session.read(told[0])
+                answer = [number, {key: _entry(entry) for key, entry in entries.items()}]
+            else:
+                async for event in session.watch():
+                    writer.write(_encode(encode_event(event)))
+                    await writer.drain()
+                writer.close()  # the session is over
+                return
+        except SessionExpired:
+            answer = [number, "expired", 0]
+        except StoreFailed as failed:
+            answer = [number, "failed", str(failed)]
+        except OSError:
+            return  # the other end is gone
+        writer.write(_encode(answer))
+
+
+# --- who uses it -----------------------------------------------------------------------------------------------------
+
+
+class SharedSession:
+    """One life of a broker in the store: as long as its connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, session: int, env: Env) -> None:
+        self.id = session
+        self._reader = reader
+        self._writer = writer
+        self._asked: dict[int, asyncio.Future[list[Any]]] = {}
+        self._last = 0
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._over = self._missed = False
+        env.tasks.spawn(f"metadata session {session}", self._hear())
+
+    def lease_left(self) -> float:
+        return 0.0 if self._over else float("inf")
+
+    async def commit(self, *ops: Op) -> tuple[Result, int]:
+        told = await self._ask("commit", *map(encode_op, ops))
+        if told is None:
+            return Result.UNKNOWN, 0
+        if told[0] == "failed":
+            raise StoreFailed(told[1])
+        return Result(told[0]), told[1]
+
+    async def read(self, prefix: str) -> dict[str, Entry]:
+        told = await self._ask("read", prefix)
+        if told is None or told[0] == "expired":
+            raise SessionExpired
+        return {key: Entry(value.encode("latin-1"), version) for key, (value, version) in told[0].items()}
+
+    async def watch(self) -> AsyncIterator[Event]:
+        if self._over:
+            return
+        self._writer.write(_encode([0, "watch"]))
+        while (event := await self._events.get()) is not None:
+            yield event
+            if isinstance(event, Gap):
+                self._writer.write(_encode([0, "watch"]))  # which begins with everything
+
+    async def close(self) -> None:
+        self._end()
+        await _closed(self._writer)
+
+    async def _ask(self, what: str, *told: Any) -> list[Any] | None:
+        """The answer; None where it does not come."""
+        if self._over:
+            return ["expired", 0]
+        self._last += 1
+        number, answer = self._last, asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        try:
+            self._writer.write(_encode([number, what, *told]))
+            answered: list[Any] | None = await answer
+        finally:
+            self._asked.pop(number, None)
+        if answered is not None and answered[0] == "expired":
+            self._end()
+        return answered
+
+    async def _hear(self) -> None:
+        try:
+            while line := await self._reader.readline():
+                match json.loads(line):
+                    case [int(number), *told]:
+                        if (answer := self._asked.get(number)) is not None and not answer.done():
+                            answer.set_result(told)
+                    case told:
+                        self._take(decode_event(told))
+        except OSError as error:
+            logger.debug("session %d: %r", self.id, error)
+        finally:
+            self._end()
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Snapshot):
+            self._missed = False
+        if self._missed:
+            return
+        if self._events.qsize() >= watching.MAX_WAITING_CHANGES:
+            while not self._events.empty():
+                self._events.get_nowait()
+            self._missed, event = True, Gap()
+        self._events.put_nowait(event)
+
+    def _end(self) -> None:
+        self._over = True
+        self._events.put_nowait(None)
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_result(None)  # type: ignore[arg-type]
+
+
+class SharedStore:
+    """The store at the other end of the socket."""
+
+    def __init__(self, path: str, env: Env) -> None:
+        self._path = path
+        self._env = env
+        self._session: SharedSession | None = None
+
+    async def session(self, timeout_s: float) -> SharedSession:
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._path, limit=LONGEST_LINE)
+            line = await reader.readline()
+        except OSError as error:
+            raise StoreError(f"whoever holds the metadata store is gone: {error.strerror}") from None
+        if not line:
+            raise StoreError("whoever holds the metadata store is stopping")
+        self._session = SharedSession(reader, writer, json.loads(line), self._env)
+        return self._session
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()

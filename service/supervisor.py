@@ -1,0 +1,185 @@
+"""Several brokers on one machine: a process each, one metadata store, and somebody who starts again what has died.
+
+The metadata store is the embedded one in the data folder. This process holds it, and its brokers use it through a
+socket. The first broker has the data folder itself, so that a single broker becomes the first of several; the others
+have folders in it. Ports follow each other.
+
+What always holds: when this process ends, so do its brokers, also if it was killed; a broker that dies after it was up
+is started again, less and less eagerly while it does not stay.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from log.disk import RealDisk
+from service.broker.data_folder import StartError, read_all
+from service.ports import RealEnv
+from service.process import store_url
+from service.settings.broker import BrokerConfig
+from service.stores.port import StoreError
+from service.stores.shared import SCHEME, StoreServer
+from service.stores.sql import SqlStore
+
+logger = logging.getLogger("oncelog.supervisor")
+
+OTHERS_FOLDER = "brokers"
+RESTART_S_MIN, RESTART_S_MAX = 0.2, 10.0
+STEADY_S = 30.0
+"""A broker that was up for so long is started again without delay."""
+ON_ONE_MACHINE = {
+    "default.replication.factor": "1",
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+}
+"""What holds unless it is set: copies on the same disk cost three times and save from nothing but a broker's death."""
+
+
+class Member:
+    """One of the brokers."""
+
+    def __init__(self, number: int, command: Sequence[str]) -> None:
+        self.number = number
+        self.facts: dict[str, Any] = {}
+        self._command = command
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Returns when it answers, or raises `StartError` when it has ended instead."""
+        process = self._process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+        if not line:
+            raise StartError(f"broker {self.number} did not start (status {await process.wait()})")
+        self.facts = json.loads(line)
+
+    async def ended(self) -> int:
+        assert self._process is not None
+        return await self._process.wait()
+
+    def signal(self, number: int) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+
+class Supervisor:
+    def __init__(self, config: BrokerConfig, count: int, arguments: Sequence[str], *, defaults: dict[str, str]) -> None:
+        """`arguments`: what `oncelog serve` was given, and the members are given too."""
+        self._config = config
+        self._count = count
+        self._arguments = arguments
+        self._defaults = defaults
+        self.members: list[Member] = []
+
+    async def run(self, *, on_ready: Callable[[list[Member]], None], stop: asyncio.Event) -> None:
+        folder = self._config.data_folders[0]
+        os.makedirs(folder, exist_ok=True)
+        env = RealEnv(RealDisk(folder))
+        with tempfile.TemporaryDirectory(prefix="oncelog-") as place:
+            store: SqlStore | None = None
+            server: StoreServer | None = None
+            own: dict[str, str] = {}
+            try:
+                if not self._config.may_have_company:
+                    store = await SqlStore.open(store_url(self._config), env)
+                    server = StoreServer(store, env, f"{place}/store")
+                    await server.begin()
+                    own = {"store.url": f"{SCHEME}{place}/store"}
+                await self._run(own, on_ready, stop)
+            except StoreError as error:
+                raise StartError(str(error)) from None
+            finally:
+                if server is not None:
+                    await server.close()
+                if store is not None:
+                    await store.close()
+                await env.tasks.cancel_all()
+
+    async def _run(self, own: dict[str, str], on_ready: Callable[[list[Member]], None], stop: asyncio.Event) -> None:
+        self.members = [Member(number, self._command(number, own)) for number in range(1, self._count + 1)]
+        try:
+            await asyncio.gather(*(member.start() for member in self.members))
+        except StartError:
+            await self._stop()
+            raise
+        on_ready(self.members)
+        keepers = [asyncio.ensure_future(self._keep(member, stop)) for member in self.members]
+        await stop.wait()
+        await self._stop()
+        await asyncio.gather(*keepers)
+
+    async def _stop(self) -> None:
+        for member in self.members:
+            member.signal(signal.SIGTERM)
+        await asyncio.gather(*(member.ended() for member in self.members))
+
+    def kill(self) -> None:
+        for member in self.members:
+            member.signal(signal.SIGKILL)
+
+    async def _keep(self, member: Member, stop: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s = RESTART_S_MIN
+        while True:
+            began_s = loop.time()
+            status = await member.ended()
+            if stop.is_set():
+                return
+            if loop.time() - began_s > STEADY_S:
+                pause_s = RESTART_S_MIN
+            logger.error("broker %d has ended (status %d) and is started again", member.number, status)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RESTART_S_MAX)
+            if stop.is_set():
+                return
+            try:
+                await member.start()
+            except StartError as error:
+                logger.error("%s", error)
+            else:
+                logger.warning("broker %d is up again", member.number)
+
+    def _command(self, number: int, own: dict[str, str]) -> list[str]:
+        config, shift = self._config, number - 1
+        folders = [folder if number == 1 else f"{folder}/{OTHERS_FOLDER}/{number}" for folder in config.data_folders]
+        settings = {
+            "log.dirs": ",".join(folders),
+            "node.id": str(self._first_id() + shift),
+            "listeners": ",".join(_moved(entry, shift) for entry in config.listeners),
+            **{key: value for key, value in self._defaults.items() if key not in config.given},
+            **own,
+        }
+        if config.advertised_listeners is not None:
+            settings["advertised.listeners"] = ",".join(_moved(entry, shift) for entry in config.advertised_listeners)
+        if config.http_listeners != ("auto",):
+            settings["http.listeners"] = ",".join(_moved(entry, shift) for entry in config.http_listeners)
+        given = [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
+        return [sys.executable, "-m", "service.cli", "serve", *self._arguments, *given, "-o", "json"]
+
+    def _first_id(self) -> int:
+        """The data folder's own broker keeps its number; the others follow."""
+        folders = {folder: RealDisk(folder) for folder in self._config.data_folders if Path(folder).exists()}
+        try:
+            known = [facts.node_id for facts in read_all(folders).values() if facts is not None]
+        finally:
+            for disk in folders.values():
+                disk.close()
+        if known:
+            return known[0]
+        return self._config.node_id if self._config.node_id >= 0 else 1
+
+
+def _moved(entry: str, shift: int) -> str:
+    """A listener some ports further; any free port stays that."""
+    place, colon, port = entry.rpartition(":")
+    return entry if not colon or not port.isdigit() or port == "0" else f"{place}:{int(port) + shift}"
