@@ -20,9 +20,10 @@ from service.broker.node import Broker
 from service.broker.tally import HttpTally
 from service.client.failures import ClientFailure
 from service.settings.broker import Endpoint
-from service.web import consuming, groups, health, metrics, openapi, producing, topics, transactions
+from service.web import consuming, groups, health, members, metrics, openapi, producing, topics, transactions
 from service.web.gateway import Gateway
 from service.web.idempotency import REPLAYED, Keys
+from service.web.members import Members
 from service.web.pages import routes as pages
 from service.web.problems import Problem, of_failure
 from service.web.producers import Producers
@@ -38,6 +39,7 @@ TABLES: tuple[Sequence[Route], ...] = (
     topics.ROUTES,
     consuming.ROUTES,
     groups.ROUTES,
+    members.ROUTES,
     pages.ROUTES,
     transactions.ROUTES,
     openapi.ROUTES,
@@ -72,6 +74,7 @@ class WebServer:
         self.gateway.producers = Producers(self.gateway)
         self.gateway.keys = Keys(self.gateway)
         self.gateway.open_transactions = OpenTransactions()
+        self.gateway.members = Members(self.gateway)
         self._origins = set(broker.config.http_cors_origins)
         self.endpoints: list[Endpoint] = []
         """Where it listens, with the ports that were found."""

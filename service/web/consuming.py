@@ -380,7 +380,7 @@ def _chosen(request: web.Request) -> set[int] | None:
 
 
 PAGE_PATH = "/v1/topics/{topic}/partitions/{partition}/records"
-_LENS: tuple[Parameter, ...] = (
+LENS: tuple[Parameter, ...] = (
     text("isolation", "Undecided records too, or only committed ones.", "read_committed", "read_uncommitted"),
     text("include", "control (markers), aborted (records), producer (ids and epochs), with commas between."),
     text("values", "JSON where it is JSON, or always text, or always base64.", "auto", "string", "base64"),
@@ -404,7 +404,7 @@ ROUTES = (
             integer("max_records", "At most so many records.", least=1, most=RECORDS_MAX),
             integer("max_bytes", "About so many stored bytes.", least=1, most=PAGE_BYTES_MAX),
             integer("wait_ms", "Wait for so long while there is nothing.", most=WAIT_MS_MAX),
-            *_LENS,
+            *LENS,
         ),
     ),
     Route(
@@ -418,7 +418,7 @@ ROUTES = (
             text("until", "End once everything is read that was there at the beginning.", "forever", "end"),
             integer("max_records", "End after so many records.", least=1),
             header("Last-Event-ID", "As cursor: event sources send it when they come back."),
-            *_LENS,
+            *LENS,
         ),
     ),
 )

@@ -35,6 +35,7 @@ from service.wire.versions import NEWEST_IS_UNSTABLE
 
 if TYPE_CHECKING:
     from service.web.idempotency import Keys
+    from service.web.members import Members
     from service.web.producers import Producers
     from service.web.routing import Route
     from service.web.transactions import OpenTransactions
@@ -63,6 +64,7 @@ class Gateway:
         self.producers: Producers
         self.keys: Keys
         self.open_transactions: OpenTransactions
+        self.members: Members
         """These are set by the server, since they need the gateway."""
         self._turn = 0
         self._waiting: set[asyncio.Task[Any]] = set()

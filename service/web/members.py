@@ -1,0 +1,424 @@
+"""Members of consumer groups that speak HTTP. The broker that coordinates the group is the member: it beats for it,
+knows where it reads, and serves whichever broker was asked.
+
+What always holds: a member reads only what its group has assigned to it, from what the group has committed on; an
+offset is committed only by a request that says so, and refused when the group has moved on meanwhile; a client that is
+silent for longer than its session leaves the group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+from aiohttp import web
+
+from isolation.read_view import Isolation
+from log.ids import TopicPartition
+from service.client.cluster import MOVED, by_topic
+from service.client.failures import ClientFailure
+from service.web.answers import as_json, query_int, read_json
+from service.web.consuming import LENS, PAGE_BYTES, PAGE_BYTES_MAX, RECORDS_MAX, WAIT_MS_MAX, lens_of
+from service.web.fetching import Lens, fetch, opened
+from service.web.forwarding import forward
+from service.web.gateway import GROUP, PAUSE_S, Gateway
+from service.web.problems import Problem, of_error
+from service.web.records import RecordOut
+from service.web.routing import Route, integer
+from service.web.topics import at_time
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatRequestTopicPartitions,
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+)
+
+logger = logging.getLogger("oncelog.http")
+
+EARLIEST, LATEST = -2, -1
+LEAVE = -1
+MEMBERS_MAX = 10_000
+STEP_MS = 500
+"""A poll looks this often whether its partitions are still its own."""
+REJOIN = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH)
+REBALANCE_TIMEOUT_MS = 60_000
+IDLE_BEAT_S, POLL_BEAT_S = 0.1, 1.0
+"""Who polls learns soon what the group has given or taken, not only when its next beat is due."""
+
+
+class Join(msgspec.Struct, forbid_unknown_fields=True):
+    topics: list[str]
+    instance_id: str | None = None
+    auto_offset_reset: Literal["earliest", "latest"] = "earliest"
+    """Where to begin in a partition of which the group has committed nothing."""
+    session_timeout_ms: int = 60_000
+
+
+class Assigned(msgspec.Struct):
+    topic: str
+    partition: int
+
+
+class MemberState(msgspec.Struct):
+    member_id: str
+    generation: int
+    assignment: list[Assigned]
+
+
+class Polled(msgspec.Struct):
+    """Records of the member's partitions; `commit_token` commits them and everything before."""
+
+    records: list[RecordOut]
+    commit_token: str
+    generation: int
+    assignment: list[Assigned]
+
+
+class OffsetIn(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    partition: int
+    offset: int
+    metadata: str | None = None
+
+
+class Commit(msgspec.Struct, forbid_unknown_fields=True):
+    commit_token: str | None = None
+    offsets: list[OffsetIn] = []
+
+
+_joins = msgspec.json.Decoder(Join)
+_commits = msgspec.json.Decoder(Commit)
+Token = tuple[int, list[tuple[str, int, int]]]
+_tokens = msgspec.json.Decoder(Token)
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    group: str
+    member_id: str
+    join: Join
+    touched_s: float
+    epoch: int = 0
+    positions: dict[TopicPartition, int] = field(default_factory=dict)
+    interval_s: float = 3.0
+    beaten_s: float = 0.0
+    is_gone: bool = False
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One poll or beat at a time: both move positions."""
+
+    @property
+    def assignment(self) -> list[Assigned]:
+        return [Assigned(*each) for each in sorted(self.positions)]
+
+    @property
+    def state(self) -> MemberState:
+        return MemberState(self.member_id, self.epoch, self.assignment)
+
+
+class Members:
+    """Those whose groups this broker coordinates."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._members: dict[tuple[str, str], Member] = {}
+
+    async def add(self, group: str, join: Join) -> Member:
+        if len(self._members) >= MEMBERS_MAX:
+            raise Problem("throttled", f"{MEMBERS_MAX} members read by HTTP here")
+        member_id = str(UUID(bytes=self._gateway.broker.env.unique(), version=4))
+        member = Member(group, member_id, join, asyncio.get_running_loop().time())
+        await self.beat(member)
+        self._members[group, member_id] = member
+        self._gateway.broker.env.tasks.spawn(f"member {member_id}", self._live(member))
+        return member
+
+    def find(self, group: str, member_id: str) -> Member:
+        member = self._members.get((group, member_id))
+        if member is None or member.is_gone:
+            raise Problem("member-expired", f"group {group!r} has no such member here: join again")
+        member.touched_s = asyncio.get_running_loop().time()
+        return member
+
+    async def leave(self, member: Member) -> None:
+        member.is_gone = True
+        self._members.pop((member.group, member.member_id), None)
+        member.positions.clear()
+        request = ConsumerGroupHeartbeatRequest(member.group, member.member_id, LEAVE, member.join.instance_id)
+        await self._gateway.ask_coordinator(GROUP, member.group, request)
+
+    async def _live(self, member: Member) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                await asyncio.sleep(member.interval_s)
+                if member.is_gone:
+                    return
+                if loop.time() - member.touched_s > member.join.session_timeout_ms / 1000:
+                    await self.leave(member)
+                    return
+                await self.beat(member)
+        except (Problem, ClientFailure) as failure:
+            logger.info("member %s of group %s is gone: %s", member.member_id, member.group, failure)
+        finally:
+            member.is_gone = True
+            self._members.pop((member.group, member.member_id), None)
+
+    async def beat(self, member: Member) -> None:
+        """Say that the member is there, and take what it is given; again at once when that has changed."""
+        async with member.turn:
+            for _ in range(5):
+                member.beaten_s = asyncio.get_running_loop().time()
+                if not await self._beat_once(member):
+                    return
+
+    async def _beat_once(self, member: Member) -> bool:
+        image = self._gateway.broker.image
+        joins = member.epoch == 0
+        owned = [
+            ConsumerGroupHeartbeatRequestTopicPartitions(image.topics[name].id, [each.partition for each in partitions])
+            for name, partitions in by_topic(member.positions).items()
+            if name in image.topics
+        ]
+        request = ConsumerGroupHeartbeatRequest(
+            *(member.group, member.member_id, member.epoch, member.join.instance_id),
+            rebalance_timeout_ms=REBALANCE_TIMEOUT_MS if joins else -1,
+            subscribed_topic_names=member.join.topics if joins else None,
+            topic_partitions=owned,
+        )
+        answer = await self._gateway.ask_coordinator(GROUP, member.group, request)
+        if answer.error_code in REJOIN and not joins:
+            member.epoch = 0
+            member.positions.clear()
+            return True
+        if answer.error_code:
+            raise of_error(answer.error_code, answer.error_message)
+        member.epoch = answer.member_epoch
+        member.interval_s = answer.heartbeat_interval_ms / 1000
+        if answer.assignment is None:
+            return False
+        given = {
+            TopicPartition(name, index)
+            for topic in answer.assignment.topic_partitions
+            if (name := image.topic_names.get(topic.topic_id)) is not None  # type: ignore[call-overload]
+            for index in topic.partitions
+        }
+        changed = given != member.positions.keys()
+        for lost in [each for each in member.positions if each not in given]:
+            del member.positions[lost]
+        fresh = [each for each in given if each not in member.positions]
+        if fresh:
+            member.positions.update(await self._starts(member, fresh))
+        return changed
+
+    async def _starts(self, member: Member, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where the group is; what a transaction is about to commit is waited for."""
+        image = self._gateway.broker.image
+        topics = [
+            OffsetFetchRequestTopics(name, image.topics[name].id, [each.partition for each in of_topic])
+            for name, of_topic in by_topic(partitions).items()
+        ]
+        asked = OffsetFetchRequestGroup(member.group, member.member_id, member.epoch, topics)
+        while True:
+            request = OffsetFetchRequest(groups=[asked], require_stable=True)
+            (answer,) = (await self._gateway.ask_coordinator(GROUP, member.group, request)).groups
+            codes = {part.error_code for topic in answer.topics for part in topic.partitions} - {0}
+            if ErrorCode.UNSTABLE_OFFSET_COMMIT in codes:
+                await asyncio.sleep(PAUSE_S)
+                continue
+            code = answer.error_code or next(iter(codes), 0)
+            if code:
+                raise of_error(code, f"offsets of group {member.group!r}")
+            break
+        found = {
+            TopicPartition(topic.name or image.topic_names[topic.topic_id], part.partition_index): part.committed_offset  # type: ignore[index]
+            for topic in answer.topics
+            for part in topic.partitions
+        }
+        where = EARLIEST if member.join.auto_offset_reset == "earliest" else LATEST
+        for each in partitions:
+            if found.get(each, -1) < 0:
+                found[each] = await at_time(self._gateway, each, where, Isolation.READ_COMMITTED.value)
+        return {each: found[each] for each in partitions}
+
+
+# -- requests
+
+
+async def _home(gateway: Gateway, request: web.Request, body: bytes) -> web.StreamResponse | None:
+    """The answer of the broker that coordinates the group, if that is another one."""
+    node = await gateway.coordinator(GROUP, request.match_info["group"])
+    return None if node == gateway.broker.node_id else await forward(gateway, node, request, body)
+
+
+async def join(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    body = await request.read()
+    wanted = read_json(body, _joins)
+    if not wanted.topics or not 1000 <= wanted.session_timeout_ms <= 3_600_000:
+        raise Problem("invalid-request", "a member names topics, and a session of a second to an hour")
+    if (elsewhere := await _home(gateway, request, body)) is not None:
+        return elsewhere
+    group = request.match_info["group"]
+    member = await gateway.members.add(group, wanted)
+    return as_json(member.state, status=201, headers={"Location": f"/v1/groups/{group}/members/{member.member_id}"})
+
+
+async def describe(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    if (elsewhere := await _home(gateway, request, b"")) is not None:
+        return elsewhere
+    return as_json(_member(gateway, request).state)
+
+
+def _member(gateway: Gateway, request: web.Request) -> Member:
+    return gateway.members.find(request.match_info["group"], request.match_info["member"])
+
+
+async def poll(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    if (elsewhere := await _home(gateway, request, b"")) is not None:
+        return elsewhere
+    member = _member(gateway, request)
+    lens = lens_of(request)
+    most = query_int(request, "max_records", 500, least=1, most=RECORDS_MAX)
+    max_bytes = query_int(request, "max_bytes", PAGE_BYTES, least=1, most=PAGE_BYTES_MAX)
+    deadline = asyncio.get_running_loop().time() + query_int(request, "wait_ms", 0, most=WAIT_MS_MAX) / 1000
+    with gateway.waiting():
+        records = await _poll(gateway, member, lens, most, max_bytes, deadline)
+    member.touched_s = asyncio.get_running_loop().time()
+    return as_json(Polled(records, _token(member), member.epoch, member.assignment))
+
+
+async def _poll(
+    gateway: Gateway, member: Member, lens: Lens, most: int, max_bytes: int, deadline: float
+) -> list[RecordOut]:
+    loop = asyncio.get_running_loop()
+    while True:
+        if member.is_gone:
+            raise Problem("member-expired", "the member has left its group")
+        if loop.time() - member.beaten_s > (IDLE_BEAT_S if not member.positions else POLL_BEAT_S):
+            await gateway.members.beat(member)
+        left_ms = max(int((deadline - loop.time()) * 1000), 0)
+        async with member.turn:
+            records = await _read(gateway, member, lens, most, max_bytes, min(left_ms, STEP_MS))
+        if records or loop.time() >= deadline:
+            return records
+        await asyncio.sleep(0 if member.positions else PAUSE_S)
+
+
+async def _read(
+    gateway: Gateway, member: Member, lens: Lens, most: int, max_bytes: int, wait_ms: int
+) -> list[RecordOut]:
+    by_leader: dict[int, dict[TopicPartition, int]] = {}
+    for partition, offset in member.positions.items():
+        by_leader.setdefault(gateway.leader(partition), {})[partition] = offset
+    work = [
+        fetch(gateway, node, positions, lens.isolation, max_bytes=max_bytes, wait_ms=wait_ms)
+        for node, positions in by_leader.items()
+    ]
+    records: list[RecordOut] = []
+    for pieces in await asyncio.gather(*work):
+        for piece in pieces:
+            if piece.error in MOVED or piece.partition not in member.positions:
+                continue
+            if piece.error == ErrorCode.OFFSET_OUT_OF_RANGE:
+                where = EARLIEST if member.join.auto_offset_reset == "earliest" else LATEST
+                member.positions[piece.partition] = await at_time(gateway, piece.partition, where, lens.isolation.value)
+                continue
+            if piece.error:
+                raise of_error(piece.error, f"{piece.partition.topic} partition {piece.partition.partition}")
+            before = len(records)
+            offset = member.positions[piece.partition]
+            if len(records) < most:
+                async for some, next_offset in opened(gateway, piece, offset, lens, most - len(records)):
+                    records += some
+                    member.positions[piece.partition] = next_offset
+            if len(records) > before:  # others come first next time
+                member.positions[piece.partition] = member.positions.pop(piece.partition)
+    return records
+
+
+def _token(member: Member) -> str:
+    content: Token = member.epoch, [(*each, offset) for each, offset in sorted(member.positions.items())]
+    return base64.urlsafe_b64encode(msgspec.json.encode(content)).decode()
+
+
+def _read_token(given: str) -> Token:
+    try:
+        token: Token = _tokens.decode(base64.b64decode(given, altchars=b"-_", validate=True))
+    except (binascii.Error, ValueError, msgspec.MsgspecError):
+        raise Problem("malformed", "commit_token is none of this API's") from None
+    return token
+
+
+async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    body = await request.read()
+    wanted = read_json(body, _commits)
+    if (wanted.commit_token is None) == (not wanted.offsets):
+        raise Problem("invalid-request", "what to commit: commit_token, or offsets")
+    if (elsewhere := await _home(gateway, request, body)) is not None:
+        return elsewhere
+    member = _member(gateway, request)
+    if wanted.commit_token is not None:
+        generation, places = _read_token(wanted.commit_token)
+        offsets: Mapping[TopicPartition, tuple[int, str | None]] = {
+            TopicPartition(topic, index): (offset, None) for topic, index, offset in places
+        }
+    else:
+        generation = member.epoch
+        offsets = {TopicPartition(each.topic, each.partition): (each.offset, each.metadata) for each in wanted.offsets}
+    topics = []
+    for name, partitions in by_topic(offsets).items():
+        asked = OffsetCommitRequestTopic(name, gateway.topic(name).id)
+        for each in partitions:
+            offset, metadata = offsets[each]
+            if not 0 <= offset < 2**63 or not 0 <= each.partition < 2**31:
+                raise Problem("invalid-request", f"{offset} is no offset")
+            asked.partitions.append(OffsetCommitRequestPartition(each.partition, offset, -1, metadata))
+        topics.append(asked)
+    if not topics:
+        return web.Response(status=204)
+    answer = await gateway.ask_coordinator(
+        GROUP,
+        member.group,
+        OffsetCommitRequest(member.group, generation, member.member_id, member.join.instance_id, topics=topics),
+    )
+    for topic in answer.topics:
+        for part in topic.partitions:
+            if part.error_code:
+                raise of_error(part.error_code, f"group {member.group!r}", writing=True)
+    return web.Response(status=204)
+
+
+async def leave(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    if (elsewhere := await _home(gateway, request, b"")) is not None:
+        return elsewhere
+    await gateway.members.leave(_member(gateway, request))
+    return web.Response(status=204)
+
+
+_MEMBERS = "/v1/groups/{group}/members"
+_ONE = _MEMBERS + "/{member}"
+ROUTES = (
+    Route("POST", _MEMBERS, join, "Join a group; the broker beats for the member while its client asks now and then.",
+          "groups", body=Join, answer=MemberState, status=201, problems=(400, 409, 422, 429, 503)),
+    Route("GET", _ONE, describe, "What a member reads.", "groups", answer=MemberState, problems=(410, 503)),
+    Route("GET", _ONE + "/records", poll, "What there is in the member's partitions.", "groups", answer=Polled,
+          problems=(400, 409, 410, 503), parameters=(
+              integer("max_records", "At most so many records.", least=1, most=RECORDS_MAX),
+              integer("max_bytes", "About so many stored bytes.", least=1, most=PAGE_BYTES_MAX),
+              integer("wait_ms", "Wait for so long while there is nothing.", most=WAIT_MS_MAX), *LENS)),
+    Route("POST", _ONE + "/offsets", commit, "Commit what was read.", "groups", body=Commit, status=204,
+          problems=(400, 404, 409, 410, 422, 503, 504)),
+    Route("DELETE", _ONE, leave, "Leave the group: others take over at once.", "groups", status=204,
+          problems=(409, 410, 503)),
+)  # fmt: skip

@@ -1,0 +1,79 @@
+"""Members of groups over HTTP."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tests.service.web.kit import PATIENCE_S, Http
+
+
+def joined(http: Http, group: str, *topics: str, **more: Any) -> str:
+    answer = http.post(f"/v1/groups/{group}/members", {"topics": list(topics), **more})
+    assert answer.status == 201, answer
+    location: str = answer.headers["Location"]
+    return location
+
+
+def until(http: Http, member: str, partitions: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while len(http.get(f"{member}/records?wait_ms=50&max_records=1").json["assignment"]) != partitions:
+        assert time.monotonic() < deadline, "the group does not come to rest"
+
+
+def read(http: Http, member: str, count: int) -> tuple[list[int], str]:
+    found: list[int] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        answer = http.get(f"{member}/records?wait_ms=500")
+        assert answer.status == 200, answer
+        found += [each["value"] for each in answer.json["records"]]
+        if len(found) >= count:
+            return sorted(found), answer.json["commit_token"]
+        assert time.monotonic() < deadline, found
+
+
+def test_a_member_reads_commits_and_another_goes_on_behind_it(http: Http, topic: str) -> None:
+    assert http.post("/v1/topics", {"name": topic, "partitions": 3}).status == 201
+    records = [{"partition": number % 3, "value": number} for number in range(30)]
+    assert http.post(f"/v1/topics/{topic}/records", {"records": records}).status == 200
+    first = joined(http, topic, topic)
+    found, token = read(http, first, 30)
+    assert found == list(range(30))
+    assert http.post(f"{first}/offsets", {"commit_token": token}).status == 204
+    assert http.get(f"/v1/groups/{topic}/lag").json["total"] == 0
+    assert http.get(f"/v1/groups/{topic}").json["state"] == "Stable"
+    assert http.delete(first).status == 204
+    gone = http.get(f"{first}/records")
+    assert (gone.status, gone.json["type"]) == (410, "/problems/member-expired")
+    assert http.post(f"/v1/topics/{topic}/records", {"records": [{"partition": 1, "value": 30}]}).status == 200
+    second = joined(http, topic, topic)
+    assert read(http, second, 1)[0] == [30]
+    assert http.delete(second).status == 204
+
+
+def test_two_members_share_a_topic_and_a_commit_of_the_former_generation_is_refused(http: Http, topic: str) -> None:
+    assert http.post("/v1/topics", {"name": topic, "partitions": 2}).status == 201
+    first = joined(http, topic, topic)
+    until(http, first, 2)
+    stale = http.get(f"{first}/records").json["commit_token"]
+    second = joined(http, topic, topic)
+    until(http, first, 1)
+    until(http, second, 1)
+    refused = http.post(f"{first}/offsets", {"commit_token": stale})
+    assert (refused.status, refused.json["type"]) == (409, "/problems/stale-member"), refused
+    records = [{"partition": number, "value": number} for number in range(2)]
+    assert http.post(f"/v1/topics/{topic}/records", {"records": records}).status == 200
+    assert read(http, first, 1)[0] + read(http, second, 1)[0] in ([0, 1], [1, 0])
+    for member in (first, second):
+        assert http.delete(member).status == 204
+
+
+def test_a_member_whose_client_is_silent_leaves(http: Http, topic: str) -> None:
+    assert http.post("/v1/topics", {"name": topic}).status == 201
+    member = joined(http, topic, topic, session_timeout_ms=1000)
+    deadline = time.monotonic() + PATIENCE_S
+    while http.get(f"/v1/groups/{topic}").json.get("members"):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert http.get(member).status == 410
