@@ -233,6 +233,7 @@ class Client:
         self._addresses: dict[int, Address] = {}
         self._topics: dict[str, Topic] = {}
         self._coordinators: dict[tuple[int, str], int] = {}
+        self._told: dict[Address, None] = {}  # those of whom it was logged that they don't answer
 
     def __enter__(self) -> Client:
         return self
@@ -360,9 +361,13 @@ class Client:
             if not connection.closed:
                 return connection
         failures = []
+        tell_at = time.monotonic() + TELL_SECONDS
         for address in dict.fromkeys((*self._addresses.values(), *self.settings.bootstrap)):
             try:
                 return self._connection(address)
             except ConnectionLost as error:
                 failures.append(str(error))
+                if time.monotonic() >= tell_at and address not in self._told:
+                    self._told[address] = None  # not again in each round
+                    logger.warning("%s", error)
         raise ConnectionLost("no broker answers: " + "; ".join(failures))

@@ -203,6 +203,12 @@ class Subscription:
     topics: frozenset[str] = frozenset()
     pattern: str = ""
 
+    def names(self, partition: TopicPartition) -> bool:
+        """Whether the partition is meant, be it there or not."""
+        if self.pattern:
+            return re.fullmatch(self.pattern, partition[0]) is not None
+        return partition in self.partitions if self.partitions else partition[0] in self.topics
+
 
 @dataclass(frozen=True)
 class SourceOptions:

@@ -258,6 +258,11 @@ class OncelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """A topic that is not told of, or is another one, may be so to a broker that has just started: it is waited
         for, and its position kept."""
         self._given_up -= latest.keys()
+        left_out = {part for part in before.keys() - latest.keys() if not self._options.subscription.names(part)}
+        for part in sorted(left_out - self._given_up):
+            what = f"{_name(part)} was read up to offset {before[part]}, and is not subscribed to any more"
+            report_loss(self._options, what)
+        self._given_up |= left_out
         gone = sorted(before.keys() - latest.keys() - others - self._given_up)
         if gone:
             self._looked_at = float("-inf")

@@ -220,6 +220,27 @@ def test_what_takes_long_is_told_long_before_it_is_given_up(
     assert "trying again for up to 11" in message
 
 
+def test_a_first_broker_that_says_nothing_is_told_of_before_the_others_are_tried(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 0.0
+
+    def black_hole(address: tuple[str, int], settings: ClientSettings) -> socket.socket:
+        nonlocal now
+        now += settings.connect_timeout_seconds
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr("spark_sink.client.open_socket", black_hole)
+    told_at = []
+    monkeypatch.setattr(caplog.handler, "emit", lambda record: told_at.append((now, record.getMessage())))
+    servers = (("10.0.0.1", 9092), ("10.0.0.2", 9092), ("10.0.0.3", 9092))
+    with Client(ClientSettings(servers)) as client, pytest.raises(ConnectionLost):
+        client.retrying(lambda: client.topics(None), patience_seconds=60)
+    assert told_at[0] == (4.0, "cannot connect to 10.0.0.1:9092: timed out")
+    assert len(told_at) == 4, "each once, and that it is tried again"
+
+
 def test_another_protocol_is_named() -> None:
     talker = SilentBroker(b"HTTP/1.1 400 Bad Request\r\n")
     settings = ClientSettings((("127.0.0.1", talker.port),))

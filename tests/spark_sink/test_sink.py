@@ -14,9 +14,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sink.branch import last_decided
+from spark_sink.branch import decide, last_decided
 from spark_sink.client import Client
 from tests.clients.topics import Topics
+from tests.peers.process import ROOT
 from tests.spark_sink.reading import committed, open_branches, values
 
 PARTITIONS = 3
@@ -163,6 +164,23 @@ def test_a_write_of_the_same_version_is_made_once_for_each_topic(
     write(numbers(spark, 60, 70), topic=topic, txnAppId=name, txnVersion="8")
     assert values(bootstrap, topic) == texts(range(50), range(60, 70))
     assert values(bootstrap, other) == texts(range(5))
+
+
+def test_a_version_that_an_earlier_package_may_have_written_is_refused_as_documented(
+    spark: SparkSession, write: Write, bootstrap: str, client: Client, topics: Topics, name: str
+) -> None:
+    """With what docs/spark.md says, and its two ways on."""
+    told = "may have been written by an earlier version of this package"
+    assert told in (ROOT / "docs" / "spark.md").read_text()
+    topic, app = topics.create(), f"{name}/nightly"
+    decide(client, app, 5, [])  # as that one did, for rows with a topic each
+    rows = numbers(spark, 0, 3).selectExpr(f"'{topic}' topic", "value")
+    with pytest.raises(PySparkException, match=f"version 5 of '{app}' {told}"):
+        write(rows, txnAppId=app, txnVersion="5")
+    assert values(bootstrap, topic) == []
+    write(rows, txnAppId=app, txnVersion="6")
+    write(rows, txnAppId=f"{name}-nightly", txnVersion="5")
+    assert values(bootstrap, topic) == sorted(2 * texts(range(3)))
 
 
 def test_a_large_row_goes_where_the_topic_takes_it(

@@ -436,10 +436,11 @@ class Remade:
         self.begin = self.query().stream().initialOffset()
         self.end = self.query().stream().latestOffset(self.begin)
 
-    def query(self, *, lax: bool = False, patience_ms: int = 300) -> Source:
+    def query(self, *, lax: bool = False, patience_ms: int = 300, subscribe: str | None = None) -> Source:
         given = {"kafkaConsumer__pollTimeoutMs": str(patience_ms), "kafka__fetch__max__wait__ms": "50"}
         strict = str(not lax).lower()
-        return Source(self._bootstrap, subscribe=self.topic, startingOffsets="earliest", failOnDataLoss=strict, **given)
+        topic = subscribe or self.topic
+        return Source(self._bootstrap, subscribe=topic, startingOffsets="earliest", failOnDataLoss=strict, **given)
 
     def delete(self) -> None:
         self._admin.delete_topics([self.topic])[self.topic].result(20)
@@ -509,6 +510,19 @@ def test_a_topic_that_stays_away_is_an_error_or_its_position_waits_for_it(
     assert len([record for record in caplog.records if "is gone" in record.getMessage()]) == 1
     monkeypatch.setattr(source, "assigned", assigned)
     assert reader.latestOffset(remade.end) is remade.end
+
+
+def test_a_topic_that_is_not_subscribed_to_any_more_is_an_error_or_is_passed_over_at_once(
+    remade: Remade, topics: Topics, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = topics.create()
+    with pytest.raises(DataLost, match=f"{remade.topic}-0 was read up to offset 10, and is not subscribed to any more"):
+        remade.query(subscribe=other, patience_ms=600_000).stream().latestOffset(remade.end)
+    reader = remade.query(subscribe=other, lax=True, patience_ms=600_000).stream()
+    end = reader.latestOffset(remade.end)
+    assert (end[remade.topic], end[other]) == ({"0": 10}, {"0": 0})
+    assert reader.latestOffset(end) is end
+    assert len([record for record in caplog.records if "not subscribed" in record.getMessage()]) == 1
 
 
 @pytest.mark.parametrize("records", [15, 10, 3], ids=["longer", "as long", "shorter"])

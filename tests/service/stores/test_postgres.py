@@ -5,8 +5,7 @@ hints that are lost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -16,9 +15,10 @@ from log.disk import RealDisk
 from service.ports import RealEnv
 from service.stores import ledger
 from service.stores.ledger import LedgerStore
-from service.stores.port import Change, Create, Put, Result, Session, Snapshot, StoreError
+from service.stores.port import Change, Create, Put, Result, Snapshot, StoreError
 from service.stores.postgres import PostgresSession
 from tests.peers.postgres import PostgresServer, missing
+from tests.service.stores.ledgers import Connect, play, until_ok
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 PATIENCE_S = 60.0
@@ -32,33 +32,8 @@ def server(tmp_path: Path) -> Iterator[PostgresServer]:
     server.stop()
 
 
-@asynccontextmanager
-async def store_at(url: str) -> AsyncIterator[LedgerStore]:
-    env = RealEnv(RealDisk("."))
-    store = LedgerStore(lambda timeout_s: PostgresSession.connect(url, timeout_s, env), env)
-    try:
-        yield store
-    finally:
-        await store.close()
-        await env.tasks.cancel_all()
-
-
-def run(url: str, promise: Callable[[LedgerStore], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with store_at(url) as store:
-            await asyncio.wait_for(promise(store), PATIENCE_S)
-
-    asyncio.run(main())
-
-
-async def until_ok(session: Session, key: str) -> None:
-    """Create `key` again and again until that is done, however often the answer is lost."""
-    while True:
-        result, _ = await session.commit(Create(key, b""))
-        if result in (Result.OK, Result.CONFLICT):
-            return
-        assert result is Result.UNKNOWN, result
-        await asyncio.sleep(0.1)
+def at(url: str) -> Connect:
+    return lambda timeout_s, env: PostgresSession.connect(url, timeout_s, env)
 
 
 def test_a_session_outlives_a_crash_of_the_database(server: PostgresServer) -> None:
@@ -80,7 +55,7 @@ def test_a_session_outlives_a_crash_of_the_database(server: PostgresServer) -> N
         assert "mine" in await other.read("")
         assert one.lease_left() > 0
 
-    run(server.url, promise)
+    play(at(server.url), promise)
 
 
 def test_what_a_silent_session_left_goes_when_its_time_is_up(server: PostgresServer) -> None:
@@ -101,7 +76,7 @@ def test_what_a_silent_session_left_goes_when_its_time_is_up(server: PostgresSer
         await fallen_silent.close()
         await env.tasks.cancel_all()
 
-    run(server.url, promise)
+    play(at(server.url), promise)
 
 
 def test_a_newcomer_begins_with_the_base_and_old_records_go(
@@ -127,7 +102,7 @@ def test_a_newcomer_begins_with_the_base_and_old_records_go(
                 await asyncio.sleep(0.1)
         raise AssertionError(row)
 
-    run(server.url, promise)
+    play(at(server.url), promise)
 
 
 def test_a_database_that_is_not_there_is_told_in_one_line() -> None:
@@ -135,4 +110,4 @@ def test_a_database_that_is_not_there_is_told_in_one_line() -> None:
         with pytest.raises(StoreError, match=r"postgresql://me:\*\*\*@127\.0\.0\.1:1/nothing can't be used"):
             await store.session(1)
 
-    run("postgresql://me:secret@127.0.0.1:1/nothing", promise)
+    play(at("postgresql://me:secret@127.0.0.1:1/nothing"), promise)

@@ -6,22 +6,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
-from log.disk import RealDisk
-from service.ports import RealEnv
 from service.stores import ledger
 from service.stores.ledger import LedgerStore
-from service.stores.port import Change, Create, Put, Result, Session, Snapshot, StoreError
+from service.stores.port import Change, Create, Put, Result, Snapshot, StoreError
 from service.stores.zookeeper import PART_BYTES, ZooKeeper
 from tests.peers.process import free_port
 from tests.peers.zookeeper import ZooKeeperServer, missing
+from tests.service.stores.ledgers import play, store_over, until_ok
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 PATIENCE_S = 30.0
@@ -33,33 +31,6 @@ def server(tmp_path: Path) -> Iterator[ZooKeeperServer]:
     server.start()
     yield server
     server.stop()
-
-
-@asynccontextmanager
-async def store_at(place: ZooKeeper) -> AsyncIterator[LedgerStore]:
-    env = RealEnv(RealDisk("."))
-    store = LedgerStore(lambda timeout_s: place.session(timeout_s, env), env)
-    yield store
-    await store.close()
-    await env.tasks.cancel_all()
-
-
-def run(place: ZooKeeper, promise: Callable[[LedgerStore], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with store_at(place) as store:
-            await asyncio.wait_for(promise(store), 2 * PATIENCE_S)
-
-    asyncio.run(main())
-
-
-async def until_ok(session: Session, key: str) -> None:
-    """Create `key` again and again until that is done, however often the answer is lost."""
-    while True:
-        result, _ = await session.commit(Create(key, b""))
-        if result is Result.OK or (result is Result.CONFLICT and key in await session.read(key)):
-            return
-        assert result is Result.UNKNOWN, result
-        await asyncio.sleep(0.1)
 
 
 def test_a_commit_larger_than_a_request_may_be_is_there_wholly(server: ZooKeeperServer) -> None:
@@ -74,7 +45,7 @@ def test_a_commit_larger_than_a_request_may_be_is_there_wholly(server: ZooKeeper
         assert {key: entry and entry.value for key, entry in change.entries} == values
         assert {key: entry.value for key, entry in (await other.read("large/")).items()} == values
 
-    run(ZooKeeper(server.address), promise)
+    play(ZooKeeper(server.address).session, promise)
 
 
 def test_a_newcomer_begins_with_the_base_and_old_records_go(
@@ -106,7 +77,7 @@ def test_a_newcomer_begins_with_the_base_and_old_records_go(
         zookeeper.stop()
         zookeeper.close()
 
-    run(ZooKeeper(server.address), promise)
+    play(ZooKeeper(server.address).session, promise)
 
 
 def test_a_session_outlives_a_server_that_is_killed_and_comes_back_in_time(server: ZooKeeperServer) -> None:
@@ -130,7 +101,7 @@ def test_a_session_outlives_a_server_that_is_killed_and_comes_back_in_time(serve
         assert "mine" in await other.read("")
         assert one.lease_left() > 0
 
-    run(ZooKeeper(server.address), promise)
+    play(ZooKeeper(server.address).session, promise)
 
 
 def test_a_lease_is_over_before_the_session_is(server: ZooKeeperServer) -> None:
@@ -148,13 +119,13 @@ def test_a_lease_is_over_before_the_session_is(server: ZooKeeperServer) -> None:
         result, _ = await one.commit(Create("late", b""))
         assert result in (Result.EXPIRED, Result.OK, Result.UNKNOWN)
 
-    run(ZooKeeper(server.address), promise)
+    play(ZooKeeper(server.address).session, promise)
 
 
 def test_what_a_session_left_goes_when_its_process_is_gone(server: ZooKeeperServer) -> None:
     async def promise(store: LedgerStore) -> None:
         other = await store.session(20)
-        async with store_at(ZooKeeper(server.address)) as third:
+        async with store_over(ZooKeeper(server.address).session) as third:
             one = await third.session(2)
             await one.commit(Create("mine", b"", ephemeral=True))
             events = aiter(other.watch())
@@ -165,7 +136,7 @@ def test_what_a_session_left_goes_when_its_process_is_gone(server: ZooKeeperServ
         assert isinstance(change, Change)
         assert change.entries == (("mine", None),)
 
-    run(ZooKeeper(server.address), promise)
+    play(ZooKeeper(server.address).session, promise)
 
 
 def test_an_ensemble_goes_on_without_one_member_and_waits_without_two(tmp_path: Path) -> None:
@@ -190,7 +161,7 @@ def test_an_ensemble_goes_on_without_one_member_and_waits_without_two(tmp_path: 
             await until_ok(again, "fourth")
             assert {"first", "second", "fourth"} <= set(await again.read(""))
 
-        run(ZooKeeper(",".join(server.address for server in servers)), promise)
+        play(ZooKeeper(",".join(server.address for server in servers)).session, promise)
     finally:
         for server in servers:
             server.stop()
@@ -208,7 +179,7 @@ def test_with_a_user_the_metadata_is_closed_to_strangers(server: ZooKeeperServer
         stranger.stop()
         stranger.close()
 
-    run(ZooKeeper(server.address + "/oncelog", user="oncelog", password="clue"), promise)
+    play(ZooKeeper(server.address + "/oncelog", user="oncelog", password="clue").session, promise)
 
 
 def test_an_ensemble_that_is_not_there_is_told_in_one_line() -> None:
@@ -216,4 +187,4 @@ def test_an_ensemble_that_is_not_there_is_told_in_one_line() -> None:
         with pytest.raises(StoreError, match=r"no ZooKeeper answered at 127\.0\.0\.1:1 within 1 s"):
             await store.session(1)
 
-    run(ZooKeeper("127.0.0.1:1"), promise)
+    play(ZooKeeper("127.0.0.1:1").session, promise)
