@@ -20,7 +20,20 @@ from service.broker.node import Broker
 from service.broker.tally import HttpTally
 from service.client.failures import ClientFailure
 from service.settings.broker import Endpoint
-from service.web import consuming, groups, health, members, metrics, openapi, producing, topics, transactions
+from service.web import (
+    cluster,
+    compatible,
+    consuming,
+    events,
+    groups,
+    health,
+    members,
+    metrics,
+    openapi,
+    producing,
+    topics,
+    transactions,
+)
 from service.web.gateway import Gateway
 from service.web.idempotency import REPLAYED, Keys
 from service.web.members import Members
@@ -42,6 +55,9 @@ TABLES: tuple[Sequence[Route], ...] = (
     members.ROUTES,
     pages.ROUTES,
     transactions.ROUTES,
+    cluster.ROUTES,
+    compatible.ROUTES,
+    events.ROUTES,
     openapi.ROUTES,
 )
 """Every operation there is: a resource adds its table here."""
@@ -84,7 +100,7 @@ class WebServer:
         for table in TABLES:
             for route in table:
                 app.router.add_route(route.method, route.path, self._bound(route))
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S, logger=_one_line_each())
 
     def _bound(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         gateway, handle, waits = self.gateway, route.handle, route.tag != "health"
@@ -152,6 +168,22 @@ class WebServer:
         response.body = pack(body) if len(body) < PACKED_AT_ONCE_BYTES else await blocking(pack, body)
         response.headers["Content-Encoding"] = codec
         response.headers.add("Vary", "Accept-Encoding")
+
+
+def _one_line_each() -> logging.Logger:
+    """What aiohttp says of requests that are no HTTP: anybody can send them, and must not fill the log with traces."""
+
+    def shorten(record: logging.LogRecord) -> bool:
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            reason = str(record.exc_info[1]).split("\n")
+            record.msg, record.args = f"{record.getMessage()}: {' '.join(reason)[:200]}", ()
+            record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
+        return True
+
+    quiet = logging.getLogger("oncelog.http.connection")
+    if not quiet.filters:
+        quiet.addFilter(shorten)
+    return quiet
 
 
 def _counted(tally: HttpTally) -> Middleware:

@@ -314,7 +314,7 @@ async def stream(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     lens = lens_of(request)
     most = query_int(request, "max_records", ALL_THE_TIME, least=1)
     until_end = query_choice(request, "until", "forever", "end") == "end"
-    is_sse = SSE in request.headers.get("Accept", "") or NDJSON not in request.headers.get("Accept", NDJSON)
+    is_sse = NDJSON not in request.headers.get("Accept", "")
     chosen = _chosen(request)
     indexes = [index for index in topic.partitions if chosen is None or index in chosen]
     if chosen is not None and len(indexes) < len(chosen):

@@ -450,7 +450,7 @@ async def _write_lines(
 _ABOUT = "Written together or not at all: as one batch, or in a transaction of the broker's."
 _STREAM = " NDJSON: a record a line, reported line by line while the body is still coming."
 _PROBLEMS = (400, 404, 409, 413, 415, 422, 503, 504)
-_KEY = header(
+KEY_HEADER = header(
     "Idempotency-Key",
     "Makes the request safe to repeat: the same key again is given the first answer, for 24 hours"
     " (`http.idempotency.retention.ms`), also after a restart.",
@@ -467,7 +467,7 @@ ROUTES = (
         body_media=(NDJSON, OCTETS),
         answer=BatchOut,
         problems=_PROBLEMS,
-        parameters=(_KEY, *_OCTETS),
+        parameters=(KEY_HEADER, *_OCTETS),
     ),
     Route(
         *("POST", "/v1/records", write_batch, f"Write records to any topics. {_ABOUT}{_STREAM}", "records"),
@@ -475,6 +475,6 @@ ROUTES = (
         body_media=(NDJSON,),
         answer=BatchOut,
         problems=_PROBLEMS,
-        parameters=(_KEY,),
+        parameters=(KEY_HEADER,),
     ),
 )

@@ -90,14 +90,14 @@ def new_record(given: RecordIn, now_ms: int) -> NewRecord:
     elif given.value_string is not None:
         if given.value_base64 is not None:
             raise Problem("invalid-record", "a record has one value: value, value_string or value_base64")
-        content = _encoded(given.value_string)
+        content = encoded(given.value_string)
     else:
         content = None if given.value_base64 is None else from_base64(given.value_base64, "value_base64")
     key: bytes | None = None
     if given.key is not None:
         if given.key_base64 is not None:
             raise Problem("invalid-record", "a record has one key: key or key_base64")
-        key = _encoded(given.key)
+        key = encoded(given.key)
     elif given.key_base64 is not None:
         key = from_base64(given.key_base64, "key_base64")
     headers = tuple(_headers(given.headers)) if given.headers else ()
@@ -105,7 +105,7 @@ def new_record(given: RecordIn, now_ms: int) -> NewRecord:
     return key, content, headers, timestamp
 
 
-def _encoded(text: str) -> bytes:
+def encoded(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -115,13 +115,13 @@ def _encoded(text: str) -> bytes:
 def _headers(given: Sequence[HeaderIn] | dict[str, str | None]) -> Iterable[tuple[str, bytes | None]]:
     if isinstance(given, dict):
         for name, value in given.items():
-            yield name, None if value is None else _encoded(value)
+            yield name, None if value is None else encoded(value)
         return
     for header in given:
         if header.value_base64 is not None:
             yield header.name, from_base64(header.value_base64, f"header {header.name}")
         else:
-            yield header.name, None if header.value is None else _encoded(header.value)
+            yield header.name, None if header.value is None else encoded(header.value)
 
 
 def milliseconds(timestamp: int | str) -> int:

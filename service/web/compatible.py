@@ -1,0 +1,310 @@
+"""Calls that programs written for Confluent's REST Proxy make: producing, in its version 3 (a record, a stream of
+records, a batch) and version 2 (JSON, binary, text). They answer as theirs do, errors included, and write as the rest
+of HTTP does.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from log.batch import NewRecord, build_batch
+from log.ids import TopicPartition
+from service.web.gateway import Gateway
+from service.web.problems import PROBLEMS, Problem
+from service.web.producing import Placed, cut, topic_to_write
+from service.web.records import Partitioner, encoded, from_base64, milliseconds
+from service.web.routing import JSON, STREAMING, Route
+from service.web.sending import Outgoing, send
+
+V2_FORMS = {"json": "json", "binary": "binary", "text": "text"}
+BATCH_MAX = 10_000
+RECORD_BYTES_MAX = 4 << 20
+"""Of a record in a stream: what is not whole yet is looked through again with each piece that comes."""
+
+
+# -- records as they write them
+
+
+def _bytes_of(form: str, data: Any) -> bytes | None:
+    if data is None:
+        return None
+    if form in ("BINARY", "binary"):
+        if not isinstance(data, str):
+            raise Problem("invalid-record", "binary data is base64")
+        return from_base64(data, "data")
+    if form in ("STRING", "text"):
+        if not isinstance(data, str):
+            raise Problem("invalid-record", "text is a string")
+        return encoded(data)
+    if form in ("JSON", "json"):
+        return encoded(json.dumps(data, ensure_ascii=False, separators=(",", ":")))
+    raise Problem(
+        "invalid-record", f"data of type {form[:40]!r} needs a schema registry: BINARY, JSON and STRING don't"
+    )
+
+
+def _v3_part(given: Any, what: str) -> tuple[bytes | None, str]:
+    if given is None:
+        return None, ""
+    if not isinstance(given, dict) or not isinstance(given.get("type", "BINARY"), str):
+        raise Problem("invalid-record", f"a {what} is an object with type and data")
+    form = given.get("type", "BINARY")
+    return _bytes_of(form, given.get("data")), form
+
+
+def _v3_record(given: Any, now_ms: int) -> tuple[NewRecord, int | None, dict[str, Any]]:
+    """The record, its partition, and what the answer says of its parts."""
+    if not isinstance(given, dict):
+        raise Problem("malformed", "a record is an object")
+    key, key_form = _v3_part(given.get("key"), "key")
+    value, value_form = _v3_part(given.get("value"), "value")
+    headers = []
+    for header in given.get("headers") or []:
+        if not isinstance(header, dict) or not isinstance(header.get("name"), str):
+            raise Problem("invalid-record", "a header has a name, and a value in base64")
+        content = header.get("value")
+        headers.append((header["name"], None if content is None else _bytes_of("BINARY", content)))
+    timestamp = given.get("timestamp")
+    if timestamp is not None and not isinstance(timestamp, str | int):
+        raise Problem("invalid-record", "a timestamp is a time as RFC 3339 writes it")
+    moment = now_ms if timestamp is None else milliseconds(timestamp)
+    partition = given.get("partition_id")
+    if partition is not None and (not isinstance(partition, int) or isinstance(partition, bool)):
+        raise Problem("invalid-record", "partition_id is a number")
+    told: dict[str, Any] = {}
+    for name, content, form in (("key", key, key_form), ("value", value, value_form)):
+        if form:
+            told[name] = {"type": form, "size": len(content or b"")}
+    return (key, value, tuple(headers), moment), partition, told
+
+
+class _Text:
+    """JSON values one after the other, with or without anything between, as they come."""
+
+    def __init__(self) -> None:
+        self._decoder = json.JSONDecoder(parse_constant=_no_constant)
+        self._text = ""
+
+    def feed(self, text: str) -> None:
+        self._text += text
+
+    def values(self, *, at_end: bool) -> Iterator[Any]:
+        while True:
+            self._text = self._text.lstrip(" \t\r\n,")
+            if not self._text:
+                return
+            try:
+                value, end = self._decoder.raw_decode(self._text)
+            except json.JSONDecodeError as error:
+                if at_end:
+                    raise Problem("malformed", f"the body is not JSON: {error}") from None
+                return
+            except (ValueError, RecursionError) as error:
+                raise Problem("malformed", f"the body holds what can't be read: {error}") from None
+            self._text = self._text[end:]
+            yield value
+
+    @property
+    def waiting(self) -> int:
+        return len(self._text)
+
+
+def _no_constant(name: str) -> Any:
+    raise Problem("malformed", f"{name} is no JSON")
+
+
+# -- version 3
+
+
+def _v3_error(problem: Problem) -> dict[str, Any]:
+    status = PROBLEMS[problem.slug].status
+    code = {400: 40002, 404: 40403}.get(status, status)
+    return {"error_code": code, "message": problem.detail or PROBLEMS[problem.slug].title}
+
+
+async def _write(
+    gateway: Gateway, topic_name: str, record: NewRecord, partition: int | None, told: dict[str, Any]
+) -> dict[str, Any]:
+    topic = await topic_to_write(gateway, topic_name)
+    place = Partitioner(gateway.next_turn()).place(topic, partition, record[0])
+    batch = Outgoing(place, build_batch([record]), 1)
+    await send(gateway, [batch])
+    if batch.error:
+        raise batch.problem()
+    moment_ms = batch.append_time_ms if batch.append_time_ms >= 0 else record[3]
+    return {
+        "error_code": 200,
+        "cluster_id": gateway.broker.cluster_id,
+        "topic_name": topic_name,
+        "partition_id": place.partition,
+        "offset": batch.base_offset,
+        "timestamp": _time(moment_ms),
+        **told,
+    }
+
+
+def _time(moment_ms: int) -> str | None:
+    """As RFC 3339 writes it; None beyond the year 9999."""
+    try:
+        return datetime.fromtimestamp(moment_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError):
+        return None
+
+
+async def _values(request: web.Request, most_bytes: int) -> AsyncIterator[Any]:
+    text = _Text()
+    utf8 = codecs.getincrementaldecoder("utf-8")()
+    try:
+        async for chunk in request.content.iter_any():
+            text.feed(utf8.decode(chunk))
+            for value in text.values(at_end=False):
+                yield value
+            if text.waiting > most_bytes:
+                raise Problem("record-too-large", f"a record is longer than {most_bytes} bytes")
+        text.feed(utf8.decode(b"", final=True))
+    except UnicodeDecodeError:
+        raise Problem("malformed", "the body is not UTF-8") from None
+    for value in text.values(at_end=True):
+        yield value
+
+
+async def v3_records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    """A record for each object in the body; the reports stream back while it is still coming."""
+    _is_here(gateway, request)
+    topic_name = request.match_info["topic"]
+    response: web.StreamResponse | None = None
+    now_ms = gateway.broker.env.clock.wall_ms
+    try:
+        async for value in _values(request, RECORD_BYTES_MAX):
+            try:
+                report = await _write(gateway, topic_name, *_v3_record(value, now_ms()))
+            except Problem as problem:
+                report = _v3_error(problem)
+            if response is None:
+                response = web.StreamResponse(headers={"Content-Type": JSON})
+                await response.prepare(request)
+                request[STREAMING] = True
+            await response.write(msgspec.json.encode(report) + b"\r\n")
+    except Problem as problem:
+        error = _v3_error(problem)
+        if response is None:
+            return web.json_response(error, status=PROBLEMS[problem.slug].status)
+        await response.write(msgspec.json.encode(error) + b"\r\n")
+    if response is None:
+        return web.json_response({"error_code": 400, "message": "the body is empty"}, status=400)
+    await response.write_eof()
+    return response
+
+
+async def v3_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    _is_here(gateway, request)
+    try:
+        entries = _decoded(await request.read()).get("entries")
+        if not isinstance(entries, list) or not 0 < len(entries) <= BATCH_MAX:
+            raise Problem("invalid-request", f"entries are 1 to {BATCH_MAX} records")
+    except Problem as problem:
+        return web.json_response(_v3_error(problem), status=PROBLEMS[problem.slug].status)
+    successes, failures = [], []
+    for entry in entries:
+        name = entry.get("id") if isinstance(entry, dict) else None
+        try:
+            if not isinstance(name, str) or not 0 < len(name) <= 80:
+                raise Problem("invalid-record", "an entry has an id of 1 to 80 characters")
+            now_ms = gateway.broker.env.clock.wall_ms()
+            written = await _write(gateway, request.match_info["topic"], *_v3_record(entry, now_ms))
+            successes.append({"id": name} | written)
+        except Problem as problem:
+            failures.append({"id": name} | _v3_error(problem))
+    return web.json_response({"successes": successes, "failures": failures}, status=207)
+
+
+def _is_here(gateway: Gateway, request: web.Request) -> None:
+    if request.match_info["cluster"] != gateway.broker.cluster_id:
+        raise Problem("not-found", f"this is cluster {gateway.broker.cluster_id}")
+
+
+def _decoded(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise Problem("malformed", f"the body is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise Problem("malformed", "the body is an object")
+    return found
+
+
+# -- version 2
+
+
+def _v2_error(status: int, code: int, message: str, media: str) -> web.Response:
+    body = msgspec.json.encode({"error_code": code, "message": message})
+    return web.Response(body=body, status=status, content_type=media)
+
+
+async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    """`POST /topics/{topic}`, and the same for one partition."""
+    kind, _, rest = request.content_type.removeprefix("application/vnd.kafka").removeprefix(".").partition(".")
+    media = "application/vnd.kafka.v2+json"
+    if request.content_type == JSON or request.content_type == media:
+        kind = "binary"
+    elif kind not in V2_FORMS or rest != "v2+json":
+        return _v2_error(415, 415, "HTTP 415 Unsupported Media Type", media)
+    name = request.match_info["topic"]
+    given_partition = request.match_info.get("partition")
+    now_ms = gateway.broker.env.clock.wall_ms()
+    try:
+        records = _decoded(await request.read()).get("records")
+        if not isinstance(records, list) or not records:
+            raise Problem("invalid-request", "records is missing")
+        topic = await topic_to_write(gateway, name)
+        placed = Placed({}, [])
+        partitioner = Partitioner(gateway.next_turn())
+        for each in records:
+            if not isinstance(each, dict):
+                raise Problem("malformed", "a record is an object")
+            partition = int(given_partition) if given_partition is not None else each.get("partition")
+            if partition is not None and (not isinstance(partition, int) or isinstance(partition, bool)):
+                raise Problem("malformed", "partition is a number")
+            key, value = _bytes_of(kind, each.get("key")), _bytes_of(kind, each.get("value"))
+            placed.add(partitioner.place(topic, partition, key), (key, value, (), now_ms))
+    except Problem as problem:
+        status = PROBLEMS[problem.slug].status
+        code = {404: 40401, 400: 400}.get(status, 422)
+        return _v2_error(status, code, problem.detail or PROBLEMS[problem.slug].title, media)
+    batches = [
+        Outgoing(where, build_batch(run), len(run))
+        for where, all_of in placed.by_partition.items()
+        for run in cut(all_of)
+    ]
+    await send(gateway, batches)
+    found: dict[TopicPartition, list[dict[str, Any]]] = {}
+    for batch in batches:
+        for number in range(batch.records):
+            report: dict[str, Any] = {"partition": batch.partition.partition, "offset": batch.base_offset + number}
+            report |= {"error_code": None, "error": None}
+            if batch.error:
+                wrong = batch.problem()
+                code = 50003 if wrong.kind.retriable else 50002
+                report |= {"offset": None, "error_code": code, "error": wrong.detail}
+            found.setdefault(batch.partition, []).append(report)
+    offsets = [found[where][number] for where, number in placed.order]
+    body = {"offsets": offsets, "key_schema_id": None, "value_schema_id": None}
+    return web.Response(body=msgspec.json.encode(body), content_type=media)
+
+
+_V3 = "/v3/clusters/{cluster}/topics/{topic}/records"
+_V2 = "/topics/{topic}"
+_ABOUT = "As Confluent's REST Proxy."
+ROUTES = (
+    Route("POST", _V3, v3_records, _ABOUT, "compatible", documented=False),
+    Route("POST", _V3 + ":batch", v3_batch, _ABOUT, "compatible", documented=False),
+    Route("POST", _V2, v2_records, _ABOUT, "compatible", documented=False),
+    Route("POST", _V2 + "/partitions/{partition:[0-9]{1,9}}", v2_records, _ABOUT, "compatible", documented=False),
+)

@@ -1,0 +1,75 @@
+"""Calls of Confluent's REST Proxy, and CloudEvents."""
+
+from __future__ import annotations
+
+import json
+
+from tests.service.web.kit import Http, Served, read_all
+
+
+def cluster(http: Http) -> str:
+    found: str = http.get("/v1/cluster").json["cluster_id"]
+    return found
+
+
+def test_records_of_version_3_come_as_a_stream_or_one_by_one(served: Served, http: Http, topic: str) -> None:
+    path = f"/v3/clusters/{cluster(http)}/topics/{topic}/records"
+    one = {
+        "key": {"type": "STRING", "data": "k"},
+        "value": {"type": "JSON", "data": {"x": 1}},
+        "headers": [{"name": "h", "value": "eA=="}],
+        "timestamp": "2026-01-01T00:00:00Z",
+    }
+    answer = http.post(path, one)
+    assert (answer.status, answer.json["error_code"], answer.json["offset"]) == (200, 200, 0), answer
+    assert (answer.json["topic_name"], answer.json["timestamp"]) == (topic, "2026-01-01T00:00:00.000Z")
+    assert answer.json["key"] == {"type": "STRING", "size": 1}
+    values = [{"type": "BINARY", "data": "AAE="}, {"type": "AVRO", "data": 1}, {"type": "STRING", "data": "z"}]
+    stream = "".join(json.dumps({"value": value}) for value in values)
+    raw = http.session.post(http.url + path, data=stream, headers={"Content-Type": "application/json"}, timeout=30)
+    reports = [json.loads(line) for line in raw.text.split("\r\n") if line]
+    assert [each["error_code"] for each in reports] == [200, 422, 200]
+    seen = read_all(served.bootstrap, topic)
+    assert [(each.key, each.value) for each in seen] == [(b"k", b'{"x":1}'), (None, b"\x00\x01"), (None, b"z")]
+    assert seen[0].headers == [("h", b"x")]
+
+
+def test_a_batch_of_version_3_says_which_entries_failed(http: Http, topic: str) -> None:
+    entries = [{"id": "a", "value": {"type": "STRING", "data": "x"}}, {"id": "b", "partition_id": 9}]
+    answer = http.post(f"/v3/clusters/{cluster(http)}/topics/{topic}/records:batch", {"entries": entries})
+    assert answer.status == 207
+    assert [each["id"] for each in answer.json["successes"]] == ["a"]
+    assert [(each["id"], each["error_code"]) for each in answer.json["failures"]] == [("b", 40403)]
+
+
+def test_records_of_version_2_are_json_binary_or_text(served: Served, http: Http, topic: str) -> None:
+    for form, value in (("json", {"x": 1}), ("binary", "AAE="), ("text", "t")):
+        headers = {"Content-Type": f"application/vnd.kafka.{form}.v2+json"}
+        body = json.dumps({"records": [{"value": value}, {"key": value, "value": None, "partition": 0}]})
+        answer = http.post(f"/topics/{topic}", body, headers=headers)
+        assert answer.status == 200, answer
+        assert [each["error_code"] for each in answer.json["offsets"]] == [None, None]
+    assert [each.value for each in read_all(served.bootstrap, topic)][::2] == [b'{"x":1}', b"\x00\x01", b"t"]
+    answer = http.post(f"/topics/{topic}", "{}", headers={"Content-Type": "application/vnd.kafka.avro.v2+json"})
+    assert (answer.status, answer.json["error_code"]) == (415, 415)
+
+
+def test_cloudevents_are_kept_in_the_mode_they_came_in(served: Served, http: Http, topic: str) -> None:
+    path = f"/v1/topics/{topic}/events"
+    attributes = {"id": "1", "source": "/shop", "specversion": "1.0", "type": "sold", "partitionkey": "anna"}
+    headers = {f"Ce-{name}": content for name, content in attributes.items()} | {"Content-Type": "text/plain"}
+    assert http.post(path, b"an apple", headers=headers).status == 200
+    structured = json.dumps({**attributes, "data": {"fruit": "fig"}})
+    answer = http.post(path, structured, headers={"Content-Type": "application/cloudevents+json"})
+    assert answer.status == 200, answer
+    binary, whole = read_all(served.bootstrap, topic)
+    assert (binary.key, binary.value) == (b"anna", b"an apple")
+    assert dict(binary.headers)["ce_type"] == b"sold"
+    assert dict(binary.headers)["content-type"] == b"text/plain"
+    assert (whole.key, json.loads(whole.value or b"")["data"]) == (b"anna", {"fruit": "fig"})
+    assert dict(whole.headers)["content-type"] == b"application/cloudevents+json; charset=UTF-8"
+    batch = json.dumps([{**attributes, "id": str(number)} for number in range(3)])
+    answer = http.post(path, batch, headers={"Content-Type": "application/cloudevents-batch+json"})
+    assert [each["offset"] for each in answer.json["results"]] == [2, 3, 4]
+    assert http.post(path, b"{}", headers={"Content-Type": "application/cloudevents+json"}).status == 400
+    assert http.post(path, b"x", headers={"Ce-Id": "1"}).status == 422

@@ -1,0 +1,150 @@
+"""Clients that mean harm, or are broken: each costs its own connection, and the broker goes on."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from tests.service.web.kit import PATIENCE_S, Http, Served
+
+HEAD = b"POST /v1/topics/hostile/records HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+@contextmanager
+def connected(served: Served) -> Iterator[socket.socket]:
+    place = urlsplit(served.url)
+    with socket.create_connection((place.hostname, place.port), PATIENCE_S) as connection:
+        yield connection
+
+
+def answer_to(served: Served, request: bytes) -> bytes:
+    """Everything that comes until the server closes; the client has said all it will."""
+    with connected(served) as connection:
+        connection.sendall(request)
+        connection.shutdown(socket.SHUT_WR)
+        found = b""
+        while True:
+            try:
+                some = connection.recv(65536)
+            except ConnectionResetError:
+                return found
+            if not some:
+                return found
+            found += some
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n12345",
+        HEAD + b"Content-Length: -1\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        HEAD + b"Content-Length: 100\r\n\r\n{",
+        HEAD + b"X: " + b"y" * 100_000 + b"\r\n\r\n",
+        HEAD + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 10,
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"\x00" * 1000,
+    ],
+)
+def test_what_is_no_http_is_refused_and_writes_nothing(served: Served, http: Http, request_: bytes) -> None:
+    assert http.post("/v1/topics/hostile/records", {"records": [{"value": 1}]}).status == 200
+    before = http.get("/v1/topics/hostile/offsets").json
+    answer = answer_to(served, request_)
+    assert not answer or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")), answer[:200]
+    assert http.get("/v1/topics/hostile/offsets").json == before
+    assert http.get("/livez").status == 200
+
+
+def test_a_small_body_that_unpacks_to_a_large_one_is_refused(served: Served, http: Http) -> None:
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    body = packer.compress(b" " * (256 << 20)) + packer.flush()
+    assert len(body) < 300_000
+    memory = psutil.Process(served.process.pid).memory_info().rss
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    assert http.post("/v1/topics/hostile/records", body, headers=headers).status == 413
+    assert psutil.Process(served.process.pid).memory_info().rss - memory < 128 << 20
+
+
+def test_readers_that_never_read_cost_bounded_memory(served: Served, http: Http, topic: str) -> None:
+    for _ in range(20):
+        assert http.post(f"/v1/topics/{topic}/records", {"records": [{"value": "x" * 100_000}] * 7}).status == 200
+    memory = psutil.Process(served.process.pid).memory_info().rss
+    readers = []
+    try:
+        for _ in range(40):
+            place = urlsplit(served.url)
+            reader = socket.create_connection((place.hostname, place.port), PATIENCE_S)
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.sendall(f"GET /v1/topics/{topic}/stream?from=earliest HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            readers.append(reader)
+        for _ in range(20):
+            assert http.get("/readyz").status == 200
+            time.sleep(0.05)
+        assert psutil.Process(served.process.pid).memory_info().rss - memory < 40 * (6 << 20)
+    finally:
+        for reader in readers:
+            reader.close()
+
+
+def test_a_client_that_vanishes_in_a_stream_leaves_what_it_was_told(served: Served, http: Http, topic: str) -> None:
+    head = f"POST /v1/topics/{topic}/records HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n".encode()
+    with connected(served) as connection:
+        connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
+        line = b'{"value":1}\n'
+        connection.sendall(b"%x\r\n%s\r\n" % (len(line), line))
+        told = b""
+        while b'"offset":0' not in told:
+            told += connection.recv(4096)
+        connection.sendall(b"%x\r\n%s" % (len(line), line[:5]))
+    assert http.get("/livez").status == 200
+    assert [each["value"] for each in http.get(f"/v1/topics/{topic}/partitions/0/records").json["records"]] == [1]
+
+
+def test_names_and_numbers_beyond_their_types_are_problems(http: Http) -> None:
+    for path in (
+        "/v1/topics/hostile/partitions/99999999999999999999/records",
+        "/v1/topics/hostile/partitions/0/records?offset=99999999999999999999999",
+        "/v1/topics/hostile/partitions/0/records?max_records=1e9",
+        "/v1/topics/hostile/partitions/0/records?offset=@x",
+        "/v1/topics/hostile/stream?cursor=0:99999999999999999999999999999999",
+        "/v1/transactions?min_age_ms=9223372036854775808",
+        "/v1/topics/..%2f..%2fetc/records",
+        "/v1/topics/%00/offsets",
+    ):
+        answer = http.get(path)
+        assert answer.status in (400, 404, 405, 416, 422), (path, answer)
+        assert answer.json["outcome"] == "none"
+
+
+def test_many_idle_streams_leave_room_for_others(served: Served, http: Http, topic: str) -> None:
+    assert http.post("/v1/topics", {"name": topic}).status == 201
+    place = urlsplit(served.url)
+    request = f"GET /v1/topics/{topic}/stream HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    streams = []
+    try:
+        for _ in range(300):
+            stream = socket.create_connection((place.hostname, place.port), PATIENCE_S)
+            stream.sendall(request)
+            streams.append(stream)
+        for stream in streams:
+            assert stream.recv(65536).startswith(b"HTTP/1.1 200")
+        assert http.post(f"/v1/topics/{topic}/records", {"records": [{"value": "news"}]}).status == 200
+        for stream in streams:
+            found = b""
+            while b'"value":"news"' not in found:
+                found += stream.recv(65536)
+        assert json.loads(found[found.index(b"data: ") + 6 :].split(b"\n")[0])["offset"] == 0
+    finally:
+        for stream in streams:
+            stream.close()
