@@ -531,6 +531,10 @@ class ConsumerMember(Member):
         self.lose_all()
         self.hangs_on = held
 
+    def look_at_session(self) -> None:
+        if not self.hangs_on:
+            super().look_at_session()
+
     def lose_all(self) -> None:
         super().lose_all()
         self.hangs_on = frozenset()

@@ -258,6 +258,9 @@ class GroupWorld:
         self.deaths += 1
         self.machine = None
         self._life += 1
+        for answered in self._asked.values():
+            if not self.is_lost():  # the connection breaks
+                self.after(self.delay(), lambda answered=answered: answered(None))  # type: ignore[misc]
         self._asked.clear()
         del self.log[self.chance.randint(self.durable, len(self.log)) :]
         self.durable = len(self.log)
