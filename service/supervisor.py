@@ -46,17 +46,27 @@ ON_ONE_MACHINE = {
 class Member:
     """One of the brokers."""
 
-    def __init__(self, number: int, command: Sequence[str]) -> None:
+    def __init__(self, number: int, command: Sequence[str], log: Path | None) -> None:
         self.number = number
         self.facts: dict[str, Any] = {}
+        self._log = log
         self._command = command
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Returns when it answers, or raises `StartError` when it has ended instead."""
-        process = self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, start_new_session=True
-        )
+        log = None if self._log is None else os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            process = self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        finally:
+            if log is not None:
+                os.close(log)
         assert process.stdout is not None
         line = await process.stdout.readline()
         if not line:
@@ -73,8 +83,19 @@ class Member:
 
 
 class Supervisor:
-    def __init__(self, config: BrokerConfig, count: int, arguments: Sequence[str], *, defaults: dict[str, str]) -> None:
-        """`arguments`: what `oncelog serve` was given, and the members are given too."""
+    def __init__(
+        self,
+        config: BrokerConfig,
+        count: int,
+        arguments: Sequence[str],
+        *,
+        defaults: dict[str, str],
+        log: Path | None = None,
+    ) -> None:
+        """`arguments`: what `oncelog serve` was given, and the members are given too. `log`: where they write what they
+        would say to whoever started them.
+        """
+        self._log = log
         self._config = config
         self._count = count
         self._arguments = arguments
@@ -106,7 +127,7 @@ class Supervisor:
                 await env.tasks.cancel_all()
 
     async def _run(self, own: dict[str, str], on_ready: Callable[[list[Member]], None], stop: asyncio.Event) -> None:
-        self.members = [Member(number, self._command(number, own)) for number in range(1, self._count + 1)]
+        self.members = [Member(number, self._command(number, own), self._log) for number in range(1, self._count + 1)]
         try:
             await asyncio.gather(*(member.start() for member in self.members))
         except StartError:

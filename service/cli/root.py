@@ -18,6 +18,8 @@ INTERRUPTED = 130
 # name: (module, what the list of commands says). The same text opens the command's own help.
 COMMANDS = {
     "serve": ("serve", "Run a broker, with everything it needs in one folder."),
+    "demo": ("demo", "Run a whole cluster to try things on, and clean up after it."),
+    "cluster": ("cluster", "Look at the brokers of a cluster, and move what they hold."),
     "topic": ("topic", "List, create, change and delete topics."),
     "produce": ("produce", "Write records to a topic, a line each."),
     "consume": ("consume", "Print the records of topics."),

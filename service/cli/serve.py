@@ -117,13 +117,14 @@ def serve_several(
     *,
     as_json: bool = False,
     defaults: dict[str, str] | None = None,
+    log: Path | None = None,
     describe: Callable[[list[Member]], str] | None = None,
 ) -> int:
     from service.broker.data_folder import StartError
     from service.supervisor import ON_ONE_MACHINE, Supervisor
 
     gc.enable()
-    supervisor = Supervisor(config, count, flags, defaults=ON_ONE_MACHINE if defaults is None else defaults)
+    supervisor = Supervisor(config, count, flags, defaults=ON_ONE_MACHINE if defaults is None else defaults, log=log)
 
     def ready(members: list[Member]) -> None:
         facts = [member.facts for member in members]

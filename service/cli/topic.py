@@ -1,4 +1,4 @@
-"""`oncelog topic`: list, describe, create, alter and delete topics, add partitions, drop old records."""
+"""`oncelog topic`: list, describe, create, alter and delete topics, add partitions, drop old records, move replicas."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from service.cli.config_client import (
 )
 from service.cli.connect import complete_topic, with_cluster
 from service.cli.failures import CliError, Exit
+from service.cli.moving import Move, carry_out, elect, with_factor
 from service.cli.output import Output, confirm, output_option, remark, report_option, show, show_one, yes_option
 from service.cli.timestamps import parse_moment
 from service.client.cluster import EARLIEST, LATEST, RETRY_PAUSE_S, Cluster, Deadline, by_topic
@@ -349,6 +350,63 @@ async def trim_topic(
             rows.append(TrimRow(topic, answer.partition_index, answer.low_watermark))
     rows.sort(key=lambda row: row.partition)
     show(rows, output, columns=("topic", "partition", "start_offset"))
+
+
+@command.command("reassign")
+@click.argument("topic", shell_complete=complete_topic)
+@click.option("--replication-factor", type=click.IntRange(min=1), help="So many replicas of each partition.")
+@click.option("--brokers", metavar="ID,ID", help="These brokers hold every partition; they take turns in leading.")
+@yes_option
+@output_option
+@with_cluster
+async def reassign_topic(
+    cluster: Cluster, topic: str, replication_factor: int | None, brokers: str | None, yes: bool, output: Output
+) -> None:
+    """Change who holds TOPIC, the plan first; returns when it is done.
+
+    Internal topics that were made while there was one broker get their copies so: oncelog topic reassign
+    __consumer_offsets --replication-factor 3.
+    """
+    if (replication_factor is None) == (brokers is None):
+        raise click.UsageError("Say --replication-factor or --brokers.")
+    everybody = await cluster.metadata(None)
+    described = await cluster.topic(topic)
+    if replication_factor is not None:
+        moves = with_factor(described, replication_factor, everybody, await cluster.nodes())
+    else:
+        moves = _taking_turns(described, brokers or "")
+    await carry_out(cluster, moves, output, yes=yes)
+
+
+def _taking_turns(topic: MetadataResponseTopic, brokers: str) -> list[Move]:
+    try:
+        ids = [int(broker) for broker in brokers.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{brokers!r} is no list of broker ids", param_hint="--brokers") from None
+    moves = []
+    for each in topic.partitions:
+        turn = each.partition_index % len(ids)
+        target = ids[turn:] + ids[:turn]
+        if target != list(each.replica_nodes):
+            moves.append(Move(topic.name or "", each.partition_index, list(each.replica_nodes), target))
+    return moves
+
+
+@command.command("elect")
+@click.argument("topic", shell_complete=complete_topic)
+@click.option("--unclean", is_flag=True, help="Where nobody leads, let anybody who lives. What it lacks is lost.")
+@yes_option
+@output_option
+@with_cluster
+async def elect_leaders(cluster: Cluster, topic: str, unclean: bool, yes: bool, output: Output) -> None:
+    """Let the first replicas lead TOPIC again, or with --unclean whoever lives, where nobody in sync does."""
+    (described,) = await cluster.metadata([topic])
+    if described.error_code:
+        raise refused(f"topic {topic}", described.error_code)
+    if unclean:
+        confirm(f"Elect leaders of {topic} that may lack records, which are lost then?", yes=yes)
+    partitions = [TopicPartition(topic, each.partition_index) for each in described.partitions]
+    await elect(cluster, partitions, unclean=unclean, output=output)
 
 
 def choose_partitions(topic: str, partitions: Sequence[TopicPartition], chosen: Sequence[int]) -> list[TopicPartition]:

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from idempotence.producer_ids import ProducerIdBlock, next_block
 from log.ids import TopicId, TopicPartition
-from service.cluster.election import elect
+from service.cluster.election import elect, is_caught_up, settled
 from service.cluster.image import (
     ABSENT,
     BROKER_EPOCH,
@@ -322,6 +322,8 @@ class AlterPartition:
         if lives:
             lives.append(Check(BROKER_EPOCH, image.broker_epoch.version))
         new = state._replace(isr=members, partition_epoch=state.partition_epoch + 1)
+        if (new.adding or new.removing) and is_caught_up(new):
+            new = settled(new, image.brokers)
         return Decision(new, (*lives, changed(self.topic_id, self.index, state, new)))
 
     def _refusal(self, image: Image, state: PartitionState) -> Refusal | None:

@@ -1,4 +1,4 @@
-"""Who controls the cluster, and who leads a partition: the two elections, as pure functions.
+"""Who controls the cluster, who leads a partition, and when a reassignment is over, as pure functions.
 
 The controller is whoever holds the ephemeral key `controller`. Rule R1: every commit of a controller checks the
 version of `controller_epoch`, and a claim raises it, so a controller that was replaced while it slept can change
@@ -52,3 +52,23 @@ def elect(state: PartitionState, alive: Container[int], *, unclean: bool = False
     if unclean and living:
         return state._replace(leader=living[0], isr=living[:1], leader_epoch=state.leader_epoch + 1)
     return state._replace(leader=NO_LEADER, leader_epoch=state.leader_epoch + 1)
+
+
+def target_of(state: PartitionState) -> tuple[int, ...]:
+    """Who holds the partition once its reassignment is over."""
+    return tuple(replica for replica in state.replicas if replica not in state.removing)
+
+
+def is_caught_up(state: PartitionState) -> bool:
+    """Whether a reassignment can end: everybody who came is in sync, and somebody who stays is."""
+    return all(member in state.isr for member in state.adding) and any(
+        member in state.isr for member in target_of(state)
+    )
+
+
+def settled(state: PartitionState, alive: Container[int]) -> PartitionState:
+    """The end of a reassignment: only its target is left, and one of it leads."""
+    target = target_of(state)
+    isr = tuple(member for member in state.isr if member in target)
+    new = state._replace(replicas=target, isr=isr, adding=(), removing=())
+    return new if new.leader in target else elect(new, alive)

@@ -1,7 +1,10 @@
 """`oncelog serve --brokers`: several brokers on one machine, as processes."""
 
+import contextlib
 import os
+import re
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -70,6 +73,59 @@ def test_brokers_end_with_the_process_that_holds_their_store(tmp_path: Path) -> 
         processes = [each["process_id"] for each in serving.facts["brokers"]]
         serving.kill()
         _wait(lambda: all(map(_is_gone, processes)), "they stop")
+
+
+def test_the_demo_keeps_what_was_committed_while_brokers_die_and_are_emptied() -> None:
+    port = _free_ports(3)
+    with Running("demo", "--port", str(port)) as demo:
+        told = _until(demo, "sort -n")
+        bootstrap = f"127.0.0.1:{port}"
+        producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "demo"})
+        producer.init_transactions(PATIENCE_S)
+        producer.begin_transaction()
+        for number in range(1000):
+            producer.produce("numbers", b"%d" % number)
+        producer.commit_transaction(PATIENCE_S)
+        victim = int(re.findall(r"broker 3 .* process (\d+)", told)[0])
+        os.kill(victim, signal.SIGKILL)
+        numbers = [*map(str, range(1000))]
+        assert sorted(_numbers(bootstrap)) == sorted(numbers)
+        _wait(lambda: len(oncelog("cluster", "-o", "tsv", bootstrap=bootstrap).out.splitlines()) == 3, "it is back")
+        reassigned = oncelog("topic", "reassign", "numbers", "--replication-factor", "2", "--yes", bootstrap=bootstrap)
+        assert reassigned.status == 0, reassigned.err
+        drained = oncelog("cluster", "drain", "3", "--yes", bootstrap=bootstrap)
+        assert drained.status == 0, drained.err
+        rows = [line.split("\t") for line in oncelog("cluster", "-o", "tsv", bootstrap=bootstrap).out.splitlines()]
+        assert [row[4] for row in rows if row[0] == "3"] == ["0"], "it holds nothing"
+        assert sorted(_numbers(bootstrap)) == sorted(numbers)
+        demo.send_signal(signal.SIGINT)
+        assert demo.ended().status == 0
+
+
+def _free_ports(count: int) -> int:
+    """The first of so many ports in a row that are free, and so are those of their HTTP servers."""
+    while True:
+        with contextlib.ExitStack() as held:
+            port = held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            try:
+                for place in (*range(port + 1, port + count), *range(port - 1010, port - 1010 + count)):
+                    held.enter_context(socket.create_server(("127.0.0.1", place)))
+            except OSError:
+                continue
+            return int(port)
+
+
+def _until(running: Running, last: str) -> str:
+    told = ""
+    while last not in told:
+        line = running.line().decode()
+        assert line, told
+        told += line
+    return told
+
+
+def _numbers(bootstrap: str) -> list[str]:
+    return oncelog("consume", "numbers", "--exit-at-end", "-f", "%s\\n", bootstrap=bootstrap).out.split()
 
 
 @pytest.mark.parametrize("brokers", ["0", "many", "-1"])

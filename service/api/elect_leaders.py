@@ -1,0 +1,37 @@
+"""ElectLeaders, versions 0 to 2 (1: unclean elections). Any broker takes it."""
+
+from log.ids import TopicPartition
+from service.api.admin_answers import executed
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.cluster.controller import Refusal
+from service.cluster.reassign_commands import PREFERRED, UNCLEAN, ElectLeaders
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    PartitionResult,
+    ReplicaElectionResult,
+)
+
+
+async def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: ElectLeadersRequest
+) -> ElectLeadersResponse:
+    if request.election_type not in (PREFERRED, UNCLEAN):
+        return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
+    only = None
+    if request.topic_partitions is not None:
+        named = (TopicPartition(each.topic, index) for each in request.topic_partitions for index in each.partitions)
+        only = tuple(dict.fromkeys(named))
+    results = await executed(broker, ElectLeaders(request.election_type, only))
+    if isinstance(results, Refusal):
+        return ElectLeadersResponse(error_code=results.error)
+    topics: dict[str, list[PartitionResult]] = {}
+    for result in results:
+        told = PartitionResult(result.partition.partition, result.error, result.message)
+        topics.setdefault(result.partition.topic, []).append(told)
+    return ElectLeadersResponse(
+        replica_election_results=[ReplicaElectionResult(name, each) for name, each in topics.items()]
+    )

@@ -1,0 +1,101 @@
+"""`oncelog cluster`: who is there, what is wrong, moving what brokers hold, leadership back to where it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import click
+
+from service.cli.connect import with_cluster
+from service.cli.failures import CliError, Exit
+from service.cli.moving import carry_out, elect, under_way, without
+from service.cli.output import Output, output_option, remark, show, yes_option
+from service.client.cluster import Cluster
+from service.wire.messages import DescribeClusterRequest
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRow:
+    """A broker and its share of the cluster."""
+
+    broker: int
+    address: str
+    rack: str | None
+    controller: bool
+    leads: int
+    holds: int
+    out_of_sync: int
+    prefers: int
+
+
+COLUMNS = ("broker", "address", "controller", "leads", "holds", "out_of_sync", "prefers")
+
+
+class StatusByDefault(click.Group):
+    """`oncelog cluster -b …` is `oncelog cluster status -b …`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
+            args = ["status", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=StatusByDefault)
+def command() -> None:
+    """Look at the brokers of a cluster, and move what they hold."""
+
+
+@command.command("status")
+@output_option
+@with_cluster
+async def status(cluster: Cluster, output: Output) -> None:
+    """Show who is there, who controls, and what is not in sync, not led or not where it belongs."""
+    told = await cluster.ask(DescribeClusterRequest())
+    partitions = [each for topic in await cluster.metadata(None) for each in topic.partitions]
+    rows = [
+        BrokerRow(
+            broker=broker.broker_id,
+            address=f"{broker.host}:{broker.port}",
+            rack=broker.rack,
+            controller=broker.broker_id == told.controller_id,
+            leads=sum(each.leader_id == broker.broker_id for each in partitions),
+            holds=sum(broker.broker_id in each.replica_nodes for each in partitions),
+            out_of_sync=sum(
+                broker.broker_id in each.replica_nodes and broker.broker_id not in each.isr_nodes for each in partitions
+            ),
+            prefers=sum(bool(each.replica_nodes) and each.replica_nodes[0] == broker.broker_id for each in partitions),
+        )
+        for broker in told.brokers
+    ]
+    show(rows, output, columns=COLUMNS, wide=("rack",))
+    lacking = sum(len(each.isr_nodes) < len(each.replica_nodes) for each in partitions)
+    offline = sum(each.leader_id < 0 for each in partitions)
+    elsewhere = sum(each.leader_id >= 0 and each.leader_id != each.replica_nodes[0] for each in partitions)
+    moving = len(await under_way(cluster))
+    remark(
+        f"{len(partitions)} partitions: {lacking} under-replicated, {offline} offline, {elsewhere} led elsewhere than"
+        f" preferred, {moving} being moved"
+    )
+
+
+@command.command("drain")
+@click.argument("brokers", type=int, nargs=-1, required=True)
+@yes_option
+@output_option
+@with_cluster
+async def drain(cluster: Cluster, brokers: Sequence[int], yes: bool, output: Output) -> None:
+    """Move everything that BROKERS hold to the others, the plan first. They can be stopped for good then."""
+    topics = await cluster.metadata(None)
+    alive = await cluster.nodes()
+    if not [broker for broker in alive if broker not in brokers]:
+        raise CliError("there is no other broker to move partitions to", Exit.USAGE)
+    await carry_out(cluster, without(brokers, topics, alive), output, yes=yes)
+
+
+@command.command("rebalance")
+@output_option
+@with_cluster
+async def rebalance(cluster: Cluster, output: Output) -> None:
+    """Let every partition be led by its first replica again, where that is in sync."""
+    await elect(cluster, None, unclean=False, output=output)

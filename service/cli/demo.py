@@ -1,0 +1,133 @@
+"""`oncelog demo`: a whole cluster as child processes, to try out what happens when brokers die."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from service.cli.failures import CliError, Exit
+
+if TYPE_CHECKING:
+    from service.supervisor import Member
+
+PATIENCE_S = 30.0
+
+
+@click.command()
+@click.option("--brokers", type=click.IntRange(1, 16), default=3, show_default=True, help="So many brokers.")
+@click.option(
+    "--zookeeper", is_flag=True, help="Metadata in a real ZooKeeper (needs Java and pyspark, whose jars have it)."
+)
+@click.option("--port", type=click.IntRange(0, 65000), default=9092, show_default=True, help="The first broker's port.")
+def command(brokers: int, zookeeper: bool, port: int) -> None:
+    """Run a whole cluster to try things on: every record has several copies, and a broker that dies is started again.
+
+    Ctrl-C stops it and removes its data.
+    """
+    from service.cli.serve import _log_to_stderr, serve_several
+    from service.settings.sources import load_config
+
+    with tempfile.TemporaryDirectory(prefix="oncelog-demo-") as folder, contextlib.ExitStack() as stack:
+        settings = {
+            "log.dirs": f"{folder}/data",
+            "listeners": f"PLAINTEXT://127.0.0.1:{port}",
+            "num.partitions": str(2 * brokers),
+        }
+        if zookeeper:
+            settings["zookeeper.connect"] = stack.enter_context(_zookeeper(Path(folder) / "zookeeper"))
+        given = [f"{key}={value}" for key, value in settings.items()]
+        copies = min(brokers, 3)
+        defaults = {
+            "default.replication.factor": str(copies),
+            "min.insync.replicas": str(min(copies, 2)),
+            "transaction.state.log.min.isr": str(min(copies, 2)),
+        }
+        _log_to_stderr()
+        flags = [f"-o{each}" for each in given]
+        config, log = load_config(None, {}, given), Path(folder) / "brokers.log"
+        describe = partial(_describe, log=log)
+        status = serve_several(config, brokers, flags, defaults=defaults, log=log, describe=describe)
+    raise click.exceptions.Exit(status)
+
+
+def _describe(members: list[Member], *, log: Path) -> str:
+    bootstrap = ",".join(member.facts["bootstrap"] for member in members)
+    first = members[0].facts["bootstrap"]
+    victim = members[-1].facts
+    lines = [f"A cluster of {len(members)} brokers is up. Ctrl-C stops it and removes its data.", ""]
+    lines += [
+        f"  broker {each.facts['node_id']}   {each.facts['bootstrap']:<18} process {each.facts['process_id']}"
+        for each in members
+    ]
+    lines += [
+        "",
+        f"What the brokers say goes to {log}.",
+        "",
+        "To try it, in another terminal:",
+        "",
+        "  # records in a transaction, each with copies on several brokers",
+        f"  seq 1000 | kcat -b {bootstrap} -P -t numbers -X transactional.id=demo",
+        "",
+        "  # kill a broker: others lead what it led, and it is started again",
+        f"  kill -9 {victim['process_id']}",
+        f"  oncelog cluster -b {first}",
+        "",
+        "  # nothing is lost, nothing is there twice",
+        f"  kcat -b {bootstrap} -C -t numbers -e -q | sort -n | uniq | wc -l",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def _zookeeper(folder: Path) -> Iterator[str]:
+    """A ZooKeeper server from pyspark's jars, until the context ends; its address."""
+    from importlib.util import find_spec
+
+    spec = find_spec("pyspark")
+    if shutil.which("java") is None or spec is None or spec.origin is None:
+        raise CliError("--zookeeper needs java on the path, and pyspark (pip install pyspark)", Exit.USAGE)
+    folder.mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    lines = (
+        "tickTime=500",
+        "admin.enableServer=false",
+        f"dataDir={folder}",
+        f"clientPort={port}",
+        "clientPortAddress=127.0.0.1",
+    )
+    (folder / "zoo.cfg").write_text("\n".join(lines) + "\n")
+    jars = Path(spec.origin).parent / "jars"
+    server = ["java", "-Xmx128m", "-cp", f"{jars}/*", "org.apache.zookeeper.server.ZooKeeperServerMain"]
+    with (folder / "server.log").open("ab") as log:
+        process = subprocess.Popen([*server, str(folder / "zoo.cfg")], stdout=log, stderr=log, start_new_session=True)
+    try:
+        _wait(port, process)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise CliError("ZooKeeper did not start") from None
+            time.sleep(0.1)
+        else:
+            return

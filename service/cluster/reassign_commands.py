@@ -1,0 +1,137 @@
+"""Deciding about who holds partitions: reassignments, and elections that an operator asks for.
+
+A reassignment goes through the log itself: the new replicas become followers at once, and when all of them are in sync
+the proposal that says so ends it (`AlterPartition`). Until then it can be taken back. Checks and messages are Kafka's.
+Called by the handlers of `service.api`, through `ClusterMetadata.execute`.
+"""
+
+from dataclasses import dataclass
+
+from log.ids import TopicPartition
+from service.cluster.controller import Decision, changed
+from service.cluster.election import elect, is_caught_up, settled, target_of
+from service.cluster.image import NO_LEADER, Image, PartitionState
+from service.stores.port import Op
+from service.wire.error_codes import ErrorCode
+
+PREFERRED, UNCLEAN = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionResult:
+    partition: TopicPartition
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reassign:
+    """Who shall hold partitions, the preferred leader first. None takes back what is under way."""
+
+    wanted: tuple[tuple[TopicPartition, tuple[int, ...] | None], ...]
+    may_change_factor: bool = True
+
+    def decide(self, image: Image, *, retried: bool) -> Decision[list[PartitionResult]]:
+        results: list[PartitionResult] = []
+        ops: list[Op] = []
+        for partition, replicas in self.wanted:
+            topic = image.topics.get(partition.topic)
+            state = topic.partitions.get(partition.partition) if topic is not None else None
+            if topic is None or state is None:
+                message = "The topic does not exist." if topic is None else "The partition does not exist."
+                results.append(PartitionResult(partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
+                continue
+            new = _taken_back(state, image) if replicas is None else self._assigned(state, replicas, image)
+            if isinstance(new, PartitionState):
+                results.append(PartitionResult(partition))
+                if new != state:
+                    ops.append(changed(topic.id, partition.partition, state, new))
+            elif retried and replicas is None:
+                results.append(PartitionResult(partition))
+            else:
+                error, message = new
+                results.append(PartitionResult(partition, error, message))
+        return Decision(results, tuple(ops))
+
+    def _assigned(
+        self, state: PartitionState, replicas: tuple[int, ...], image: Image
+    ) -> PartitionState | tuple[ErrorCode, str]:
+        if not replicas or len(set(replicas)) < len(replicas):
+            return ErrorCode.INVALID_REPLICA_ASSIGNMENT, "The replicas of a partition are several, each named once."
+        for replica in replicas:
+            if replica not in image.brokers and replica not in state.replicas:
+                message = (
+                    f"The manual partition assignment includes broker {replica}, but no such broker is registered."
+                )
+                return ErrorCode.INVALID_REPLICA_ASSIGNMENT, message
+        held = target_of(state)
+        if not self.may_change_factor and len(replicas) != len(held):
+            message = f"The replication factor is changed from {len(held)} to {len(replicas)}, which was not allowed."
+            return ErrorCode.INVALID_REPLICATION_FACTOR, message
+        return reassigned(state, replicas, image)
+
+
+def reassigned(state: PartitionState, target: tuple[int, ...], image: Image) -> PartitionState:
+    """The state in which `target` becomes who holds the partition; at once where nobody has to catch up."""
+    adding = tuple(replica for replica in target if replica not in state.replicas or replica in state.adding)
+    removing = tuple(replica for replica in state.replicas if replica not in target)
+    new = state._replace(replicas=(*target, *removing), adding=adding, removing=removing)
+    return settled(new, image.brokers) if is_caught_up(new) else new
+
+
+def _taken_back(state: PartitionState, image: Image) -> PartitionState | tuple[ErrorCode, str]:
+    if not state.adding and not state.removing:
+        return ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress."
+    former = tuple(replica for replica in state.replicas if replica not in state.adding)
+    kept = tuple(member for member in state.isr if member in former)
+    if not former or not kept:
+        message = "None of the former replicas is in sync."
+        return ErrorCode.INVALID_REPLICA_ASSIGNMENT, message
+    new = state._replace(replicas=former, isr=kept, adding=(), removing=())
+    return new if new.leader in former else elect(new, image.brokers)
+
+
+@dataclass(frozen=True, slots=True)
+class ElectLeaders:
+    """Elections somebody asks for: of the preferred leaders, or (unclean) of whoever lives, where nobody leads. None:
+    all partitions, and then those are left out that need none.
+    """
+
+    kind: int
+    only: tuple[TopicPartition, ...] | None
+
+    def decide(self, image: Image, *, retried: bool) -> Decision[list[PartitionResult]]:
+        results: list[PartitionResult] = []
+        ops: list[Op] = []
+        for partition in self._partitions(image):
+            topic = image.topics.get(partition.topic)
+            state = topic.partitions.get(partition.partition) if topic is not None else None
+            if topic is None or state is None:
+                message = f"No such partition as {partition.topic}-{partition.partition}"
+                results.append(PartitionResult(partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
+                continue
+            new = self._elected(state, image)
+            if isinstance(new, PartitionState):
+                results.append(PartitionResult(partition))
+                ops.append(changed(topic.id, partition.partition, state, new))
+            elif new is not ErrorCode.ELECTION_NOT_NEEDED or self.only is not None:
+                results.append(PartitionResult(partition, ErrorCode.NONE if retried else new))
+        return Decision(results, tuple(ops))
+
+    def _partitions(self, image: Image) -> tuple[TopicPartition, ...]:
+        if self.only is not None:
+            return self.only
+        return tuple(TopicPartition(topic.name, index) for topic in image.topics.values() for index in topic.partitions)
+
+    def _elected(self, state: PartitionState, image: Image) -> PartitionState | ErrorCode:
+        if self.kind == UNCLEAN:
+            if state.leader in image.brokers:
+                return ErrorCode.ELECTION_NOT_NEEDED
+            new = elect(state, image.brokers, unclean=True)
+            return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE if new.leader == NO_LEADER else new
+        first = state.replicas[0]
+        if state.leader == first and first in image.brokers:
+            return ErrorCode.ELECTION_NOT_NEEDED
+        if first not in state.isr or first not in image.brokers:
+            return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+        return state._replace(leader=first, leader_epoch=state.leader_epoch + 1)

@@ -1,0 +1,112 @@
+"""Deciding about who holds partitions: reassignments go through the in-sync set, elections where they are needed."""
+
+import pytest
+
+from log.ids import TopicPartition
+from service.cluster.controller import AlterPartition, Refusal, RemoveDead
+from service.cluster.image import PartitionState
+from service.cluster.reassign_commands import PREFERRED, UNCLEAN, ElectLeaders, Reassign
+from service.wire.error_codes import ErrorCode
+from tests.service.cluster.worlds import World, topic_id
+
+ORDERS = TopicPartition("orders", 0)
+
+
+def world_of(replicas: int = 2, brokers: int = 4) -> tuple[World, dict[int, int]]:
+    world = World()
+    epochs = {broker: world.add_broker(broker) for broker in range(1, brokers + 1)}
+    world.add_topic("orders", 1, replicas=replicas)
+    return world, epochs
+
+
+def state_of(world: World) -> PartitionState:
+    state = world.image.partition(ORDERS)
+    assert state is not None
+    return state
+
+
+def reassign(world: World, replicas: tuple[int, ...] | None, **more: bool) -> ErrorCode:
+    [result] = world.run(Reassign(((ORDERS, replicas),), **more))
+    return result.error
+
+
+def admit(world: World, epochs: dict[int, int], *members: int) -> PartitionState:
+    state = state_of(world)
+    isr = tuple((member, epochs[member]) for member in members)
+    proposed = AlterPartition(
+        topic_id(1), 0, state.leader, epochs[state.leader], state.leader_epoch, state.partition_epoch, isr
+    )
+    decided = world.run(proposed)
+    assert not isinstance(decided, Refusal)
+    assert decided == state_of(world), "the leader is told what holds"
+    return decided
+
+
+def test_a_reassignment_ends_when_all_who_came_are_in_sync() -> None:
+    world, epochs = world_of()
+    assert reassign(world, (3, 4)) is ErrorCode.NONE
+    assert state_of(world)[:3] == ((3, 4, 1, 2), (1, 2), 1)
+    assert (state_of(world).adding, state_of(world).removing) == ((3, 4), (1, 2))
+    admit(world, epochs, 1, 2, 3)
+    assert state_of(world).adding == (3, 4), "one of them is missing still"
+    ended = admit(world, epochs, 1, 2, 3, 4)
+    assert ended == PartitionState((3, 4), (3, 4), 3, 1, ended.partition_epoch)
+
+
+def test_a_replica_more_comes_without_a_change_of_leader_and_one_less_goes_at_once() -> None:
+    world, epochs = world_of()
+    assert reassign(world, (1, 2, 3)) is ErrorCode.NONE
+    ended = admit(world, epochs, 1, 2, 3)
+    assert ended[:4] == ((1, 2, 3), (1, 2, 3), 1, 0)
+    assert reassign(world, (2,)) is ErrorCode.NONE
+    assert state_of(world)[:4] == ((2,), (2,), 2, 1)
+
+
+def test_a_reassignment_can_be_taken_back_and_changed() -> None:
+    world, epochs = world_of()
+    reassign(world, (3, 4))
+    admit(world, epochs, 1, 2, 3)
+    assert reassign(world, None) is ErrorCode.NONE
+    assert state_of(world)[:4] == ((1, 2), (1, 2), 1, 0)
+    assert reassign(world, None) is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+    reassign(world, (3, 4))
+    assert reassign(world, (1, 4)) is ErrorCode.NONE
+    assert state_of(world)[:1] == ((1, 4, 3, 2),) or set(state_of(world).removing) == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "error"),
+    [
+        ((), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ((1, 1), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ((1, 9), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ((1,), ErrorCode.INVALID_REPLICATION_FACTOR),
+    ],
+)
+def test_an_assignment_that_cannot_be_is_refused(replicas: tuple[int, ...], error: ErrorCode) -> None:
+    world, _ = world_of()
+    before = state_of(world)
+    assert reassign(world, replicas, may_change_factor=False) is error
+    assert state_of(world) == before
+
+
+def test_leaders_are_elected_where_it_is_needed() -> None:
+    world, _ = world_of(replicas=3)
+
+    def elect(kind: int) -> ErrorCode:
+        [result] = world.run(ElectLeaders(kind, (ORDERS,)))
+        return result.error
+
+    assert elect(PREFERRED) is ErrorCode.ELECTION_NOT_NEEDED
+    world.lose_broker(1)
+    world.run(RemoveDead())
+    assert elect(PREFERRED) is ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+    assert elect(UNCLEAN) is ErrorCode.ELECTION_NOT_NEEDED
+    world.lose_broker(2)
+    world.run(RemoveDead())
+    world.lose_broker(3)
+    assert elect(UNCLEAN) is ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+    world.add_broker(1)
+    assert elect(UNCLEAN) is ErrorCode.NONE
+    assert (state_of(world).leader, state_of(world).isr) == (1, (1,))
+    assert world.run(ElectLeaders(PREFERRED, None)) == []
