@@ -183,6 +183,16 @@ def test_what_hangs_is_named_on_the_overview_and_ended_on_its_page(scene: Scene,
     assert "All is well" in page.locator("#verdict").inner_text()
 
 
+def test_a_group_is_moved_by_who_types_its_name(scene: Scene, watched: Watched) -> None:
+    page = watched.go("/ui/groups/search-index")
+    page.get_by_label("to the start").check()
+    page.get_by_label("to confirm").fill("search-index")
+    page.get_by_role("button", name="Move the group").click()
+    page.get_by_text("Done: moved to the start").wait_for()
+    lags = process("group", "lag", "search-index", "-o", "json", ONCELOG_BOOTSTRAP=scene.served.bootstrap).json()
+    assert {row["committed_offset"] for row in lags} == {0}
+
+
 @pytest.mark.parametrize("headers", [{"Origin": "http://elsewhere.example"}, {"Sec-Fetch-Site": "cross-site"}])
 def test_another_site_can_do_nothing(scene: Scene, headers: dict[str, str]) -> None:
     answer = requests.post(

@@ -1,5 +1,5 @@
-"""What a page can do: end a transaction that holds readers up. Confirmed by typing its name, and only from a page of
-this broker's own.
+"""What a page can do: end a transaction that holds readers up, and move a group. Confirmed by typing its name, and only
+from a page of this broker's own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from aiohttp import web
 
 from log.ids import TopicPartition
 from service.client.failures import ClientFailure, error_name
+from service.client.groups import commit_offsets, committed_offsets
 from service.client.transactions import (
     ONGOING,
     fence,
@@ -20,6 +21,7 @@ from service.client.transactions import (
     write_abort_marker,
 )
 from service.web.gateway import Gateway
+from service.web.pages.facts import offsets_of
 from service.web.pages.render import page, render
 from service.web.pages.views import kept_of
 
@@ -65,6 +67,31 @@ async def abort_in(gateway: Gateway, request: web.Request) -> web.StreamResponse
     if code := await write_abort_marker(cluster, partition, chosen[0]):
         return _refuse(gateway, f"the partition's leader refused the marker: {error_name(code)}.", back)
     raise web.HTTPSeeOther(f"{back}?done=aborted")
+
+
+async def reset_group(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    """Let a group begin anew, or skip everything there is, in all partitions that it has read. Nobody may be in it."""
+    name = request.match_info["group"]
+    back = f"/ui/groups/{quote(name, safe='')}"
+    cluster = kept_of(gateway).cluster
+    if refused := await _not_meant(request, name):
+        return _refuse(gateway, refused, back)
+    to = (await request.post()).get("to", "")
+    if to not in ("start", "end"):
+        return _refuse(gateway, "it was not said where the group shall go on.", back)
+    try:
+        committed = await committed_offsets(cluster, name)
+        there = await offsets_of(gateway.broker, cluster, committed)
+        wanted = {each: offsets.start if to == "start" else offsets.high for each, offsets in there.items()}
+        if not wanted:
+            return _refuse(gateway, f"{name} has committed nothing that could be moved.", back)
+        await cluster.metadata({each.topic for each in wanted})
+        code = await commit_offsets(cluster, name, wanted)
+    except ClientFailure as failure:
+        return _refuse(gateway, str(failure), back)
+    if code:
+        return _refuse(gateway, f"the coordinator refused it ({error_name(code)}): is anybody in the group?", back)
+    raise web.HTTPSeeOther(f"{back}?done=moved+to+the+{to}")
 
 
 async def _not_meant(request: web.Request, typed: str) -> str | None:

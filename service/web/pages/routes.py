@@ -48,6 +48,7 @@ ROUTES = (
     _page("/ui/producers", showing("producers", views.producers), "Who writes."),
     _page("/ui/groups", showing("groups", views.groups), "Who reads, and how far they are."),
     _page("/ui/groups/{group}", showing("group", views.group), "One group."),
+    _page("/ui/groups/{group}/reset", actions.reset_group, "Move it.", "POST"),
     _page("/ui/brokers", showing("brokers", views.brokers), "Brokers and their disks."),
     _page("/ui/settings", showing("settings", views.settings, live=False), "Settings, and what differs."),
     _page("/ui/static/{name}", static, "Style and script."),
