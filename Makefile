@@ -13,7 +13,7 @@ ARGS   ?=
 
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
-.PHONY: help serve install install-dev check quick-tests test lint types format sim sim-cluster sim-groups mutants mutants-groups chaos churn clients clients-java clients-more \
+.PHONY: help serve install install-dev check quick-tests test lint types format sim sim-cluster sim-groups mutants mutants-cluster mutants-groups chaos churn clients clients-java clients-more \
         conformance bench fuzz fuzz-http transcripts docs boards screens clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos spark-crashes spark-extremes
 
 help: ## this list
@@ -70,6 +70,9 @@ sim-groups: install-dev ## the group coordinator and members of all kinds in a w
 
 mutants: install-dev ## plant known bugs and show that the simulation catches each
 	$(PYTHON_RUN) -m tests.sim.mutants $(ARGS)
+
+mutants-cluster: install-dev ## the same for replication, in the simulated cluster
+	$(PYTHON_RUN) -m tests.sim.cluster_mutants $(ARGS)
 
 mutants-groups: install-dev ## the same for the group coordinator
 	$(PYTHON_RUN) -m tests.sim.group_mutants $(ARGS)

@@ -68,7 +68,7 @@ class Holdings:
         for partition in self._partitions:
             if partition.folder is folder:
                 self._coordination.lose(partition)
-                partition.fail()
+                self._replication.fail(partition)
 
     async def end(self) -> None:
         """What was deleted goes before the broker does."""
@@ -141,7 +141,7 @@ class Holdings:
             return
         state = self._metadata.image.partition(partition.topic_partition)
         if partition.offline or partition.folder.failed is not None:
-            partition.fail()
+            self._replication.fail(partition)
         elif state is None:
             self._leave(partition)
         elif state.leader != self._metadata.broker_id:

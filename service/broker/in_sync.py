@@ -14,7 +14,7 @@ import logging
 from log.replica import Proposal
 from service.broker.partition import Leading, Partition
 from service.broker.partition_table import PartitionTable
-from service.cluster.controller import AlterPartition, ConfirmLeader, Refusal
+from service.cluster.controller import AlterPartition, ConfirmLeader, GiveUpReplica, Refusal
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
 from service.settings.broker import BrokerConfig
@@ -40,7 +40,9 @@ class InSyncSets:
         while True:
             await asyncio.sleep(self._config.replica_lag_time_max_ms / 2000)
             for count, partition in enumerate(self._partitions):
-                if partition.is_replicated:
+                if partition.is_replicated and partition.offline:
+                    self.give_up(partition)
+                elif partition.is_replicated:
                     self.consider(partition)
                 if count % PARTITIONS_A_TURN == 0:
                     await asyncio.sleep(0)
@@ -96,6 +98,22 @@ class InSyncSets:
         else:
             logger.info("%s: in sync are %s", partition.topic_partition, list(reply.isr))
             partition.decided(reply.isr, reply.partition_epoch)
+
+    # -- what can't be served
+
+    def give_up(self, partition: Partition) -> None:
+        """Its disk has failed: let another lead that is in sync, and nobody wait for this replica."""
+        state = self._metadata.image.partition(partition.topic_partition)
+        if state is not None and self._metadata.broker_id in state.isr and len(state.isr) > 1:
+            self._env.tasks.spawn(f"give up {partition.topic_partition}", self._give_up(partition))
+
+    async def _give_up(self, partition: Partition) -> None:
+        command = GiveUpReplica(partition.topic_id, partition.topic_partition.partition, self._metadata.broker_id)
+        try:
+            if await self._metadata.execute(command):
+                logger.warning("%s is left to other replicas", partition.topic_partition)
+        except MetadataLost as lost:
+            logger.error("%s can't be left to other replicas yet: %s", partition.topic_partition, lost)
 
     # -- who is leading for certain
 

@@ -117,6 +117,12 @@ class Replication:
         self._forget(partition)
         partition.resign()
 
+    def fail(self, partition: Partition) -> None:
+        """Its disk has failed."""
+        self._forget(partition)
+        partition.fail()
+        self.in_sync.give_up(partition)
+
     def _forget(self, partition: Partition) -> None:
         for fetcher in self._fetchers.values():
             fetcher.forget(partition)

@@ -349,6 +349,29 @@ class AlterPartition:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveUpReplica:
+    """A broker can't serve its replica any more, for its disk has failed: another that is in sync leads, and nobody
+    waits for this one. Where no other is in sync nothing changes. The reply says whether something did.
+    """
+
+    topic_id: TopicId
+    index: int
+    broker_id: int
+
+    def decide(self, image: Image, *, retried: bool) -> Decision[bool]:
+        topic = image.topic_by_id(self.topic_id)
+        state = topic.partitions.get(self.index) if topic is not None else None
+        if state is None or self.broker_id not in state.isr:
+            return Decision(False)
+        new = state._replace(isr=tuple(member for member in state.isr if member != self.broker_id))
+        if state.leader == self.broker_id:
+            new = elect(new, tuple(broker for broker in image.brokers if broker != self.broker_id))
+        if not new.isr or new.leader == NO_LEADER:
+            return Decision(False)
+        return Decision(True, (changed(self.topic_id, self.index, state, new),))
+
+
+@dataclass(frozen=True, slots=True)
 class ConfirmLeader:
     """Whether a broker leads a partition in that epoch still, by the store's word: nobody else can have led before the
     answer (R9).

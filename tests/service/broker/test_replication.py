@@ -1,11 +1,13 @@
 """Followers copy what their leader has: over connections, through other leaders, deaths and lost tails."""
 
 import asyncio
+import errno
 from pathlib import Path
 
 import pytest
 
 from log.batch import build_batch
+from log.disk import DiskFault
 from log.views import whole
 from service.broker.partition import PartitionLost
 from service.wire.error_codes import ErrorCode
@@ -139,6 +141,19 @@ def test_what_is_deleted_does_not_come_back_with_the_next_leader(tmp_path: Path)
         answer = await stage.wire(1).ask(DeleteRecordsRequest([wanted], timeout_ms=5_000))
         assert answer.topics[0].partitions[0].error_code == 0
         assert stage.partition(2).log.start_offset == 7
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+def test_a_leader_whose_disk_has_failed_leaves_its_partitions_to_others(tmp_path: Path) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.write("before")
+        await stage.in_sync(1, 2)
+        stage.broker(1).folders[0].fail(DiskFault(errno.EIO, "a bad sector"))
+        await until(lambda: stage.leader() is stage.partition(2))
+        await stage.write("after")
+        assert stage.state().isr == (2,)
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
