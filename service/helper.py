@@ -26,6 +26,7 @@ from log.unbroken import unbroken
 
 SIZE: Final = struct.Struct(">Q")
 NICENESS: Final = 10
+DYING_S: Final = 5.0
 OUT_OF_MEMORY: Final = Path("/proc/self/oom_score_adj")
 """Who goes first when the machine's memory runs out: the helper, for what it does can be done again, not the broker."""
 
@@ -70,6 +71,10 @@ class Helper:
             (size,) = SIZE.unpack(await process.stdout.readexactly(SIZE.size))
             result, error, told = pickle.loads(await process.stdout.readexactly(size))
         except (asyncio.IncompleteReadError, ConnectionError):
+            # It dies by itself. Killed meanwhile, it would be waited for in two places, and what it died of be lost.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DYING_S):
+                    await process.wait()
             await self._end()
             raise HelperFailed(f"the process ended with {process.returncode}") from None
         except BaseException:
