@@ -25,11 +25,12 @@ from service.broker.loop_watch import LoopWatch
 from service.broker.opener import Opener
 from service.broker.opening import OPENED_AT_ONCE, PartitionMaker
 from service.broker.partition_table import PartitionTable
-from service.broker.replication import Replication
+from service.broker.replication import Replication, address_of
 from service.broker.tally import RequestTally
 from service.cluster.controller import FINALIZED_FEATURES, RemoveFromLeadership
 from service.cluster.duties import Duties
 from service.cluster.image import Image
+from service.cluster.lookout import Lookout
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
 from service.settings.broker import BrokerConfig, Endpoint
@@ -101,8 +102,14 @@ class Broker:
             self.replication,
         )
         self.metadata.on_session_lost = self.holdings.step_down
-        self.metadata.on_session_regained = self.holdings.begin
+        self.metadata.on_session_regained = self._regained
         self.duties = Duties(env, config, self.metadata)
+        self.lookout = Lookout(
+            env,
+            self.metadata,
+            lambda broker: address_of(broker, config.inter_broker_listener_name),
+            self.duties.replace_dead,
+        )
         self.node_id = -1
         self._home = ""
         self.cluster_id = ""
@@ -152,6 +159,7 @@ class Broker:
         self.bootstrap = endpoints[0].address
         self.metadata.subscribe(self.holdings.follow)
         self.metadata.subscribe(self.duties.heard)
+        self.metadata.subscribe(self.lookout.heard)
         try:
             await self.metadata.register(tuple(endpoints), rack=self.config.broker_rack, clean=self.maker.was_clean)
         except MetadataLost as lost:
@@ -165,7 +173,13 @@ class Broker:
         self.env.tasks.spawn("housekeeper", self.housekeeper.run())
         self.env.tasks.spawn("compactor", self.compactor.run())
         self.env.tasks.spawn("duties in the cluster", self.duties.run())
+        self.lookout.look()
         self.ready.set()
+
+    def _regained(self) -> None:
+        self.holdings.begin()
+        self.duties.stir()
+        self.lookout.look()
 
     async def hand_over(self) -> None:
         """Others lead what they can lead, while requests are still answered: no client has to find out by itself."""

@@ -10,8 +10,8 @@ import asyncio
 import logging
 from typing import TypeVar
 
-from service.cluster.controller import Command, PreferLeaders, RemoveDead
-from service.cluster.image import NO_BROKER, Delta, Topic
+from service.cluster.controller import Command, FenceBroker, PreferLeaders, RemoveDead
+from service.cluster.image import NO_BROKER, Broker, Delta, Topic
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
 from service.settings.broker import BrokerConfig
@@ -39,6 +39,10 @@ class Duties:
         if delta.brokers or delta.old.controller_session != delta.new.controller_session:
             self._stirred.set()
 
+    def stir(self) -> None:
+        """This broker is in session again: there may be something to do."""
+        self._stirred.set()
+
     async def run(self) -> None:
         self._plan_rebalance()
         self._stirred.set()
@@ -50,6 +54,18 @@ class Duties:
                 logger.info("not now: %s", lost)
                 await asyncio.sleep(AGAIN_S)
                 self._stirred.set()
+
+    async def replace_dead(self, broker: Broker) -> None:
+        """The process of `broker` has died, though its session lasts: nobody waits for it."""
+        metadata = self._metadata
+        logger.warning("broker %d refuses connections: it is taken for dead", broker.id)
+        try:
+            if metadata.controlling:
+                await metadata.execute(FenceBroker(broker.id, broker.epoch), as_controller=True)
+            else:
+                await metadata.take_over(broker)
+        except MetadataLost as lost:
+            logger.info("not now: %s", lost)
 
     async def _stirred_or_due(self) -> None:
         due_s = self._rebalance_at_s - self._env.clock.monotonic()

@@ -22,9 +22,11 @@ from service.cluster.image import (
 from service.stores.port import Create, Delete, Op, Put
 
 
-def claim(image: Image, *, broker_id: int, session: int) -> tuple[Op, ...]:
-    """The commit by which this session becomes the controller; nothing when another session is."""
-    if image.controller_id != NO_BROKER and image.controller_session != session:
+def claim(image: Image, *, broker_id: int, session: int, dead: int = NO_BROKER) -> tuple[Op, ...]:
+    """The commit by which this session becomes the controller; nothing when another session is. `dead` is a broker
+    whose process has died, though its session lasts.
+    """
+    if image.controller_id not in (NO_BROKER, dead) and image.controller_session != session:
         return ()
     epoch = image.controller_epoch
     raised: Op = (

@@ -34,6 +34,7 @@ from service.cluster.image import (
     BROKER_EPOCH,
     CONTROLLER_EPOCH,
     NO_BROKER,
+    Broker,
     Delta,
     Image,
     broker_key,
@@ -45,6 +46,7 @@ from service.settings.broker import Endpoint
 from service.stores.port import (
     Change,
     Check,
+    Delete,
     MetadataStore,
     Op,
     Result,
@@ -352,6 +354,17 @@ class ClusterMetadata:
                 return
             doubtful = doubtful or result is Result.UNKNOWN
         raise MetadataLost(ErrorCode.REQUEST_TIMED_OUT, "The metadata store did not accept the claim to control.")
+
+    async def take_over(self, dead: Broker) -> None:
+        """Become the controller in place of one whose process has died, in the next epoch (R1)."""
+        session, image = self._session, self.image
+        registered = image.brokers.get(dead.id)
+        if session is None or image.controller_id != dead.id or registered is None or registered.epoch != dead.epoch:
+            return
+        gone = Delete(broker_key(dead.id), registered.version)
+        await self._commit(
+            *self._guard(image), gone, *claim(image, broker_id=self.broker_id, session=session.id, dead=dead.id)
+        )
 
     async def _commit(self, *ops: Op) -> tuple[Result, int]:
         """Commit, and bring the image to where it shows what happened."""

@@ -1,0 +1,93 @@
+"""Sees at once that a broker's process is dead: its connections break, and then its port refuses.
+
+The controller holds a connection to every other broker, and every other broker one to the controller. Only who let us
+connect in this life of its and refuses now is dead: one that is paused, slow or cut off lets us wait, and one that
+nobody could ever reach says nothing.
+
+It is safe to give away what such a broker led without waiting for its session to end, even if it lived after all:
+leadership changes by compare-and-set, with an epoch, and without its followers, who obey the next epoch, the old leader
+acknowledges nothing more.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from service.cluster.image import Broker, Delta
+from service.cluster.metadata import ClusterMetadata
+from service.ports import Env
+
+logger = logging.getLogger("oncelog.controller")
+
+AGAIN_S = 1.0
+"""Before somebody is asked again for a connection who gave none."""
+CONNECT_S = 5.0
+
+
+class _Line(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.broken.done():
+            self.broken.set_result(None)
+
+
+class Lookout:
+    def __init__(
+        self,
+        env: Env,
+        metadata: ClusterMetadata,
+        address_of: Callable[[Broker], tuple[str, int]],
+        on_dead: Callable[[Broker], Awaitable[None]],
+    ) -> None:
+        self._env = env
+        self._metadata = metadata
+        self._address_of = address_of
+        self._on_dead = on_dead
+        self._watched: dict[int, int] = {}
+
+    def heard(self, delta: Delta) -> None:
+        """Called for every change of the image."""
+        if delta.brokers or delta.old.controller_id != delta.new.controller_id:
+            self.look()
+
+    def look(self) -> None:
+        if not self._metadata.in_session:
+            return
+        for broker in self._metadata.image.brokers.values():
+            if self._concerns_us(broker) and self._watched.get(broker.id) != broker.epoch:
+                self._watched[broker.id] = broker.epoch
+                self._env.tasks.spawn(f"lookout for broker {broker.id}", self._watch(broker))
+
+    def _concerns_us(self, broker: Broker) -> bool:
+        metadata = self._metadata
+        return broker.id != metadata.broker_id and (metadata.controlling or broker.id == metadata.image.controller_id)
+
+    def _lives(self, broker: Broker) -> bool:
+        now = self._metadata.image.brokers.get(broker.id)
+        return now is not None and now.epoch == broker.epoch and self._concerns_us(broker)
+
+    async def _watch(self, broker: Broker) -> None:
+        loop, seen = asyncio.get_running_loop(), False
+        try:
+            while self._lives(broker):
+                host, port = self._address_of(broker)
+                try:
+                    async with asyncio.timeout(CONNECT_S):
+                        transport, line = await loop.create_connection(_Line, host, port)
+                except ConnectionRefusedError:
+                    if seen:
+                        await self._on_dead(broker)
+                    await asyncio.sleep(AGAIN_S)
+                except (OSError, TimeoutError):
+                    await asyncio.sleep(AGAIN_S)
+                else:
+                    seen = True
+                    try:
+                        await line.broken
+                    finally:
+                        transport.abort()
+        finally:
+            if self._watched.get(broker.id) == broker.epoch:
+                del self._watched[broker.id]
