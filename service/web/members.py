@@ -15,6 +15,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+from urllib.parse import quote
 from uuid import UUID
 
 import msgspec
@@ -271,7 +272,8 @@ async def join(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         return elsewhere
     group = request.match_info["group"]
     member = await gateway.members.add(group, wanted)
-    return as_json(member.state, status=201, headers={"Location": f"/v1/groups/{group}/members/{member.member_id}"})
+    where = f"/v1/groups/{quote(group, safe='')}/members/{member.member_id}"  # it may hold what no header may
+    return as_json(member.state, status=201, headers={"Location": where})
 
 
 async def describe(gateway: Gateway, request: web.Request) -> web.StreamResponse:

@@ -77,3 +77,10 @@ def test_a_member_whose_client_is_silent_leaves(http: Http, topic: str) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.2)
     assert http.get(member).status == 410
+
+
+def test_the_place_of_a_member_is_told_whatever_its_group_is_called(http: Http, topic: str) -> None:
+    assert http.post("/v1/topics", {"name": topic}).status == 201
+    place = joined(http, "line%0D%0Abreak%2F%1A", topic)
+    assert place.startswith("/v1/groups/line%0D%0Abreak%2F%1A/members/")
+    assert http.get(f"{place}/records?wait_ms=50").status == 200
