@@ -170,9 +170,11 @@ class Reading:
 
     def _read(self, partition: Partition, wanted: Wanted, budget: int, least: int, *, at_least_one: bool) -> Found:
         log, offset, isolation = partition.log, wanted.fetch_offset, self.terms.isolation
-        belief = reader_error if self.terms.knows_followers else leader_epoch_error
-        if error := belief(partition, wanted.current_leader_epoch):
-            return Found(error)
+        epoch = wanted.current_leader_epoch
+        if partition.replicas is None or (epoch >= 0 and epoch != partition.leader_epoch):  # hardly ever
+            belief = reader_error if self.terms.knows_followers else leader_epoch_error
+            if error := belief(partition, epoch):
+                return Found(error)
         high_watermark, stable = partition.high_watermark, partition.last_stable_offset
         if wanted.last_fetched_epoch >= 0:
             epoch, end_offset = log.epochs.end_offset_for_epoch(wanted.last_fetched_epoch, log.end_offset)
