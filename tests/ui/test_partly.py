@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import requests
+
 from log.disk import DiskFault
 from service.web.gateway import Gateway
 from service.web.metrics import scraper_of
@@ -12,6 +14,7 @@ from service.web.pages.facts import Told
 from service.web.pages.render import render
 from service.web.pages.views import Look, View, kept_of
 from tests.service.api.txn_stage import TxnStage, Writer, on_txn_stage
+from tests.service.web.kit import PATIENCE_S, Served
 
 
 async def looked(stage: TxnStage, name: str, view: View, **match: str) -> str:
@@ -54,3 +57,16 @@ def test_a_disk_that_failed_is_named_and_the_rest_is_shown(tmp_path: Path) -> No
         await looked(stage, "messages", views.messages, topic="orders", partition="0")
 
     on_txn_stage(tmp_path, scene)
+
+
+def test_a_hundred_open_pages_keep_nobody_waiting_and_a_stop_ends_them(tmp_path: Path) -> None:
+    served = Served(tmp_path / "data")
+    opened = [requests.get(served.url + "/ui?live=1", stream=True, timeout=PATIENCE_S) for _ in range(100)]
+    firsts = [next(answer.iter_content(64 * 1024)) for answer in opened]
+    assert all(b"<main" in first for first in firsts)
+    assert requests.get(served.url + "/ui/topics", timeout=PATIENCE_S).status_code == 200
+    assert "oncelog_http_under_way 10" in requests.get(served.url + "/metrics", timeout=PATIENCE_S).text
+    assert served.stop() == 0
+    assert "Traceback" not in served.log
+    for answer in opened:
+        answer.close()
