@@ -58,6 +58,7 @@ def _live(world: GroupWorld) -> None:
     world.after(world.plan.mishap_ms, lambda: mishap(world, begun_ms + CHAOS_MS))
     world.run_until(begun_ms + CHAOS_MS)
     world.healed = True
+    world.after(SETTLE_MS // 2, lambda: grow(world))  # when nothing else makes anybody look
     world.run_until(world.now_ms + SETTLE_MS)
     world.check_replay()
     topics = {topic for member in members_in(world) for topic in member.topics}
@@ -89,10 +90,7 @@ def mishap(world: GroupWorld, until_ms: int) -> None:
     awake = [member for member in world.members if member.is_alive and not member.is_asleep and member.member_id]
     what = chance.choice(("die", "die", "leave", "sleep", "sleep", "twin", "grow", "anew"))
     if what == "grow":
-        name = chance.choice(("orders", "events"))
-        facts = world.topics.by_name(name)
-        assert facts is not None
-        world.topics.put(name, facts.partitions + 1)
+        grow(world)
     elif what == "anew":
         world.make_topic_anew("events")
     elif awake:
@@ -106,6 +104,13 @@ def mishap(world: GroupWorld, until_ms: int) -> None:
         elif member.instance is not None and not member.is_superseded:
             member.supersede().start()
     world.after(chance.randint(1, 2 * world.plan.mishap_ms), lambda: mishap(world, until_ms))
+
+
+def grow(world: GroupWorld) -> None:
+    name = world.chance.choice(("orders", "events"))
+    facts = world.topics.by_name(name)
+    assert facts is not None
+    world.topics.put(name, facts.partitions + 1)
 
 
 def check_all_is_read(world: GroupWorld, topics: Iterable[str], peace_ms: int) -> None:

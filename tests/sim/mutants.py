@@ -36,6 +36,7 @@ import txn.coordinator
 import txn.deadlines
 import txn.decisions
 import txn.markers
+import txn.records
 from idempotence.producers import ProducerStates
 from idempotence.sequence import MAX_SEQUENCE
 from idempotence.verdicts import ACCEPTED, CoordinatorFenced, Duplicate, Fenced, Verdict
@@ -632,6 +633,19 @@ def what_is_prepared_is_not_kept() -> contextlib.AbstractContextManager[None]:
     return replaced(txn.decisions, "_init_over_ongoing", init_over_ongoing)
 
 
+def what_lives_is_not_what_is_written() -> contextlib.AbstractContextManager[None]:
+    original = TxnCoordinator.apply
+
+    def apply(coordinator: TxnCoordinator, key: bytes, value: bytes | None) -> None:
+        is_decided_here = bool(coordinator._decided) and coordinator._decided[0].key is key
+        original(coordinator, key, value)
+        name = txn.records.read_key(key)
+        if is_decided_here and name is not None and (known := coordinator._txns.get(name)) is not None:
+            coordinator._put(name, known._replace(timeout_ms=known.timeout_ms + 1))
+
+    return replaced(TxnCoordinator, "apply", apply)
+
+
 MUTANTS = (
     Mutant("ack before fsync", "acks=all is answered when the batch is in the page cache", acknowledge_before_fsync),
     Mutant("high watermark ahead of the disk", "readers see what is not durable yet", high_watermark_ahead_of_the_disk),
@@ -726,6 +740,7 @@ MUTANTS = (
     Mutant("sealed twice", "the repeat of a seal commits", a_branch_is_sealed_twice, True),
     Mutant("prepared ends by time", "nobody could decide it any more", what_is_prepared_ends_by_time, True),
     Mutant("prepared is not kept", "whoever comes back finds it aborted", what_is_prepared_is_not_kept, True),
+    Mutant("live is not the log", "a coordinator differs from its replay", what_lives_is_not_what_is_written, True),
 )
 
 
