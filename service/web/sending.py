@@ -23,6 +23,7 @@ from service.web.problems import MAY_BE_WRITTEN, Problem, of_error
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import PartitionProduceData, ProduceRequest, TopicProduceData
 
+REPLICAS_WITHIN_S = 3.0
 NOWHERE = Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
@@ -86,10 +87,18 @@ async def send(
         else:
             remote = [_send_there(gateway, node, each, transactional_id) for node, each in elsewhere.items()]
             await asyncio.gather(_send_here(gateway, here, transactional_id, internal), *remote)
-        waiting = [each for each in waiting if each.error in MOVED]
-        if not waiting or asyncio.get_running_loop().time() > deadline:
+        left_s = deadline - asyncio.get_running_loop().time()
+        waiting = [each for each in waiting if _may_pass(each.error, left_s)]
+        if not waiting:
             return
         await asyncio.sleep(PAUSE_S)
+
+
+def _may_pass(error: int, left_s: float) -> bool:
+    """Whether what was refused, and not written, may be taken soon."""
+    if error == ErrorCode.NOT_ENOUGH_REPLICAS:  # or a transaction's coordinator that could not be asked
+        return left_s > TIMEOUT_S - REPLICAS_WITHIN_S
+    return error in MOVED and left_s > 0
 
 
 async def _send_here(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 import msgspec
@@ -12,7 +13,7 @@ from service.broker.internal_topics import is_internal
 from service.client.transactions import producers_of, stable_offsets
 from service.cluster.image import Topic
 from service.web.answers import as_json, path_int, query_int, read_json
-from service.web.gateway import Gateway
+from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem, of_error
 from service.web.routing import Route, flag, integer
 from service.wire.messages import (
@@ -161,9 +162,13 @@ async def create(gateway: Gateway, request: web.Request) -> web.Response:
     (result,) = answer.topics
     if result.error_code:
         raise of_error(result.error_code, result.error_message)
-    made = gateway.broker.image.topics.get(new.name)
-    if is_dry(request) or made is None:
+    if is_dry(request):
         return as_json(TopicOut(new.name, format_topic_id(result.topic_id), False, [], {}))
+    deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+    while (made := gateway.broker.image.topics.get(new.name)) is None:  # another broker made it
+        if asyncio.get_running_loop().time() > deadline:
+            raise Problem("not-now", "the topic is made, and this broker has not heard of it yet", outcome="applied")
+        await asyncio.sleep(PAUSE_S)
     return as_json(shown(made), status=201, headers={"Location": f"/v1/topics/{new.name}"})
 
 

@@ -29,9 +29,9 @@ from log.batch import build_batch, restamp
 from service.wire.codec import encode_request, write_request_header
 from service.wire.messages import ApiVersionsRequest, PartitionProduceData, ProduceRequest, TopicProduceData
 from service.wire.versions import ApiKey
-from tests.bench import groups, many_small, native, prepared
+from tests.bench import groups, many_small, native, prepared, web
 from tests.bench.contenders import Contender
-from tests.peers.process import BrokerProcess
+from tests.peers.process import BrokerProcess, free_port
 
 PARTITIONS = 4
 SMALL_BATCHES = (200, 1_000)
@@ -525,6 +525,15 @@ def many_groups(contender: Contender, effort: Effort) -> Rows:
     }
 
 
+def over_http(contender: Contender, effort: Effort) -> Rows:
+    """JSON, keys that make requests repeatable, raw bytes, lines and events, by `wrk` and by one client."""
+    if why := web.missing():
+        raise RuntimeError(why)
+    url = f"http://127.0.0.1:{free_port()}"
+    with running(contender, settings={"http.listeners": url, "num.partitions": "1"}) as broker:
+        return web.measure(broker, url, effort.seconds(20))
+
+
 FIGURES: Mapping[str, Figure] = {
     "throughput": throughput,
     "cost": broker_cost,
@@ -543,6 +552,7 @@ FIGURES: Mapping[str, Figure] = {
     "rebalances": rebalances,
     "group-requests": group_requests,
     "many-groups": many_groups,
+    "http": over_http,
     "soak": soak,
 }
 

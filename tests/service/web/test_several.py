@@ -1,0 +1,151 @@
+"""Three brokers: each answers every request, whoever leads or coordinates what it is about."""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.service.web.kit import PATIENCE_S, ROOT, Http, read_all
+
+COUNT = 3
+
+
+class Several:
+    def __init__(self, folder: Path) -> None:
+        with open(f"{folder}.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "service.cli", "serve", "--brokers", str(COUNT), "-o", "json"),
+                    *("--data", str(folder), "--host", "127.0.0.1", "--port", "0"),
+                    *("-o", "http.listeners=http://127.0.0.1:0", "-o", "log.durability=os"),
+                    *("-o", "group.initial.rebalance.delay.ms=0"),
+                ],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=ROOT,
+            )
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], 2 * PATIENCE_S)
+        assert readable, "the brokers did not come up"
+        facts = json.loads(self.process.stdout.readline())
+        self.bootstrap: str = facts["bootstrap"]
+        self.clients = [Http(each["http"][0]) for each in facts["brokers"]]
+
+    def stop(self) -> None:
+        for client in self.clients:
+            client.session.close()
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
+    folder = tmp_path_factory.mktemp("several") / "data"
+    brokers = Several(folder)
+    make(brokers, "spread", 6)
+    yield brokers
+    brokers.stop()
+    log = Path(f"{folder}.log").read_text()
+    assert "Traceback" not in log, log
+
+
+def make(several: Several, topic: str, partitions: int) -> None:
+    assert several.clients[0].post("/v1/topics", {"name": topic, "partitions": partitions}).status == 201
+    deadline = time.monotonic() + PATIENCE_S
+    for client in several.clients:
+        while client.get(f"/v1/topics/{topic}").status != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def values(records: list[dict[str, Any]]) -> list[Any]:
+    return sorted(each["value"] for each in records)
+
+
+def test_the_partitions_are_led_by_all(several: Several) -> None:
+    partitions = several.clients[1].get("/v1/topics/spread").json["partitions"]
+    assert {each["leader"] for each in partitions} == {1, 2, 3}
+    assert len(several.clients[2].get("/v1/brokers").json["brokers"]) == COUNT
+
+
+def test_every_broker_writes_to_and_reads_every_partition(several: Several) -> None:
+    make(several, "pages", 6)
+    for number, client in enumerate(several.clients):
+        records = [{"partition": each, "value": 10 * number + each} for each in range(6)]
+        answer = client.post("/v1/topics/pages/records", {"records": records})
+        assert answer.status == 200, answer
+        single = client.post("/v1/topics/pages/records", {"records": [{"partition": number, "value": 99}]})
+        assert single.status == 200, single
+    for client in several.clients:
+        found = [client.get(f"/v1/topics/pages/partitions/{each}/records").json["records"] for each in range(6)]
+        assert [len(each) for each in found] == [4, 4, 4, 3, 3, 3]
+        lines = client.get(
+            "/v1/topics/pages/stream?from=earliest&until=end", headers={"Accept": "application/x-ndjson"}
+        )
+        assert len(lines.json.splitlines()) == 21 + 1
+
+
+def test_a_key_is_known_at_every_broker(several: Several) -> None:
+    make(several, "keyed", 3)
+    for number in range(9):
+        answers = [
+            client.post(
+                "/v1/topics/keyed/records",
+                {"records": [{"partition": number % 3, "value": number}]},
+                headers={"Idempotency-Key": f'"several-{number}"'},
+            )
+            for client in several.clients
+        ]
+        assert [each.status for each in answers] == [200] * COUNT, answers
+        assert len({json.dumps(each.json) for each in answers}) == 1
+    assert len(read_all(several.bootstrap, "keyed")) == 9
+
+
+def test_a_transaction_goes_on_at_whichever_broker(several: Several) -> None:
+    make(several, "txn", 3)
+    for number in range(4):
+        first, second, third = several.clients
+        begun = first.post("/v1/transactions", {"transactional_id": f"txn-{number}"})
+        assert begun.status == 201, begun
+        txn = begun.headers["Location"]
+        records = [{"topic": "txn", "partition": each, "value": number} for each in range(3)]
+        assert second.put(f"{txn}/batches/0", {"records": records}).status == 200
+        again = third.put(f"{txn}/batches/0", {"records": records})
+        assert (again.status, again.headers.get("Batch-Replayed")) == (200, "true")
+        offsets = {"offsets": [{"topic": "txn", "partition": 0, "offset": number}]}
+        assert first.put(f"{txn}/offsets/group-{number}", offsets).status == 204
+        assert third.post(f"{txn}:commit").json["outcome"] == "applied"
+        assert second.get(txn).json["outcome"] == "applied"
+    assert len(read_all(several.bootstrap, "txn")) == 12
+
+
+def test_a_member_is_served_by_whichever_broker(several: Several) -> None:
+    make(several, "shared", 3)
+    joined = several.clients[0].post("/v1/groups/several/members", {"topics": ["shared"]})
+    assert joined.status == 201, joined
+    member = joined.headers["Location"]
+    records = [{"partition": each, "value": each} for each in range(3)]
+    assert several.clients[1].post("/v1/topics/shared/records", {"records": records}).status == 200
+    found: list[Any] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(found) < 3:
+        assert time.monotonic() < deadline
+        polled = several.clients[2].get(f"{member}/records?wait_ms=500")
+        assert polled.status == 200, polled
+        found += values(polled.json["records"])
+    assert sorted(found) == [0, 1, 2]
+    token = {"commit_token": polled.json["commit_token"]}
+    assert several.clients[1].post(f"{member}/offsets", token).status == 204
+    assert several.clients[0].get("/v1/groups/several/lag").json["total"] == 0
+    assert several.clients[2].delete(member).status == 204
