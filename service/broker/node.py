@@ -161,7 +161,9 @@ class Broker:
         self.metadata.subscribe(self.duties.heard)
         self.metadata.subscribe(self.lookout.heard)
         try:
-            await self.metadata.register(tuple(endpoints), rack=self.config.broker_rack, clean=self.maker.was_clean)
+            await self.metadata.register(
+                tuple(endpoints), rack=self.config.broker_rack, clean=self.maker.was_clean, home=self._home
+            )
         except MetadataLost as lost:
             raise StartError(f"the cluster refused this broker: {lost}") from None
         self.holdings.begin()

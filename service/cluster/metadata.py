@@ -109,6 +109,7 @@ class ClusterMetadata:
         self._env = env
         self._session_timeout_s = session_timeout_s
         self._session: Session | None = None
+        self._opened: Session | None = None  # the last one, also when it is over for us
         self._registration: _Registration | None = None
         self._trusted = False
         self._listeners: list[Listener] = []
@@ -186,19 +187,28 @@ class ClusterMetadata:
         for task in self._tasks:
             task.cancel()
         self._refuse_waiting("this broker is stopping")
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        await self._end_session()
 
     # --- sessions ---
 
     async def _begin_session(self) -> None:
-        session = self._session = await self._store.session(self._session_timeout_s)
+        await self._end_session()
+        session = self._session = self._opened = await self._store.session(self._session_timeout_s)
         self._tasks = [task for task in self._tasks if not task.done()]
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks.append(self._env.tasks.spawn("metadata watch", self._follow(session, begun)))
         await begun
         await self._commit()
+
+    async def _end_session(self) -> None:
+        """What is registered in a session that was left goes with it, and no sooner: it must not be kept alive."""
+        session, self._session, self._opened = self._opened, None, None
+        if session is None:
+            return
+        try:
+            await session.close()
+        except (StoreError, SessionExpired, OSError) as error:
+            logger.debug("session %d could not be closed: %r", session.id, error)
 
     async def _watch_lease(self, session: Session) -> None:
         """Between a broker and its store there may be silence for so long that others act as if it were dead."""
@@ -214,13 +224,10 @@ class ClusterMetadata:
                     self.on_session_lost()
             await asyncio.sleep(self._session_timeout_s / LOOKS_PER_LEASE)
 
-    async def _rejoin(self, old: Session) -> None:
+    async def _rejoin(self) -> None:
         delay_s, cluster_id = REJOIN_S_MIN, self.image.cluster_id
         while True:
-            try:
-                await old.close()
-            except (StoreError, SessionExpired, OSError) as error:
-                logger.debug("session %d could not be closed: %r", old.id, error)
+            await self._end_session()
             await asyncio.sleep(delay_s * (0.5 + self._env.rng.random() / 2))
             delay_s = min(2 * delay_s, REJOIN_S_MAX)
             try:
@@ -234,10 +241,7 @@ class ClusterMetadata:
                     raise MetadataLost(refused.error, refused.message or refused.error.name)
             except (MetadataLost, StoreError) as error:
                 logger.error("this broker can't join the cluster again yet: %s", error)
-                session, self._session = self._session, None
                 self.broker_epoch = -1
-                if session is not None:
-                    old = session
                 continue
             logger.warning("broker %d is in the cluster again, with epoch %d", self.broker_id, self.broker_epoch)
             self.on_session_regained()
@@ -469,7 +473,7 @@ class ClusterMetadata:
         if self._trusted:
             self._trusted = False
             self.on_session_lost()
-        self._tasks.append(self._env.tasks.spawn("rejoin", self._rejoin(session)))
+        self._tasks.append(self._env.tasks.spawn("rejoin", self._rejoin()))
 
     def _refuse_waiting(self, why: str) -> None:
         waiting, self._waiting = self._waiting, []

@@ -297,6 +297,33 @@ def test_a_store_that_has_gone_back_is_not_followed(tmp_path: Path, monkeypatch:
     asyncio.run(main())
 
 
+def test_a_session_that_was_left_is_not_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what is registered in it would stand in this broker's own way."""
+    monkeypatch.setattr(metadata_module, "REJOIN_S_MIN", 0.001)
+    refused: list[str] = []
+    register = ClusterMetadata._register
+
+    async def not_at_first(metadata: ClusterMetadata, *, clean: bool) -> Refusal | None:
+        await register(metadata, clean=clean)
+        if len(refused) < 3:
+            refused.append("the answer was lost")
+            raise MetadataLost(ErrorCode.REQUEST_TIMED_OUT, refused[-1])
+        return None
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker(1)
+            await metadata.register(ENDPOINTS, rack=None, clean=True, home="folder")
+            regained = asyncio.Event()
+            metadata.on_session_regained = regained.set
+            monkeypatch.setattr(ClusterMetadata, "_register", not_at_first)
+            world.server.end_session(metadata.image.controller_session)
+            await asyncio.wait_for(regained.wait(), 5)
+            assert len(world.server._expiry) == 1
+
+    asyncio.run(main())
+
+
 def test_many_proposals_of_in_sync_sets_are_one_commit(tmp_path: Path) -> None:
     async def main() -> None:
         async with cluster(tmp_path) as world:
