@@ -169,7 +169,7 @@ class Driver(Participant):
         alone = self.clients.plan.brokers == 1
         if alone and not commit and txn.outcome is not Outcome.UNKNOWN and self.chance.random() < 0.3:
             zombie_txn = self.begin(f"{ROOT}::{token}")
-            # What a sealed branch writes on before its marker has come to another broker is of its transaction still, as
+            # What a sealed branch writes before its marker has come to another broker is of its transaction still, as
             # in Kafka: there, only those who were never sealed are tried.
             zombie = stray or (self.chance.choice(branches) if self.plan.brokers == 1 else None)
             if zombie is not None:

@@ -1,16 +1,33 @@
-"""Three brokers in one simulated world: some seeds hold, and replay.
+"""Three brokers in one simulated world break no promise under faults, and a run replays. More: `make sim-cluster`."""
 
-More of it: `make sim-cluster`; that it can fail: `make mutants-cluster`.
-"""
+import os
 
 import pytest
 
 from tests.sim.cluster import run
+from tests.sim.run import processes
+
+SEEDS = range(3000, 3004)
 
 
-@pytest.mark.parametrize(("seed", "again"), [(2001, True), (2002, False), (2003, False)])
-def test_a_cluster_keeps_its_promises(seed: int, *, again: bool) -> None:
+def outcome(seed: int) -> tuple[list[str], int, int]:
     report = run(seed)
-    assert [str(violation) for violation in report.violations] == [], f"make sim-cluster SEED={seed}"
-    assert report.acknowledged
-    assert not again or run(seed).fingerprint == report.fingerprint
+    return (
+        [f"make sim-cluster SEED={seed}: {each}" for each in report.violations],
+        report.acknowledged,
+        report.elections,
+    )
+
+
+@pytest.mark.timeout(300)
+def test_three_brokers_under_faults_break_no_promise() -> None:
+    with processes(os.cpu_count() or 1) as pool:
+        outcomes = list(pool.map(outcome, SEEDS))
+    assert [broken for broken, _, _ in outcomes if broken] == []
+    assert sum(acknowledged for _, acknowledged, _ in outcomes) > 100
+    assert sum(elections for _, _, elections in outcomes) > 50
+
+
+@pytest.mark.timeout(120)
+def test_a_run_of_a_cluster_replays() -> None:
+    assert run(3001).fingerprint == run(3001).fingerprint
