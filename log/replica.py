@@ -52,6 +52,7 @@ class ReplicaSet:
         "_is_proposing",
         "_min_in_sync",
         "_own_end_offset",
+        "is_short",
         "isr",
         "leader",
         "leader_epoch",
@@ -92,11 +93,6 @@ class ReplicaSet:
     @property
     def high_watermark(self) -> int:
         return self._high_watermark
-
-    @property
-    def is_short(self) -> bool:
-        """Whether fewer are in sync than must be. A set can't be asked for more members than it has."""
-        return len(self.isr) < min(self._min_in_sync, len(self.replicas))
 
     @property
     def followers(self) -> Mapping[int, Follower]:
@@ -156,6 +152,8 @@ class ReplicaSet:
         return self._advance()
 
     def _note_who_counts(self) -> None:
+        # Whether fewer are in sync than must be. A set can't be asked for more members than it has.
+        self.is_short = len(self.isr) < min(self._min_in_sync, len(self.replicas))
         self._is_alone = len(self.isr) == 1 and not self.pending_isr and not self.is_short
 
     def _advance(self) -> bool:

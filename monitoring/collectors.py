@@ -154,7 +154,7 @@ class Scrape:
                     continue
                 counts["led"] += 1
                 in_sync, wanted = len(placed.isr), len(placed.replicas)
-                least = partition.log.config.min_insync_replicas
+                least = min(partition.log.config.min_insync_replicas, wanted)
                 under, under_min, at_min = in_sync < wanted, in_sync < least, in_sync == least < wanted
                 counts["under"] += under
                 counts["under_min"] += under_min

@@ -410,7 +410,7 @@ class Partition:
             return self.not_leading
         log = self.log
         config = log.config
-        if acks == ACKS_ALL and len(replicas.isr) < config.min_insync_replicas:
+        if acks == ACKS_ALL and replicas.is_short:
             return TOO_FEW_IN_SYNC
         header = inspect_batch(records, config, now_ms)
         if isinstance(header, Refused):

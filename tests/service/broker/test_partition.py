@@ -193,3 +193,13 @@ def test_a_partition_whose_disk_has_failed_stays_offline_whoever_leads(tmp_path:
         assert stage.broker.partitions.get(TopicPartition("orders", 0)) is partition
 
     on_stage(tmp_path, scene, OS)
+
+
+def test_a_partition_is_not_asked_for_more_in_sync_than_it_has_replicas(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.create("alone")
+        partition = await stage.served("alone")
+        partition.set_config(replace(partition.log.config, min_insync_replicas=2), fsync=False)
+        assert isinstance(write(partition), Appended)
+
+    on_stage(tmp_path, scene, OS)
