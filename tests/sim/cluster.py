@@ -32,6 +32,7 @@ from log.disk import DiskFault
 from service.api.routes import OFFERED
 from service.broker.node import Broker
 from service.broker.partition import Partition
+from service.cluster.metadata import MetadataLost
 from service.process import listen
 from service.settings.broker import BrokerConfig
 from service.stores.memory import Fate as StoreFate
@@ -249,7 +250,7 @@ class ClusterSimulation:
         try:
             await broker.open()
             servers = await listen(broker)
-        except (DiskFault, StoreError) as fault:
+        except (DiskFault, MetadataLost, StoreError) as fault:  # a start that is made again by whoever made it
             if isinstance(fault, DiskFault) and not fault.passing:
                 raise
             self.world.note("start failed", host.name, str(fault))
