@@ -66,8 +66,9 @@ async def run_broker(
         await broker.open()
         if isinstance(store, SqlStore):
             refuse_company(broker)
-        web = await listen_for_http(broker)
-        servers = await listen(broker, descriptors.connections, () if web is None else web.endpoints)
+        web_connections = descriptors.connections // 4
+        web = await listen_for_http(broker, web_connections)
+        servers = await listen(broker, descriptors.connections - web_connections, () if web is None else web.endpoints)
     except (MetadataLost, StoreError) as error:
         raise StartError(str(error)) from None
     except DiskFault as fault:
@@ -186,13 +187,13 @@ async def listen(broker: Broker, connections_max: int = MAX_INT, web: Sequence[E
     return servers
 
 
-async def listen_for_http(broker: Broker) -> "WebServer | None":
+async def listen_for_http(broker: Broker, connections_max: int) -> "WebServer | None":
     """The HTTP API, where there is one; what it needs is loaded only then."""
     endpoints = broker.config.web_endpoints
     if not endpoints:
         return None
     from service.web.app import WebServer
 
-    web = WebServer(broker)
+    web = WebServer(broker, connections_max)
     await web.start(endpoints)
     return web

@@ -40,7 +40,7 @@ from service.web.members import Members
 from service.web.pages import routes as pages
 from service.web.problems import Problem, of_failure
 from service.web.producers import Producers
-from service.web.routing import STREAMING, Route
+from service.web.routing import NDJSON, STREAMING, Route
 from service.web.transactions import OpenTransactions
 
 logger = logging.getLogger("oncelog.http")
@@ -62,8 +62,12 @@ TABLES: tuple[Sequence[Route], ...] = (
 )
 """Every operation there is: a resource adds its table here."""
 STOP_S = 3.0
+HEAD_S, BODY_S = 30.0, 60.0
+"""Within which a new connection must have sent the head of its first request, and a client the body of one that is read
+as a whole.
+"""
 REQUEST_ID = "X-Request-Id"
-PROBLEM = "problem"
+PROBLEM = web.RequestKey("problem", str)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID_MAX = 200
 ASKED_METHOD = "Access-Control-Request-Method"
@@ -81,10 +85,21 @@ CODECS: dict[str, Callable[[bytes], bytes]] = {
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "record-too-large", 415: "unsupported-media-type"}
 
 
+class TooMany(asyncio.Protocol):
+    """A connection that is ended at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
 class WebServer:
     """Listening for one broker."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, connections_max: int) -> None:
+        self._connections_max = connections_max
+        self._servers: list[asyncio.Server] = []
+        self._silent: dict[object, asyncio.TimerHandle] = {}
+        """Connections on which no whole head of a request has come yet, and when they are ended."""
         scraper = metrics.scraper_of(broker, lambda wanted: metrics.offsets_elsewhere(self.gateway, wanted))
         self.gateway = Gateway(broker, scraper)
         self.gateway.producers = Producers(self.gateway)
@@ -104,11 +119,18 @@ class WebServer:
 
     def _bound(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         gateway, handle, waits = self.gateway, route.handle, route.tag != "health"
+        reads = route.body is not None
         ready = gateway.broker.ready
 
         async def bound(request: web.Request) -> web.StreamResponse:
             if waits and not ready.is_set():
                 raise Problem("not-now", "the broker is not ready")
+            if reads and not request.content.is_eof() and request.content_type != NDJSON:
+                try:
+                    async with asyncio.timeout(BODY_S):
+                        await request.read()
+                except TimeoutError:
+                    raise Problem("too-slow", f"the body did not come within {BODY_S:g} s") from None
             return await handle(gateway, request)
 
         return bound
@@ -116,21 +138,40 @@ class WebServer:
     async def start(self, endpoints: Sequence[Endpoint]) -> None:
         """Raises StartError with one line."""
         await self._runner.setup()
+        loop = asyncio.get_running_loop()
         for endpoint in endpoints:
-            site = web.TCPSite(self._runner, endpoint.host or None, endpoint.port)
             try:
-                await site.start()
+                server = await loop.create_server(self._connected, endpoint.host or None, endpoint.port, backlog=1024)
             except OSError as error:
                 why = os.strerror(error.errno) if error.errno else str(error)
                 raise StartError(f"can't listen on {endpoint.address} for HTTP: {why}") from None
-            port = self._runner.addresses[-1][1]
-            self.endpoints.append(endpoint._replace(port=port))
+            self._servers.append(server)
+            self.endpoints.append(endpoint._replace(port=server.sockets[0].getsockname()[1]))
+
+    def _connected(self) -> asyncio.Protocol:
+        """Whoever is too much, or says nothing, must not take what a log needs to be written."""
+        server = self._runner.server
+        assert server is not None
+        if len(server.connections) >= self._connections_max:
+            return TooMany()
+        connection = server()
+        self._silent[connection] = asyncio.get_running_loop().call_later(HEAD_S, self._end_silent, connection)
+        return connection
+
+    def _end_silent(self, connection: web.RequestHandler) -> None:
+        del self._silent[connection]
+        if connection.transport is not None:
+            connection.transport.abort()
 
     def begin(self) -> None:
         """The broker serves from now on."""
         self.gateway.broker.env.tasks.spawn("transactions of HTTP", self.gateway.producers.recover())
 
     async def stop(self) -> None:
+        for server in self._servers:
+            server.close()
+        for timer in self._silent.values():
+            timer.cancel()
         await self.gateway.close()
         await self._runner.cleanup()
 
@@ -138,6 +179,8 @@ class WebServer:
     async def _around(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
+        if (timer := self._silent.pop(request.protocol, None)) is not None:
+            timer.cancel()
         if request.method == "OPTIONS" and ASKED_METHOD in request.headers:
             response: web.StreamResponse = web.Response(status=204, headers=PREFLIGHT)
         else:

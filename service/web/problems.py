@@ -35,6 +35,7 @@ PROBLEMS: Mapping[str, Kinds] = {
     "unknown-transaction": Kinds(404, "There is no such transaction"),
     "method-not-allowed": Kinds(405, "The resource knows no such method"),
     "not-acceptable": Kinds(406, "No representation that the client accepts"),
+    "too-slow": Kinds(408, "The body took too long", retriable=True),
     "request-in-flight": Kinds(409, "A request with this Idempotency-Key is under way", retriable=True),
     "expected-offset-mismatch": Kinds(409, "Somebody else has appended before"),
     "producer-fenced": Kinds(409, "Somebody else has taken the transactional id over"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Handler = Callable[["Gateway", web.Request], Awaitable[web.StreamResponse]]
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
-STREAMING = "streaming"
+STREAMING = web.RequestKey("streaming", bool)
 """A request has this once the head of its answer is gone, so that nothing else can be answered."""
 
 

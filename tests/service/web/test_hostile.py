@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import socket
 import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
+from service.settings.broker import Endpoint
+from service.web import app
+from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.web.kit import PATIENCE_S, Http, Served
 
 HEAD = b"POST /v1/topics/hostile/records HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -148,3 +154,36 @@ def test_many_idle_streams_leave_room_for_others(served: Served, http: Http, top
     finally:
         for stream in streams:
             stream.close()
+
+
+def test_who_says_nothing_or_never_ends_a_body_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, so that the time it takes can be cut."""
+    monkeypatch.setattr(app, "HEAD_S", 0.2)
+    monkeypatch.setattr(app, "BODY_S", 0.2)
+
+    async def scene(stage: Stage) -> None:
+        server = app.WebServer(stage.broker, connections_max=3)
+        await server.start([Endpoint("HTTP", "127.0.0.1", 0, "HTTP")])
+        port = server.endpoints[0].port
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                silent, to_silent = await asyncio.open_connection("127.0.0.1", port)
+                slow, to_slow = await asyncio.open_connection("127.0.0.1", port)
+                to_slow.write(HEAD + b"Content-Length: 100\r\n\r\n{")
+                good, to_good = await asyncio.open_connection("127.0.0.1", port)
+                to_good.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert (await good.readline()).startswith(b"HTTP/1.1 200")
+                fourth, to_fourth = await asyncio.open_connection("127.0.0.1", port)
+                assert await fourth.read() == b"", "there is no room for it"
+                with contextlib.suppress(ConnectionResetError):
+                    assert await silent.read() == b""
+                assert (await slow.readline()).startswith(b"HTTP/1.1 408")
+                to_good.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+                await good.readuntil(b'{"alive":true}')
+                await good.readuntil(b'{"alive":true}')
+                for writer in (to_silent, to_slow, to_good, to_fourth):
+                    writer.close()
+        finally:
+            await server.stop()
+
+    on_stage(tmp_path, scene)
