@@ -196,11 +196,10 @@ class Broker:
     async def stop(self) -> None:
         """Everything durable, then the manifest. No request is under way any more."""
         self.coordination.end()
+        self.holdings.step_down()  # whatever the metadata says from now on: nothing is written any more
         await self.env.tasks.cancel_all()
         await self.coordination.close()
         await self.holdings.end()
-        for partition in self.partitions:
-            self.replication.stop(partition)
         for folder in self.folders:
             await self._sync_together(folder)
         states: dict[LogFolder, list[CleanState]] = {folder: [] for folder in self.folders}

@@ -8,8 +8,10 @@ import pytest
 
 from log.batch import build_batch
 from log.disk import DiskFault
+from log.ids import TopicPartition
 from log.views import whole
-from service.broker.partition import PartitionLost
+from service.broker.partition import NOBODY, Following, PartitionLost
+from service.cluster.image import Delta
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     DeleteRecordsPartition,
@@ -80,7 +82,8 @@ def test_a_tail_that_the_new_leader_does_not_have_is_cut_off(tmp_path: Path) -> 
         offsets = [offset for offset, _, _ in stored(stage.partition(1))]
         assert offsets == [0, 1, 2, 3, 4]
 
-    on_cluster_stage(tmp_path, scene, 3, 1, 2, given=OS)
+    patient = {"replica.lag.time.max.ms": "60000"}  # 2 stays in sync, however long 1 takes to die
+    on_cluster_stage(tmp_path, scene, 3, 1, 2, given=OS | patient)
 
 
 def test_who_does_not_keep_up_falls_out_and_comes_in_again(tmp_path: Path) -> None:
@@ -154,6 +157,31 @@ def test_a_leader_whose_disk_has_failed_leaves_its_partitions_to_others(tmp_path
         await until(lambda: stage.leader() is stage.partition(2))
         await stage.write("after")
         assert stage.state().isr == (2,)
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+def test_a_broker_that_stops_follows_nobody_any_more_whatever_it_hears(tmp_path: Path) -> None:
+    """What it copied after its logs were closed would contradict the manifest of its clean stop."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.write("before")
+        await stage.in_sync(1, 2)
+        broker, state = stage.broker(2), stage.state()
+        life = stage.lives.pop(2)
+        for server in life.servers:
+            await server.close()
+        stopping = asyncio.ensure_future(broker.stop())
+        await asyncio.sleep(0)
+        follower = broker.partitions.get(TopicPartition(TOPIC, 0))
+        assert follower is not None
+        broker.holdings.follow(Delta(broker.image, broker.image, partitions=(TopicPartition(TOPIC, 0),)))
+        assert state.leader == 1
+        assert isinstance(follower.role, Following)
+        assert follower.role.leader == NOBODY
+        await stopping
+        life.disk.close()
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
