@@ -2,8 +2,7 @@
 
 Each costs 200 to 400 bytes for as long as `producer.id.expiration.ms`, and whoever sends batches can make up as many as
 they like (KIP-936). What always holds: who is remembered goes on; only producers that a partition has not met yet are
-refused, and only after such as are idle have been looked for. Called by `producers.py` alone; `refused` and `evicted`
-are for whoever watches.
+refused, and only after such as are idle have been looked for.
 """
 
 from __future__ import annotations

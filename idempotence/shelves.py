@@ -2,7 +2,6 @@
 
 What always holds: what `lend` gave out stays as it was then. Whoever changes a shelf that was lent first puts a copy in
 its place: a million producers stand on 64 shelves, and to copy one takes half a millisecond. A few stand on one.
-Called by `producers.py` alone.
 """
 
 from collections.abc import Collection, Iterator, Mapping

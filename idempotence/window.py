@@ -4,8 +4,7 @@ A producer may have five batches under way, so a repeated batch is one of the la
 order. The packed form is what stands in memory and in a snapshot alike: a million producers must fit, and five
 batches as Python objects would take kilobytes each.
 
-Every function here is about `entry`, the packed producer, whose window begins at `WINDOW_AT`. Called by
-`producers.py` alone.
+Every function here is about `entry`, the packed producer, whose window begins at `WINDOW_AT`.
 """
 
 import struct

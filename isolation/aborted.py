@@ -5,7 +5,7 @@ costs as much as its answer plus a logarithm, however many ranges there are and 
 the others.
 
 The numbers live in flat arrays, 24 bytes a range. Above the first offsets stand levels of minima over blocks of 64,
-so that a query steps over blocks in which nothing begins early enough. Called by `stable.py` alone.
+so that a query steps over blocks in which nothing begins early enough.
 """
 
 import struct

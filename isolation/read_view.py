@@ -3,8 +3,6 @@
 What always holds: a reader of committed data gets only what is below the last stable offset, and with it every
 aborted transaction that reaches into what it gets; a reader of uncommitted data gets what is below the high watermark
 and no list (none, not an empty one: clients tell the two apart).
-
-Called by Fetch, ListOffsets and every other way of reading a partition.
 """
 
 from enum import Enum

@@ -4,7 +4,7 @@
 What always holds: reading never trusts a length or a count; whatever is wrong with the bytes comes out as
 `CorruptBatch`. A header is one tuple read by one `struct` call; the broker moves whole batches and never opens records
 on its way. The records are opened only where contents matter: compaction, timestamp lookups, recompression, readers.
-Only magic 2. Called by everything that touches stored bytes.
+Only magic 2.
 
     0   base offset            q      |  23  last offset delta   i
     8   length of what follows i      |  27  base timestamp      q   (with bit 6: the delete horizon)

@@ -1,8 +1,7 @@
 """Small text files that hold one offset each, in the folder of a partition.
 
 What always holds: they are written atomically, and a file that is missing or unreadable says nothing (None). The text
-is that of Kafka's checkpoints, without the topic: a version (0), a line break, the offset, a line break. Called by
-`log.partition_log`, `log.compaction` and `log.recovery`.
+is that of Kafka's checkpoints, without the topic: a version (0), a line break, the offset, a line break.
 """
 
 from typing import Final

@@ -1,7 +1,6 @@
 """What a compaction asks of the process that reads and writes for it, and what it hears back: plain values that travel.
 
 Numbers that come by the hundred thousand travel in arrays: they are made and unpacked without holding anybody up.
-Called by `log.compaction`, which asks, and `log.cleaning`, which answers.
 """
 
 from array import array

@@ -12,7 +12,6 @@ What always holds:
 A pass reads all segments from the first up to the limit, and writes their successors: that is `log.cleaning`, in a
 process of its own, for it would hold the loop for long, and as a thread take the interpreter from it. Meanwhile the log
 is read and written as always. Here is what comes before (is it due, what is there to know) and after: the swap.
-Called by the broker's housekeeping.
 """
 
 from array import array

@@ -3,7 +3,6 @@
 What always holds: `decompress` never returns more than `limit_bytes` and never holds much more than that while it
 works, whatever the input claims; anything wrong with the input is a `BadCompression`, never an exception of the codec's
 library.
-Called by `log.batch` for records that must be opened: compaction, timestamp lookups, recompression, readers.
 """
 
 import struct

@@ -1,7 +1,7 @@
 """The settings of one log, by the names Kafka gives them (dots and dashes as underscores), with Kafka's defaults.
 
 A plain value without rules: who takes a setting from outside checks it (`service.settings`). One object can serve every
-partition of a topic. Called by everything in `log` that rolls, keeps, drops or cleans.
+partition of a topic.
 """
 
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ What always holds:
 * Nothing is durable before the `fsync` of its file, and of its folder's names, has returned.
 * Name changes (create, rename, unlink) survive a power cut as a prefix of the order in which they were made.
 
-A `File` is used by one thread at a time. Called by `log` alone, except for `FileSlice`, which travels to the socket.
+A `File` is used by one thread at a time.
 """
 
 import asyncio

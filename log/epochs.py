@@ -7,8 +7,6 @@ offset up to which they agree (KIP-101, KIP-279). A machine; the text is that of
     2               number of entries
     0 0             epoch, start offset
     3 1500
-
-Called by `log.partition_log` and, for OffsetForLeaderEpoch and truncation, by the broker.
 """
 
 from bisect import bisect_right

@@ -2,7 +2,7 @@
 
 A topic may be deleted and another be made with its name; after a crash in between the folder of the first must not be
 taken for that of the second. Written when the folder is made, durable with its first flush, and never changed. A folder
-without the file is believed to be what its name says. Called by `log.partition_log` and by the broker's start.
+without the file is believed to be what its name says.
 """
 
 from typing import Final

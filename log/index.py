@@ -7,7 +7,7 @@ search that starts at an entry finds what a full scan would find. Both files hav
     .timeindex  largest timestamp so far  i64 | last offset of the batch that brought it, minus the base offset  u32
 
 The active segment's indexes grow in memory; those of sealed segments stay on disk and are searched there, so that old
-segments cost no memory. Called by `log.segment`.
+segments cost no memory.
 """
 
 import struct

@@ -7,8 +7,6 @@ What always holds:
   partition, with a checksum, so that 15,000 partitions open without one file of theirs being touched.
 * The recovery points are a hint that may lag: what is below a partition's point was durable when they were written.
   So are the high watermarks: what is below was committed. Both are in Kafka's text format.
-
-Called by the broker at start, every so often, and at the stop.
 """
 
 import base64

@@ -4,8 +4,7 @@ What always holds: what is found right here is right by the plain way too, batch
 is unusual ends the stretch, so that the plain way judges it. Held against each other in
 tests/properties/test_log_many.py.
 
-numpy takes a tenth of a second to import, so it is when a large segment is read, and not before. Called by
-`log.recovery`.
+numpy takes a tenth of a second to import, so it is when a large segment is read, and not before.
 """
 
 from __future__ import annotations

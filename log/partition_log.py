@@ -14,7 +14,7 @@ segments with their indexes, then the active one, and only then moves `flushed_o
 away a name and with it only bytes that nobody was promised; the recovery cuts what follows the hole.
 
 A log that was closed cleanly is opened from the facts in the manifest without touching a file. All calls come from the
-loop's thread, except `open`, which may run in another. Called by the broker's partition, and by nothing else.
+loop's thread, except `open`, which may run in another.
 """
 
 import asyncio

@@ -12,7 +12,7 @@ What always holds:
 
 Segments that end below the trusted offset are not read. Of the others every byte is: header walk and CRC-32C over large
 chunks. Plain calls only, so that a large recovery can run in a thread beside the loop; for the same reason every file
-opened here is closed here. Nothing found counts as durable until the log's next `flush`. Called by `PartitionLog.open`.
+opened here is closed here. Nothing found counts as durable until the log's next `flush`.
 """
 
 from collections.abc import Callable, Iterator, Sequence

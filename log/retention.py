@@ -2,7 +2,7 @@
 
 What always holds: segments go from the oldest on, without a gap, and none goes that holds an offset at or above the
 high watermark. The segment that is being written goes like any other when all of it is old enough, so that a topic that
-is no longer written to ends up empty. Called by `PartitionLog.expired_segments`.
+is no longer written to ends up empty.
 """
 
 from collections.abc import Sequence

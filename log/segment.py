@@ -8,8 +8,6 @@ What always holds:
   segment are searched on disk. An index that is missing, or that points to something else than a batch with the offset
   it names, is rebuilt from the headers.
 * The file is opened when it is first needed, so a segment nobody reads costs a few hundred bytes.
-
-Called by `log.partition_log`, `log.recovery` and `log.compaction`.
 """
 
 from collections.abc import Iterator, Sequence

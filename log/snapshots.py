@@ -2,8 +2,7 @@
 
 What always holds: a snapshot is a hint. It is used only when its checksum fits and its last leader epoch is the one
 that the log has at that offset: two histories of the same length never share the epoch of their last batch, so a
-snapshot that came back from before a truncation is seen for what it is. Called by `log.partition_log`
-and `log.recovery`.
+snapshot that came back from before a truncation is seen for what it is.
 
     0   "OLSN"                       |  8   CRC-32C of [12:]         u32
     4   version, 1           u16     |  12  offset                   i64

@@ -6,7 +6,6 @@ then one atomic write of the plan decides; then names change; then the plan goes
 
 What always holds: while a plan is there, or could be there again after a power cut, a `.cleaned` file is one that it
 means. So a plan is forgotten durably before a cleaner makes the next such file.
-Called by `log.compaction`, `log.partition_log` and `log.recovery`.
 """
 
 import json

@@ -1,8 +1,7 @@
 """Changes of several steps on disk that a cancellation must not cut in half.
 
 A broker that stops cancels its tasks, and the disk's writer goes on with what it has begun. Whoever undid the first
-steps of such a change meanwhile would leave the disk with the last one alone. Called by `log.compaction` and
-`log.partition_log`.
+steps of such a change meanwhile would leave the disk with the last one alone.
 """
 
 import asyncio

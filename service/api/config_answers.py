@@ -1,6 +1,5 @@
-"""Configuration as it is shown to clients: the value that holds, where it comes from, and what would hold without it.
-
-Called by DescribeConfigs and CreateTopics.
+"""Configuration as it is shown to clients: the value that holds, where it comes from, and what would hold without
+it.
 """
 
 from collections.abc import Iterator, Mapping

@@ -6,7 +6,7 @@ so that a lost or repeated request is
 noticed; a partition that has nothing new is left out of the answer. The number of sessions is bounded; who finds
 no room is served without one.
 
-Pure: time and fresh ids come in as arguments. Called by the Fetch handler alone.
+Pure: time and fresh ids come in as arguments.
 """
 
 from collections.abc import Iterable

@@ -11,8 +11,7 @@ What always holds:
    aside again before producers are served again.
  - One line of the log says when service to producers ends, and one when it goes on.
 
-The file system is asked once a second; in between it is reckoned how much was appended. Called by the folder, its
-partitions, and before a start.
+The file system is asked once a second; in between it is reckoned how much was appended.
 """
 
 import asyncio

@@ -4,8 +4,6 @@ behind or has caught up.
 What always holds: the in-sync set changes in the metadata store alone, by compare-and-set, and this broker acts on the
 new one when its image shows it. One proposal a partition is on its way at a time; one that nobody answered counts as if
 it held until the image says what does.
-
-Called by the handlers of fetches, and by itself from time to time.
 """
 
 import asyncio

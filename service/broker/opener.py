@@ -3,8 +3,6 @@
 What always holds: a turn of the loop looks into RECORDS_AT_ONCE records and BYTES_AT_ONCE plain bytes at most, of all
 connections together. Small batches have theirs at once, in the turn they came in. The rest waits in a row, is unpacked
 and packed beside the loop (one at a time, so that what is unpacked is bounded too), and judged step by step.
-
-Called by the handler of Produce.
 """
 
 import asyncio

@@ -554,7 +554,7 @@ class Partition:
         return self.replicas is not None and self.high_watermark < self.leads_from_offset
 
     async def flush(self) -> None:
-        """Called by the folder's flusher."""
+        """Make durable what was appended until now; those who waited for that are answered."""
         await self.log.flush()
         self._held()
 

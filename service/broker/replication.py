@@ -8,8 +8,6 @@ What always holds:
  - What a follower asks for says that it holds everything below, in this history; where durability is `fsync`, on the
    platter (R12). Nothing is appended, cut or counted but in the role that it was asked for.
  - What goes wrong with one partition stays there: it rests, longer each time, and says why; the others go on.
-
-Called by `Holdings`, in the order of the metadata's commits.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """Deciding about dynamic configuration of topics, brokers and groups, in both forms: all of a resource's values anew
 (AlterConfigs), or single changes (IncrementalAlterConfigs).
 
-Every resource of a command stands for itself. Checks, their order and their messages are Kafka's (4.3). Called by the
-handlers of `service.api`, through `ClusterMetadata.execute`.
+Every resource of a command stands for itself. Checks, their order and their messages are Kafka's (4.3).
 """
 
 from collections import Counter

@@ -4,8 +4,7 @@ happened.
 A `Command` decides for itself: `decide` is pure, reads the image and changes nothing. If the commit meets a newer
 version of what it read, the image is brought up to date and it decides again; if the commit's answer was lost it
 decides again with `retried`, and must then recognise its own work. Here are the commands about brokers, partitions
-and producer ids; those about topics are in `topic_commands`, about configuration in `config_commands`. Called by
-`metadata`, which commits.
+and producer ids; those about topics are in `topic_commands`, about configuration in `config_commands`.
 """
 
 from collections.abc import Callable, Container, Iterator

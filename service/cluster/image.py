@@ -20,8 +20,7 @@ the key's version is the partition epoch |
 | `producer_ids` | counter: the first producer id not handed out yet |
 | `features` | finalized feature levels |
 
-Values are small JSON. Called by `controller` (reads it to decide), `metadata` (keeps it) and everything that answers
-metadata.
+Values are small JSON.
 """
 
 import json

@@ -10,8 +10,7 @@ it still is registered, and that nobody has registered since the image it decide
 checks the controller's epoch too (R1).
 
 A lost session is a state: whoever serves is told to stop, everything that rested on the session is void (R11), and this
-broker joins again by itself, in a new session and with a new epoch. Called by the broker and by every handler that
-reads or changes metadata.
+broker joins again by itself, in a new session and with a new epoch.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Which brokers hold the partitions of a topic: in turn, and spread over racks.
 
-Pure. Called by `topic_commands`.
+Pure.
 """
 
 from collections import deque

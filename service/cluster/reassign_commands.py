@@ -2,7 +2,6 @@
 
 A reassignment goes through the log itself: the new replicas become followers at once, and when all of them are in sync
 the proposal that says so ends it (`AlterPartition`). Until then it can be taken back. Checks and messages are Kafka's.
-Called by the handlers of `service.api`, through `ClusterMetadata.execute`.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """Deciding about topics: create, delete, add partitions.
 
 Every topic of a command stands for itself: what is wrong with one refuses that one. Checks, their order and their
-messages are Kafka's (4.3), because people read them. Called by the handlers of `service.api`, through
-`ClusterMetadata.execute`.
+messages are Kafka's (4.3), because people read them.
 """
 
 import re

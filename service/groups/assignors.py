@@ -1,10 +1,8 @@
 """The assignors that run in the broker: how the partitions of topics are divided among a group's members.
 
 Pure and deterministic: equal input in any order of dictionaries gives equal output. Both give every partition of a
-topic that somebody subscribes to to exactly one of its subscribers. Racks are not looked at (as in Kafka's). Called
-by consumer_decisions.py when a group's epoch is ahead of its target assignment: work grows with members, partitions and
-subscriptions added up, not multiplied, and who keeps all it has is hardly touched. It may take longer than one turn of
-the loop, so that they yield after each step of some microseconds.
+topic that somebody subscribes to to exactly one of its subscribers. Racks are not looked at, as in Kafka's. It may
+take longer than one turn of the loop, so they yield after each step of some microseconds.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping

@@ -1,8 +1,7 @@
 """What happens to a classic group when its members join, sync, beat, leave or fall silent.
 
 Each function takes the live group and a command, changes the group's soft state, and leaves records and answers in the
-draft. A JoinGroup or SyncGroup that must wait leaves its token with the member; a later decision answers it. Called by
-GroupCoordinator only, which has found the group; offsets are none of this file's business.
+draft. A JoinGroup or SyncGroup that must wait leaves its token with the member; a later decision answers it.
 """
 
 from typing import Literal

@@ -4,7 +4,7 @@ A coordinator may hold a hundred thousand offsets, so none of it is done in one 
 generator that looks at one offset after the other, as the machine stands then, and writes tombstones; a turn ends after
 `LOOKED_AT_ONCE` looks or `GONE_AT_ONCE` records and the work is due again at once. All of it is soft: a round that a
 crash ends begins anew, and topics that were deleted are found again by looking, once the log has been read, which of
-those with offsets are there. Called by GroupCoordinator only.
+those with offsets are there.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -4,7 +4,7 @@ Reads the group and never changes it: what is to change goes into the draft as r
 group. Soft are only deadlines and the notes of what metadata was looked at. Three steps make a heartbeat: the member
 as it says it is (a changed subscription raises the group's epoch), the target assignment (computed anew when the
 group's epoch is ahead, in several turns if the group is large: assignment_round.py), and the member's next step towards
-it. Called by GroupCoordinator and, for members of the classic protocol, by migration.py.
+it.
 """
 
 from collections.abc import Generator, Iterable

@@ -3,7 +3,7 @@
 A group that uses the consumer's embedded protocol turns into a consumer group when the first member joins by KIP-848,
 and back when the last such member is gone. Between the two, classic members go on with JoinGroup, SyncGroup and
 Heartbeat, which are answered from the consumer group: a generation is a member epoch, a rebalance in progress means
-"there is something for you to revoke or to get, join again". Called by GroupCoordinator only.
+"there is something for you to revoke or to get, join again".
 
 Not supported, as in Kafka: turning a group whose assignor puts user data into assignments, or whose bytes can't be
 read.

@@ -1,7 +1,6 @@
 """Which partition of an internal topic a group lives in.
 
-Every client and every Kafka broker computes the same number, so it may never change. Called by whoever routes
-a group's command (the broker) and by FindCoordinator.
+Every client and every Kafka broker computes the same number, so it may never change.
 """
 
 from functools import lru_cache

@@ -1,8 +1,8 @@
 """How a member of a consumer group walks from what it holds to what the target gives it.
 
-Pure: a member, the target and who holds what go in, the member as it should be comes out. Called by
-consumer_decisions.py at every heartbeat. It holds at every step: a member keeps its epoch while it must let go of
-something, and what is newly given to it is held by nobody else.
+Pure: a member, the target and who holds what go in, the member as it should be comes out. It holds
+at every step: a member keeps its epoch while it must let go of something, and what is newly given to it is held by
+nobody else.
 """
 
 from collections.abc import Callable, Mapping

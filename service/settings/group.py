@@ -1,8 +1,7 @@
 """The table of a group's keys, and what holds for one group of the consumer protocol.
 
 Names, types, checks and their messages are Apache Kafka's (4.3). A group's own value lies over the broker's value of
-the key that is its synonym, and both lie within the bounds that the broker's configuration sets. Called by the
-controller (checks), by DescribeConfigs and by the broker, which hands the result to group coordinators.
+the key that is its synonym, and both lie within the bounds that the broker's configuration sets.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
 Later sources win: defaults, then the file (Kafka's `server.properties` or `oncelog.toml`), then the environment
 (`KAFKA_…` as Kafka's container images read it, and `ONCELOG_…`), then `-o key=value`. Nothing is judged here: names
-and values are checked by `BrokerConfig`. Called by the command line.
+and values are checked by `BrokerConfig`.
 """
 
 import re

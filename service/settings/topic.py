@@ -1,8 +1,7 @@
 """The table of a topic's keys, and what holds for one topic.
 
 Names, types, defaults and checks are Apache Kafka's (4.3); so is the order of layers: a topic's own value, else the
-broker's value of the key that is its synonym (dynamic before static), else the default. Called by the controller
-(checks), by DescribeConfigs and by the broker, which hands the result to the log as `LogConfig`.
+broker's value of the key that is its synonym (dynamic before static), else the default.
 """
 
 import re

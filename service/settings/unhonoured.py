@@ -5,7 +5,6 @@ part for (a thread pool, the KRaft quorum): harmless to ignore, and named in a w
 are *refused* would promise what does not hold if they were ignored (authentication, tiered storage): the broker does
 not start. While it runs, it takes, keeps and shows every key but those that Kafka doesn't
 change in a running broker: tools set what they know of (throttles, metric reporters), and those of other versions.
-Called by `service.settings.broker`.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Watches for a store that sees all its commits itself: each watcher has a bounded queue, and one that falls behind
 gets a `Gap` and a new `Snapshot`.
-
-Called by the stores, which publish every commit in order.
 """
 
 import asyncio

@@ -3,6 +3,7 @@ no swallowed errors.
 """
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -60,3 +61,9 @@ def test_no_error_is_swallowed(path: Path) -> None:
             broad = isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
             silent = all(isinstance(statement, ast.Pass) for statement in node.body)
             assert not (broad and silent), f"{name_of(path)}:{node.lineno} swallows every error"
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_no_docstring_says_who_calls(path: Path) -> None:
+    """Nothing holds such a sentence true, and a search tells it."""
+    assert not re.search(r"\bCalled\s+by\b", path.read_text())
