@@ -28,6 +28,7 @@ from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition, FetchRequest, FetchTopic
 
 RECORDS_AT_ONCE = 1000
+"""Opened in one turn of the loop; a batch is as much work as one more."""
 PACKED_AT_ONCE = 16 << 10
 """A longer batch that is compressed is unpacked beside the loop."""
 
@@ -146,8 +147,12 @@ async def opened(
     """The records to show from `offset` on, some at a time and `most` at most, each time with the next position."""
     aborted = AbortedRanges(piece.aborted or ())
     view = memoryview(piece.data)
-    at = 0
+    at = looked_at = 0
     while at + HEADER_BYTES <= len(view) and most > 0:
+        if looked_at >= RECORDS_AT_ONCE:
+            looked_at = 0
+            await asyncio.sleep(0)
+        looked_at += 1
         try:
             header = read_header(view, at)
             if at + header.size_bytes > len(view):
@@ -173,17 +178,19 @@ async def opened(
             kind = read_marker(batch).type
             control = "unknown" if kind is None else kind.name.lower()
         found: list[RecordOut] = []
-        for count, record in enumerate(records):
+        for record in records:
             if record.offset < offset:
                 continue
+            looked_at += 1
             if control is not None or lens.passes(record):
                 found.append(shown_record(piece.partition, record, header, lens, control, is_aborted))
                 most -= 1
-            if most == 0 or count % RECORDS_AT_ONCE == RECORDS_AT_ONCE - 1:
+            if most == 0 or looked_at >= RECORDS_AT_ONCE:
                 yield found, record.offset + 1
                 found = []
                 if most == 0:
                     return
+                looked_at = 0
                 await asyncio.sleep(0)
         yield found, header.next_offset
 

@@ -251,7 +251,11 @@ async def write_together(
 
 async def commit_offsets(producer: Producer, offsets: OffsetsIn) -> None:
     topics: dict[str, TxnOffsetCommitRequestTopic] = {}
+    if not -1 <= offsets.generation < 2**31:
+        raise Problem("invalid-request", f"{offsets.generation} is no generation")
     for each in offsets.offsets:
+        if not (0 <= each.offset < 2**63 and 0 <= each.partition < 2**31 and -1 <= each.leader_epoch < 2**31):
+            raise Problem("invalid-request", f"{each.topic} {each.partition}: {each.offset} is no offset")
         topic = topics.setdefault(each.topic, TxnOffsetCommitRequestTopic(each.topic))
         topic.partitions.append(
             TxnOffsetCommitRequestPartition(each.partition, each.offset, each.leader_epoch, each.metadata)
@@ -339,7 +343,8 @@ async def write_octets(gateway: Gateway, request: web.Request, topic_name: str) 
     if given_time is None:
         timestamp = gateway.broker.env.clock.wall_ms()
     else:
-        timestamp = milliseconds(int(given_time) if given_time.isdigit() and len(given_time) < 19 else given_time)
+        is_number = given_time.isascii() and given_time.isdigit() and len(given_time) < 19
+        timestamp = milliseconds(int(given_time) if is_number else given_time)
     headers = tuple(
         (name[len(RECORD_HEADER) :], content.encode("utf-8", "surrogateescape"))
         for name, content in request.headers.items()

@@ -133,7 +133,7 @@ def milliseconds(timestamp: int | str) -> int:
             moment = None
         if moment is None or moment.tzinfo is None:
             raise Problem("invalid-record", f"{timestamp[:40]!r} is no time as RFC 3339 writes it, with its zone")
-        return int(moment.timestamp() * 1000)
+        timestamp = int(moment.timestamp() * 1000)
     if not 0 <= timestamp <= TIMESTAMP_MAX:
         raise Problem("invalid-record", f"{timestamp} is no timestamp: milliseconds since 1970 are meant")
     return timestamp

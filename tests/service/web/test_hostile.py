@@ -19,7 +19,7 @@ import pytest
 from service.settings.broker import Endpoint
 from service.web import app
 from tests.service.api.admin_stage import Stage, on_stage
-from tests.service.web.kit import PATIENCE_S, Http, Served
+from tests.service.web.kit import PATIENCE_S, Http, Served, read_all
 
 HEAD = b"POST /v1/topics/hostile/records HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
@@ -187,3 +187,29 @@ def test_who_says_nothing_or_never_ends_a_body_is_ended(tmp_path: Path, monkeypa
             await server.stop()
 
     on_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("when", ["1969-12-31T23:59:59.999Z", "0001-01-01T00:00:00+23:59"])
+def test_a_time_before_1970_is_none(http: Http, topic: str, when: str) -> None:
+    assert http.post(f"/v1/topics/{topic}/records", {"records": [{"value": 1}]}).status == 200
+    answer = http.post(f"/v1/topics/{topic}/records", {"records": [{"value": 1, "timestamp": when}]})
+    assert (answer.status, answer.json["type"]) == (422, "/problems/invalid-record")
+    answer = http.get(f"/v1/topics/{topic}/partitions/0/records", params={"offset": f"@{when}"})
+    assert answer.status == 422, "it would mean the latest, or the earliest"
+
+
+def test_a_digit_that_is_no_number_is_no_time(http: Http, topic: str) -> None:
+    headers = {"Content-Type": "application/octet-stream"}
+    answer = http.post(f"/v1/topics/{topic}/records", b"x", params={"timestamp": "²"}, headers=headers)
+    assert (answer.status, answer.json["type"]) == (422, "/problems/invalid-record")
+
+
+@pytest.mark.parametrize("wrong", [{"offset": 2**63}, {"offset": -1}, {"leader_epoch": 2**31}, {"partition": 2**31}])
+def test_offsets_beyond_their_type_are_refused_and_nothing_is_written(
+    served: Served, http: Http, topic: str, wrong: dict[str, int]
+) -> None:
+    assert http.post(f"/v1/topics/{topic}/records", {"records": [{"value": 1}]}).status == 200
+    offsets = {"group": topic, "offsets": [{"topic": topic, "partition": 0, "offset": 1, **wrong}]}
+    answer = http.post("/v1/records", {"records": [{"topic": topic, "value": 2}], "offsets": offsets})
+    assert (answer.status, answer.json["type"], answer.json["outcome"]) == (422, "/problems/invalid-request", "none")
+    assert [each.value for each in read_all(served.bootstrap, topic)] == [b"1"]
