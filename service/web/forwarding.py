@@ -7,6 +7,7 @@ it on again.
 from __future__ import annotations
 
 from aiohttp import ClientError, web
+from yarl import URL
 
 from service.settings.broker import WEB
 from service.web.gateway import Gateway
@@ -29,7 +30,7 @@ async def forward(gateway: Gateway, node: int, request: web.Request, body: bytes
         raise Problem("not-now", f"broker {node} shall answer, which has no HTTP or is away")
     headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
     headers[FORWARDED] = str(gateway.broker.node_id)
-    url = f"http://{endpoint.address}{request.raw_path}"
+    url = URL(f"http://{endpoint.address}{request.raw_path}", encoded=True)  # to the letter: keys know it by that
     try:
         async with gateway.http().request(request.method, url, data=body, headers=headers) as answer:
             content = await answer.read()

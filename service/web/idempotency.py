@@ -43,6 +43,8 @@ KEYS_MAX = 1_000_000
 """Remembered of one partition of the topic, in 250 bytes of memory each. Beyond, new keys are refused, and none that is
 remembered is forgotten early."""
 BATCHES_AT_ONCE = 200
+OF_RECORDS = ("record-header-", "ce-")
+"""Headers of a request that begin so are a part of what is written."""
 ZSTD = 4
 COMPRESSED_FROM_BYTES = 1000
 _QUOTED = re.compile(r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"\Z')
@@ -83,6 +85,9 @@ def fingerprint_of(request: web.Request, body: bytes) -> str:
     asked = hashlib.sha256()
     for part in (request.method, request.path_qs, request.content_type):
         asked.update(part.encode("utf-8", "surrogateescape") + b"\n")
+    for name, content in request.headers.items():
+        if name.lower().startswith(OF_RECORDS):
+            asked.update(f"{name}:{content}\n".encode("utf-8", "surrogateescape"))
     asked.update(body)
     return asked.hexdigest()
 
@@ -149,17 +154,21 @@ class Keys:
             batch = producer.build(memory.where, [(key.encode(), content, (), now_ms)], codec)
             await producer.write([batch], internal=True)
             offset = batch.base_offset
+            if memory.partition.leader_epoch != memory.epoch:
+                raise Problem("not-now", "another broker answered for the key meanwhile")
 
         try:
             await write(seal)
         except Problem as problem:
-            if problem.outcome == "unknown":
+            if problem.outcome == "unknown" or offset >= 0:
                 self._memories.pop(memory.where.partition, None)  # the log knows, once it is decided
             raise
         except BaseException:
             self._memories.pop(memory.where.partition, None)
             raise
-        memory.offsets[digest] = offset, now_ms
+        known_now = self._memories.get(memory.where.partition)  # another, if it was learnt anew meanwhile
+        if known_now is not None:
+            known_now.offsets[digest] = offset, now_ms
         return web.Response(body=answer, content_type=JSON)
 
     async def _memory(self, key: str) -> Memory:

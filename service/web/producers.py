@@ -122,9 +122,13 @@ class Producer:
         in_doubt = False
         while True:
             try:
-                answer = await self._gateway.ask_coordinator(TRANSACTION, self.transactional_id, request)
+                node = await self._gateway.coordinator(TRANSACTION, self.transactional_id)
+                answer = await self._gateway.ask(node, request)
+            except Problem as nobody:
+                if in_doubt:
+                    raise Problem("outcome-unknown", nobody.detail, error=nobody.error, outcome="unknown") from None
+                raise
             except ClientFailure as failure:
-                in_doubt = True
                 code, what = int(ErrorCode.REQUEST_TIMED_OUT), failure.message
             else:
                 code, what = answer.error_code, f"transactional id {self.transactional_id!r}"
@@ -133,6 +137,7 @@ class Producer:
                     self.sequences.clear()
                     return
             again = code in AGAIN or code == ErrorCode.REQUEST_TIMED_OUT
+            in_doubt = in_doubt or again  # a coordinator that loses its place may have written the decision before
             if not again or asyncio.get_running_loop().time() > deadline:
                 problem = of_error(code, what, writing=True)
                 raise Problem("outcome-unknown", what, error=code, outcome="unknown") if in_doubt else problem
@@ -140,14 +145,15 @@ class Producer:
 
     async def until_visible(self) -> None:
         """Until readers see what was committed, as long as that is soon: a client that reads what it wrote finds it."""
-        deadline = asyncio.get_running_loop().time() + VISIBLE_WITHIN_S
         pause_s = 0.0005
-        while asyncio.get_running_loop().time() < deadline:
-            state = await self.state()
-            if state not in ("PrepareCommit", "PrepareAbort"):
-                return
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.02)
+        try:
+            async with asyncio.timeout(VISIBLE_WITHIN_S):
+                while await self.state() in ("PrepareCommit", "PrepareAbort"):
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, 0.02)
+        except (Problem, ClientFailure, TimeoutError) as failure:
+            # It is decided all the same, and the answer must say so.
+            logger.debug("%s is not seen to be visible yet: %s", self.transactional_id, failure)
 
     async def state(self) -> str:
         request = DescribeTransactionsRequest([self.transactional_id])

@@ -22,6 +22,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from log.ids import TopicPartition
+from service.client.failures import ClientFailure
 from service.client.transactions import (
     TransactionState,
     find_transaction,
@@ -201,6 +202,8 @@ class Open:
     until_s: float
     batches: list[Written] = field(default_factory=list)
     is_empty: bool = True
+    in_part: bytes | None = None
+    """The fingerprint of a batch that may be written in part: it must be put again as it is, or all be aborted."""
     is_broken: bool = False
     """A part of a batch was written, and the rest can't be: only the end is left."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -279,15 +282,20 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
             return web.Response(body=written.answer, content_type=JSON, headers={"Batch-Replayed": "true"})
         if open_one.is_broken:
             raise Problem("invalid-txn-state", "a batch was written in part: abort the transaction")
+        if open_one.in_part not in (None, fingerprint):
+            raise Problem("batch-changed", f"batch {number} was written in part with another body")
         if number > len(open_one.batches):
             raise Problem("batch-gap", f"the next batch is {len(open_one.batches)}", next_batch=len(open_one.batches))
-        answer = await _write(gateway, name, open_one, number, body)
+        answer = await _write(gateway, name, open_one, number, body, fingerprint)
         encoded = _encode(answer)
+        open_one.in_part = None
         open_one.batches.append(Written(fingerprint, encoded))
         return web.Response(body=encoded, content_type=JSON)
 
 
-async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body: bytes) -> BatchOut:
+async def _write(
+    gateway: Gateway, name: Name, open_one: Open, number: int, body: bytes, fingerprint: bytes
+) -> BatchOut:
     batch, records = await read_batch(gateway, body)
     if not records or batch.offsets is not None or batch.expected:
         raise Problem("invalid-request", "a batch of a transaction has records, and nothing else")
@@ -308,7 +316,9 @@ async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body
             await _complain(gateway, name)
         # What nobody answered may be sent again as it is: its sequence numbers say whether it is there already.
         may_repeat = problem.outcome == "unknown" or problem.kind.retriable
-        open_one.is_broken = not may_repeat and any(each.base_offset >= 0 for each in batches)
+        if any(each.base_offset >= 0 or each.in_doubt for each in batches):
+            open_one.in_part = fingerprint
+            open_one.is_broken = not may_repeat
         problem.outcome = "none" if not may_repeat else problem.outcome
         raise
     return BatchOut("none", results_of(placed, batches))
@@ -353,26 +363,33 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> we
     if (node := await _elsewhere(gateway, name.transactional_id)) is not None:
         return await forward(gateway, node, request, b"")
     known = gateway.open_transactions.find(name)
-    if known is not None and known.is_broken and is_commit:
-        raise Problem("invalid-txn-state", "a batch was written in part: abort the transaction")
     producer = _producer_of(gateway, name)
-    try:
-        async with known.turn if known is not None else nullcontext():
+    meant: Outcome = "applied" if is_commit else "none"
+    async with known.turn if known is not None else nullcontext():
+        if known is not None and known.in_part is not None and is_commit:
+            raise Problem("invalid-txn-state", "a batch was written in part: put it again, or abort the transaction")
+        try:
             await asyncio.shield(producer.end(commit=is_commit))
-    except Problem as problem:
-        found = await find_transaction(gateway.cluster, name.transactional_id)
-        state = _shown(name, found)
-        meant = "applied" if is_commit else "none"
-        if problem.error == ErrorCode.INVALID_TXN_STATE and state.state == "Empty":
-            return as_json(state)  # nothing was written
-        if state.state != "Ongoing" and state.outcome == meant and state.state != "Empty":
-            return as_json(state)  # it is decided, and as the caller wants it
-        if problem.error in FENCED or problem.error == ErrorCode.INVALID_TXN_STATE:
-            _complain_of(name, state)
-        raise
+        except Problem as problem:
+            try:
+                state = _shown(name, await find_transaction(gateway.cluster, name.transactional_id))
+            except ClientFailure:
+                raise problem from None
+            if problem.error == ErrorCode.INVALID_TXN_STATE and state.state == "Empty":
+                return as_json(state)  # nothing was written
+            if state.state != "Ongoing" and state.outcome == meant and state.state != "Empty":
+                return as_json(state)  # it is decided, and as the caller wants it
+            if problem.error in FENCED or problem.error == ErrorCode.INVALID_TXN_STATE:
+                _complain_of(name, state)
+            raise
     gateway.open_transactions.close(name)
     await producer.until_visible()
-    return as_json(_shown(name, await find_transaction(gateway.cluster, name.transactional_id)))
+    try:
+        state = _shown(name, await find_transaction(gateway.cluster, name.transactional_id))
+    except ClientFailure as failure:
+        raise Problem("not-now", f"it is ended; its state can't be told: {failure.message}", outcome=meant) from None
+    state.outcome = meant  # also if the id has another owner already
+    return as_json(state)
 
 
 async def describe(gateway: Gateway, request: web.Request) -> web.StreamResponse:

@@ -130,3 +130,25 @@ def test_a_key_outlives_the_death_of_the_broker_at_any_moment(tmp_path: Path) ->
     finally:
         http.session.close()
         served.stop()
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "changed"),
+    [
+        ("/v1/topics/{}/events", {"ce-id": "1", "ce-source": "s", "ce-type": "t", "ce-specversion": "1.0"}, "ce-id"),
+        (
+            "/v1/topics/{}/records",
+            {"Content-Type": "application/octet-stream", "Record-Header-a": "1"},
+            "Record-Header-a",
+        ),
+    ],
+)
+def test_headers_that_are_written_belong_to_the_request_of_a_key(
+    http: Http, topic: str, path: str, headers: dict[str, str], changed: str
+) -> None:
+    headers = {**headers, "Idempotency-Key": fresh()}
+    assert http.post(path.format(topic), b"x", headers=headers).status == 200
+    again = http.post(path.format(topic), b"x", headers=headers)
+    assert (again.status, again.headers["Idempotency-Replayed"]) == (200, "true")
+    other = http.post(path.format(topic), b"x", headers={**headers, changed: "2"})
+    assert (other.status, other.json["type"]) == (422, "/problems/key-reused")

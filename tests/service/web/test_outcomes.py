@@ -1,0 +1,233 @@
+"""What a request is told when something fails beside it, decided with stand-ins for the rest of the broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from log.batch import build_batch
+from log.ids import TopicPartition
+from service.client.failures import ClientFailure, Kind
+from service.web.fetching import Lens, Piece, opened
+from service.web.gateway import Gateway
+from service.web.idempotency import Keys, Memory
+from service.web.problems import Problem
+from service.web.producers import Producer, Producers
+from service.web.producing import BatchOut
+from service.web.sending import Outgoing
+from service.web.transactions import Name, Open, OpenTransactions, commit, put_batch
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import EndTxnRequest, EndTxnResponse, InitProducerIdRequest, InitProducerIdResponse
+
+GONE = ClientFailure("it is gone", Kind.UNREACHABLE)
+NOBODY = Problem("not-now", "nobody coordinates it")
+WHERE = TopicPartition("keys", 0)
+LENS = Lens(key=b"other")
+
+
+class Coordinated:
+    """A gateway whose coordinator answers an EndTxn as it is told, and every other question not at all."""
+
+    def __init__(self, *ends: EndTxnResponse | Exception) -> None:
+        self.ends = list(ends)
+        self.broker = SimpleNamespace(node_id=1, image=SimpleNamespace(topics={}))
+
+    async def coordinator(self, key_type: int, key: str) -> int:
+        if self.ends and self.ends[0] is NOBODY:
+            raise NOBODY
+        return 1
+
+    async def ask(self, node: int, request: object) -> object:
+        if isinstance(request, InitProducerIdRequest):
+            return InitProducerIdResponse(producer_id=1, producer_epoch=0)
+        if not isinstance(request, EndTxnRequest):
+            raise GONE
+        end = self.ends.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    async def ask_coordinator(self, key_type: int, key: str, request: object) -> object:
+        return await self.ask(1, request)
+
+
+def test_what_is_committed_is_applied_though_its_coordinator_is_gone_afterwards() -> None:
+    async def scenario() -> None:
+        producers = Producers(cast(Gateway, Coordinated(EndTxnResponse(producer_id=1, producer_epoch=1))))
+        await producers.recover()
+        async with producers.transaction():
+            pass
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        (EndTxnResponse(error_code=ErrorCode.NOT_COORDINATOR), EndTxnResponse(error_code=ErrorCode.PRODUCER_FENCED)),
+        (EndTxnResponse(error_code=ErrorCode.REQUEST_TIMED_OUT), EndTxnResponse(error_code=ErrorCode.PRODUCER_FENCED)),
+        (GONE, NOBODY),
+    ],
+)
+def test_a_decision_that_may_have_been_written_is_not_denied(ends: Iterable[EndTxnResponse | Exception]) -> None:
+    producer = Producer(cast(Gateway, Coordinated(*ends)), "one")
+    with pytest.raises(Problem) as raised:
+        asyncio.run(producer.end(commit=True))
+    assert raised.value.outcome == "unknown"
+
+
+# -- keys
+
+
+class Sealed:
+    """A producer that writes the record of a key to offset 7, and lets something happen meanwhile."""
+
+    def __init__(self, meanwhile: Any = None) -> None:
+        self.meanwhile = meanwhile
+
+    def build(self, partition: TopicPartition, records: object, codec: int) -> Outgoing:
+        return Outgoing(partition, b"", 1)
+
+    async def write(self, batches: list[Outgoing], *, internal: bool) -> None:
+        batches[0].base_offset = 7
+        if self.meanwhile is not None:
+            self.meanwhile()
+
+
+def memory() -> Memory:
+    partition = SimpleNamespace(leader_epoch=5, log=SimpleNamespace(end_offset=0))
+    return Memory(WHERE, cast(Any, partition))
+
+
+def keys_of(known: Memory) -> Keys:
+    clock = SimpleNamespace(wall_ms=lambda: 1000)
+    keys = Keys(cast(Gateway, SimpleNamespace(broker=SimpleNamespace(env=SimpleNamespace(clock=clock)))))
+    keys._memories[0] = known
+    return keys
+
+
+def test_a_key_is_remembered_though_what_is_known_was_learnt_anew_while_it_was_written() -> None:
+    before, after = memory(), memory()
+    keys = keys_of(before)
+
+    async def write(seal: Any) -> BatchOut:
+        answer = BatchOut("applied", [])
+        await seal(Sealed(), answer)
+        keys._memories[0] = after
+        return answer
+
+    asyncio.run(keys._write(before, "a", b"digest", "print", write))
+    assert after.offsets == {b"digest": (7, 1000)}
+
+
+def test_a_request_is_not_committed_if_another_broker_answered_for_its_key_meanwhile() -> None:
+    known = memory()
+    keys = keys_of(known)
+
+    async def write(seal: Any) -> BatchOut:
+        answer = BatchOut("applied", [])
+        await seal(Sealed(lambda: setattr(known.partition, "leader_epoch", 7)), answer)
+        return answer
+
+    with pytest.raises(Problem, match="another broker"):
+        asyncio.run(keys._write(known, "a", b"digest", "print", write))
+
+
+def test_a_key_whose_record_is_written_is_looked_up_whatever_became_of_the_request() -> None:
+    known = memory()
+    keys = keys_of(known)
+
+    async def write(seal: Any) -> BatchOut:
+        await seal(Sealed(), BatchOut("applied", []))
+        raise Problem("not-now")
+
+    with pytest.raises(Problem):
+        asyncio.run(keys._write(known, "a", b"digest", "print", write))
+    assert keys._memories == {}
+
+
+# -- batches of a transaction
+
+
+class Partly:
+    """A producer of which a batch's first part is written, and the next can't be now."""
+
+    timeout_ms = 60_000
+
+    def __init__(self) -> None:
+        self.sequences: dict[TopicPartition, int] = {}
+        self.fails = True
+
+    def build(self, partition: TopicPartition, records: list[Any]) -> Outgoing:
+        return Outgoing(partition, b"", len(records))
+
+    async def write(self, batches: list[Outgoing]) -> None:
+        batches[0].base_offset = 3
+        if self.fails:
+            raise Problem("not-now")
+
+
+def test_a_batch_that_is_written_in_part_is_put_again_as_it_was_before_anything_else() -> None:
+    async def scenario() -> None:
+        name, producer = Name("one", 1, 0), Partly()
+        topics = {"t": SimpleNamespace(name="t", partitions={0: None})}
+        broker = SimpleNamespace(
+            node_id=1,
+            image=SimpleNamespace(topics=topics),
+            env=SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: 1000)),
+        )
+
+        async def coordinator(key_type: int, key: str) -> int:
+            return 1
+
+        gateway: Any = SimpleNamespace(broker=broker, coordinator=coordinator, open_transactions=OpenTransactions())
+        gateway.open_transactions.add(name, producer)
+        open_one: Open = gateway.open_transactions.find(name)
+
+        async def put(body: bytes) -> None:
+            async def read() -> bytes:
+                return body
+
+            await put_batch(
+                gateway, cast(Any, SimpleNamespace(match_info={"txn": str(name), "number": "0"}, read=read))
+            )
+
+        with pytest.raises(Problem, match="not-now"):
+            await put(b'{"records": [{"topic": "t", "value": 1}]}')
+        with pytest.raises(Problem, match="with another body"):
+            await put(b'{"records": [{"topic": "t", "value": 2}]}')
+        with pytest.raises(Problem, match="written in part"):
+            await commit(gateway, cast(Any, SimpleNamespace(match_info={"txn": str(name)})))
+        producer.fails = False
+        await put(b'{"records": [{"topic": "t", "value": 1}]}')
+        assert len(open_one.batches) == 1
+        assert open_one.in_part is None
+
+    asyncio.run(scenario())
+
+
+# -- reading
+
+
+def test_many_small_batches_are_opened_in_turns_of_the_loop() -> None:
+    data = b"".join(build_batch([(b"k", b"v", (), 1000)], base_offset=each) for each in range(5000))
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def scenario() -> int:
+        task = asyncio.create_task(others())
+        positions = [each async for _, each in opened(cast(Gateway, None), Piece(WHERE, 0, data=data), 0, LENS, 10)]
+        task.cancel()
+        return positions[-1]
+
+    assert asyncio.run(scenario()) == 5000
+    assert turns >= 4
