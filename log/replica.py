@@ -72,6 +72,7 @@ class ReplicaSet:
         epoch_start_offset: int = 0,
         partition_epoch: int = 0,
         min_in_sync: int = 1,
+        doubtful: tuple[int, ...] = (),
         now_ms: int = 0,
     ) -> None:
         assert leader in isr and leader in replicas
@@ -80,8 +81,8 @@ class ReplicaSet:
         self.replicas = replicas
         self.isr = isr
         self.partition_epoch = partition_epoch
-        self.pending_isr: tuple[int, ...] = ()
-        self._doubtful: tuple[int, ...] = ()  # those of them whose proposal was answered by nobody
+        self.pending_isr = doubtful
+        self._doubtful = doubtful  # those of them whose proposal was answered by nobody
         self._is_proposing = False
         self._followers = {member: Follower(caught_up_ms=now_ms) for member in replicas if member != leader}
         self._high_watermark = high_watermark
@@ -180,6 +181,9 @@ class ReplicaSet:
         Out goes who has not caught up for `lag_ms`, or is gone. In comes who holds everything that may have been
         committed: up to the high watermark, and up to where this leader's epoch began, below which earlier leaders may
         have committed more than this one knows; nothing that was deleted; and who has shown that in its present life.
+
+        While there is a doubt the set is proposed even if it is the one that holds: what was proposed before can't be
+        accepted then, and nobody has to be counted for it.
         """
         if self._is_proposing:
             return None
@@ -194,7 +198,8 @@ class ReplicaSet:
             )
         )
         members = tuple(member for member in members if member in lives)
-        if sorted(members) == sorted(self.isr) or self.leader not in members:
+        is_known = sorted(members) == sorted(self.isr) and not self._doubtful
+        if is_known or self.leader not in members:
             return None
         kept = tuple(member for member in self.isr if member in members)
         joined = tuple(member for member in members if member not in kept)

@@ -125,6 +125,7 @@ class Partition:
         "_short_waiters",
         "_start_waiters",
         "_tail_watchers",
+        "_unanswered",
         "_watchers",
         "folder",
         "is_replicated",
@@ -162,6 +163,8 @@ class Partition:
         self.leader_epoch = NO_EPOCH
         self.leads_from_offset = 0
         self._known_high_watermark = log.start_offset
+        # Who was proposed when this broker stopped leading, and against which partition epoch.
+        self._unanswered: tuple[int, tuple[int, ...]] = (-1, ())
         self._fsync = False
         self._committed_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._short_waiters: list[asyncio.Future[None]] = []
@@ -197,7 +200,8 @@ class Partition:
         now_ms: int = 0,
     ) -> None:
         """Start to lead in `leader_epoch`. What the log holds from before counts as held by this replica, and what an
-        earlier leader said is committed, as committed.
+        earlier leader said is committed, as committed. An in-sync set that was proposed, and may be accepted
+        yet, counts on.
         """
         assert leader_epoch >= self.leader_epoch, "leadership never goes back"
         if leader_epoch != self.leader_epoch:
@@ -205,6 +209,7 @@ class Partition:
             self.leader_epoch, self.leads_from_offset = leader_epoch, self.log.end_offset
         self._fsync = fsync
         self.is_replicated = len(replicas) > 1
+        proposed_at, proposed = self._unanswered
         self.replicas = ReplicaSet(
             leader,
             leader_epoch,
@@ -214,12 +219,14 @@ class Partition:
             epoch_start_offset=self.leads_from_offset,
             partition_epoch=partition_epoch,
             min_in_sync=self.log.config.min_insync_replicas,
+            doubtful=proposed if proposed_at == partition_epoch else (),
             now_ms=now_ms,
         )
         self.role = Leading(self.replicas)
         if self.must_flush:
             self.folder.flusher.request(self)
         self._held()
+        self._settled(moved=False)  # it may have led before, with others, and who waited then waits still
 
     def follow(self, leader: int, leader_epoch: int, *, fsync: bool) -> Following:
         """Copy `leader`'s log from now on (`NOBODY`'s: wait). The same again changes nothing."""
@@ -236,6 +243,8 @@ class Partition:
     def resign(self, error: ErrorCode = ErrorCode.NOT_LEADER_OR_FOLLOWER) -> None:
         """Stop leading or following: everybody who waits is told so."""
         self._known_high_watermark = self.high_watermark
+        if self.replicas is not None:
+            self._unanswered = self.replicas.partition_epoch, self.replicas.pending_isr
         self.replicas = None
         if not self.offline:
             self.role = Following()

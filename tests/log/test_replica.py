@@ -73,6 +73,15 @@ def test_a_refused_proposal_counts_no_more_unless_nobody_knows() -> None:
     assert (refused.high_watermark, doubtful.high_watermark) == (5, 5)
 
 
+def test_a_doubt_is_settled_by_proposing_the_set_that_holds() -> None:
+    replicas = three(isr=(1,))
+    replicas.proposed(((1, 11), (2, 12)))
+    replicas.refused(doubtful=True)
+    assert proposal(replicas, lives={1: 11}) == ((1, 11),)  # 2 has died, and would be counted for ever
+    replicas.decided((1,), 1)
+    assert proposal(replicas, lives={1: 11}) is None
+
+
 def test_a_smaller_set_lets_the_high_watermark_move() -> None:
     replicas = three()
     replicas.holds(5)

@@ -203,3 +203,38 @@ def test_a_partition_is_not_asked_for_more_in_sync_than_it_has_replicas(tmp_path
         assert isinstance(write(partition), Appended)
 
     on_stage(tmp_path, scene, OS)
+
+
+def test_a_leader_that_was_out_of_session_still_counts_whom_it_proposed(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage, isr=(1,), min_in_sync=1)
+        epoch = partition.leader_epoch
+        assert partition.replicas is not None
+        partition.replicas.proposed(((1, LIFE), (2, LIFE)))
+        partition.resign()
+        partition.lead(epoch, 1, (1, 2, 3), (1,), fsync=False)
+        end_offset = appended(partition)
+        waiter = partition.committed(end_offset)
+        assert partition.high_watermark == 0  # the store may name 2 by now, and 2 does not have it
+        partition.fetched(2, end_offset, start_offset=0, broker_epoch=LIFE, now_ms=1)
+        assert await told(waiter) is ErrorCode.NONE
+        partition.resign()
+        partition.lead(epoch, 1, (1, 2, 3), (1,), fsync=False, partition_epoch=1)
+        appended(partition)
+        assert partition.high_watermark == 2  # nothing that was proposed before can be accepted any more
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_who_waits_for_enough_in_sync_is_told_when_others_take_the_place_of_a_replica(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage, isr=(1,))
+        enough = partition.enough_in_sync()
+        # The end of a reassignment changes the replicas and who is in sync in one commit.
+        partition.lead(partition.leader_epoch, 1, (1, 3), (1, 3), fsync=False, partition_epoch=9)
+        assert await told(enough) is ErrorCode.NONE
+        waiter = partition.committed(appended(partition))
+        partition.lead(partition.leader_epoch, 1, (1, 2), (1,), fsync=False, partition_epoch=10)
+        assert await told(waiter) is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+
+    on_stage(tmp_path, scene, OS)
