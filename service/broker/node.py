@@ -196,7 +196,10 @@ class Broker:
     async def stop(self) -> None:
         """Everything durable, then the manifest. No request is under way any more."""
         self.coordination.end()
-        self.holdings.step_down()  # whatever the metadata says from now on: nothing is written any more
+        # Nothing is written any more, whatever the metadata says: not even if this broker is taken for dead, since its
+        # port is closed, and joins again.
+        self.metadata.on_session_regained = lambda: None
+        self.holdings.step_down()
         await self.env.tasks.cancel_all()
         await self.coordination.close()
         await self.holdings.end()
