@@ -50,7 +50,7 @@ async def handle(
     )
 
 
-Written = tuple[Partition, Appended] | ErrorCode
+Written = tuple[Partition, int, Appended] | ErrorCode
 
 
 def _write(broker: Broker, marker: WritableTxnMarker) -> list[tuple[str, list[tuple[int, Written]]]]:
@@ -72,7 +72,7 @@ def _write_one(broker: Broker, marker: WritableTxnMarker, topic_partition: Topic
     if marker.coordinator_epoch > max(obeyed, broker.internal_topics.latest_coordinator_epoch):
         # The partition would obey no coordinator any more.
         return ErrorCode.UNKNOWN_LEADER_EPOCH
-    return broker.marker_writer.write(
+    written = broker.marker_writer.write(
         topic_partition,
         producer_id=marker.producer_id,
         producer_epoch=marker.producer_epoch,
@@ -80,10 +80,11 @@ def _write_one(broker: Broker, marker: WritableTxnMarker, topic_partition: Topic
         coordinator_epoch=marker.coordinator_epoch,
         transaction_version=marker.transaction_version,
     )
+    return written if isinstance(written, ErrorCode) else (written[0], written[0].leader_epoch, written[1])
 
 
 async def _outcome(written: Written, deadline: float) -> ErrorCode:
     if isinstance(written, ErrorCode):
         return written
-    partition, appended = written
-    return await committed_or_error(partition, appended.end_offset, deadline)
+    partition, leader_epoch, appended = written
+    return await committed_or_error(partition, leader_epoch, appended.end_offset, deadline)

@@ -106,7 +106,7 @@ class Writing:
         self._terms = terms
         # An operator may trust clients that add the partitions themselves.
         self._needs_guard = terms.adds_partitions or broker.config.transaction_partition_verification_enable
-        self._uncommitted: list[tuple[Partition, Write, Appended]] = []
+        self._uncommitted: list[tuple[Partition, int, Write, Appended]] = []
         self._final: list[tuple[Partition, Write]] = []
         self._delay_s = 0.0
 
@@ -269,7 +269,7 @@ class Writing:
         if isinstance(outcome, Appended):
             write.was_appended = True
             if terms.acks == ACKS_ALL and partition.high_watermark < outcome.end_offset:
-                self._uncommitted.append((partition, write, outcome))
+                self._uncommitted.append((partition, partition.leader_epoch, write, outcome))
             if delay_s := partition.folder.headroom.delay_s:
                 self._delay_s = max(self._delay_s, delay_s)
         else:
@@ -291,9 +291,9 @@ class Writing:
         chance to come first.
         """
         deadline = asyncio.get_running_loop().time() + self._terms.timeout_ms / 1000
-        for partition, write, appended in self._uncommitted:
+        for partition, leader_epoch, write, appended in self._uncommitted:
             with session.waits():
-                error = await committed_or_error(partition, appended.end_offset, deadline)
+                error = await committed_or_error(partition, leader_epoch, appended.end_offset, deadline)
             if error:
                 write.outcome, write.log_start_offset = Refused(error), -1
             self._delay_s = max(self._delay_s, partition.folder.headroom.delay_s)
@@ -318,8 +318,12 @@ def _came_between(partition: Partition, offset: int) -> bool:
         return True
 
 
-async def committed_or_error(partition: Partition, end_offset: int, deadline: float) -> ErrorCode:
-    """NONE once everything below `end_offset` is committed; else why it can't be promised by `deadline` (loop time)."""
+async def committed_or_error(partition: Partition, leader_epoch: int, end_offset: int, deadline: float) -> ErrorCode:
+    """NONE once everything below `end_offset` is committed that was appended in `leader_epoch`; else why it can't be
+    promised by `deadline` (loop time).
+    """
+    if partition.leader_epoch != leader_epoch:
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER  # it may have been cut since, and another's stand there
     try:
         waiter = partition.committed(end_offset)
         if waiter is not None:

@@ -11,6 +11,8 @@ from log.control import ControlType
 from log.ids import TopicPartition
 from service.broker.acceptance import Refused
 from service.broker.partition import Appended, Partition, PartitionLost
+from service.broker.session import Session
+from service.broker.writing import Terms, Write, Writing
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from tests.service.api.admin_stage import Stage, on_stage
@@ -236,5 +238,30 @@ def test_who_waits_for_enough_in_sync_is_told_when_others_take_the_place_of_a_re
         waiter = partition.committed(appended(partition))
         partition.lead(partition.leader_epoch, 1, (1, 2), (1,), fsync=False, partition_epoch=10)
         assert await told(waiter) is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_a_batch_is_not_confirmed_by_what_a_later_leadership_has_at_its_offset(tmp_path: Path) -> None:
+    """Between the append and the wait for it there may be the waits for other partitions."""
+
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage)
+        batch = memoryview(bytearray(build_batch([(None, b"x", (), 1)])))
+        terms = Terms(
+            -1, 5_000, None, adds_partitions=False, knows_abortable=False, knows_zstd=True, may_write_internal=False
+        )
+        write = Write({0: partition}, 0, batch)
+        writing = Writing(stage.broker, terms, [write])
+        writing.append()
+        epoch = partition.leader_epoch
+        partition.follow(2, epoch + 1, fsync=False)
+        partition.cut(0)
+        partition.lead(epoch + 2, 1, (1, 2, 3), (1, 2), fsync=False)
+        write_of_another = partition.committed(appended(partition))
+        partition.fetched(2, 1, start_offset=0, broker_epoch=LIFE, now_ms=1)
+        assert await told(write_of_another) is ErrorCode.NONE
+        await writing.settle(Session("here", 1))
+        assert write.outcome == Refused(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     on_stage(tmp_path, scene, OS)
