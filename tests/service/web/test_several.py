@@ -112,6 +112,14 @@ def test_a_key_is_known_at_every_broker(several: Several) -> None:
     assert len(read_all(several.bootstrap, "keyed")) == 9
 
 
+def test_a_key_knows_its_request_to_the_letter_at_every_broker(several: Several) -> None:
+    make(several, "letters", 1)
+    headers = {"Content-Type": "application/octet-stream", "Idempotency-Key": '"letters"'}
+    path = "/v1/topics/letters/records?key=a%3Ab"
+    answers = [client.post(path, b"x", headers=headers) for client in several.clients]
+    assert [each.status for each in answers] == [200] * COUNT, answers
+
+
 def test_a_transaction_goes_on_at_whichever_broker(several: Several) -> None:
     make(several, "txn", 3)
     for number in range(4):
