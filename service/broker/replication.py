@@ -402,8 +402,10 @@ class Fetcher:
         return same and place.holds and asked.fetch_offset == place.partition.log.end_offset
 
     async def _take_one(self, place: Place, data: FetchResponsePartitionData) -> None:
-        partition = place.partition
-        if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and data.log_start_offset > partition.log.end_offset:
+        partition, log = place.partition, place.partition.log
+        # Who holds nothing has nothing to lose, whichever side of the leader's log it stands on.
+        reach = log.end_offset if log.end_offset > log.start_offset else -1
+        if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and data.log_start_offset > reach:
             await self._start_over(place, data.log_start_offset)
         elif data.error_code:
             self._rest(place, f"it answers {error_name(data.error_code)}")

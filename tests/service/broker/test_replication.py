@@ -135,6 +135,22 @@ def test_a_follower_below_the_leaders_start_begins_there(tmp_path: Path) -> None
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
 
+def test_a_follower_that_holds_nothing_above_its_leaders_end_begins_where_that_begins(tmp_path: Path) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, min_insync_replicas="1")
+        await stage.write("all", "there is")
+        follower = stage.partition(2)
+        stage.broker(2).replication.stop(follower)
+        await stage.write("for 1 alone")
+        await stage.in_sync(1)
+        follower.log.restart_at(100)  # all of it had expired, and then a leader was elected that lacks what was there
+        stage.broker(2).replication.follow(follower, stage.state(), fsync=False)
+        await stage.in_sync(1, 2)
+        await stage.alike(1, 2)
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
 def test_what_is_deleted_does_not_come_back_with_the_next_leader(tmp_path: Path) -> None:
     async def scene(stage: ClusterStage) -> None:
         await stage.create(1, 2)
