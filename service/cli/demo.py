@@ -30,9 +30,9 @@ PATIENCE_S = 30.0
 )
 @click.option("--port", type=click.IntRange(0, 65000), default=9092, show_default=True, help="The first broker's port.")
 def command(brokers: int, zookeeper: bool, port: int) -> None:
-    """Run a whole cluster to try things on: every record has several copies, and a broker that dies is started again.
+    """Run a whole cluster to try things on, and clean up after it.
 
-    Ctrl-C stops it and removes its data.
+    Every record has several copies, and a broker that dies is started again. Ctrl-C stops all and removes its data.
     """
     from service.cli.serve import _log_to_stderr, serve_several
     from service.settings.sources import load_config

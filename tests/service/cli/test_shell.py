@@ -119,7 +119,7 @@ def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple
 
 def test_every_command_can_answer_in_json() -> None:
     """`-o` of `serve` and of `consume` is a setting, or an offset, too: `-o json` means the same there."""
-    without = {("completion",), ("config", "docs")}  # a script, and a page
+    without = {("completion",), ("config", "docs"), ("demo",)}  # a script, a page, and what is tried by hand
     for path, command in leaves(cli):
         options = {option for parameter in command.params for option in parameter.opts}
         assert ("-o" in options) != (path in without), path

@@ -430,7 +430,7 @@ def test_very_many_offsets_are_committed_fetched_and_deleted_some_at_a_time(stag
     (topic,) = commit_many(stage, MANY, extra=5).topics
     codes = {row.partition_index: row.error_code for row in topic.partitions}
     assert codes == {index: 0 if index < MANY else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for index in range(MANY + 5)}
-    assert [len(command.offsets) for command in asked] == [500, 500, 200]
+    assert [len(command.offsets) for command in asked] == [250, 250, 250, 250, 200]
     stage.ask(commit(stage, topic="events"), 9)
 
     asked.clear()
@@ -441,12 +441,12 @@ def test_very_many_offsets_are_committed_fetched_and_deleted_some_at_a_time(stag
     ]
     assert [row.committed_offset for row in events.partitions] == [42]
     fetched = [sum(len(topic.partitions) for topic in command.topics) for command in asked[1:]]
-    assert fetched == [500, 500, 201]
+    assert fetched == [250, 250, 250, 250, 201]
 
     rows = [OffsetDeleteRequestPartition(index) for index in range(MANY)]
     asked.clear()
     stage.ask(OffsetDeleteRequest("g", [OffsetDeleteRequestTopic("orders", rows)]), 0)
-    assert [len(command.topics[0][1]) for command in asked] == [500, 500, 200]
+    assert [len(command.topics[0][1]) for command in asked] == [250, 250, 250, 250, 200]
     assert [topic.name for topic in stage.ask(everything, 9).groups[0].topics] == ["events"]
 
 
