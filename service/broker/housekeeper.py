@@ -43,7 +43,7 @@ class Housekeeper:
         self._unflushed_since_ms: dict[Partition, int] = {}
         self.written_points: dict[LogFolder, dict[TopicPartition, int]] = {}
         self._written_high_watermarks: dict[LogFolder, dict[TopicPartition, int]] = {}
-        self._distrusted: dict[TopicPartition, int] = {}
+        self._distrusted: list[tuple[TopicPartition, int]] = []
         self._writing_points = asyncio.Lock()
         self._clock_watch = ClockWatch()
 
@@ -137,7 +137,8 @@ class Housekeeper:
     @asynccontextmanager
     async def distrusting(self, partition: Partition, offset: int) -> AsyncIterator[None]:
         """Meanwhile no recovery point says that what stands from `offset` on is durable: it is to be cut."""
-        self._distrusted[partition.topic_partition] = offset
+        cut = partition.topic_partition, offset
+        self._distrusted.append(cut)
         try:
             async with self._writing_points:
                 written = self.written_points.get(partition.folder, {})
@@ -145,7 +146,7 @@ class Housekeeper:
                     await self._write_points(partition.folder, dict(written))
             yield
         finally:
-            del self._distrusted[partition.topic_partition]
+            self._distrusted.remove(cut)
 
     async def write_points(self, folder: LogFolder) -> None:
         async with self._writing_points:
@@ -157,7 +158,7 @@ class Housekeeper:
             await self._write_points(folder, points)
 
     async def _write_points(self, folder: LogFolder, points: dict[TopicPartition, int]) -> None:
-        for topic_partition, offset in self._distrusted.items():
+        for topic_partition, offset in self._distrusted:
             if topic_partition in points:
                 points[topic_partition] = min(points[topic_partition], offset)
         if folder.failed is not None or points == self.written_points.get(folder, {}):

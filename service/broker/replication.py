@@ -251,6 +251,12 @@ class Fetcher:
         for place in self.places():
             if place.partition.must_flush:  # the flusher has begun with all of them
                 await self._flush(place)
+        try:
+            client = await self._connected()
+        except (OSError, ClientError, TimeoutError) as error:
+            await self._lost(error)
+            return
+        # What is asked for is looked up now: while this waited, any of them may have got another role and more bytes.
         now_s = self._now_s()
         due = {
             key: place
@@ -262,7 +268,6 @@ class Fetcher:
             await self._wait(min(resting, default=FIRST_REST_S))
             return
         try:
-            client = await self._connected()
             answer = await self._ask(client, due, min(resting, default=float("inf")))
         except (OSError, ClientError, TimeoutError) as error:
             await self._lost(error)
