@@ -70,6 +70,13 @@ def _not_yet(wanted: ListOffsetsPartition, version: int) -> ListOffsetsPartition
     return _error(wanted, ErrorCode.OFFSET_NOT_AVAILABLE if known else ErrorCode.LEADER_NOT_AVAILABLE)
 
 
+def _limit(partition: Partition, request: ListOffsetsRequest) -> int:
+    """How far the caller may see."""
+    if request.replica_id != CONSUMER:
+        return partition.log.end_offset
+    return partition.last_stable_offset if request.isolation_level == READ_COMMITTED else partition.high_watermark
+
+
 async def _answer(
     broker: Broker,
     session: Session,
@@ -81,9 +88,7 @@ async def _answer(
     index, timestamp, log = wanted.partition_index, wanted.timestamp, partition.log
     if version < SINCE_VERSION.get(timestamp, 0) or timestamp < EARLIEST_PENDING_UPLOAD:
         return _error(wanted, ErrorCode.UNSUPPORTED_VERSION)
-    limit = partition.last_stable_offset if request.isolation_level == READ_COMMITTED else partition.high_watermark
-    if request.replica_id != CONSUMER:
-        limit = log.end_offset
+    limit = _limit(partition, request)
     if timestamp == LATEST:
         if partition.is_catching_up:
             return _not_yet(wanted, version)
@@ -101,6 +106,9 @@ async def _answer(
     with session.waits():  # its turn: thousands of lookups whose client is gone must not come before another's
         await broker.time_lookups.acquire()
     try:
+        if error := leader_epoch_error(partition, wanted.current_leader_epoch):  # another may lead by now
+            return _error(wanted, error)
+        limit = _limit(partition, request)
         if timestamp == MAX_TIMESTAMP:
             found = await log.max_timestamp(limit, unpack)
         else:
