@@ -38,10 +38,13 @@ class InSyncSets:
         while True:
             await asyncio.sleep(self._config.replica_lag_time_max_ms / 2000)
             for count, partition in enumerate(self._partitions):
-                if partition.is_replicated and partition.offline:
-                    self.give_up(partition)
-                elif partition.is_replicated:
-                    self.consider(partition)
+                try:
+                    if partition.is_replicated and partition.offline:
+                        self.give_up(partition)
+                    elif partition.is_replicated:
+                        self.consider(partition)
+                except Exception:  # this partition's misfortune; the others still want to be looked at
+                    logger.exception("%s: who is in sync can't be told; it is tried again", partition.topic_partition)
                 if count % PARTITIONS_A_TURN == 0:
                     await asyncio.sleep(0)
 

@@ -262,8 +262,14 @@ class MarkerCourier:
             while outbox:
                 batch = [owed for owed in outbox[:SENT_TOGETHER] if self._is_current(owed)]
                 del outbox[:SENT_TOGETHER]
-                if batch:
+                if not batch:
+                    continue
+                try:
                     await self._exchange(broker_id, lane, batch)
+                except Exception:  # an answer that nobody foresaw; what is owed stays owed
+                    logger.exception("markers for broker %d: they are sent again", broker_id)
+                    for owed in batch:
+                        self._later(owed)
         finally:
             del self._outboxes[broker_id, lane]
 
