@@ -156,7 +156,7 @@ def test_markers_for_another_broker_go_there_together(monkeypatch: pytest.Monkey
     assert stage.told == [told(ORDERS), told(PAYMENTS), told(PAYMENTS, of=OTHERS)]
 
 
-@pytest.mark.parametrize("trouble", ["no answer", "refused"])
+@pytest.mark.parametrize("trouble", ["no answer", "refused", "half an answer", "a code nobody knows"])
 def test_what_another_broker_has_not_taken_goes_again_by_a_lane_of_its_own(
     monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
@@ -166,6 +166,10 @@ def test_what_another_broker_has_not_taken_goes_again_by_a_lane_of_its_own(
         stage.answer = stage.taken
         if trouble == "refused":
             return stage.taken(request, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if trouble == "half an answer":
+            return WriteTxnMarkersResponse([])
+        if trouble == "a code nobody knows":
+            return stage.taken(request, 32_000)  # type: ignore[arg-type]
         raise PeerAway
 
     stage.answer = once
