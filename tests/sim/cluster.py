@@ -5,25 +5,17 @@ expire. Beside the faults of a single broker there are those of many: one is cut
 store, in one direction or both; a session ends though its broker lives; all machines lose power together.
 
 A run goes: boot, create topics, work under faults, heal, settle, read everything, restart every broker in turn, read
-everything again, compare the replicas byte for byte, judge.
-
-    --seed N          one run, replayed exactly
-    --runs N          N runs of seeds drawn anew; every twentieth twice, and the two must be alike
-    --from N          those runs begin with this seed
+everything again, compare the replicas byte for byte, judge. tests/sim/many.py says what may be asked for.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
-import os
 import random
 import sys
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,20 +31,18 @@ from service.stores.memory import Fate as StoreFate
 from service.stores.memory import Faults as StoreFaults
 from service.stores.memory import MemoryServer, MemorySession, MemoryStore
 from service.stores.port import Event, StoreError
-from tests.sim.__main__ import TWICE_EVERY, setting
 from tests.sim.checkers import CHECKERS, HighWatermarkKeepsItsWord, Violation, judge
 from tests.sim.disk import SimDisk
 from tests.sim.env import SimEnv
 from tests.sim.faults import CLEAN_STOP_WITHIN
 from tests.sim.history import Crash, History
+from tests.sim.many import Kind, main
 from tests.sim.plan import Plan, draw_plan
 from tests.sim.routing import Router
 from tests.sim.run import (
     LONGEST_RUN,
     WorldClock,
-    fresh_seed,
     let_transactions_end,
-    processes,
     read_all,
     transactional_actors,
 )
@@ -576,78 +566,7 @@ def run(
     return simulation.run()
 
 
-# -- by hand
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.sim.cluster", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seed", type=int, help="replay this run")
-    parser.add_argument("--runs", type=int, default=100)
-    parser.add_argument("--from", type=int, dest="first")
-    parser.add_argument("--seconds", type=float, help="stop after this long")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--trace", action="store_true")
-    parser.add_argument("--logged", action="store_true", help="with --seed: show what the brokers log")
-    arguments = parser.parse_args()
-    if arguments.seed is not None:
-        return replay(arguments.seed, trace=arguments.trace, logged=arguments.logged)
-    first = fresh_seed() if arguments.first is None else arguments.first
-    return many(first, arguments.runs, arguments.seconds, arguments.jobs)
-
-
-def replay(seed: int, *, trace: bool, logged: bool) -> int:
-    if logged:
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
-    simulation = ClusterSimulation(seed, trace, logged)
-    print(f"plan: {simulation.plan}")
-    report = simulation.run()
-    for moment, *what in report.trace or ():
-        print(f"{moment:12.6f}", *what)
-    print(
-        f"seed {seed}: {report.virtual_seconds:.1f} virtual seconds, {report.callbacks} callbacks,"
-        f" faults {dict(report.faults)}; {report.written} batches written, {report.acknowledged} acknowledged,"
-        f" {report.read} records read, {report.elections} leaderships; fingerprint {report.fingerprint:08x}"
-    )
-    if not report.right:
-        complain(report)
-    return 0 if report.right else 1
-
-
-def complain(report: ClusterReport) -> None:
-    print(f"\nseed {report.seed} is wrong, at {setting()}:")
-    for violation in report.violations:
-        print(f"  {violation}")
-    print(f"see it again with: make sim-cluster SEED={report.seed}\n", flush=True)
-
-
-def checked_run(seed: int) -> ClusterReport:
-    report = run(seed)
-    if seed % TWICE_EVERY == 0 and run(seed).fingerprint != report.fingerprint:
-        report.violations.append(Violation("TheSameSeedReplays", "a second run of this seed went another way"))
-    return report
-
-
-def many(first: int, count: int, seconds: float | None, jobs: int) -> int:
-    begun = time.monotonic()
-    wrong, done, totals = [], 0, Counter[str]()
-    print(f"seeds {first} to {first + count - 1}; the same again: make sim-cluster N={count} FROM={first}", flush=True)
-    with processes(jobs) as pool:
-        for asked in as_completed([pool.submit(checked_run, seed) for seed in range(first, first + count)]):
-            report = asked.result()
-            done += 1
-            totals.update(report.faults)
-            totals.update(callbacks=report.callbacks, acknowledged=report.acknowledged, leaderships=report.elections)
-            if not report.right:
-                wrong.append(report.seed)
-                complain(report)
-            if seconds is not None and time.monotonic() - begun > seconds:
-                pool.shutdown(wait=False, cancel_futures=True)
-                break
-    took = time.monotonic() - begun
-    print(f"{done} runs in {took:.0f} s ({3600 * done / took:.0f} an hour), {len(wrong)} wrong: {wrong[:20]}")
-    print(", ".join(f"{count} {what}" for what, count in totals.most_common()))
-    return 1 if wrong else 0
-
+KIND = Kind(ClusterSimulation, "sim-cluster", ("callbacks", "written", "acknowledged", "read", "elections"))
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(KIND, prog="python -m tests.sim.cluster", description=(__doc__ or "").splitlines()[0]))

@@ -69,8 +69,6 @@ class Report:
     acknowledged: int
     read: int
     trace: list[tuple[object, ...]] | None = None
-    plan: Plan | None = None
-    history: History | None = None
 
     @property
     def right(self) -> bool:
@@ -323,8 +321,6 @@ class Simulation:
             sum(write.base_offset >= 0 for write in history.writes),
             sum(len(read.records) for read in history.reads),
             world.trace,
-            self.plan,
-            history,
         )
         vars(self).clear()  # whatever of the broker and its clients is still suspended goes in `close`, unheard
         world.close()
