@@ -39,6 +39,7 @@ MAGIC_AT: Final = 16
 CRC_AT: Final = 17
 CHECKED_FROM: Final = 21
 MAX_TIMESTAMP_AT: Final = 35
+PRODUCER_AT: Final = 43
 
 CODEC_BITS: Final = 0x07
 LOG_APPEND_TIME: Final = 0x08
@@ -53,6 +54,7 @@ _read = HEADER.unpack_from
 _new = tuple.__new__
 _stamp_offset = struct.Struct(">q").pack_into
 _stamp_epoch = struct.Struct(">i").pack_into
+_stamp_producer = struct.Struct(">qhi").pack_into
 
 
 class CorruptBatch(ValueError):
@@ -205,6 +207,12 @@ def set_log_append_time(batch: bytearray | memoryview, timestamp_ms: int) -> Non
     (attributes,) = struct.unpack_from(">h", batch, CHECKED_FROM)
     struct.pack_into(">h", batch, CHECKED_FROM, attributes | LOG_APPEND_TIME)
     struct.pack_into(">q", batch, MAX_TIMESTAMP_AT, timestamp_ms)
+    struct.pack_into(">I", batch, CRC_AT, crc32c(batch[CHECKED_FROM:]))
+
+
+def set_producer(batch: bytearray | memoryview, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
+    """Let this producer have numbered the records of the batch, in place, with a new checksum."""
+    _stamp_producer(batch, PRODUCER_AT, producer_id, producer_epoch, base_sequence)
     struct.pack_into(">I", batch, CRC_AT, crc32c(batch[CHECKED_FROM:]))
 
 

@@ -41,6 +41,7 @@ from service.web.pages import routes as pages
 from service.web.problems import Problem, of_failure
 from service.web.producers import Producers
 from service.web.routing import NDJSON, STREAMING, Route
+from service.web.sending import Numbers
 from service.web.transactions import OpenTransactions
 
 logger = logging.getLogger("oncelog.http")
@@ -102,6 +103,7 @@ class WebServer:
         """Connections on which no whole head of a request has come yet, and when they are ended."""
         scraper = metrics.scraper_of(broker, lambda wanted: metrics.offsets_elsewhere(self.gateway, wanted))
         self.gateway = Gateway(broker, scraper)
+        self.gateway.numbers = Numbers(self.gateway)
         self.gateway.producers = Producers(self.gateway)
         self.gateway.keys = Keys(self.gateway)
         self.gateway.open_transactions = OpenTransactions()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from service.web.members import Members
     from service.web.producers import Producers
     from service.web.routing import Route
+    from service.web.sending import Numbers
     from service.web.transactions import OpenTransactions
 
 R = TypeVar("R", bound=Struct)
@@ -61,6 +62,7 @@ class Gateway:
         self.routes: Sequence[Route]
         self.document: bytes | None = None
         """The OpenAPI document, once somebody has asked for it."""
+        self.numbers: Numbers
         self.producers: Producers
         self.keys: Keys
         self.open_transactions: OpenTransactions

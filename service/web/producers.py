@@ -20,7 +20,7 @@ from service.client.failures import ClientFailure
 from service.client.transactions import ONGOING, list_transactions
 from service.web.gateway import PAUSE_S, TIMEOUT_S, TRANSACTION, Gateway
 from service.web.problems import Problem, of_error
-from service.web.sending import Outgoing, send
+from service.web.sending import Outgoing, rounds, send_one_each
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     DescribeTransactionsRequest,
@@ -74,20 +74,12 @@ class Producer:
             base_sequence=sequence,
             transactional=True,
         )
-        return Outgoing(partition, batch, len(records))
+        return Outgoing(partition, batch, len(records), numbered=True)
 
     async def write(self, batches: Sequence[Outgoing], *, internal: bool = False) -> None:
         """Write batches of the open transaction. One of a partition after the other, since their sequences are."""
-        rounds: list[list[Outgoing]] = []
-        counts: dict[TopicPartition, int] = {}
-        for each in batches:
-            turn = counts.get(each.partition, 0)
-            counts[each.partition] = turn + 1
-            if turn == len(rounds):
-                rounds.append([])
-            rounds[turn].append(each)
-        for together in rounds:
-            await send(self._gateway, together, transactional_id=self.transactional_id, internal=internal)
+        for together in rounds(batches):
+            await send_one_each(self._gateway, together, transactional_id=self.transactional_id, internal=internal)
             for each in together:
                 if each.error:
                     raise each.problem()
@@ -204,8 +196,10 @@ class Producers:
                     await producer.own()
                 try:
                     yield producer
-                except BaseException:
-                    await asyncio.shield(self._abort(producer))
+                except BaseException as failure:
+                    is_aborted = await asyncio.shield(self._abort(producer))
+                    if is_aborted and isinstance(failure, Problem) and failure.outcome == "unknown":
+                        raise Problem("not-now", failure.detail, error=failure.error) from None
                     raise
                 try:
                     await asyncio.shield(producer.end(commit=True))
@@ -216,12 +210,15 @@ class Producers:
             finally:
                 self._idle.append(producer)
 
-    async def _abort(self, producer: Producer) -> None:
+    async def _abort(self, producer: Producer) -> bool:
+        """Whether nothing of the transaction will ever be seen, for certain."""
         try:
             await producer.end(commit=False)
         except (Problem, ClientFailure):
             # Nothing was written, or it can't be said now: taking the id over says it.
             producer.producer_id = -1
+            return False
+        return True
 
     def _new(self) -> Producer:
         number, self._made = self._made, self._made + 1

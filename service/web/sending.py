@@ -1,15 +1,18 @@
 """Batches on their way to the leaders of their partitions.
 
 What always holds: an outcome without an error is committed on every in-sync replica; one with an error was not written,
-unless `in_doubt` says that nobody knows. What a leader refused because it leads no more is asked of the next one.
+unless `in_doubt` says that nobody knows. What a leader refused because it leads no more is asked of the next one. What
+may have been written is sent again only if it has a producer's sequence numbers, by which a leader knows it: a batch
+that goes to another broker and has none is given some.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from log.batch import set_producer
 from log.ids import TopicPartition
 from service.broker.acceptance import Refused
 from service.broker.partition import ACKS_ALL, Appended
@@ -18,13 +21,18 @@ from service.broker.session import Session
 from service.broker.writing import Terms, Write, Writing
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
+from service.cluster.image import NO_LEADER
 from service.web.gateway import CLIENT_ID, PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import MAY_BE_WRITTEN, Problem, of_error
 from service.wire.error_codes import ErrorCode
-from service.wire.messages import PartitionProduceData, ProduceRequest, TopicProduceData
+from service.wire.messages import InitProducerIdRequest, PartitionProduceData, ProduceRequest, TopicProduceData
 
 REPLICAS_WITHIN_S = 3.0
 NOWHERE = Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+NOT_HEARD_OF = frozenset({ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION})
+"""What a broker says of a topic that it leads and has not heard of yet."""
+TOO_FEW = frozenset({ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
+"""Replicas; or a transaction's coordinator that could not be asked."""
 
 
 @dataclass(slots=True)
@@ -32,16 +40,25 @@ class Outgoing:
     """A batch for a partition, and then its outcome."""
 
     partition: TopicPartition
-    batch: bytes
+    batch: bytes | bytearray
     records: int
     expected_offset: int | None = None
     """Append only where the log ends here."""
+    numbered: bool = False
+    """It has sequence numbers: sent again it is written once."""
     error: int = ErrorCode.NONE
     message: str | None = None
     culprits: tuple[int, ...] = ()
     base_offset: int = -1
     append_time_ms: int = -1
     in_doubt: bool = False
+
+    def refused(self, error: int, message: str | None = None, culprits: tuple[int, ...] = ()) -> None:
+        self.error, self.message, self.culprits = error, message, culprits
+
+    def written(self, base_offset: int, append_time_ms: int) -> None:
+        self.refused(ErrorCode.NONE)
+        self.base_offset, self.append_time_ms, self.in_doubt = base_offset, append_time_ms, False
 
     def problem(self) -> Problem:
         where = f"{self.partition.topic} partition {self.partition.partition}"
@@ -54,51 +71,151 @@ class Outgoing:
                 expected_offset=self.expected_offset,
             )
         detail = f"{where}: {self.message}" if self.message else where
-        problem = of_error(self.error, detail, writing=True)
-        if self.in_doubt:
-            problem.outcome = "unknown"
+        hides_doubt = self.in_doubt and self.error not in MAY_BE_WRITTEN
+        problem = of_error(ErrorCode.REQUEST_TIMED_OUT if hides_doubt else self.error, detail, writing=True)
         if self.culprits:
             problem.more["records"] = list(self.culprits)
         return problem
 
 
-async def send(
+class Numbers:
+    """Producer ids whose sequence numbers are given to batches that have none. Each is lent to one sender at a time,
+    so that its batches come to a partition one after the other.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._idle: list[Lent] = []
+
+    async def borrow(self) -> Lent | ErrorCode:
+        if self._idle:
+            return self._idle.pop()
+        request = InitProducerIdRequest(None, int(TIMEOUT_S * 1000))
+        answer = await self._gateway.ask(self._gateway.broker.node_id, request)
+        if answer.error_code:
+            return ErrorCode.LEADER_NOT_AVAILABLE  # to these batches it is the same: not now
+        return Lent(answer.producer_id, answer.producer_epoch)
+
+    def give_back(self, lent: Lent) -> None:
+        self._idle.append(lent)
+
+
+@dataclass(slots=True)
+class Lent:
+    producer_id: int
+    epoch: int
+    sequences: dict[TopicPartition, int] = field(default_factory=dict)
+
+    def number(self, batch: Outgoing) -> None:
+        """Give the batch the next sequence numbers of its partition."""
+        sequence = self.sequences.get(batch.partition, 0)
+        batch.batch = bytearray(batch.batch)
+        set_producer(batch.batch, self.producer_id, self.epoch, sequence)
+        batch.numbered = True
+
+    def used(self, batch: Outgoing) -> None:
+        sequence = self.sequences.get(batch.partition, 0)
+        self.sequences[batch.partition] = (sequence + batch.records) & 0x7FFFFFFF
+
+
+def rounds(batches: Sequence[Outgoing]) -> list[list[Outgoing]]:
+    """One of a partition after the other, in their order."""
+    found: list[list[Outgoing]] = []
+    counts: dict[TopicPartition, int] = {}
+    for each in batches:
+        turn = counts.get(each.partition, 0)
+        counts[each.partition] = turn + 1
+        if turn == len(found):
+            found.append([])
+        found[turn].append(each)
+    return found
+
+
+async def send(gateway: Gateway, batches: Sequence[Outgoing]) -> None:
+    """Write batches that stand for themselves, each where it belongs; afterwards every one has its outcome."""
+    for together in rounds(batches):
+        await send_one_each(gateway, together)
+
+
+async def send_one_each(
     gateway: Gateway,
     batches: Sequence[Outgoing],
     *,
     transactional_id: str | None = None,
     internal: bool = False,
 ) -> None:
-    """Write the batches, each where it belongs; afterwards every one has its outcome."""
-    waiting = list(batches)
+    """The same for batches of as many partitions."""
+    lent: Lent | None = None
+    waiting = batches
     deadline = asyncio.get_running_loop().time() + TIMEOUT_S
-    while True:
-        here: list[Outgoing] = []
-        elsewhere: dict[int, list[Outgoing]] = {}
-        own = gateway.broker.node_id
-        for each in waiting:
-            leader = gateway.leader(each.partition)
-            if leader == own:
-                here.append(each)
+    try:
+        while True:
+            here, elsewhere = _by_leader(gateway, waiting)
+            if elsewhere and not waiting[0].numbered and (lent := await _number(gateway, waiting)) is not None:
+                here, elsewhere = _by_leader(gateway, waiting)
+            if elsewhere and waiting[0].numbered:
+                remote = [_send_there(gateway, node, each, transactional_id) for node, each in elsewhere.items()]
+                await asyncio.gather(_send_here(gateway, here, transactional_id, internal), *remote)
             else:
-                elsewhere.setdefault(leader, []).append(each)
-        if here and not elsewhere:
-            await _send_here(gateway, here, transactional_id, internal)
+                await _send_here(gateway, here, transactional_id, internal)
+            left_s = deadline - asyncio.get_running_loop().time()
+            waiting = [each for each in waiting if _may_pass(each, left_s)]
+            if not waiting:
+                return
+            await asyncio.sleep(PAUSE_S)
+    finally:
+        if lent is not None:
+            _settle(gateway, lent, batches)
+
+
+async def _number(gateway: Gateway, batches: Sequence[Outgoing]) -> Lent | None:
+    """Give the batches numbers; None, and all of them refused, if there are none now."""
+    lent = await gateway.numbers.borrow()
+    for each in batches:
+        if isinstance(lent, Lent):
+            lent.number(each)
         else:
-            remote = [_send_there(gateway, node, each, transactional_id) for node, each in elsewhere.items()]
-            await asyncio.gather(_send_here(gateway, here, transactional_id, internal), *remote)
-        left_s = deadline - asyncio.get_running_loop().time()
-        waiting = [each for each in waiting if _may_pass(each.error, left_s)]
-        if not waiting:
-            return
-        await asyncio.sleep(PAUSE_S)
+            each.refused(lent, "there is no producer id for it now")
+    return lent if isinstance(lent, Lent) else None
 
 
-def _may_pass(error: int, left_s: float) -> bool:
-    """Whether what was refused, and not written, may be taken soon."""
-    if error == ErrorCode.NOT_ENOUGH_REPLICAS:  # or a transaction's coordinator that could not be asked
+def _settle(gateway: Gateway, lent: Lent, batches: Sequence[Outgoing]) -> None:
+    """What was lent goes back, unless nobody knows which number is next."""
+    if any(each.in_doubt or (not each.error and each.base_offset < 0) for each in batches):
+        return
+    if any(each.error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER for each in batches):
+        return
+    for each in batches:
+        if not each.error and each.numbered:
+            lent.used(each)
+    gateway.numbers.give_back(lent)
+
+
+def _by_leader(gateway: Gateway, batches: Sequence[Outgoing]) -> tuple[list[Outgoing], dict[int, list[Outgoing]]]:
+    """Those that this broker leads, and others by their node. What nobody leads has that for its outcome."""
+    here: list[Outgoing] = []
+    elsewhere: dict[int, list[Outgoing]] = {}
+    own, image = gateway.broker.node_id, gateway.broker.image
+    for each in batches:
+        state = image.partition(each.partition)
+        if state is None:
+            each.refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        elif state.leader == own:
+            here.append(each)
+        elif state.leader == NO_LEADER:
+            each.refused(ErrorCode.LEADER_NOT_AVAILABLE, "it has no leader now")
+        else:
+            elsewhere.setdefault(state.leader, []).append(each)
+    return here, elsewhere
+
+
+def _may_pass(batch: Outgoing, left_s: float) -> bool:
+    """Whether what was refused may be taken soon, and written once however often it is sent."""
+    if not batch.error or left_s <= 0 or (batch.in_doubt and not batch.numbered):
+        return False
+    if batch.error in TOO_FEW:
         return left_s > TIMEOUT_S - REPLICAS_WITHIN_S
-    return error in MOVED and left_s > 0
+    return batch.error in MOVED or batch.error == ErrorCode.REQUEST_TIMED_OUT
 
 
 async def _send_here(
@@ -131,41 +248,43 @@ async def _send_here(
     for each, write in zip(batches, writes, strict=True):
         outcome = write.outcome
         if isinstance(outcome, Appended):
-            each.error, each.message, each.culprits = ErrorCode.NONE, None, ()
-            each.base_offset, each.append_time_ms = outcome.base_offset, outcome.log_append_time_ms
+            each.written(outcome.base_offset, outcome.log_append_time_ms)
         else:
-            each.error, each.message, each.culprits = outcome.error, outcome.message, outcome.culprits
+            each.refused(outcome.error, outcome.message, outcome.culprits)
             # What was appended and then could not be promised may be committed later.
-            each.in_doubt = each.error in MAY_BE_WRITTEN or write.was_appended
-            if each.in_doubt and each.error in MOVED:
-                each.error = ErrorCode.REQUEST_TIMED_OUT
+            each.in_doubt |= each.error in MAY_BE_WRITTEN or write.was_appended
 
 
 async def _send_there(gateway: Gateway, node: int, batches: Sequence[Outgoing], transactional_id: str | None) -> None:
     image = gateway.broker.image
     topics: dict[str, TopicProduceData] = {}
+    asked = {each.partition: each for each in batches if each.expected_offset is None}
     for each in batches:
         if each.expected_offset is not None:
-            each.error = ErrorCode.UNSUPPORTED_VERSION
-            each.message = f"broker {node} leads it: ask that one for an expected offset"
-            continue
-        name = each.partition.topic
+            message = f"broker {node} leads it: ask that one for an expected offset"
+            each.refused(ErrorCode.UNSUPPORTED_VERSION, message)
+    for partition, each in asked.items():
+        name = partition.topic
         if name not in topics:
             topics[name] = TopicProduceData(name, image.topics[name].id)
-        topics[name].partition_data.append(PartitionProduceData(each.partition.partition, each.batch))
-    request = ProduceRequest(transactional_id, ACKS_ALL, int(TIMEOUT_S * 1000), list(topics.values()))
-    by_partition = {each.partition: each for each in batches if each.expected_offset is None}
-    if not by_partition:
+        topics[name].partition_data.append(PartitionProduceData(partition.partition, bytes(each.batch)))
+    if not asked:
         return
+    request = ProduceRequest(transactional_id, ACKS_ALL, int(TIMEOUT_S * 1000), list(topics.values()))
     try:
         answer = await gateway.ask(node, request)
     except ClientFailure as failure:
-        for each in by_partition.values():
-            each.error, each.message, each.in_doubt = ErrorCode.REQUEST_TIMED_OUT, failure.message, True
+        for each in asked.values():
+            each.refused(ErrorCode.REQUEST_TIMED_OUT, failure.message)
+            each.in_doubt = True
         return
-    for topic, asked in zip(answer.responses, topics.values(), strict=True):
+    for topic, name in zip(answer.responses, topics, strict=True):
         for data in topic.partition_responses:
-            each = by_partition[TopicPartition(asked.name, data.index)]
-            each.error, each.message = data.error_code, data.error_message
-            each.base_offset, each.append_time_ms = data.base_offset, data.log_append_time_ms
-            each.in_doubt = data.error_code in MAY_BE_WRITTEN
+            each = asked[TopicPartition(name, data.index)]
+            if not data.error_code:
+                each.written(data.base_offset, data.log_append_time_ms)
+                continue
+            code = ErrorCode.LEADER_NOT_AVAILABLE if data.error_code in NOT_HEARD_OF else data.error_code
+            each.refused(code, data.error_message)
+            # It may have appended before it found that it leads no more, or has too few replicas.
+            each.in_doubt |= code in MAY_BE_WRITTEN or code == ErrorCode.NOT_LEADER_OR_FOLLOWER

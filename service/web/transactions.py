@@ -22,6 +22,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from log.ids import TopicPartition
+from service.broker.internal_topics import is_internal
 from service.client.failures import ClientFailure
 from service.client.transactions import (
     TransactionState,
@@ -271,7 +272,8 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
         await _complain(gateway, name)
         raise Problem(
             "invalid-txn-state",
-            "this broker was started since and does not know which batches were written: end the transaction",
+            "the transaction has another broker since, which does not know its batches: commit it as it is, saying how"
+            " many ?records= it must have, or abort it",
         )
     fingerprint = hashlib.sha256(body).digest()
     async with open_one.turn:
@@ -351,14 +353,39 @@ def _producer_of(gateway: Gateway, name: Name) -> Producer:
 
 
 async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    return await _end(gateway, request, is_commit=True)
+    return await _end(gateway, request, is_commit=True, records=query_int(request, "records", -1))
 
 
 async def abort(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     return await _end(gateway, request, is_commit=False)
 
 
-async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> web.StreamResponse:
+async def _refuse_parts(gateway: Gateway, name: Name, known: Open | None, records: int) -> None:
+    """Raise what keeps a transaction from being committed because a batch of it may be written in part."""
+    if known is not None and known.in_part is not None:
+        raise Problem("invalid-txn-state", "a batch was written in part: put it again, or abort the transaction")
+    if known is not None and records < 0:
+        return
+    found = await find_transaction(gateway.cluster, name.transactional_id)
+    if found is None or _shown(name, found).state != "Ongoing":
+        return  # the end says what is wrong with it, or that it is there already
+    if records < 0:
+        raise Problem(
+            "invalid-txn-state",
+            "the transaction has another broker since, which does not know whether its last batch is there as a whole:"
+            " say how many ?records= it must have, or abort it",
+        )
+    written = 0
+    partitions = [each for each in found.partitions if not is_internal(each.topic)]
+    for producers in (await producers_of(gateway.cluster, partitions)).values():
+        for each in producers:
+            if (each.producer_id, each.producer_epoch) == (name.producer_id, name.epoch):
+                written += each.last_sequence + 1
+    if written != records:
+        raise Problem("invalid-txn-state", f"the transaction has {written} records, not {records}", records=written)
+
+
+async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool, records: int = -1) -> web.StreamResponse:
     name = name_of(request.match_info["txn"])
     if (node := await _elsewhere(gateway, name.transactional_id)) is not None:
         return await forward(gateway, node, request, b"")
@@ -366,8 +393,8 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool) -> we
     producer = _producer_of(gateway, name)
     meant: Outcome = "applied" if is_commit else "none"
     async with known.turn if known is not None else nullcontext():
-        if known is not None and known.in_part is not None and is_commit:
-            raise Problem("invalid-txn-state", "a batch was written in part: put it again, or abort the transaction")
+        if is_commit:
+            await _refuse_parts(gateway, name, known, records)
         try:
             await asyncio.shield(producer.end(commit=is_commit))
         except Problem as problem:
@@ -540,7 +567,9 @@ ROUTES = (
     Route("PUT", _ONE + "/offsets/{group}", put_offsets, "Commit what a group has read, with the transaction.",
           "transactions", body=GroupOffsetsIn, status=204, problems=(400, 404, 409, 410, 422, 503, 504)),
     Route("POST", _ONE + ":commit", commit, "Make everything visible at once. May be repeated.", "transactions",
-          answer=State, problems=(404, 409, 410, 503, 504)),
+          answer=State, problems=(400, 404, 409, 410, 503, 504), parameters=(
+              integer("records", "Only if so many were written; it must be said once the transaction's broker is"
+                                 " another, or was started anew."),)),
     Route("POST", _ONE + ":abort", abort, "Let nothing become visible. May be repeated.", "transactions",
           answer=State, problems=(404, 409, 410, 503, 504)),
     Route("POST", _ALL + ":find-hanging", find_hanging, "Transactions that nobody will ever end.", "transactions",

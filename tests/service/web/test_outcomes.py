@@ -201,7 +201,7 @@ def test_a_batch_that_is_written_in_part_is_put_again_as_it_was_before_anything_
         with pytest.raises(Problem, match="with another body"):
             await put(b'{"records": [{"topic": "t", "value": 2}]}')
         with pytest.raises(Problem, match="written in part"):
-            await commit(gateway, cast(Any, SimpleNamespace(match_info={"txn": str(name)})))
+            await commit(gateway, cast(Any, SimpleNamespace(match_info={"txn": str(name)}, query={})))
         producer.fails = False
         await put(b'{"records": [{"topic": "t", "value": 1}]}')
         assert len(open_one.batches) == 1
