@@ -14,7 +14,7 @@ from idempotence.room import ProducerRoom
 from isolation.stable import StableOffsets
 from log.config import LogConfig
 from log.disk import DiskFault
-from log.identity import read_topic_id
+from log.identity import read_topic_id, was_never_flushed
 from log.ids import TopicPartition, folder_of
 from log.manifest import Manifest, read_and_remove_manifest, read_high_watermarks, read_recovery_points
 from log.partition_log import CleanState, PartitionLog
@@ -125,7 +125,7 @@ class PartitionMaker:
         name = folder_of(topic_partition)
         homes = found = [folder for folder in self._folders if name in present[folder.name]]
         if len(homes) > 1 or any(name not in manifests[folder.name] for folder in homes):
-            homes = [folder for folder in homes if await self._is_of(topic, index, folder)]
+            homes = [folder for folder in homes if await self._is_of(topic, index, folder, points[folder.name])]
         if len(homes) > 1:
             raise StartError(
                 f"{name} is in {homes[0].name} and in {homes[1].name}: move that one away which is not to be used"
@@ -153,12 +153,22 @@ class PartitionMaker:
                 return
         self.add(topic, index, self.emptiest_folder(), config, None, 0)
 
-    async def _is_of(self, topic: Topic, index: int, folder: LogFolder) -> bool:
+    async def _is_of(self, topic: Topic, index: int, folder: LogFolder, points: Mapping[TopicPartition, int]) -> bool:
         """Whether the partition's folder of that name is this topic's; otherwise it is thrown away."""
         topic_partition = TopicPartition(topic.name, index)
         name = folder_of(topic_partition)
-        if read_topic_id(folder.disk, name) in (None, topic.id):
+        owner = read_topic_id(folder.disk, name)
+        if owner == topic.id:
             return True
+        if owner is None:
+            if points.get(topic_partition) or not was_never_flushed(folder.disk, name):
+                return True
+            # It may be what a deleted topic of that name left, and holds nothing that a power cut had to leave.
+            logger.warning(
+                "%s/%s was made shortly before a power cut, and not flushed: whose it is can't be known, and it is"
+                " thrown away",
+                *(folder.name, name),
+            )
         # Its topic was deleted, and a crash came first. The point goes before the folder that says whose it was.
         await self._housekeeper.forget_point(folder, topic_partition)
         folder.disk.discard(name)

@@ -162,6 +162,81 @@ def test_what_a_deleted_topic_left_before_a_crash_is_not_taken_for_the_new_ones(
     on_stage(tmp_path, second, FSYNC, metadata=metadata)
 
 
+FIRST_LOG = f"{0:020}.log"
+NEVER_FLUSHED = {
+    "nothing in it": {},
+    "a file without its bytes": {PARTITION_METADATA: b"", FIRST_LOG: b"of another", f"{0:020}.index": b""},
+    "a file of zeros": {PARTITION_METADATA: bytes(50), FIRST_LOG: b"of another", f"{9:020}.snapshot": b""},
+}
+FLUSHED = {
+    "by somebody else": {FIRST_LOG: b""},
+    "and rotten": {PARTITION_METADATA: b"versio", FIRST_LOG: b""},
+    "with a checkpoint": {PARTITION_METADATA: b"", FIRST_LOG: b"", "leader-epoch-checkpoint": b"0\n0\n"},
+    "with a recovery point": {PARTITION_METADATA: b"", FIRST_LOG: b""},
+}
+
+
+def fill(folder: Path, files: dict[str, bytes]) -> None:
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+@pytest.mark.parametrize("here", list(NEVER_FLUSHED))
+@pytest.mark.parametrize("there", [None, *NEVER_FLUSHED])
+def test_what_was_never_flushed_before_a_power_cut_is_nobodys(tmp_path: Path, here: str, there: str | None) -> None:
+    """A topic was deleted while its disk failed, and made again on another; then the power went, and with it what both
+    folders said of whose they were. Found by the simulation: the broker refused to start, for there were two.
+    """
+    metadata = MemoryServer(RealClock())
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+
+    async def first(stage: Stage) -> None:
+        await stage.create("orders")
+        await until_served(stage)
+
+    async def second(stage: Stage) -> None:
+        partition = await until_served(stage)
+        assert (partition.log.start_offset, partition.log.end_offset) == (0, 0)
+        await write(partition, b"new")
+        assert values(partition) == 1
+
+    on_stage(one, first, FSYNC, metadata=metadata, more_folders=[two])
+    (one / MANIFEST).unlink()
+    (two / MANIFEST).unlink()
+    fill(one / "orders-0", NEVER_FLUSHED[here])
+    if there is not None:
+        fill(two / "orders-0", NEVER_FLUSHED[there])
+    on_stage(one, second, FSYNC, metadata=metadata, more_folders=[two])
+
+
+@pytest.mark.parametrize("what", list(FLUSHED))
+def test_a_folder_that_does_not_say_whose_it_is_but_may_hold_promises_is_what_its_name_says(
+    tmp_path: Path, what: str
+) -> None:
+    metadata = MemoryServer(RealClock())
+
+    async def first(stage: Stage) -> None:
+        await stage.create("orders")
+        await write(await until_served(stage), b"1", b"2")
+        if what == "with a recovery point":
+            await stage.broker.housekeeper.write_points(stage.broker.folders[0])
+
+    async def second(stage: Stage) -> None:
+        assert values(await until_served(stage)) == 2
+
+    on_stage(tmp_path, first, FSYNC, metadata=metadata)
+    (tmp_path / MANIFEST).unlink()
+    log = (tmp_path / "orders-0" / FIRST_LOG).read_bytes()
+    for path in (tmp_path / "orders-0").iterdir():
+        path.unlink()
+    (tmp_path / "orders-0").rmdir()
+    fill(tmp_path / "orders-0", {name: log if name == FIRST_LOG else data for name, data in FLUSHED[what].items()})
+    on_stage(tmp_path, second, FSYNC, metadata=metadata)
+
+
 def test_a_folder_found_where_a_new_topic_wants_to_be_is_set_aside(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         (tmp_path / "orders-0").mkdir()
