@@ -20,7 +20,7 @@ from service.wire.messages import (
     FinalizedFeatureKey,
     SupportedFeatureKey,
 )
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 
 KIP_511_SINCE = 3
 LEVEL_0_SINCE = 4

@@ -28,7 +28,7 @@ from service.wire.codec import (
     encode_response,
     encode_response_in_steps,
 )
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 
 logger = logging.getLogger("oncelog.door")
 

@@ -54,7 +54,7 @@ from service.api import (
     txn_offset_commit,
     write_txn_markers,
 )
-from service.wire.versions import NEWEST_IS_UNSTABLE, VERSIONS, ApiKey
+from service.wire.messages.versions import NEWEST_IS_UNSTABLE, VERSIONS, ApiKey
 
 HANDLERS: dict[ApiKey, Callable[..., Any]] = {
     ApiKey.PRODUCE: produce.handle,

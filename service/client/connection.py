@@ -24,8 +24,8 @@ from service.wire.codec import (
     write_request_header,
 )
 from service.wire.error_codes import ErrorCode
-from service.wire.schemas import MESSAGES
-from service.wire.versions import NEWEST_IS_UNSTABLE, VERSIONS, ApiKey
+from service.wire.messages.schemas import MESSAGES
+from service.wire.messages.versions import NEWEST_IS_UNSTABLE, VERSIONS, ApiKey
 
 ResponseT = TypeVar("ResponseT", bound=Message)
 

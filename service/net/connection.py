@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Generic, cast
 from service.net.door import CLOSE, NO_REPLY, Held, PeerInfo, Reply, SessionT, Signal
 from service.net.outbox import Outbox
 from service.wire.codec import MalformedRequest, RequestHeader, read_request_header, write_response_header
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 
 if TYPE_CHECKING:
     from log.disk import FileSlice

@@ -31,7 +31,7 @@ from service.web.problems import Problem, of_error
 from service.wire.base import Request, Struct
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
-from service.wire.versions import NEWEST_IS_UNSTABLE
+from service.wire.messages.versions import NEWEST_IS_UNSTABLE
 
 if TYPE_CHECKING:
     from service.web.idempotency import Keys

@@ -16,8 +16,8 @@ from service.wire.base import Struct
 from service.wire.decoders import Decode, Malformed, compile_decoder, long_varint
 from service.wire.encoders import Encode, compile_encoder
 from service.wire.layout import UnknownVersion, within
-from service.wire.schemas import MESSAGES
-from service.wire.versions import ApiKey
+from service.wire.messages.schemas import MESSAGES
+from service.wire.messages.versions import ApiKey
 
 if TYPE_CHECKING:
     from log.disk import FileSlice

@@ -1,4 +1,4 @@
-"""Writes messages.py, schemas.py and versions.py from Kafka's message definitions. Run by hand when the protocol moves:
+"""Writes the package messages/ from Kafka's message definitions. Run by hand when the protocol moves:
 
     python -m service.wire.generate FOLDER_WITH_JSON
 
@@ -285,7 +285,7 @@ def write_schemas(module: Module) -> str:
         HEAD,
         '"""What is on the wire in which version, as text that codec.py parses when it compiles a codec.',
         "",
-        "A field reads `name type versions [null=versions] [tagged=versions:tag]`. Defaults are those of messages.py.",
+        "A field reads `name type versions [null=versions] [tagged=versions:tag]`. Defaults are those of the classes.",
         "MESSAGES: name -> (kind, key, versions, flexible versions).",
         '"""',
         "",
@@ -343,8 +343,8 @@ def main(folder: str) -> None:
     module = Module(Path(folder))
     for name in MESSAGES:
         module.add(name)
-    here = Path(__file__).parent
-    (here / "messages.py").write_text(write_messages(module))
+    here = Path(__file__).parent / "messages"
+    (here / "__init__.py").write_text(write_messages(module))
     (here / "schemas.py").write_text(write_schemas(module))
     (here / "versions.py").write_text(write_versions(module))
 

@@ -1,4 +1,4 @@
-"""What one struct looks like in one version: the texts of schemas.py, parsed. The two compilers of codecs call it."""
+"""What one struct looks like in one version: `messages/schemas.py`, parsed for the two compilers of codecs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from service.wire import messages
 from service.wire.base import StructType, fresh_default
-from service.wire.schemas import MESSAGES, STRUCTS
+from service.wire.messages.schemas import MESSAGES, STRUCTS
 
 # Struct format characters of the types whose size never changes.
 FIXED_FORMATS = {

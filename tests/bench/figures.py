@@ -28,7 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from log.batch import build_batch, restamp
 from service.wire.codec import encode_request, write_request_header
 from service.wire.messages import ApiVersionsRequest, PartitionProduceData, ProduceRequest, TopicProduceData
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 from tests.bench import groups, many_small, native, prepared, web
 from tests.bench.contenders import Contender
 from tests.peers.process import BrokerProcess, free_port

@@ -44,7 +44,7 @@ from service.wire.messages import (
     SyncGroupRequest,
     SyncGroupRequestAssignment,
 )
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 from tests.bench.native import PATIENCE_SECONDS, LoadFailed, Outcome
 from tests.peers.process import ROOT, BrokerProcess
 

@@ -24,7 +24,7 @@ from service.wire.messages import (
     ProduceRequest,
     TopicProduceData,
 )
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 
 PRODUCE_VERSION = 7
 FETCH_VERSION = 11

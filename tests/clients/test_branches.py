@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 
 from service.client.connection import Client
 from service.wire.messages import DescribeBranchesRequest, EndBranchesRequest, EndBranchesResponse, NamedBranch
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 from tests.clients.conftest import Address
 from tests.clients.kits import PATIENCE_SECONDS
 from tests.clients.raw import offered_versions

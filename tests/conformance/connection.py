@@ -12,7 +12,7 @@ from enum import Enum
 
 from service.wire.base import Struct
 from service.wire.codec import encode_request, write_request_header
-from service.wire.schemas import MESSAGES
+from service.wire.messages.schemas import MESSAGES
 
 CLIENT_ID = "conformance"
 PATIENCE_SECONDS = 20.0

@@ -32,7 +32,7 @@ from service.wire.messages import (
     MetadataRequest,
     MetadataRequestTopic,
 )
-from service.wire.versions import NEWEST_IS_UNSTABLE, VERSIONS, ApiKey
+from service.wire.messages.versions import NEWEST_IS_UNSTABLE, VERSIONS, ApiKey
 from tests.conformance.connection import PATIENCE_SECONDS, SILENCE_SECONDS, Connection, NoAnswer, api_key_of
 from tests.conformance.plain import Names, Plain, plain
 

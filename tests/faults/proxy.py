@@ -29,7 +29,7 @@ from service.wire.codec import (
     read_response_header,
     write_response_header,
 )
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 
 PATIENCE_SECONDS = 20.0
 NAMES_BROKERS = (ApiKey.METADATA, ApiKey.FIND_COORDINATOR, ApiKey.DESCRIBE_CLUSTER)

@@ -18,7 +18,7 @@ from service.wire.messages import (
     MetadataRequest,
     ProduceRequest,
 )
-from service.wire.versions import VERSIONS, ApiKey
+from service.wire.messages.versions import VERSIONS, ApiKey
 from tests.clients.kits import LIBRARIES, Kit, Message
 from tests.faults.proxy import Fault
 from tests.faults.scenario import in_loop, stage

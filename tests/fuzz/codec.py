@@ -24,7 +24,7 @@ from service.wire.codec import (
     encode_response,
     read_request_header,
 )
-from service.wire.schemas import MESSAGES
+from service.wire.messages.schemas import MESSAGES
 from tests.fuzz.mutation import Frame, Target, mutants
 from tests.service.wire.making import ALL
 

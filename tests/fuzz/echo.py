@@ -18,7 +18,7 @@ from service.net.server import Limits, PeerInfo, Reply, serve
 from service.wire import messages
 from service.wire.codec import API_NAMES, RequestHeader, decode_request, encode_response
 from service.wire.messages import ApiVersion, ApiVersionsResponse, FetchResponse
-from service.wire.versions import VERSIONS, ApiKey
+from service.wire.messages.versions import VERSIONS, ApiKey
 
 RECEIVE_TIMEOUT_S = 1.0
 SEND_TIMEOUT_S = 1.5

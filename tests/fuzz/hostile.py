@@ -15,8 +15,8 @@ from service.api.routes import ROUTES
 from service.wire import messages
 from service.wire.base import Struct
 from service.wire.layout import Field
-from service.wire.schemas import MESSAGES
-from service.wire.versions import ApiKey
+from service.wire.messages.schemas import MESSAGES
+from service.wire.messages.versions import ApiKey
 from tests.service.wire.making import INTEGERS, known_layout
 
 NAME_OF_KEY = {key: name for name, (kind, key, *_) in MESSAGES.items() if kind == "request" and key is not None}

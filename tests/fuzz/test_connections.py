@@ -24,7 +24,7 @@ import pytest
 from service.client.connection import Client
 from service.wire.codec import encode_request, write_request_header
 from service.wire.messages import FetchRequest, MetadataRequest
-from service.wire.schemas import MESSAGES
+from service.wire.messages.schemas import MESSAGES
 from tests.fuzz.echo import FETCH_BYTES
 from tests.fuzz.mutation import Target, mutants
 from tests.service.wire.making import REQUESTS

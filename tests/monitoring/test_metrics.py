@@ -22,7 +22,7 @@ from service.wire.messages import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 from tests.monitoring.scraped import gathered, read, scraped
 from tests.service.api.txn_stage import TxnStage, Writer, on_txn_stage, until, values
 

@@ -23,7 +23,7 @@ from log.batch import build_batch
 from monitoring.families import REGISTRY
 from service.wire.codec import encode_request
 from service.wire.messages import PartitionProduceData, ProduceRequest, TopicProduceData
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 from tests.monitoring.scraped import Scraped, read
 from tests.monitoring.test_boards import CHARTED, WATCHED
 from tests.outside import needs

@@ -19,7 +19,7 @@ from service.wire.messages import (
     SyncGroupRequest,
     SyncGroupRequestAssignment,
 )
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 from tests.conformance.connection import Connection
 from tests.conformance.plain import Plain, sorted_by
 from tests.conformance.say import commit

@@ -18,7 +18,7 @@ from service.wire.messages import (
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 from tests.conformance.conversations.classic_groups import alone, joining, leaving, new_member_id, syncing
 from tests.conformance.conversations.consumer_groups import beat, join, partitions_in_order
 from tests.conformance.plain import Plain, sorted_by

@@ -15,7 +15,7 @@ from service.wire.messages import (
     HeartbeatRequest,
     ListGroupsRequest,
 )
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 from tests.conformance.conversations.classic_groups import alone, joining
 from tests.conformance.plain import Plain, sorted_by
 from tests.conformance.say import STRANGE_ID

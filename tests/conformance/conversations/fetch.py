@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from service.wire.messages import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 from tests.conformance.plain import Plain
 from tests.conformance.say import NO_ID, STRANGE_ID, batch, fetch, produce
 from tests.conformance.talk import Talk, stable_versions

@@ -8,7 +8,7 @@ from typing import Any
 from service.wire.codec import encode_request, write_request_header
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import ApiVersionsRequest, MetadataRequest, MetadataRequestTopic
-from service.wire.versions import VERSIONS, ApiKey
+from service.wire.messages.versions import VERSIONS, ApiKey
 from tests.conformance.plain import Plain
 from tests.conformance.say import batch, produce
 from tests.conformance.talk import Sent, Talk, stable_versions

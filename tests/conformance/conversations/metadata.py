@@ -11,7 +11,7 @@ from service.wire.messages import (
     MetadataRequest,
     MetadataRequestTopic,
 )
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 from tests.conformance.plain import Plain, sorted_by
 from tests.conformance.say import NO_ID, STRANGE_ID
 from tests.conformance.talk import Talk, stable_versions

@@ -13,7 +13,7 @@ from service.wire.messages import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 from tests.conformance.say import T0, batch, fetch, list_offsets, produce
 from tests.conformance.talk import Talk, stable_versions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from log.batch import build_batch
 from service.wire.messages import PartitionProduceData, ProduceRequest, TopicProduceData
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 from tests.conformance.connection import SILENCE_SECONDS
 from tests.conformance.plain import Plain, sorted_by
 from tests.conformance.say import (

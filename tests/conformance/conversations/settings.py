@@ -18,7 +18,7 @@ from service.wire.messages import (
     IncrementalAlterConfigsRequestAlterConfigsResource,
     ListConfigResourcesRequest,
 )
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 from tests.conformance.plain import Plain, sorted_by
 from tests.conformance.say import batch, produce
 from tests.conformance.talk import Talk, stable_versions

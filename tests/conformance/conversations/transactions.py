@@ -27,7 +27,7 @@ from service.wire.messages import (
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
 )
-from service.wire.versions import ApiKey
+from service.wire.messages.versions import ApiKey
 from tests.conformance.conversations.committed_offsets import committed
 from tests.conformance.plain import Plain
 from tests.conformance.say import batch, commit, fetch, list_offsets, produce

@@ -26,7 +26,7 @@ from service.wire.codec import (
     encode_response,
 )
 from service.wire.messages import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
-from service.wire.schemas import MESSAGES
+from service.wire.messages.schemas import MESSAGES
 
 Answer = TypeVar("Answer", bound=Struct)
 

@@ -28,7 +28,7 @@ from service.wire.messages import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
 )
-from service.wire.schemas import MESSAGES
+from service.wire.messages.schemas import MESSAGES
 from tests.service.api.admin_stage import Stage, on_stage
 
 MANY = 1_000

@@ -34,7 +34,7 @@ from service.wire.messages import (
     ProduceRequest,
     TopicProduceData,
 )
-from service.wire.schemas import MESSAGES
+from service.wire.messages.schemas import MESSAGES
 from tests.service.api.admin_stage import Stage, on_stage
 
 Answer = TypeVar("Answer", bound=Struct)

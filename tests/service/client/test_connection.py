@@ -32,7 +32,7 @@ from service.wire.messages import (
     ProduceResponse,
     TopicProduceData,
 )
-from service.wire.versions import VERSIONS, ApiKey
+from service.wire.messages.versions import VERSIONS, ApiKey
 from tests.service.net.kit import LOOPS, run, serving, until
 from tests.sim.world import Host, World
 

@@ -17,7 +17,7 @@ from service.broker.shard import CoordinatorLoading, NotCoordinator
 from service.cluster.image import PartitionState, Topic
 from service.wire.base import Struct
 from service.wire.codec import RequestHeader, decode_request, decode_response, encode_request, encode_response
-from service.wire.schemas import MESSAGES
+from service.wire.messages.schemas import MESSAGES
 from tests.service.groups.driver import PENDING, Driver
 
 HANDLERS = {

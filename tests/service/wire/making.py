@@ -13,7 +13,7 @@ from service.wire import messages
 from service.wire.base import Struct
 from service.wire.error_codes import ErrorCode
 from service.wire.layout import Field, layout_of
-from service.wire.schemas import MESSAGES
+from service.wire.messages.schemas import MESSAGES
 
 INTEGERS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 ERRORS = [int(each) for each in ErrorCode]

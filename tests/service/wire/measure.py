@@ -17,7 +17,7 @@ from kio.serial import entity_reader, entity_writer
 from service.wire import messages as m
 from service.wire.base import Struct
 from service.wire.codec import decode_request, decode_response, encode_request, encode_response
-from service.wire.schemas import MESSAGES
+from service.wire.messages.schemas import MESSAGES
 from tests.service.wire.oracle import kio_class, to_kio
 
 TOPIC_ID = bytes(range(16))
@@ -130,7 +130,7 @@ print(f"{{(time.process_time() - start) * 1000:.0f}} ms, {{(resident() - before)
 """
 OURS = """
 from service.wire.codec import decode_request, _new_decoder, compile_encoder, API_NAMES
-from service.wire.versions import VERSIONS
+from service.wire.messages.versions import VERSIONS
 kept = []
 for key, (first, last) in [each for each in VERSIONS.items() if each[0] < 20000]:
     for version in {versions}:
@@ -140,7 +140,7 @@ for key, (first, last) in [each for each in VERSIONS.items() if each[0] < 20000]
 KIO = """
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
-from service.wire.versions import VERSIONS
+from service.wire.messages.versions import VERSIONS
 kept = []
 for key, (first, last) in [each for each in VERSIONS.items() if each[0] < 20000]:
     for version in {versions}:

@@ -21,7 +21,7 @@ from kio.static.constants import EntityType
 from service.wire import messages
 from service.wire.base import Struct
 from service.wire.layout import Field, Layout, layout_of
-from service.wire.schemas import MESSAGES
+from service.wire.messages.schemas import MESSAGES
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 MILLISECOND = datetime.timedelta(milliseconds=1)

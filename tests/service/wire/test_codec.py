@@ -49,8 +49,8 @@ from service.wire.messages import (
     ProduceRequest,
     TopicProduceData,
 )
-from service.wire.schemas import MESSAGES, STRUCTS
-from service.wire.versions import VERSIONS, ApiKey
+from service.wire.messages.schemas import MESSAGES, STRUCTS
+from service.wire.messages.versions import VERSIONS, ApiKey
 from tests.service.wire.making import REQUESTS, RESPONSES, make
 
 

@@ -21,7 +21,7 @@ from service.wire.codec import (
     encode_request,
     encode_response,
 )
-from service.wire.schemas import MESSAGES
+from service.wire.messages.schemas import MESSAGES
 from tests.service.wire.making import DATA, KAFKAS, make
 from tests.service.wire.oracle import kio_bytes, kio_message
 

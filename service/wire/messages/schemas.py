@@ -2,7 +2,7 @@
 
 """What is on the wire in which version, as text that codec.py parses when it compiles a codec.
 
-A field reads `name type versions [null=versions] [tagged=versions:tag]`. Defaults are those of messages.py.
+A field reads `name type versions [null=versions] [tagged=versions:tag]`. Defaults are those of the classes.
 MESSAGES: name -> (kind, key, versions, flexible versions).
 """
 
