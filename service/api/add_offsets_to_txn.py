@@ -5,7 +5,7 @@ That is the group's partition of `__consumer_offsets` joining the transaction.
 
 from log.ids import TopicPartition
 from service.api.wire_codes import PATIENCE_MS, ask_coordinator, error_of, fencing_code
-from service.broker.internal_topics import GROUP_TOPIC
+from service.broker.internal_topics import GROUPS
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.broker.shard import NotCoordinator
@@ -15,7 +15,6 @@ from service.wire.messages import AddOffsetsToTxnRequest, AddOffsetsToTxnRespons
 from txn.commands import AddPartitions
 
 FENCED_SINCE = 2
-GROUP = 0
 
 
 async def handle(
@@ -27,13 +26,13 @@ async def handle(
         index = broker.groups.partition_index(request.group_id)
     except NotCoordinator:
         # aiokafka asks for the group's coordinator only afterwards: if that made the topic, it would wait for ever.
-        broker.internal_topics.coordinator_of(GROUP, request.group_id, session.listener)
+        broker.internal_topics.bring_about(GROUPS)
         return AddOffsetsToTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
     command = AddPartitions(
         request.transactional_id,
         request.producer_id,
         request.producer_epoch,
-        (TopicPartition(GROUP_TOPIC, index),),
+        (TopicPartition(GROUPS.name, index),),
         transaction_version=0,
         patience_ms=PATIENCE_MS,
     )

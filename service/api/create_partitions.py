@@ -5,7 +5,7 @@ partitions.
 from collections import Counter
 
 from service.api.admin_answers import executed
-from service.broker.internal_topics import is_internal, kept_from_clients
+from service.broker.internal_topics import INTERNAL_TOPICS, kept_from_clients
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.controller import Refusal
@@ -28,10 +28,10 @@ async def handle(
     for name, times in times_named.items():
         if times > 1:
             answers.append(_result(name, ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
-        elif is_internal(name):
+        elif name in INTERNAL_TOPICS:
             answers.append(_result(name, ErrorCode.INVALID_TOPIC_EXCEPTION, kept_from_clients(name)))
     wanted = tuple(
-        _wanted(topic) for topic in request.topics if times_named[topic.name] == 1 and not is_internal(topic.name)
+        _wanted(topic) for topic in request.topics if times_named[topic.name] == 1 and topic.name not in INTERNAL_TOPICS
     )
     results = await executed(broker, CreatePartitions(wanted, request.validate_only))
     if isinstance(results, Refusal):

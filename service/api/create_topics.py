@@ -10,7 +10,7 @@ from log.ids import TopicId
 from service.api.admin_answers import executed
 from service.api.config_answers import describe_topic
 from service.api.turns import in_turns
-from service.broker.internal_topics import is_internal, kept_from_clients
+from service.broker.internal_topics import INTERNAL_TOPICS, kept_from_clients
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.controller import Refusal
@@ -32,7 +32,7 @@ async def handle(
     broker: Broker, session: Session, header: RequestHeader, request: CreateTopicsRequest
 ) -> CreateTopicsResponse:
     times_named = Counter(topic.name for topic in request.topics)
-    internal = [name for name in times_named if is_internal(name) and name not in broker.image.topics]
+    internal = [name for name in times_named if name in INTERNAL_TOPICS and name not in broker.image.topics]
     once = [topic for topic in request.topics if times_named[topic.name] == 1 and topic.name not in internal]
     command = CreateTopics(
         tuple(_new(topic, TopicId(broker.env.unique())) for topic in once),

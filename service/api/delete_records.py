@@ -6,7 +6,7 @@ import asyncio
 
 from log.disk import DiskFault
 from log.ids import TopicPartition
-from service.broker.internal_topics import is_internal
+from service.broker.internal_topics import INTERNAL_TOPICS
 from service.broker.node import Broker
 from service.broker.partition import PartitionLost
 from service.broker.session import Session
@@ -42,7 +42,7 @@ async def _delete(
     partition = broker.partitions.get(TopicPartition(topic, index))
     if partition is None:
         return _error(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    if is_internal(topic):
+    if topic in INTERNAL_TOPICS:
         return _error(index, ErrorCode.INVALID_TOPIC_EXCEPTION)
     if partition.replicas is None:
         return _error(index, partition.not_leading.error)

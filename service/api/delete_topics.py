@@ -8,7 +8,7 @@ from collections import Counter
 
 from log.ids import ZERO_TOPIC_ID, TopicId
 from service.api.admin_answers import executed
-from service.broker.internal_topics import is_internal, kept_from_clients
+from service.broker.internal_topics import INTERNAL_TOPICS, kept_from_clients
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.controller import Refusal
@@ -92,6 +92,6 @@ def _one(image: Image, wanted: DeleteTopicState, names: Counter[str], ids: Count
         if topic.id in ids:
             message = "The provided topic name maps to an ID that was already supplied."
             return DeletableTopicResult(wanted.name, topic.id, ErrorCode.INVALID_REQUEST, message)
-    if is_internal(topic.name):
+    if topic.name in INTERNAL_TOPICS:
         return refused(ErrorCode.INVALID_TOPIC_EXCEPTION, kept_from_clients(topic.name))
     return DeletableTopicResult(topic.name, topic.id)

@@ -6,7 +6,7 @@ eligible leaders besides the in-sync replicas, so those lists are empty.
 """
 
 from service.api.admin_answers import TOPIC_OPERATIONS, leader_of, offline
-from service.broker.internal_topics import is_internal
+from service.broker.internal_topics import INTERNAL_TOPICS
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.image import Image, Topic
@@ -62,7 +62,7 @@ def _unknown(name: str) -> DescribeTopicPartitionsResponseTopic:
     invalid = check_topic_name(name) is not None
     error = ErrorCode.INVALID_TOPIC_EXCEPTION if invalid else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     return DescribeTopicPartitionsResponseTopic(
-        error, name, is_internal=is_internal(name), topic_authorized_operations=TOPIC_OPERATIONS
+        error, name, is_internal=name in INTERNAL_TOPICS, topic_authorized_operations=TOPIC_OPERATIONS
     )
 
 
@@ -87,5 +87,5 @@ def _described(
             )
         )
     return DescribeTopicPartitionsResponseTopic(
-        0, topic.name, topic.id, is_internal(topic.name), partitions, TOPIC_OPERATIONS
+        0, topic.name, topic.id, topic.name in INTERNAL_TOPICS, partitions, TOPIC_OPERATIONS
     )

@@ -6,7 +6,7 @@ COORDINATOR_NOT_AVAILABLE until it is there.
 """
 
 from service.api.turns import in_turns
-from service.broker.internal_topics import Address, InternalTopics
+from service.broker.internal_topics import GROUPS, TRANSACTIONS, InternalTopics, NodeAddress
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.wire.codec import RequestHeader
@@ -14,10 +14,8 @@ from service.wire.error_codes import ErrorCode
 from service.wire.messages import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 
 BATCHES_SINCE = 4
-GROUP, TRANSACTION, SHARE = 0, 1, 2
-
-
-NOWHERE = Address(-1, "", -1)
+TOPIC_OF_KEY_TYPE = {0: GROUPS, 1: TRANSACTIONS}
+NOWHERE = NodeAddress(-1, "", -1)
 
 
 async def handle(
@@ -41,12 +39,13 @@ async def handle(
     )
 
 
-def _answer(key: str, address: Address, error: ErrorCode) -> Coordinator:
+def _answer(key: str, address: NodeAddress, error: ErrorCode) -> Coordinator:
     return Coordinator(key, address.node_id, address.host, address.port, error)
 
 
-def _find(finder: InternalTopics, key_type: int, key: str, listener: str) -> tuple[Address, ErrorCode]:
-    if key_type not in (GROUP, TRANSACTION):
+def _find(finder: InternalTopics, key_type: int, key: str, listener: str) -> tuple[NodeAddress, ErrorCode]:
+    topic = TOPIC_OF_KEY_TYPE.get(key_type)
+    if topic is None:
         return NOWHERE, ErrorCode.INVALID_REQUEST
-    found = finder.coordinator_of(key_type, key, listener)
+    found = finder.coordinator_of(topic, key, listener)
     return (NOWHERE, found) if isinstance(found, ErrorCode) else (found, ErrorCode.NONE)

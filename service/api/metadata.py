@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Iterable
 
 from log.ids import ZERO_TOPIC_ID, TopicId
 from service.api.admin_answers import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNASKED, executed, leader_of, offline
-from service.broker.internal_topics import TOPIC_OF_KEY_TYPE, is_internal
+from service.broker.internal_topics import INTERNAL_TOPICS
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.controller import Refusal
@@ -31,7 +31,6 @@ from service.wire.messages import (
 logger = logging.getLogger("oncelog.topics")
 
 REQUEST_IDS_SINCE = 12
-KEY_TYPES = {topic: key_type for key_type, topic in TOPIC_OF_KEY_TYPE.items()}
 
 
 def handle(
@@ -69,10 +68,10 @@ def _missing(broker: Broker, topics: Iterable[MetadataRequestTopic]) -> list[str
 async def _after_creation(
     broker: Broker, session: Session, request: MetadataRequest, topics: list[MetadataRequestTopic], missing: list[str]
 ) -> MetadataResponse:
-    ordinary = tuple(NewTopic(name, TopicId(broker.env.unique())) for name in missing if not is_internal(name))
+    ordinary = tuple(NewTopic(name, TopicId(broker.env.unique())) for name in missing if name not in INTERNAL_TOPICS)
     for name in missing:
-        if is_internal(name):
-            broker.internal_topics.coordinator_of(KEY_TYPES[name], "", session.listener)  # brings it about
+        if name in INTERNAL_TOPICS:
+            broker.internal_topics.bring_about(INTERNAL_TOPICS[name])
     if ordinary:
         # What could not be created is answered like any other unknown topic; only the log says why.
         config = broker.config
@@ -100,7 +99,7 @@ def _described(broker: Broker, session: Session, topics: Iterable[MetadataReques
             invalid = check_topic_name(name) is not None
             error = ErrorCode.INVALID_TOPIC_EXCEPTION if invalid else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if topic is None:
-            internal = name is not None and is_internal(name)
+            internal = name is not None and name in INTERNAL_TOPICS
             unknown[name, asked.topic_id] = MetadataResponseTopic(error, name, asked.topic_id, internal)
         elif topic.name not in found:
             found[topic.name] = describer.topic(topic)
@@ -122,7 +121,7 @@ class _Describer:
         for index, state in topic.partitions.items():
             error, leader, epoch, replicas, isr, missing = self._known.get(state) or self._follows(state)
             partitions.append(MetadataResponsePartition(error, index, leader, epoch, replicas, isr, missing))
-        return MetadataResponseTopic(0, topic.name, topic.id, is_internal(topic.name), partitions)
+        return MetadataResponseTopic(0, topic.name, topic.id, topic.name in INTERNAL_TOPICS, partitions)
 
     def _follows(self, state: PartitionState) -> tuple[int, int, int, list[int], list[int], list[int]]:
         leader, error = leader_of(self._image, state, self._listener)

@@ -6,7 +6,7 @@ from typing import Any
 
 from service.broker import marker_courier, transaction_gate
 from service.broker.coordinators import Coordinators
-from service.broker.internal_topics import GROUP_TOPIC, TRANSACTION_TOPIC, InternalTopics
+from service.broker.internal_topics import GROUPS, TRANSACTIONS, InternalTopics
 from service.broker.marker_courier import MarkerCourier, MarkerWriter
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
@@ -18,12 +18,10 @@ from service.broker.transaction_gate import TransactionGate
 from service.cluster.image import NO_CONFIG
 from service.cluster.metadata import ClusterMetadata
 from service.groups.coordinator import GroupCoordinator
-from service.groups.partitioning import partition_for
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.ports import Env
 from service.settings.broker import BrokerConfig
 from service.settings.group import group_values
-from txn.branches import home_of
 from txn.coordinator import TxnCoordinator
 from txn.markers import SendMarkers
 from txn.settings import TxnSettings
@@ -42,8 +40,7 @@ class Coordination:
         self.producer_ids = ProducerIdSource(metadata, env)
         self.txn_tally = TxnTally()
         self.groups = Coordinators(
-            GROUP_TOPIC,
-            partition_for,
+            GROUPS,
             lambda partition: GroupCoordinator(self._group_settings(), self.topics, env.clock.wall_ms),
             self._no_effects,
             partitions,
@@ -51,8 +48,7 @@ class Coordination:
             env,
         )
         self.transactions = Coordinators(
-            TRANSACTION_TOPIC,
-            lambda transactional_id, count: partition_for(home_of(transactional_id), count),
+            TRANSACTIONS,
             lambda partition: TxnCoordinator(
                 self.producer_ids.take, self._txn_settings(), env.clock.wall_ms, self.txn_tally
             ),
@@ -62,7 +58,8 @@ class Coordination:
             env,
             self._resume_markers,
         )
-        self.by_topic: dict[str, Coordinators[Any]] = {GROUP_TOPIC: self.groups, TRANSACTION_TOPIC: self.transactions}
+        kinds: tuple[Coordinators[Any], ...] = self.groups, self.transactions
+        self.by_topic = {coordinators.topic.name: coordinators for coordinators in kinds}
         self.marker_writer = MarkerWriter(partitions, self.groups, env)
         self._marker_peers = Peers(config, metadata, lanes=marker_courier.LANES, timeout_s=PEERS_TIMEOUT_S)
         self._gate_peers = Peers(config, metadata, lanes=transaction_gate.LANES, timeout_s=PEERS_TIMEOUT_S)

@@ -17,6 +17,7 @@ from typing import Any, Generic
 
 from log.control import ControlType
 from log.ids import TopicPartition
+from service.broker.internal_topics import InternalTopic
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.shard import CoordinatorLoading, MachineT, Mishaps, NotCoordinator, Shard
@@ -32,8 +33,7 @@ REBUILD_S_MIN, REBUILD_S_MAX = 0.1, 10.0
 class Coordinators(Generic[MachineT]):
     def __init__(
         self,
-        topic: str,
-        partition_of: Callable[[str, int], int],
+        topic: InternalTopic,
         new_machine: Callable[[Partition], MachineT],
         post: Callable[[Partition, Any], None],
         partitions: PartitionTable,
@@ -42,7 +42,6 @@ class Coordinators(Generic[MachineT]):
         on_loaded: Callable[[Shard[MachineT]], None] = lambda shard: None,
     ) -> None:
         self.topic = topic
-        self._partition_of = partition_of
         self._new_machine = new_machine
         self._post = post
         self._partitions = partitions
@@ -102,14 +101,14 @@ class Coordinators(Generic[MachineT]):
 
     def partition_index(self, key: str) -> int:
         """The partition of the internal topic that `key` belongs to, wherever it is led."""
-        topic = self._image().topics.get(self.topic)
+        topic = self._image().topics.get(self.topic.name)
         if topic is None:
             raise NotCoordinator
-        return self._partition_of(key, len(topic.partitions))
+        return self.topic.partition_of(key, len(topic.partitions))
 
     def leader(self, key: str) -> int:
         """The broker that coordinates `key`; NO_LEADER while nobody does."""
-        topic = self._image().topics.get(self.topic)
+        topic = self._image().topics.get(self.topic.name)
         return NO_LEADER if topic is None else topic.partitions[self.partition_index(key)].leader
 
     def shard(self, key: str) -> Shard[MachineT]:
@@ -137,4 +136,4 @@ class Coordinators(Generic[MachineT]):
                 shard.tell(command)
 
     def partition(self, index: int) -> Partition | None:
-        return self._partitions.get(TopicPartition(self.topic, index))
+        return self._partitions.get(TopicPartition(self.topic.name, index))

@@ -1,9 +1,14 @@
-"""The internal topics: made when the first client looks for a coordinator, with the settings a coordinator's
-memory needs; and which broker leads a key in
-them.
+"""The internal topics, a row each: what a coordinator's memory is called, how it is laid out, which of its settings no
+client may change, and where in it a key lives. `InternalTopics` makes them when the first client looks for a
+coordinator, and knows which broker leads a key.
+
+What always holds: a key belongs to a partition by their number, so an internal topic keeps the partitions it was made
+with.
 """
 
 import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from log.ids import TopicId
@@ -18,23 +23,63 @@ from txn.branches import home_of
 
 logger = logging.getLogger("oncelog.broker")
 
-GROUP_TOPIC = "__consumer_offsets"
-TRANSACTION_TOPIC = "__transaction_state"
-IDEMPOTENCY_TOPIC = "__http_idempotency"
-INTERNAL_TOPICS = (GROUP_TOPIC, TRANSACTION_TOPIC, IDEMPOTENCY_TOPIC)
-KEPT_SETTINGS = {
-    GROUP_TOPIC: {"cleanup.policy": "compact"},
-    TRANSACTION_TOPIC: {"cleanup.policy": "compact"},
-    IDEMPOTENCY_TOPIC: {"cleanup.policy": "compact,delete"},
-}
-"""What no client may change: a coordinator's memory that loses its oldest records loses ids, groups and offsets."""
-IDEMPOTENCY = 100
-"""A kind of key that no client may ask for."""
-TOPIC_OF_KEY_TYPE = {0: GROUP_TOPIC, 1: TRANSACTION_TOPIC, IDEMPOTENCY: IDEMPOTENCY_TOPIC}
-IDEMPOTENCY_PARTITIONS = 16
+HTTP_KEY_PARTITIONS = 16
 
 
-class Address(NamedTuple):
+class Layout(NamedTuple):
+    """How a topic is made. There are fewer replicas where fewer brokers live."""
+
+    partitions: int
+    replicas: int
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class InternalTopic:
+    """The memory of one kind of coordinator."""
+
+    name: str
+    kept: Mapping[str, str]
+    """Settings that no client may change: a memory that loses its oldest records loses ids, groups and offsets."""
+    layout: Callable[[BrokerConfig, int], Layout]
+    """Asked with the number of brokers that live."""
+    home_of: Callable[[str], str] = str
+    """The key that decides where another key lives."""
+
+    def partition_of(self, key: str, partitions: int) -> int:
+        return partition_for(self.home_of(key), partitions)
+
+
+def _group_layout(config: BrokerConfig, alive: int) -> Layout:
+    settings = {"segment.bytes": str(config.offsets_topic_segment_bytes)}
+    return Layout(config.offsets_topic_num_partitions, config.offsets_topic_replication_factor, settings)
+
+
+def _transaction_layout(config: BrokerConfig, alive: int) -> Layout:
+    settings = {
+        "segment.bytes": str(config.transaction_state_log_segment_bytes),
+        "min.insync.replicas": str(min(config.transaction_state_log_min_isr, alive)),
+        "unclean.leader.election.enable": "false",
+    }
+    return Layout(
+        config.transaction_state_log_num_partitions, config.transaction_state_log_replication_factor, settings
+    )
+
+
+def _http_key_layout(config: BrokerConfig, alive: int) -> Layout:
+    like = _transaction_layout(config, alive)
+    settings = {**like.settings, "retention.ms": str(config.http_idempotency_retention_ms)}
+    return Layout(HTTP_KEY_PARTITIONS, like.replicas, settings)
+
+
+GROUPS = InternalTopic("__consumer_offsets", {"cleanup.policy": "compact"}, _group_layout)
+TRANSACTIONS = InternalTopic("__transaction_state", {"cleanup.policy": "compact"}, _transaction_layout, home_of)
+HTTP_KEYS = InternalTopic("__http_idempotency", {"cleanup.policy": "compact,delete"}, _http_key_layout)
+INTERNAL_TOPICS = {topic.name: topic for topic in (GROUPS, TRANSACTIONS, HTTP_KEYS)}
+KEPT_SETTINGS = {topic.name: topic.kept for topic in INTERNAL_TOPICS.values()}
+
+
+class NodeAddress(NamedTuple):
     """Where a broker is reached, on the listener that was asked."""
 
     node_id: int
@@ -49,72 +94,46 @@ class InternalTopics:
         self._env = env
         self._being_made: set[str] = set()
 
-    def coordinator_of(self, key_type: int, key: str, listener: str) -> Address | ErrorCode:
+    def coordinator_of(self, topic: InternalTopic, key: str, listener: str) -> NodeAddress | ErrorCode:
         """The broker that coordinates `key`. COORDINATOR_NOT_AVAILABLE while there is none, or no topic yet."""
-        name = TOPIC_OF_KEY_TYPE[key_type]
-        topic = self._metadata.image.topics.get(name)
-        if topic is None:
-            self._make(name)
+        made = self._metadata.image.topics.get(topic.name)
+        if made is None:
+            self.bring_about(topic)
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        home = home_of(key) if name == TRANSACTION_TOPIC else key
-        state = topic.partitions[partition_for(home, len(topic.partitions))]
+        state = made.partitions[topic.partition_of(key, len(made.partitions))]
         broker = self._metadata.image.brokers.get(state.leader) if state.leader != NO_LEADER else None
         endpoint = broker.endpoint(listener) if broker is not None else None
         if broker is None or endpoint is None:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        return Address(broker.id, endpoint.host, endpoint.port)
+        return NodeAddress(broker.id, endpoint.host, endpoint.port)
 
     @property
     def latest_coordinator_epoch(self) -> int:
         """The highest leader epoch of any transaction coordinator; while there is none, 0: the first one's."""
-        topic = self._metadata.image.topics.get(TRANSACTION_TOPIC)
+        topic = self._metadata.image.topics.get(TRANSACTIONS.name)
         return 0 if topic is None else max(state.leader_epoch for state in topic.partitions.values())
 
-    def _make(self, name: str) -> None:
-        if name not in self._being_made:
-            self._being_made.add(name)
-            self._env.tasks.spawn(f"make {name}", self._create(name))
+    def bring_about(self, topic: InternalTopic) -> None:
+        if topic.name not in self._metadata.image.topics and topic.name not in self._being_made:
+            self._being_made.add(topic.name)
+            self._env.tasks.spawn(f"make {topic.name}", self._create(topic))
 
-    async def _create(self, name: str) -> None:
+    async def _create(self, topic: InternalTopic) -> None:
         try:
-            new = self._new_topic(name)
+            alive = len(self._metadata.image.brokers)
+            layout = topic.layout(self._config, alive)
+            replicas = min(layout.replicas, alive)
+            settings = {**layout.settings, **topic.kept, "compression.type": "producer"}
+            new = NewTopic(
+                topic.name, TopicId(self._env.unique()), layout.partitions, replicas, config=tuple(settings.items())
+            )
             (result,) = await self._metadata.execute(CreateTopics((new,), new.partitions, new.replication_factor))
             if result.error not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
-                logger.error("%s can't be created: %s %s", name, result.error.name, result.message)
+                logger.error("%s can't be created: %s %s", topic.name, result.error.name, result.message)
         except MetadataLost as lost:
-            logger.warning("%s can't be created now: %s", name, lost)
+            logger.warning("%s can't be created now: %s", topic.name, lost)
         finally:
-            self._being_made.discard(name)
-
-    def _new_topic(self, name: str) -> NewTopic:
-        config, alive = self._config, len(self._metadata.image.brokers)
-        if name == GROUP_TOPIC:
-            partitions, replicas = config.offsets_topic_num_partitions, config.offsets_topic_replication_factor
-            settings = {"segment.bytes": str(config.offsets_topic_segment_bytes)}
-        elif name == IDEMPOTENCY_TOPIC:
-            partitions, replicas = IDEMPOTENCY_PARTITIONS, config.transaction_state_log_replication_factor
-            settings = {
-                "segment.bytes": str(config.transaction_state_log_segment_bytes),
-                "min.insync.replicas": str(min(config.transaction_state_log_min_isr, alive)),
-                "retention.ms": str(config.http_idempotency_retention_ms),
-                "unclean.leader.election.enable": "false",
-            }
-        else:
-            partitions = config.transaction_state_log_num_partitions
-            replicas = config.transaction_state_log_replication_factor
-            settings = {
-                "segment.bytes": str(config.transaction_state_log_segment_bytes),
-                "min.insync.replicas": str(min(config.transaction_state_log_min_isr, alive)),
-                "unclean.leader.election.enable": "false",
-            }
-        settings |= {**KEPT_SETTINGS[name], "compression.type": "producer"}
-        return NewTopic(
-            name, TopicId(self._env.unique()), partitions, min(replicas, alive), config=tuple(settings.items())
-        )
-
-
-def is_internal(topic: str) -> bool:
-    return topic in INTERNAL_TOPICS
+            self._being_made.discard(topic.name)
 
 
 def kept_from_clients(topic: str) -> str:

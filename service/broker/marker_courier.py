@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from log.control import ControlType
 from log.ids import NO_EPOCH, TopicPartition
 from service.broker.coordinators import Coordinators
-from service.broker.internal_topics import GROUP_TOPIC
+from service.broker.internal_topics import GROUPS
 from service.broker.partition import Appended, Partition, PartitionLost
 from service.broker.partition_table import PartitionTable
 from service.broker.peers import PeerAway, Peers
@@ -86,7 +86,7 @@ class MarkerWriter:
         )
         if not isinstance(outcome, Appended):
             return outcome.error
-        if topic_partition.topic == GROUP_TOPIC:
+        if topic_partition.topic == GROUPS.name:
             self._groups.marked(topic_partition.partition, producer_id, producer_epoch, kind)
         return partition, outcome
 

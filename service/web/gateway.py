@@ -19,6 +19,7 @@ from aiohttp import ClientSession, ClientTimeout, web
 from log.ids import TopicPartition
 from monitoring.scraping import Scraper
 from service.api.routes import OFFERED, ROUTES
+from service.broker.internal_topics import InternalTopic
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.client.cluster import MOVED, Cluster
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Struct)
 
-GROUP, TRANSACTION = 0, 1
 CLIENT_ID = "oncelog-http"
 TIMEOUT_S = 30.0
 PAUSE_S = 0.02
@@ -138,11 +138,11 @@ class Gateway:
             raise Problem("not-now", where, error=ErrorCode.LEADER_NOT_AVAILABLE)
         return leader
 
-    async def coordinator(self, key_type: int, key: str) -> int:
+    async def coordinator(self, topic: InternalTopic, key: str) -> int:
         """The node that coordinates the key, waited for while its internal topic is made."""
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
         while True:
-            found = self.broker.internal_topics.coordinator_of(key_type, key, self._listener)
+            found = self.broker.internal_topics.coordinator_of(topic, key, self._listener)
             if not isinstance(found, ErrorCode):
                 return found.node_id
             if asyncio.get_running_loop().time() > deadline:
@@ -169,11 +169,11 @@ class Gateway:
             answer = await answer
         return cast(R, answer)
 
-    async def ask_coordinator(self, key_type: int, key: str, request: Request[R], *, wait_s: float = 0.0) -> R:
+    async def ask_coordinator(self, topic: InternalTopic, key: str, request: Request[R], *, wait_s: float = 0.0) -> R:
         """Asks again while the coordinator is moving or loading, as long as the answer's first code says so."""
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
         while True:
-            answer = await self.ask(await self.coordinator(key_type, key), request, wait_s=wait_s)
+            answer = await self.ask(await self.coordinator(topic, key), request, wait_s=wait_s)
             code = first_error(answer)
             if code not in MOVED or asyncio.get_running_loop().time() > deadline:
                 return answer

@@ -8,11 +8,12 @@ import msgspec
 from aiohttp import web
 
 from log.ids import TopicPartition
+from service.broker.internal_topics import GROUPS
 from service.client.cluster import READ_COMMITTED
 from service.client.groups import committed_offsets, describe_group, list_groups
 from service.client.transactions import stable_offsets
 from service.web.answers import as_json, read_json
-from service.web.gateway import GROUP, Gateway
+from service.web.gateway import Gateway
 from service.web.problems import Problem, of_error
 from service.web.routing import Route
 from service.web.topics import at_time
@@ -117,7 +118,7 @@ async def describe(gateway: Gateway, request: web.Request) -> web.Response:
 
 async def delete(gateway: Gateway, request: web.Request) -> web.Response:
     group = request.match_info["group"]
-    answer = await gateway.ask_coordinator(GROUP, group, DeleteGroupsRequest([group]))
+    answer = await gateway.ask_coordinator(GROUPS, group, DeleteGroupsRequest([group]))
     if code := answer.results[0].error_code:
         raise of_error(code, f"group {group!r}")
     return web.Response(status=204)
@@ -160,7 +161,7 @@ async def reset(gateway: Gateway, request: web.Request) -> web.Response:
             raise Problem("invalid-request", f"{offset} is no offset")
         topic = topics.setdefault(each.topic, OffsetCommitRequestTopic(each.topic, gateway.topic(each.topic).id))
         topic.partitions.append(OffsetCommitRequestPartition(each.partition, offset))
-    answer = await gateway.ask_coordinator(GROUP, group, OffsetCommitRequest(group, topics=list(topics.values())))
+    answer = await gateway.ask_coordinator(GROUPS, group, OffsetCommitRequest(group, topics=list(topics.values())))
     for asked in answer.topics:
         for each_answer in asked.partitions:
             if each_answer.error_code:

@@ -24,9 +24,8 @@ from isolation.read_filter import AbortedRanges
 from log.batch import CorruptBatch, read_records
 from log.disk import DiskFault
 from log.ids import TopicPartition
-from service.broker.internal_topics import IDEMPOTENCY, IDEMPOTENCY_TOPIC
+from service.broker.internal_topics import HTTP_KEYS
 from service.broker.partition import Partition
-from service.groups.partitioning import partition_for
 from service.web.forwarding import forward
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem
@@ -109,7 +108,7 @@ class Keys:
     ) -> web.StreamResponse:
         key, fingerprint = key_of(request), fingerprint_of(request, body)
         gateway = self._gateway
-        leader = await gateway.coordinator(IDEMPOTENCY, key)
+        leader = await gateway.coordinator(HTTP_KEYS, key)
         if leader != gateway.broker.node_id:
             return await forward(gateway, leader, request, body)
         memory = await self._memory(key)
@@ -173,9 +172,9 @@ class Keys:
 
     async def _memory(self, key: str) -> Memory:
         """What is known of the key's partition, as of this leadership."""
-        topic = self._gateway.topic(IDEMPOTENCY_TOPIC)
-        index = partition_for(key, len(topic.partitions))
-        where = TopicPartition(IDEMPOTENCY_TOPIC, index)
+        topic = self._gateway.topic(HTTP_KEYS.name)
+        index = HTTP_KEYS.partition_of(key, len(topic.partitions))
+        where = TopicPartition(HTTP_KEYS.name, index)
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
         while True:
             partition = self._gateway.broker.partitions.get(where)

@@ -23,13 +23,14 @@ from aiohttp import web
 
 from isolation.read_view import Isolation
 from log.ids import TopicPartition
+from service.broker.internal_topics import GROUPS
 from service.client.cluster import MOVED, by_topic
 from service.client.failures import ClientFailure
 from service.web.answers import as_json, query_int, read_json
 from service.web.consuming import LENS, PAGE_BYTES, PAGE_BYTES_MAX, RECORDS_MAX, WAIT_MS_MAX, lens_of
 from service.web.fetching import Lens, fetch, opened
 from service.web.forwarding import forward
-from service.web.gateway import GROUP, PAUSE_S, Gateway
+from service.web.gateway import PAUSE_S, Gateway
 from service.web.problems import Problem, of_error
 from service.web.records import RecordOut
 from service.web.routing import Route, integer
@@ -157,7 +158,7 @@ class Members:
         self._members.pop((member.group, member.member_id), None)
         member.positions.clear()
         request = ConsumerGroupHeartbeatRequest(member.group, member.member_id, LEAVE, member.join.instance_id)
-        await self._gateway.ask_coordinator(GROUP, member.group, request)
+        await self._gateway.ask_coordinator(GROUPS, member.group, request)
 
     async def _live(self, member: Member) -> None:
         loop = asyncio.get_running_loop()
@@ -198,7 +199,7 @@ class Members:
             subscribed_topic_names=member.join.topics if joins else None,
             topic_partitions=owned,
         )
-        answer = await self._gateway.ask_coordinator(GROUP, member.group, request)
+        answer = await self._gateway.ask_coordinator(GROUPS, member.group, request)
         if answer.error_code in REJOIN and not joins:
             member.epoch = 0
             member.positions.clear()
@@ -233,7 +234,7 @@ class Members:
         asked = OffsetFetchRequestGroup(member.group, member.member_id, member.epoch, topics)
         while True:
             request = OffsetFetchRequest(groups=[asked], require_stable=True)
-            (answer,) = (await self._gateway.ask_coordinator(GROUP, member.group, request)).groups
+            (answer,) = (await self._gateway.ask_coordinator(GROUPS, member.group, request)).groups
             codes = {part.error_code for topic in answer.topics for part in topic.partitions} - {0}
             if ErrorCode.UNSTABLE_OFFSET_COMMIT in codes:
                 await asyncio.sleep(PAUSE_S)
@@ -259,7 +260,7 @@ class Members:
 
 async def _home(gateway: Gateway, request: web.Request, body: bytes) -> web.StreamResponse | None:
     """The answer of the broker that coordinates the group, if that is another one."""
-    node = await gateway.coordinator(GROUP, request.match_info["group"])
+    node = await gateway.coordinator(GROUPS, request.match_info["group"])
     return None if node == gateway.broker.node_id else await forward(gateway, node, request, body)
 
 
@@ -390,7 +391,7 @@ async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     if not topics:
         return web.Response(status=204)
     answer = await gateway.ask_coordinator(
-        GROUP,
+        GROUPS,
         member.group,
         OffsetCommitRequest(member.group, generation, member.member_id, member.join.instance_id, topics=topics),
     )

@@ -14,11 +14,11 @@ from contextlib import asynccontextmanager
 
 from log.batch import NewRecord, build_batch
 from log.ids import TopicPartition
-from service.broker.internal_topics import TRANSACTION_TOPIC
+from service.broker.internal_topics import TRANSACTIONS
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
 from service.client.transactions import ONGOING, list_transactions
-from service.web.gateway import PAUSE_S, TIMEOUT_S, TRANSACTION, Gateway
+from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem, of_error
 from service.web.sending import Outgoing, rounds, send_one_each
 from service.wire.error_codes import ErrorCode
@@ -53,7 +53,7 @@ class Producer:
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
         request = InitProducerIdRequest(self.transactional_id, self.timeout_ms)
         while True:
-            answer = await self._gateway.ask_coordinator(TRANSACTION, self.transactional_id, request)
+            answer = await self._gateway.ask_coordinator(TRANSACTIONS, self.transactional_id, request)
             if not answer.error_code:
                 break
             if answer.error_code not in AGAIN or asyncio.get_running_loop().time() > deadline:
@@ -114,7 +114,7 @@ class Producer:
         in_doubt = False
         while True:
             try:
-                node = await self._gateway.coordinator(TRANSACTION, self.transactional_id)
+                node = await self._gateway.coordinator(TRANSACTIONS, self.transactional_id)
                 answer = await self._gateway.ask(node, request)
             except Problem as nobody:
                 if in_doubt:
@@ -149,7 +149,7 @@ class Producer:
 
     async def state(self) -> str:
         request = DescribeTransactionsRequest([self.transactional_id])
-        answer = await self._gateway.ask_coordinator(TRANSACTION, self.transactional_id, request)
+        answer = await self._gateway.ask_coordinator(TRANSACTIONS, self.transactional_id, request)
         return answer.transaction_states[0].transaction_state
 
 
@@ -169,7 +169,7 @@ class Producers:
 
     async def recover(self) -> None:
         """End what a former life of this broker left open, so that readers need not wait for its timeout."""
-        if TRANSACTION_TOPIC in self._gateway.broker.image.topics:
+        if TRANSACTIONS.name in self._gateway.broker.image.topics:
             pause_s = PAUSE_S
             while True:
                 try:

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from log.ids import TopicPartition, format_topic_id
-from service.broker.internal_topics import is_internal
+from service.broker.internal_topics import INTERNAL_TOPICS
 from service.client.transactions import producers_of, stable_offsets
 from service.cluster.image import Topic
 from service.web.answers import as_json, path_int, query_int, read_json
@@ -136,7 +136,8 @@ def shown(topic: Topic) -> TopicOut:
         PartitionOut(index, state.leader, state.leader_epoch, list(state.replicas), list(state.isr))
         for index, state in topic.partitions.items()
     ]
-    return TopicOut(topic.name, format_topic_id(topic.id), is_internal(topic.name), partitions, dict(topic.config))
+    is_internal = topic.name in INTERNAL_TOPICS
+    return TopicOut(topic.name, format_topic_id(topic.id), is_internal, partitions, dict(topic.config))
 
 
 def is_dry(request: web.Request) -> bool:
@@ -145,7 +146,7 @@ def is_dry(request: web.Request) -> bool:
 
 async def list_topics(gateway: Gateway, request: web.Request) -> web.Response:
     with_internal = request.query.get("internal", "false") not in ("false", "0")
-    names = sorted(name for name in gateway.broker.image.topics if with_internal or not is_internal(name))
+    names = sorted(name for name in gateway.broker.image.topics if with_internal or name not in INTERNAL_TOPICS)
     return as_json(Topics(names))
 
 

@@ -22,7 +22,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from log.ids import TopicPartition
-from service.broker.internal_topics import is_internal
+from service.broker.internal_topics import INTERNAL_TOPICS, TRANSACTIONS
 from service.client.failures import ClientFailure
 from service.client.transactions import (
     TransactionState,
@@ -34,7 +34,7 @@ from service.client.transactions import (
 )
 from service.web.answers import as_json, path_int, query_int, read_json
 from service.web.forwarding import forward
-from service.web.gateway import TRANSACTION, Gateway
+from service.web.gateway import Gateway
 from service.web.problems import Outcome, Problem, of_error
 from service.web.producers import Producer
 from service.web.producing import (
@@ -233,7 +233,7 @@ class OpenTransactions:
 
 async def _elsewhere(gateway: Gateway, transactional_id: str) -> int | None:
     """The broker that coordinates the id, if that is another one."""
-    node = await gateway.coordinator(TRANSACTION, transactional_id)
+    node = await gateway.coordinator(TRANSACTIONS, transactional_id)
     return None if node == gateway.broker.node_id else node
 
 
@@ -376,7 +376,7 @@ async def _refuse_parts(gateway: Gateway, name: Name, known: Open | None, record
             " say how many ?records= it must have, or abort it",
         )
     written = 0
-    partitions = [each for each in found.partitions if not is_internal(each.topic)]
+    partitions = [each for each in found.partitions if each.topic not in INTERNAL_TOPICS]
     for producers in (await producers_of(gateway.cluster, partitions)).values():
         for each in producers:
             if (each.producer_id, each.producer_epoch) == (name.producer_id, name.epoch):
