@@ -187,8 +187,8 @@ class Gateway:
 class Inside(Cluster):
     """What the client library can ask of a cluster, asked from inside it."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        super().__init__([], client_id=CLIENT_ID, timeout_s=TIMEOUT_S)
+    def __init__(self, gateway: Gateway, timeout_s: float = TIMEOUT_S) -> None:
+        super().__init__([], client_id=CLIENT_ID, timeout_s=timeout_s)
         self._gateway = gateway
 
     async def ask(

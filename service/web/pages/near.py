@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from service.client.cluster import Cluster
-from service.web.gateway import CLIENT_ID, Gateway
+from service.web.gateway import Gateway, Inside
 from service.wire.base import Request, Struct
 from service.wire.messages import FetchResponse
 
@@ -15,22 +14,17 @@ TIMEOUT_S = 3.0
 """A page says what it does not know rather than let anybody wait."""
 
 
-class NearCluster(Cluster):
+class NearCluster(Inside):
     def __init__(self, gateway: Gateway) -> None:
-        super().__init__([], client_id=CLIENT_ID, timeout_s=TIMEOUT_S)
-        self._gateway = gateway
+        super().__init__(gateway, TIMEOUT_S)
 
     async def ask(
         self, request: Request[R], *, node: int | None = None, wait_s: float = 0.0, version: int | None = None
     ) -> R:
-        here = self._gateway.broker.node_id
-        answer = await self._gateway.ask(here if node is None else node, request, wait_s=wait_s)
+        answer = await super().ask(request, node=node, wait_s=wait_s, version=version)
         if isinstance(answer, FetchResponse):
             _read_slices(answer)
         return answer
-
-    async def offers(self, request: Struct) -> bool:
-        return True
 
 
 def _read_slices(answer: FetchResponse) -> None:
