@@ -25,10 +25,9 @@ from tests.peers.process import ROOT
 from tests.spark.cluster import family, kill_all
 from tests.spark.environment import (
     NEWEST_PYSPARK,
-    CannotInstall,
     environment_of,
+    installed,
     interpreter,
-    missing,
     tidy_up_when_told_to_end,
 )
 
@@ -219,15 +218,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.spark.demo", description=__doc__.partition("\n")[0])
     parser.add_argument("only", nargs="?", choices=list(DEMOS))
     chosen = parser.parse_args()
-    why = missing()
-    if why is None:
-        try:
-            python = interpreter(NEWEST_PYSPARK)
-        except CannotInstall as failure:
-            why = str(failure)
-    if why is not None:
-        print(f"skipped: {why}")
-        return 0
+    python = installed(lambda: interpreter(NEWEST_PYSPARK))
     for demo in [DEMOS[chosen.only]] if chosen.only else DEMOS.values():
         print(f"{demo.name}: see {(DEMO / demo.name).relative_to(ROOT)}.py", flush=True)
         with tempfile.TemporaryDirectory(prefix="oncelog-demo-") as folder:

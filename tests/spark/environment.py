@@ -18,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from tests.peers.process import CACHE, ROOT
 
@@ -35,6 +36,9 @@ COPY_JARS = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-depende
 # A client that arranges topics, what Spark wants for `mapInArrow`, and what the data source is built with.
 BESIDE_PYSPARK = ("confluent-kafka", "pandas<3", "setuptools")
 PRODUCT = ROOT / "spark_sink"
+
+
+Installed = TypeVar("Installed")
 
 
 class CannotInstall(RuntimeError):
@@ -61,6 +65,18 @@ def missing(*, connector: bool = False) -> str | None:
     if version is None or int(version[1]) < OLDEST_JAVA:
         return f"Spark 4 needs Java {OLDEST_JAVA}, this is {said.splitlines()[0] if said else 'none'}"
     return None
+
+
+def installed(install: Callable[[], Installed], *, connector: bool = False) -> Installed:
+    """What `install` gives. Where this machine or a registry lacks something, that is said, and this process ends."""
+    why = missing(connector=connector)
+    if why is None:
+        try:
+            return install()
+        except CannotInstall as failure:
+            why = str(failure)
+    print(f"skipped: {why}")
+    sys.exit(0)
 
 
 def interpreter(version: str) -> Path:

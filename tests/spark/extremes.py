@@ -23,10 +23,9 @@ from tests.peers.ours import Oncelog
 from tests.spark.cluster import family, kill_all
 from tests.spark.environment import (
     NEWEST_PYSPARK,
-    CannotInstall,
     environment_of,
+    installed,
     interpreter,
-    missing,
     spark_home,
     tidy_up_when_told_to_end,
 )
@@ -122,15 +121,7 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, default=10_000)
     parser.add_argument("--megabytes", type=int, default=1024)
     chosen = parser.parse_args()
-    why = missing()
-    if why is None:
-        try:
-            python = interpreter(chosen.pyspark)
-        except CannotInstall as failure:
-            why = str(failure)
-    if why is not None:
-        print(f"skipped: {why}")
-        return 0
+    python = installed(lambda: interpreter(chosen.pyspark))
     with tempfile.TemporaryDirectory(prefix="oncelog-spark-extremes-") as folder:
         run(python, Path(folder), tasks=chosen.tasks, megabytes=chosen.megabytes)
     return 0

@@ -26,10 +26,9 @@ from tests.spark.chaos.run import committed_values
 from tests.spark.cluster import Cluster, family, kill_all
 from tests.spark.environment import (
     NEWEST_PYSPARK,
-    CannotInstall,
     environment_of,
+    installed,
     interpreter,
-    missing,
     spark_home,
     tidy_up_when_told_to_end,
 )
@@ -106,15 +105,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.spark.submit", description=__doc__.partition("\n")[0])
     parser.add_argument("--pyspark", default=NEWEST_PYSPARK)
     chosen = parser.parse_args()
-    why = missing()
-    if why is None:
-        try:
-            python = interpreter(chosen.pyspark)
-        except CannotInstall as failure:
-            why = str(failure)
-    if why is not None:
-        print(f"skipped: {why}")
-        return 0
+    python = installed(lambda: interpreter(chosen.pyspark))
     with tempfile.TemporaryDirectory(prefix="oncelog-spark-cluster-") as folder:
         run(python, Path(folder))
     return 0

@@ -18,10 +18,9 @@ from pathlib import Path
 from tests.spark.chaos.run import Contender, Report, run
 from tests.spark.environment import (
     CONNECTOR_PYSPARK,
-    CannotInstall,
     connector_jars,
+    installed,
     interpreter,
-    missing,
     tidy_up_when_told_to_end,
 )
 
@@ -38,20 +37,13 @@ def main() -> int:
     parser.add_argument("--pyspark", default=CONNECTOR_PYSPARK, help="for ours; Spark's own is there for 4.2.0 alone")
     parser.add_argument("--keep", type=Path, help="keep data and logs in this folder, which must not exist")
     chosen = parser.parse_args()
-    why = missing(connector=True)
     contenders: list[Contender] = []
-    if why is None:
-        try:
-            if chosen.only != "own":
-                contenders.append(Contender(OURS, "oncelog", True, interpreter(chosen.pyspark)))
-            if chosen.only != "oncelog":
-                jars = {"spark.jars": connector_jars()}
-                contenders.append(Contender(OWN, "kafka", False, interpreter(CONNECTOR_PYSPARK), conf=jars))
-        except CannotInstall as failure:
-            why = str(failure)
-    if why is not None:
-        print(f"skipped: {why}")
-        return 0
+    if chosen.only != "own":
+        python = installed(lambda: interpreter(chosen.pyspark), connector=True)
+        contenders.append(Contender(OURS, "oncelog", True, python))
+    if chosen.only != "oncelog":
+        jars = {"spark.jars": installed(connector_jars, connector=True)}
+        contenders.append(Contender(OWN, "kafka", False, interpreter(CONNECTOR_PYSPARK), conf=jars))
     seed = random.randrange(1 << 32) if chosen.seed is None else chosen.seed
     reports: dict[str, Report] = {}
     with tempfile.TemporaryDirectory(prefix="oncelog-spark-chaos-") as temporary:
