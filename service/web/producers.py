@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 from log.batch import NewRecord, build_batch
 from log.ids import TopicPartition
-from service.broker.internal_topics import TRANSACTIONS
+from service.broker.internal_topics import GROUPS, TRANSACTIONS
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
 from service.client.transactions import ONGOING, list_transactions
@@ -99,7 +99,7 @@ class Producer:
         )
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
         while True:
-            answer = await self._gateway.ask_coordinator(0, group, request)
+            answer = await self._gateway.ask_coordinator(GROUPS, group, request)
             codes = [each.error_code for topic in answer.topics for each in topic.partitions if each.error_code]
             if not codes:
                 return
