@@ -1,10 +1,27 @@
-"""For all tests: what was skipped is told at the end, a line for each reason."""
+"""For all tests: the broker they may share, one of their own, and what was skipped, told at the end.
+
+`ONCELOG_TEST_BOOTSTRAP=host:port` points the tests that need no broker of their own at one that runs already; see
+`tests/peers/chosen.py` for those that are started.
+"""
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.peers.chosen import Address, new_broker
+from tests.peers.process import BrokerProcess
+
+if TYPE_CHECKING:
+    from tests.clients.topics import Topics
+
+_numbers = itertools.count()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -16,3 +33,46 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("skipped")
         for reason, times in reasons.most_common():
             terminalreporter.write_line(f"{times:5}  {reason}")
+
+
+@pytest.fixture(scope="session")
+def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
+    """One broker for all tests; each test makes topics and groups of its own."""
+    running = os.environ.get("ONCELOG_TEST_BOOTSTRAP")
+    if running:
+        yield Address(running)
+        return
+    broker = new_broker(tmp_path_factory.mktemp("broker"))
+    broker.start()
+    yield Address(broker.bootstrap)
+    broker.stop()
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker that the test may pause, stop, kill and start again."""
+    if os.environ.get("ONCELOG_TEST_BOOTSTRAP"):
+        pytest.skip("the broker at ONCELOG_TEST_BOOTSTRAP is not ours to restart")
+    broker = new_broker(tmp_path / "own")
+    broker.start()
+    yield broker
+    if broker.running():
+        broker.kill()
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test uses, for groups, transactional ids and roots."""
+    return f"test-{os.getpid()}-{next(_numbers)}"
+
+
+@pytest.fixture
+def topics(shared_broker: Address, name: str) -> Topics:
+    from tests.clients.topics import Topics  # a client library that most tests need not wait for
+
+    return Topics(shared_broker.bootstrap, name)
+
+
+@pytest.fixture
+def new_topic(topics: Topics) -> Callable[..., str]:
+    return topics.create

@@ -28,12 +28,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from tests.clients.conftest import Address
 from tests.clients.kits import PATIENCE_SECONDS, eventually, run_within_patience
 from tests.clients.libraries import kafka
 from tests.clients.members import GroupPlan, Member, wait_until_shared
 from tests.clients.offsets import committed_offsets, produce_everywhere
 from tests.clients.topics import Topics
+from tests.peers.chosen import Address
 
 
 def done(futures: dict[Any, Any]) -> Any:

@@ -12,10 +12,10 @@ from confluent_kafka import KafkaException
 from service.client.connection import Client
 from service.wire.messages import DescribeBranchesRequest, EndBranchesRequest, EndBranchesResponse, NamedBranch
 from service.wire.messages.versions import ApiKey
-from tests.clients.conftest import Address
 from tests.clients.kits import PATIENCE_SECONDS
 from tests.clients.raw import offered_versions
 from tests.clients.test_transactions import committed_values, transactional
+from tests.peers.chosen import Address
 
 
 @pytest.fixture

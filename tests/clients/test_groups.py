@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.clients.conftest import Address
 from tests.clients.kits import eventually
 from tests.clients.members import GroupPlan, Member, wait_until_shared
 from tests.clients.offsets import committed_offsets, produce_everywhere
+from tests.peers.chosen import Address
 
 PARTITIONS = 6
 PROTOCOLS = [

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.clients.conftest import Address
 from tests.clients.kits import HERE, LIBRARIES, Confluent, Kcat, Kit, Message, Read
 from tests.clients.raw import CODECS, stored_batches
 from tests.outside import needs
+from tests.peers.chosen import Address
 
 by_kit = pytest.mark.parametrize(
     "kit", [*LIBRARIES, pytest.param(Kcat(), marks=needs("kcat"))], ids=lambda kit: kit.name

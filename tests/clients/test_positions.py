@@ -12,10 +12,10 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from tests.clients.conftest import Address
 from tests.clients.kits import PATIENCE_SECONDS, Confluent, Message, eventually, run_within_patience
 from tests.clients.libraries import kafka
 from tests.clients.offsets import committed_offsets, produce_everywhere
+from tests.peers.chosen import Address
 
 COUNT = 50
 STEP_MS = 1_000

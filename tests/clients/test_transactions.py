@@ -11,13 +11,13 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka import Producer as ConfluentProducer
 
 from service.wire.messages import PartitionProduceData, ProduceRequest, TopicProduceData
-from tests.clients.conftest import Address
 from tests.clients.kits import PATIENCE_SECONDS, Confluent, run_within_patience
 from tests.clients.libraries import kafka
 from tests.clients.offsets import committed_offsets, produce_everywhere
 from tests.clients.raw import stored_batches
 from tests.conformance.conversations.transactions import Producer, begun, data, end, settled
 from tests.conformance.talk import Talk
+from tests.peers.chosen import Address
 
 
 def transactional(broker: Address, transactional_id: str, **settings: Any) -> ConfluentProducer:

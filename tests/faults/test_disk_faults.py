@@ -17,9 +17,9 @@ import pytest
 from service.client.connection import Client
 from service.wire.error_codes import ErrorCode
 from tests.clients.topics import Topics
-from tests.faults.conftest import new_broker
 from tests.faults.scenario import in_loop
 from tests.faults.writer import COMING, Writer, group_offset, seen, settled, until
+from tests.peers.chosen import new_broker
 from tests.peers.process import BrokerProcess
 from tests.rules import rule
 

@@ -23,7 +23,7 @@ from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, Config
 from confluent_kafka.cimpl import NewTopic
 
 from tests.clients.libraries import kafka
-from tests.faults.conftest import new_broker
+from tests.peers.chosen import new_broker
 from tests.peers.process import BrokerProcess
 
 FULL, ROOM_AGAIN = "is full: producers are refused", "has room again"

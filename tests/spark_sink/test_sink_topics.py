@@ -20,7 +20,7 @@ from spark_sink.client import Client
 from spark_sink.errors import ConnectionLost, OncelogError, TopicMadeAnew
 from spark_sink.sink_options import read_sink_options
 from tests.clients.topics import Topics
-from tests.faults.conftest import new_broker
+from tests.peers.chosen import new_broker
 from tests.spark_sink.reading import committed, values
 from tests.spark_sink.test_sink_branch import Task
 
