@@ -13,7 +13,7 @@ ARGS   ?=
 
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
-.PHONY: help serve install install-dev check quick-tests test lint types format sim sim-cluster sim-groups mutants mutants-cluster mutants-groups chaos churn clients clients-java clients-more \
+.PHONY: help serve install install-dev check quick-tests test lint types format sim sim-cluster sim-groups mutants mutants-cluster mutants-groups chaos chaos-cluster churn clients clients-java clients-more \
         conformance bench fuzz fuzz-http transcripts docs boards screens clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos spark-crashes spark-extremes
 
 help: ## this list
@@ -79,6 +79,9 @@ mutants-groups: install-dev ## the same for the group coordinator
 
 chaos: install-dev ## real clients in transactions while they and the broker are killed: ARGS="--seconds 300 --seed 7"
 	$(PYTHON_RUN) -m tests.chaos $(ARGS)
+
+chaos-cluster: install-dev ## three brokers and three ZooKeepers, killed and cut off while clients write: ARGS="--seconds 600 --seed 7"
+	$(PYTHON_RUN) -m tests.chaos.cluster $(ARGS)
 
 churn: install-dev ## groups of real clients while members and the broker are killed and paused: ARGS="--minutes 10 --seed 7"
 	$(PYTHON_RUN) -m tests.chaos.churn $(ARGS)

@@ -143,7 +143,7 @@ def run(
         feeder.finish()
         report.faults += feeder.failures
         report.inputs = feeder.count
-        _let_finish(broker, copiers, source, report)
+        report.faults += let_finish(broker.bootstrap, copiers, source)
         for copier in copiers:
             copier.kill()
         for copier in copiers:
@@ -185,24 +185,25 @@ def _disturb(
         time.sleep(FEED_PAUSE_SECONDS)
 
 
-def _let_finish(broker: BrokerProcess, copiers: list[Copier], source: str, report: Report) -> None:
-    """Nobody is killed any more: the groups reach the end of the source, as long as they get on."""
-    ends = end_offsets(broker.bootstrap, source)
+def let_finish(bootstrap: str, copiers: list[Copier], source: str) -> list[str]:
+    """Nobody is killed any more: the groups reach the end of the source, as long as they get on. Who does not."""
+    ends = end_offsets(bootstrap, source)
     stands = {copier.client: [-1] * PARTITIONS for copier in copiers}
     moved_at = dict.fromkeys(stands, time.monotonic())
-    waiting = list(copiers)
+    waiting, stuck = list(copiers), []
     while waiting:
         time.sleep(0.5)
         for copier in list(waiting):
             copier.keep_running()
-            now, name = committed_offsets(broker.bootstrap, copier.group, source, PARTITIONS), copier.client
+            now, name = committed_offsets(bootstrap, copier.group, source, PARTITIONS), copier.client
             if now != stands[name]:
                 stands[name], moved_at[name] = now, time.monotonic()
             if now == ends:
                 waiting.remove(copier)
             elif time.monotonic() - moved_at[name] > PEACE_SECONDS:
-                report.faults.append(f"{name}: its group stands at {now}, the source ends at {ends}")
+                stuck.append(f"{name}: its group stands at {now}, the source ends at {ends}")
                 waiting.remove(copier)
+    return stuck
 
 
 def end_offsets(bootstrap: str, topic: str) -> list[int]:

@@ -9,9 +9,10 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 
 class Topics:
-    def __init__(self, bootstrap: str, prefix: str) -> None:
+    def __init__(self, bootstrap: str, prefix: str, *, replicas: int = 1) -> None:
         self.admin = AdminClient({"bootstrap.servers": bootstrap})
         self._prefix = prefix
+        self._replicas = replicas
         self._numbers = itertools.count()
 
     def name(self) -> str:
@@ -23,7 +24,7 @@ class Topics:
         name = self.name()
         config = {key.replace("_", "."): value for key, value in settings.items()}
         futures: dict[str, Future[None]] = self.admin.create_topics(
-            [NewTopic(name, num_partitions=partitions, replication_factor=1, config=config)]
+            [NewTopic(name, num_partitions=partitions, replication_factor=self._replicas, config=config)]
         )
         futures[name].result(20)
         return name

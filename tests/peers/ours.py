@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.peers.process import QUICK_SETTINGS, ROOT, BrokerProcess
+from tests.peers.process import HERE, QUICK_SETTINGS, ROOT, BrokerProcess, Place
 
 
 class Oncelog(BrokerProcess):
@@ -20,9 +20,10 @@ class Oncelog(BrokerProcess):
         *,
         settings: Mapping[str, str] = QUICK_SETTINGS,
         port: int | None = None,
+        place: Place = HERE,
         tree: Path = ROOT,
     ) -> None:
-        super().__init__(folder, settings=settings, port=port)
+        super().__init__(folder, settings=settings, port=port, place=place)
         self._tree = tree
 
     @property
@@ -32,7 +33,7 @@ class Oncelog(BrokerProcess):
     def command(self) -> list[str]:
         overrides = [part for name, value in self.settings.items() for part in ("-o", f"{name}={value}")]
         serve = [sys.executable, "-m", "service.cli", "serve"]
-        return [*serve, "--data", str(self.data), "--host", "127.0.0.1", "--port", str(self.port), *overrides]
+        return [*serve, "--data", str(self.data), "--host", self.place.host, "--port", str(self.port), *overrides]
 
     def environment(self) -> dict[str, str]:
         # The work tree's own code, whatever is installed: the benchmark starts two commits side by side.

@@ -15,6 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache"
@@ -39,17 +40,35 @@ QUICK_SETTINGS: Mapping[str, str] = {
 }
 
 
+class Place(NamedTuple):
+    """Where a process runs: its address, and the command that brings another there."""
+
+    host: str = "127.0.0.1"
+    enter: tuple[str, ...] = ()
+
+
+HERE = Place()
+
+
 class BrokerFailed(RuntimeError):
     """The process ended or stayed silent instead of serving; the message carries the end of what it printed."""
 
 
 class BrokerProcess(ABC):
-    """One broker on the loopback interface with a data folder of its own."""
+    """One broker with a data folder of its own, on the loopback interface unless another place is named."""
 
     name: str
 
-    def __init__(self, folder: Path, *, settings: Mapping[str, str] = QUICK_SETTINGS, port: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        settings: Mapping[str, str] = QUICK_SETTINGS,
+        port: int | None = None,
+        place: Place = HERE,
+    ) -> None:
         self.folder = folder
+        self.place = place
         self.settings = dict(settings)
         self.port = port or free_port()
         self.log_path = folder / "broker.log"
@@ -58,7 +77,7 @@ class BrokerProcess(ABC):
 
     @property
     def bootstrap(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.place.host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -93,7 +112,7 @@ class BrokerProcess(ABC):
         with self.log_path.open("ab") as log:
             self.launched_at = time.monotonic()
             self._process = subprocess.Popen(
-                self.command(),
+                [*self.place.enter, *self.command()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -104,7 +123,7 @@ class BrokerProcess(ABC):
     def wait_until_answering(self, *, patience_seconds: float = 60.0) -> None:
         deadline = time.monotonic() + patience_seconds
         assert self._process is not None
-        while not answers_api_versions(self.port):
+        while not answers_api_versions(self.port, host=self.place.host):
             if self._process.poll() is not None:
                 status = self._process.returncode
                 self._process = None
@@ -183,11 +202,11 @@ def free_port() -> int:
 _handed_out: set[int] = set()
 
 
-def answers_api_versions(port: int, timeout_seconds: float = 5.0) -> bool:
+def answers_api_versions(port: int, timeout_seconds: float = 5.0, *, host: str = HERE.host) -> bool:
     """True when a broker listens there and answers ApiVersions version 0."""
     request = struct.pack(">hhih", 18, 0, 7, -1)
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=timeout_seconds) as connection:
+        with socket.create_connection((host, port), timeout=timeout_seconds) as connection:
             connection.sendall(struct.pack(">i", len(request)) + request)
             answer = connection.recv(10)
     except OSError:

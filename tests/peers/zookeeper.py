@@ -10,7 +10,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.peers.process import free_port
+from tests.peers.process import HERE, Place, free_port
 
 PATIENCE_S = 30.0
 
@@ -25,10 +25,18 @@ def missing() -> str | None:
 
 
 class ZooKeeperServer:
-    """One server. `members` are the addresses of an ensemble (peer port, election port), this one's own at `index`."""
+    """One server. `members` are those of an ensemble (host, peer port, election port), this one at `index`."""
 
-    def __init__(self, folder: Path, *, members: list[tuple[int, int]] | None = None, index: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        members: list[tuple[str, int, int]] | None = None,
+        index: int = 0,
+        place: Place = HERE,
+    ) -> None:
         self.folder = folder
+        self.place = place
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,12 +48,12 @@ class ZooKeeperServer:
             "4lw.commands.whitelist=*",
             f"dataDir={folder}",
             f"clientPort={self.port}",
-            "clientPortAddress=127.0.0.1",
+            f"clientPortAddress={place.host}",
         ]
         if members:
             lines += ["initLimit=20", "syncLimit=10", "standaloneEnabled=false"]
             lines += [
-                f"server.{number}=127.0.0.1:{peer}:{election}" for number, (peer, election) in enumerate(members, 1)
+                f"server.{number}={host}:{peer}:{election}" for number, (host, peer, election) in enumerate(members, 1)
             ]
             (folder / "myid").write_text(str(index + 1))
         (folder / "zoo.cfg").write_text("\n".join(lines) + "\n")
@@ -53,7 +61,7 @@ class ZooKeeperServer:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.place.host}:{self.port}"
 
     def launch(self) -> None:
         spec = find_spec("pyspark")
@@ -63,6 +71,7 @@ class ZooKeeperServer:
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
+                    *self.place.enter,
                     *("java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{jars}/*"),
                     *(f"org.apache.zookeeper.server.{self._main}", str(self.folder / "zoo.cfg")),
                 ],
@@ -84,7 +93,7 @@ class ZooKeeperServer:
 
     def _says(self, word: str) -> bytes:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+            with socket.create_connection((self.place.host, self.port), timeout=1) as connection:
                 connection.sendall(word.encode())
                 return connection.recv(65536)
         except OSError:

@@ -140,7 +140,7 @@ def test_what_a_session_left_goes_when_its_process_is_gone(server: ZooKeeperServ
 
 
 def test_an_ensemble_goes_on_without_one_member_and_waits_without_two(tmp_path: Path) -> None:
-    members = [(free_port(), free_port()) for _ in range(3)]
+    members = [("127.0.0.1", free_port(), free_port()) for _ in range(3)]
     servers = [ZooKeeperServer(tmp_path / str(index), members=members, index=index) for index in range(3)]
     try:
         for server in servers:

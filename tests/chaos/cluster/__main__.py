@@ -1,0 +1,61 @@
+"""`make chaos-cluster`: three brokers and a real ZooKeeper ensemble are killed, paused and cut off from each other,
+while clients write, in transactions and without, and copy a topic.
+
+`python -m tests.chaos.cluster --seconds 600 --seed 7`; the seed chooses what befalls whom, the machine does the rest.
+With `--careless` the settings are such that acknowledged records get lost: who judges must notice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.chaos.cluster.faults import KINDS
+from tests.chaos.cluster.run import run
+from tests.chaos.worker import CLIENTS
+from tests.peers import network, zookeeper
+from tests.peers.process import ROOT
+
+INSIDE = "--inside"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.cluster", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long there are faults")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--kind", choices=tuple(KINDS), action="append", help="default: all")
+    parser.add_argument(
+        "--client", choices=(*CLIENTS, "none"), action="append", help="who copies; default: confluent-kafka"
+    )
+    parser.add_argument("--careless", action="store_true", help="acks=1 and unclean elections")
+    parser.add_argument("--keep", type=Path, default=None, help="keep data and logs in this folder")
+    parser.add_argument(INSIDE, action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if not chosen.inside:
+        if why := network.missing() or zookeeper.missing():
+            print(f"cannot run: {why}", file=sys.stderr)
+            return 2
+        command = [sys.executable, "-m", "tests.chaos.cluster", *sys.argv[1:], INSIDE]
+        return network.in_a_world_of_its_own(command, cwd=ROOT)
+    seed = random.randrange(1 << 32) if chosen.seed is None else chosen.seed
+    print(f"seed {seed}, {chosen.seconds:g} s{', careless' if chosen.careless else ''}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="oncelog-chaos-") as temporary:
+        folder = (chosen.keep or Path(temporary)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        summary = run(
+            folder,
+            seconds=chosen.seconds,
+            seed=seed,
+            kinds=chosen.kind or list(KINDS),
+            clients=[client for client in chosen.client or ["confluent-kafka"] if client != "none"],
+            careless=chosen.careless,
+        )
+    print(summary, flush=True)
+    return 0 if summary.is_clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Three brokers and an ensemble of three ZooKeepers, each process at a host of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from tests.peers.network import Network
+from tests.peers.ours import Oncelog
+from tests.peers.process import QUICK_SETTINGS, BrokerFailed, Place
+from tests.peers.zookeeper import ZooKeeperServer
+
+BROKER_PORT = 9092
+PEER_PORT, ELECTION_PORT = 2888, 3888
+SESSION_S = 3.0
+SETTINGS = {
+    **QUICK_SETTINGS,
+    "zookeeper.session.timeout.ms": f"{SESSION_S * 1000:.0f}",
+    "replica.lag.time.max.ms": "3000",
+    "default.replication.factor": "3",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+    "leader.imbalance.check.interval.seconds": "20",
+    "http.listeners": "",
+}
+SAFE = {"min.insync.replicas": "2", "transaction.state.log.min.isr": "2"}
+CARELESS = {"min.insync.replicas": "1", "transaction.state.log.min.isr": "1", "unclean.leader.election.enable": "true"}
+"""With `acks=1` these lose what was acknowledged, and whoever judges must notice."""
+
+
+@dataclass
+class Cluster:
+    """`down` are the brokers that shall not run now."""
+
+    network: Network
+    brokers: dict[int, Oncelog]
+    keepers: list[ZooKeeperServer]
+    down: set[int] = field(default_factory=set)
+    ended: list[str] = field(default_factory=list)
+    """Brokers that ended although nobody had ended them, and what they said last."""
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(broker.bootstrap for broker in self.brokers.values())
+
+    def start(self) -> None:
+        for keeper in self.keepers:
+            keeper.launch()
+        for keeper in self.keepers:
+            keeper.wait()
+        for broker in self.brokers.values():
+            broker.launch()
+        for broker in self.brokers.values():
+            broker.wait_until_answering()
+
+    def keep_running(self) -> None:
+        """Who ended and shall not be down is started again."""
+        for number, broker in self.brokers.items():
+            if number in self.down or broker.running():
+                continue
+            self.ended.append(f"broker {number} ended by itself: {broker.log_tail(300).strip()}")
+            broker.kill()
+            broker.launch()
+
+    def kill(self, number: int) -> None:
+        self.down.add(number)
+        self.brokers[number].kill()
+
+    def revive(self, number: int) -> None:
+        self.brokers[number].launch()
+        self.down.discard(number)
+
+    def end(self) -> None:
+        for broker in self.brokers.values():
+            with contextlib.suppress(BrokerFailed):
+                broker.kill()
+        for keeper in self.keepers:
+            keeper.stop(signal.SIGKILL)
+
+    # -- what it says of itself
+
+    def admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.bootstrap, "socket.timeout.ms": 3_000, "log_level": 0})
+
+    def out_of_sync(self) -> list[str]:
+        """Partitions that lack a replica in sync or a leader; one word when nobody says."""
+        try:
+            topics = self.admin().list_topics(timeout=5).topics.values()
+        except KafkaException as failure:
+            return [str(failure)]
+        return [
+            f"{topic.topic}-{number}"
+            for topic in topics
+            for number, each in topic.partitions.items()
+            if each.leader < 0 or len(each.isrs) < len(each.replicas)
+        ]
+
+    def leader(self, topic: str, partition: int) -> int:
+        """-1 when nobody says."""
+        try:
+            return int(self.admin().list_topics(topic, timeout=2).topics[topic].partitions[partition].leader)
+        except (KafkaException, KeyError):
+            return -1
+
+
+def build(folder: Path, network: Network, *, settings: Mapping[str, str]) -> Cluster:
+    places = [network.host(f"keeper{number}", 10 + number) for number in (1, 2, 3)]
+    members = [(place.host, PEER_PORT, ELECTION_PORT) for place in places]
+    keepers = [
+        ZooKeeperServer(folder / f"keeper-{index + 1}", members=members, index=index, place=place)
+        for index, place in enumerate(places)
+    ]
+    connect = ",".join(keeper.address for keeper in keepers)
+    brokers = {
+        number: Oncelog(
+            folder / f"broker-{number}",
+            settings={**SETTINGS, **settings, "zookeeper.connect": connect, "node.id": str(number)},
+            port=BROKER_PORT,
+            place=network.host(f"broker{number}", number),
+        )
+        for number in (1, 2, 3)
+    }
+    return Cluster(network, brokers, keepers)
+
+
+def cut_off(network: Network, sender: Place, receivers: list[Place], *, both: bool) -> None:
+    for receiver in receivers:
+        network.cut(sender, receiver)
+        if both:
+            network.cut(receiver, sender)
+
+
+def joined(network: Network, one: Place, others: list[Place]) -> None:
+    for other in others:
+        network.mend(one, other)
+        network.mend(other, one)

@@ -1,0 +1,210 @@
+"""Three brokers and three ZooKeepers under faults, with writers at work; then peace, and everything is read back."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos.cluster.faults import Fault, Faults
+from tests.chaos.cluster.machines import CARELESS, SAFE, SESSION_S, Cluster, build
+from tests.chaos.cluster.moves import make_whole
+from tests.chaos.cluster.verdict import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    Verdict,
+    compare_replicas,
+    judge_transactions,
+    judge_values,
+    read_topic,
+)
+from tests.chaos.cluster.writers import Ending, SteadyWriter, TransactionalWriter
+from tests.chaos.run import PARTITIONS as COPIED_PARTITIONS
+from tests.chaos.run import Copier, Feeder, judge, let_finish
+from tests.clients.topics import Topics
+from tests.peers.network import Network
+
+PARTITIONS = 6
+WRITERS = 3
+TICK_S = 0.05
+WHOLE_WITHIN_S = 90.0
+GAP_S = 0.5
+"""A pause in what a partition acknowledges that is worth telling."""
+
+
+@dataclass
+class Summary:
+    seconds: float = 0.0
+    values: int = 0
+    transactions: Counter[str] = field(default_factory=Counter)
+    inputs: int = 0
+    ambiguous: int = 0
+    faults: list[Fault] = field(default_factory=list)
+    client_kills: int = 0
+    verdict: Verdict = field(default_factory=Verdict)
+    wrong: list[str] = field(default_factory=list)
+    """What is wrong beside the data: who hung, who ended by itself, what did not become whole."""
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    whole_after_s: float = 0.0
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.wrong and not self.verdict.lines()
+
+    def __str__(self) -> str:
+        found = self.verdict
+        faults = ", ".join(f"{kind} {count}" for kind, count in Counter(fault.kind for fault in self.faults).items())
+        longest = max((until - since for since, until in self.gaps), default=0.0)
+        lines = [
+            *found.lines(),
+            *self.wrong,
+            f"operations: {self.values} values, {sum(self.transactions.values())} transactions"
+            f" ({', '.join(f'{count} {ending}' for ending, count in sorted(self.transactions.items()))}),"
+            f" {self.inputs} inputs copied",
+            f"faults in {self.seconds:.0f} s: {faults or 'none'}; clients killed {self.client_kills}",
+            *self._by_kind(),
+            f"whole again {self.whole_after_s:.1f} s after the last fault",
+            f"ambiguous {self.ambiguous + self.transactions[Ending.AMBIGUOUS.value]}, lost {len(found.lost)},"
+            f" doubled {len(found.doubled)}, torn {len(found.torn)}, unlike {len(found.unlike)},"
+            f" longest unavailability {longest:.1f} s",
+        ]
+        return "\n".join(lines)
+
+    def _by_kind(self) -> Iterator[str]:
+        """How long a partition acknowledged nothing at most, for faults that came alone."""
+        times: dict[str, list[float]] = {}
+        for fault in self.faults:
+            until = fault.ended_s + SESSION_S
+            if any(
+                other is not fault and other.began_s < until and other.ended_s > fault.began_s - SESSION_S
+                for other in self.faults
+            ):
+                continue
+            during = [end - begin for begin, end in self.gaps if begin < until and end > fault.began_s]
+            times.setdefault(fault.kind, []).append(max(during, default=0.0))
+        for kind, found in sorted(times.items()):
+            median, most = statistics.median(found), max(found)
+            yield f"  {kind}: nothing acknowledged for {median:.1f} s, at most {most:.1f} s ({len(found)} times)"
+
+
+def run(folder: Path, *, seconds: float, seed: int, kinds: list[str], clients: list[str], careless: bool) -> Summary:
+    """`careless`: with settings that lose what was acknowledged."""
+    chance = random.Random(seed)
+    summary = Summary(seconds=seconds)
+    cluster = build(folder, Network(), settings=CARELESS if careless else SAFE)
+    try:
+        cluster.start()
+        topics = Topics(cluster.bootstrap, "chaos", replicas=3)
+        steady, shared, source = (topics.create(count) for count in (PARTITIONS, PARTITIONS, COPIED_PARTITIONS))
+        copiers = [
+            Copier(name, cluster.bootstrap, source, topics.create(COPIED_PARTITIONS), folder) for name in clients
+        ]
+        feeder = Feeder(cluster.bootstrap, source)
+        writer = SteadyWriter(cluster.bootstrap, steady, PARTITIONS, acks="1" if careless else "all")
+        transactional = [
+            TransactionalWriter(f"writer-{number}", cluster.bootstrap, shared, PARTITIONS, chance.randrange(1 << 32))
+            for number in range(WRITERS)
+        ]
+        with _at_work(writer, transactional, summary):
+            faults = Faults(cluster, chance, [steady, shared, source], kinds)
+            _disturb(cluster, faults, chance, copiers, feeder, summary)
+            _heal(cluster, faults, summary)
+        feeder.finish()
+        summary.wrong += [*feeder.failures, *let_finish(cluster.bootstrap, copiers, source)]
+        for copier in copiers:
+            copier.kill()
+        summary.inputs, summary.faults = feeder.count, faults.past
+        summary.values, summary.ambiguous = writer.told.sent, writer.told.ambiguous
+        summary.gaps = writer.told.gaps
+        summary.wrong += [*writer.told.failures, *(each for one in transactional for each in one.failures)]
+        for one in transactional:
+            summary.transactions.update(each.ending.value for each in one.transactions)
+        for isolation in (READ_UNCOMMITTED, READ_COMMITTED):
+            read = read_topic(cluster.bootstrap, steady, PARTITIONS, isolation)
+            judge_values(summary.verdict, steady, writer.told, read, isolation)
+            compare_replicas(summary.verdict, cluster, steady, read, isolation)
+            read = read_topic(cluster.bootstrap, shared, PARTITIONS, isolation)
+            compare_replicas(summary.verdict, cluster, shared, read, isolation)
+        for one in transactional:
+            judge_transactions(summary.verdict, one.writer, one.transactions, read)
+        for copier in copiers:
+            summary.wrong += judge(cluster.bootstrap, copier, source, summary.inputs)
+        summary.wrong += _said(cluster)
+    finally:
+        cluster.end()
+    return summary
+
+
+@contextmanager
+def _at_work(writer: SteadyWriter, transactional: list[TransactionalWriter], summary: Summary) -> Iterator[None]:
+    everybody: list[SteadyWriter | TransactionalWriter] = [writer, *transactional]
+    for one in everybody:
+        one.start()
+    try:
+        yield
+    finally:
+        for one in everybody:
+            one.stop()
+        for one in everybody:
+            one.join(180)
+            if one.is_alive():
+                summary.wrong.append(f"{one} hangs")
+
+
+def _disturb(
+    cluster: Cluster, faults: Faults, chance: random.Random, copiers: list[Copier], feeder: Feeder, summary: Summary
+) -> None:
+    until = time.monotonic() + summary.seconds
+    next_fault_s, next_client_s = time.monotonic() + 3.0, time.monotonic() + 5.0
+    while (now_s := time.monotonic()) < until:
+        for copier in copiers:
+            copier.keep_running()
+        feeder.feed(5)
+        faults.mend_due()
+        cluster.keep_running()
+        if now_s >= next_fault_s:
+            faults.begin_one()
+            next_fault_s = time.monotonic() + chance.choice((0.5, 4.0, 10.0))
+        if copiers and now_s >= next_client_s:
+            summary.client_kills += chance.choice(copiers).kill()
+            next_client_s = time.monotonic() + chance.uniform(3.0, 15.0)
+        time.sleep(TICK_S)
+
+
+def _heal(cluster: Cluster, faults: Faults, summary: Summary) -> None:
+    """Everything is mended, and the cluster becomes whole within a time that is bounded."""
+    faults.mend_due(everything=True)
+    began_s = time.monotonic()
+    lacking = ["everything"]
+    asked_s = 0.0
+    while lacking:
+        now_s = time.monotonic()
+        if now_s - began_s > WHOLE_WITHIN_S:
+            summary.wrong.append(f"not whole {WHOLE_WITHIN_S:.0f} s after the last fault: {lacking[:8]}")
+            return
+        cluster.keep_running()
+        time.sleep(0.2)
+        if now_s - asked_s > 5.0:
+            asked_s = now_s
+            try:
+                make_whole(cluster)
+            except (OSError, TimeoutError):
+                continue
+        lacking = cluster.out_of_sync()
+    summary.whole_after_s = time.monotonic() - began_s
+
+
+def _said(cluster: Cluster) -> list[str]:
+    """What the brokers' own words say is wrong."""
+    wrong = list(cluster.ended)
+    for number, broker in cluster.brokers.items():
+        text = broker.log_path.read_text(errors="replace")
+        if "Traceback" in text:
+            at = text.index("Traceback")
+            wrong.append(f"broker {number} met an error of its own: …{text[max(at - 300, 0) : at + 1500]}")
+    return wrong

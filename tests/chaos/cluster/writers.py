@@ -1,0 +1,170 @@
+"""Who writes meanwhile, and what they were told of it.
+
+One writes single values to every partition of a topic and notes when each was acknowledged; others write in
+transactions over several partitions, and note how each of those ended. Nothing here judges.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+PAUSE_S = 0.02
+WAIT_S = 10.0
+COMMIT_WITHIN_S = 60.0
+ABORTED_SHARE = 0.15
+
+
+@dataclass
+class Told:
+    """What was acknowledged: of each partition the values at their offsets; and where they were not, for how long."""
+
+    acknowledged: list[dict[int, int]]
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    sent: int = 0
+    ambiguous: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+class SteadyWriter(threading.Thread):
+    """A value to every partition, again and again."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int, *, acks: str) -> None:
+        super().__init__(daemon=True)
+        self.told = Told([{} for _ in range(partitions)])
+        self._topic = topic
+        self._over = threading.Event()
+        self._next = [0] * partitions
+        self._heard_s = [time.monotonic()] * partitions
+        safely = {"enable.idempotence": True} if acks == "all" else {"acks": acks}
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap, "linger.ms": 0, "log_level": 0, "message.timeout.ms": 120_000, **safely}
+        )
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            for partition, value in enumerate(self._next):
+                with contextlib.suppress(BufferError):
+                    self._producer.produce(
+                        self._topic, b"%d" % value, partition=partition, on_delivery=self._heard_of(partition, value)
+                    )
+                    self._next[partition] += 1
+                    self.told.sent += 1
+            self._producer.poll(PAUSE_S)
+        if left := self._producer.flush(150):
+            self.told.failures.append(f"{left} values were never answered")
+
+    def _heard_of(self, partition: int, value: int) -> Any:
+        def heard(error: KafkaError | None, message: Message) -> None:
+            now_s = time.monotonic()
+            if error is not None:
+                self.told.ambiguous += 1
+                if error.fatal():
+                    self.told.failures.append(f"fatal to an idempotent producer: {error}")
+                return
+            offset = message.offset()
+            assert offset is not None
+            self.told.acknowledged[partition][offset] = value
+            self.told.gaps.append((self._heard_s[partition], now_s))
+            self._heard_s[partition] = now_s
+
+        return heard
+
+    def stop(self) -> None:
+        self._over.set()
+
+
+class Ending(Enum):
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    AMBIGUOUS = "nobody knows"
+
+
+@dataclass
+class Transaction:
+    size: int
+    ending: Ending = Ending.AMBIGUOUS
+
+
+class TransactionalWriter(threading.Thread):
+    """One transaction after another. Its values say of which transaction they are: `number.index`."""
+
+    def __init__(self, name: str, bootstrap: str, topic: str, partitions: int, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.writer = name
+        self.transactions: list[Transaction] = []
+        self.failures: list[str] = []
+        self._servers = bootstrap
+        self._topic = topic
+        self._partitions = partitions
+        self._chance = random.Random(seed)
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            producer = Producer(
+                {
+                    "bootstrap.servers": self._servers,
+                    "transactional.id": self.writer,
+                    "transaction.timeout.ms": 10_000,
+                    "linger.ms": 0,
+                    "log_level": 0,
+                }
+            )
+            try:
+                producer.init_transactions(3 * WAIT_S)
+                while not self._over.is_set():
+                    self._write(producer)
+            except KafkaException as failure:
+                if not failure.args[0].fatal() and not failure.args[0].retriable():
+                    self.failures.append(f"{self.writer}: {failure}")
+                time.sleep(0.2)
+
+    def _write(self, producer: Producer) -> None:
+        number, size = len(self.transactions), self._chance.randint(1, 8)
+        transaction = Transaction(size)
+        self.transactions.append(transaction)
+        producer.begin_transaction()
+        for index in range(size):
+            value = f"{number}.{index}".encode()
+            producer.produce(
+                self._topic, value, self.writer.encode(), partition=self._chance.randrange(self._partitions)
+            )
+        try:
+            if self._chance.random() >= ABORTED_SHARE:
+                self._commit(producer)
+                transaction.ending = Ending.COMMITTED
+                return
+        except KafkaException as failure:
+            if not failure.args[0].txn_requires_abort():
+                raise
+        self._abort(producer)
+        transaction.ending = Ending.ABORTED
+
+    def _commit(self, producer: Producer) -> None:
+        _until_it_goes(lambda: producer.commit_transaction(WAIT_S))
+
+    def _abort(self, producer: Producer) -> None:
+        _until_it_goes(lambda: producer.abort_transaction(WAIT_S))
+
+    def stop(self) -> None:
+        self._over.set()
+
+
+def _until_it_goes(call: Any) -> None:
+    until = time.monotonic() + COMMIT_WITHIN_S
+    while True:
+        try:
+            call()
+        except KafkaException as failure:
+            if not failure.args[0].retriable() or time.monotonic() > until:
+                raise
+        else:
+            return
