@@ -20,7 +20,6 @@ Mend = Callable[[], None]
 
 BROKERS = (1, 2, 3)
 KEEPERS = "keepers"
-EVERYBODY = frozenset({*BROKERS, KEEPERS})
 
 
 @dataclass
@@ -53,7 +52,13 @@ class Faults:
         kind = self._chance.choice(self._kinds)
         taken = frozenset().union(*(fault.concerned for fault in self._now))
         free = [number for number in BROKERS if number not in taken]
-        wants = frozenset({KEEPERS}) if kind in KEEPERS_FAULTS else EVERYBODY if kind in EVERYBODYS_FAULTS else None
+        wants = (
+            frozenset({KEEPERS})
+            if kind in KEEPERS_FAULTS
+            else frozenset(BROKERS)
+            if kind in EVERYBODYS_FAULTS
+            else None
+        )
         if (wants is not None and wants & taken) or not free:
             return
         number = self._victim(free)
@@ -61,7 +66,7 @@ class Faults:
         began_s = time.monotonic()
         mend = KINDS[kind](self._cluster, number, self._chance)
         concerned = wants or frozenset({number})
-        subject = f"broker {number}" if wants is None else "ZooKeeper" if KEEPERS in concerned else "all"
+        subject = f"broker {number}" if wants is None else "ZooKeeper" if KEEPERS in concerned else "all brokers"
         self._now.append(Fault(kind, subject, began_s, lasts_s, concerned, mend))
         print(f"  {self._now[-1]}", flush=True)
 

@@ -164,7 +164,8 @@ def _disturb(
     while (now_s := time.monotonic()) < until:
         for copier in copiers:
             copier.keep_running()
-        feeder.feed(5)
+        if copiers:
+            feeder.feed(5)
         faults.mend_due()
         cluster.keep_running()
         if now_s >= next_fault_s:

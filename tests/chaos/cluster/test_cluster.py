@@ -1,0 +1,35 @@
+"""Short runs of what `make chaos-cluster` does for minutes; the second shows that whoever judges notices a loss."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.peers import network, zookeeper
+from tests.peers.process import ROOT
+
+
+def chaos(*arguments: str) -> tuple[int, str]:
+    if why := zookeeper.missing() or network.missing():
+        pytest.skip(why)
+    command = [sys.executable, "-m", "tests.chaos.cluster", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    return done.returncode, done.stdout + done.stderr[-3000:]
+
+
+@pytest.mark.timeout(420)
+def test_nothing_acknowledged_is_lost_when_brokers_die_and_are_cut_off() -> None:
+    status, told = chaos("--seconds", "12", "--kind", "killed", "--kind", "away from brokers")
+    assert status == 0, told
+    assert "lost 0, doubled 0, torn 0, unlike 0" in told
+
+
+@pytest.mark.timeout(420)
+def test_a_loss_is_noticed_where_settings_allow_it() -> None:
+    """One acknowledgement is enough there, and whoever lives may lead."""
+    status, told = chaos("--seconds", "9", "--careless", "--kind", "alone and killed", "--client", "none")
+    assert status == 1, told
+    assert "lost 0" not in told, told
+    assert "lost: " in told, told
