@@ -56,7 +56,7 @@ class Holdings:
         """This broker is registered: lead and follow what the metadata gives it."""
         self._in_session = True
         for topic in self._metadata.image.topics.values():
-            self._follow_topic(None, topic, config_changed=False)
+            self._try_topic(topic.name, None, topic, config_changed=False)
 
     def step_down(self) -> None:
         """The metadata may name others by now: lead nothing until the next session."""
@@ -82,10 +82,18 @@ class Holdings:
         if delta.broker_configs:
             self._take_dynamic_config(delta.new)
         for name in delta.topics:
-            self._follow_topic(delta.old.topics.get(name), delta.new.topics.get(name), config_changed=True)
+            self._try_topic(name, delta.old.topics.get(name), delta.new.topics.get(name), config_changed=True)
         changed = [key.topic for key in delta.partitions if key.topic not in delta.topics]
         for name in dict.fromkeys(changed):
-            self._follow_topic(delta.old.topics.get(name), delta.new.topics.get(name), config_changed=False)
+            self._try_topic(name, delta.old.topics.get(name), delta.new.topics.get(name), config_changed=False)
+
+    def _try_topic(self, name: str, old: Topic | None, new: Topic | None, *, config_changed: bool) -> None:
+        try:
+            self._follow_topic(old, new, config_changed=config_changed)
+        except Exception:  # this topic's misfortune: what it has here is not served, and the others are
+            logger.exception("%s: what the metadata says of it can't be followed", name)
+            for partition in (self._partitions.topic(name) or {}).values():
+                self._leave(partition)
 
     def _follow_topic(self, old: Topic | None, new: Topic | None, *, config_changed: bool) -> None:
         if old is not None and (new is None or new.id != old.id):
@@ -125,7 +133,7 @@ class Holdings:
         del self._leaving[partition.topic_partition]
         successor = self._metadata.image.topics.get(partition.topic_partition.topic)
         if successor is not None:
-            self._follow_topic(None, successor, config_changed=False)
+            self._try_topic(successor.name, None, successor, config_changed=False)
 
     async def _remove(self, partition: Partition) -> None:
         # In this order: should a crash come in between, the folder is there to say whose the point was.
@@ -167,4 +175,4 @@ class Holdings:
         for problem in self._config.set_dynamic(everywhere, own):
             logger.warning("%s", problem)
         for topic in image.topics.values():
-            self._follow_topic(None, topic, config_changed=True)
+            self._try_topic(topic.name, None, topic, config_changed=True)

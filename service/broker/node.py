@@ -199,6 +199,7 @@ class Broker:
         # Nothing is written any more, whatever the metadata says: not even if this broker is taken for dead, since its
         # port is closed, and joins again.
         self.metadata.on_session_regained = lambda: None
+        self.metadata.unsubscribe(self.holdings.follow)
         self.holdings.step_down()
         await self.env.tasks.cancel_all()
         await self.coordination.close()

@@ -52,8 +52,14 @@ class Duties:
                 await self._do()
             except MetadataLost as lost:
                 logger.info("not now: %s", lost)
-                await asyncio.sleep(AGAIN_S)
-                self._stirred.set()
+                await self._again()
+            except Exception:  # without these duties nobody would ever lead again what a dead broker led
+                logger.exception("what is to be done for the cluster can't be done; it is tried again")
+                await self._again()
+
+    async def _again(self) -> None:
+        await asyncio.sleep(AGAIN_S)
+        self._stirred.set()
 
     async def replace_dead(self, broker: Broker) -> None:
         """The process of `broker` has died, though its session lasts: nobody waits for it."""

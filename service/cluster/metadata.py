@@ -217,7 +217,11 @@ class ClusterMetadata:
                 self._trusted = trusted
                 if trusted:
                     logger.warning("the metadata store answers again")
-                    self.on_session_regained()
+                    try:
+                        self.on_session_regained()
+                    except Exception:
+                        logger.exception("what the metadata says can't be taken up")
+                        self._lost("This broker leaves the cluster, to join it again.")
                 else:
                     logger.error("the metadata store has not answered for too long: this broker leads nothing for now")
                     self.on_session_lost()
@@ -238,19 +242,25 @@ class ClusterMetadata:
                 refused = await self._register(clean=True)
                 if refused is not None:
                     raise MetadataLost(refused.error, refused.message or refused.error.name)
+                logger.warning("broker %d is in the cluster again, with epoch %d", self.broker_id, self.broker_epoch)
+                self.on_session_regained()
+                return
             except (MetadataLost, StoreError) as error:
                 logger.error("this broker can't join the cluster again yet: %s", error)
-                self.broker_epoch = -1
-                continue
-            logger.warning("broker %d is in the cluster again, with epoch %d", self.broker_id, self.broker_epoch)
-            self.on_session_regained()
-            return
+            except Exception:
+                logger.exception("this broker can't join the cluster again yet")
+                self._trusted = False
+                self.on_session_lost()
+            self.broker_epoch = -1
 
     # --- reading ---
 
     def subscribe(self, listener: Listener) -> None:
         """`listener` is called for every change from now on, in order, as soon as `image` holds it. It never waits."""
         self._listeners.append(listener)
+
+    def unsubscribe(self, listener: Listener) -> None:
+        self._listeners = [each for each in self._listeners if each != listener]
 
     def topic_name(self, topic_id: TopicId) -> str | None:
         return self.image.topic_names.get(topic_id)
@@ -411,15 +421,26 @@ class ClusterMetadata:
 
     async def _follow(self, session: Session, begun: asyncio.Future[None]) -> None:
         over = MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
+        try:
+            over = await self._watch(session, begun) or over
+        except Exception:  # else this broker would lead on by an image that stands still
+            logger.exception("the metadata can't be followed")
+            over = MetadataLost(ErrorCode.KAFKA_STORAGE_ERROR, "The metadata can't be followed.")
+        if not begun.done():
+            begun.set_exception(over)
+        elif self._session is session:
+            self._lost(str(over))
+
+    async def _watch(self, session: Session, begun: asyncio.Future[None]) -> MetadataLost | None:
+        """Until the session is over; or why it may not be followed any further."""
         async for event in session.watch():
             match event:
                 case Snapshot(number) if number < self.image.number and not begun.done():
-                    over = MetadataLost(
+                    return MetadataLost(
                         ErrorCode.KAFKA_STORAGE_ERROR,
                         f"The metadata store has gone back from commit {self.image.number} to {number}: bring back what"
                         " it has lost.",
                     )
-                    break
                 case Snapshot(number) if number > self.image.number:
                     new = load(event)
                     self._announce(difference(self.image, new))
@@ -429,10 +450,7 @@ class ClusterMetadata:
                     pass  # seen already, or a gap, after which a snapshot comes
             if not begun.done():
                 begun.set_result(None)
-        if not begun.done():
-            begun.set_exception(over)
-        elif self._session is session:
-            self._lost(str(over))
+        return None
 
     def _announce(self, delta: Delta) -> None:
         self.image = delta.new

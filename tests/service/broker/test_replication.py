@@ -10,10 +10,14 @@ from log.batch import build_batch
 from log.disk import DiskFault
 from log.ids import TopicPartition
 from log.views import whole
-from service.broker.partition import NOBODY, Following, PartitionLost
+from service.broker.holdings import Holdings
+from service.broker.partition import NOBODY, Following, Partition, PartitionLost
 from service.cluster.image import Delta
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreateTopicsRequest,
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
@@ -250,5 +254,55 @@ def test_only_who_leads_for_certain_says_what_a_producer_gives_up_after(tmp_path
             answers.append(answer.responses[0].partition_responses[0].error_code)
         final = ErrorCode.NOT_LEADER_OR_FOLLOWER if replaced else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         assert answers == [ErrorCode.NONE, final]
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+def test_a_broker_that_stops_begins_nothing_that_the_metadata_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder would be there without a line in the manifest, and its files open."""
+
+    async def scene(stage: ClusterStage) -> None:
+        broker = stage.broker(2)
+        cancel_all = broker.env.tasks.cancel_all
+
+        async def meanwhile() -> None:
+            more = CreatableTopic("late", -1, -1, assignments=[CreatableReplicaAssignment(0, [1, 2])])
+            answer = await stage.wire(1).ask(CreateTopicsRequest([more]))
+            assert answer.topics[0].error_code == 0
+            await until(lambda: "late" in broker.image.topics)
+            await cancel_all()
+
+        monkeypatch.setattr(broker.env.tasks, "cancel_all", meanwhile)
+        await stage.stop(2)
+        assert broker.partitions.get(TopicPartition("late", 0)) is None
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+def test_a_topic_that_can_not_be_followed_takes_no_other_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        settle = Holdings._settle
+
+        def settles(holdings: Holdings, partition: Partition) -> None:
+            if partition.topic_partition.topic == "poison":
+                raise AssertionError("this broker's own mistake")
+            settle(holdings, partition)
+
+        monkeypatch.setattr(Holdings, "_settle", settles)
+        more = [
+            CreatableTopic(name, -1, -1, assignments=[CreatableReplicaAssignment(0, [1, 2])])
+            for name in ("poison", "sound")
+        ]
+        answer = await stage.wire(1).ask(CreateTopicsRequest(more))
+        assert [topic.error_code for topic in answer.topics] == [0, 0]
+        sound, poison = (stage.broker(1).partitions.get(TopicPartition(name, 0)) for name in ("sound", "poison"))
+        assert sound is not None and sound.replicas is not None
+        assert poison is not None and poison.replicas is None
+        assert stage.broker(1).metadata.sessions_lost == 0
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)

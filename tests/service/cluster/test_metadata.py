@@ -255,6 +255,73 @@ def test_a_broker_that_lost_its_place_is_told_and_joins_again_in_a_new_epoch(tmp
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("fails", ["a listener", "taking up again what it held"])
+def test_a_broker_that_can_not_take_up_what_it_hears_leaves_and_joins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """It would lead on by an image that stands still."""
+    monkeypatch.setattr(metadata_module, "REJOIN_S_MIN", 0.001)
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker(1)
+            first = await metadata.register(ENDPOINTS, rack=None, clean=True)
+            told: list[str] = []
+            regained = asyncio.Event()
+            metadata.on_session_lost = lambda: told.append("lost")
+
+            def is_back() -> None:
+                told.append("regained")
+                if fails != "a listener" and len(told) == 2:
+                    raise AssertionError(fails)
+                regained.set()
+
+            def hears(delta: Delta) -> None:
+                if "poison" in delta.topics:
+                    raise AssertionError(fails)
+
+            metadata.on_session_regained = is_back
+            metadata.subscribe(hears)
+            with pytest.raises(MetadataLost):
+                await metadata.execute(new_topics("poison"))
+            await asyncio.wait_for(regained.wait(), 5)
+            assert told == (["lost", "regained"] if fails == "a listener" else ["lost", "regained"] * 2)
+            assert metadata.in_session and metadata.broker_epoch > first
+            assert "poison" in metadata.image.topics
+            (created,) = await metadata.execute(new_topics("after", start=7))
+            assert created.error is ErrorCode.NONE
+
+    asyncio.run(main())
+
+
+def test_a_lease_that_is_back_and_can_not_be_taken_up_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata_module, "LOOKS_PER_LEASE", 6000)
+    monkeypatch.setattr(metadata_module, "REJOIN_S_MIN", 0.001)
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker(1)
+            told: asyncio.Queue[str] = asyncio.Queue()
+            metadata.on_session_lost = lambda: told.put_nowait("lost")
+            epoch = await metadata.register(ENDPOINTS, rack=None, clean=True)
+
+            def is_back() -> None:
+                told.put_nowait("regained")
+                if metadata.broker_epoch == epoch:
+                    raise AssertionError("this broker's own mistake")
+
+            metadata.on_session_regained = is_back
+            monkeypatch.setattr(MemorySession, "lease_left", lambda session: -1.0)
+            assert await asyncio.wait_for(told.get(), 5) == "lost"
+            monkeypatch.setattr(MemorySession, "lease_left", lambda session: 1.0)
+            assert [await asyncio.wait_for(told.get(), 5) for _ in range(3)] == ["regained", "lost", "regained"]
+            assert metadata.in_session and metadata.broker_epoch > epoch
+
+    asyncio.run(main())
+
+
 def test_a_broker_whose_lease_has_run_out_leads_nothing_until_the_store_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
