@@ -153,7 +153,7 @@ async def reset(gateway: Gateway, request: web.Request) -> web.Response:
     """Only while the group has no members: they would go on where they are."""
     group = request.match_info["group"]
     wanted = read_json(await request.read(), _resets)
-    new = await _new_offsets(gateway, group, wanted)
+    new = await new_offsets(gateway, group, wanted)
     topics: dict[str, OffsetCommitRequestTopic] = {}
     for each, offset in new.items():
         gateway.state(each)
@@ -169,7 +169,7 @@ async def reset(gateway: Gateway, request: web.Request) -> web.Response:
     return as_json(GroupOffsets([GroupOffset(*each, offset) for each, offset in sorted(new.items())]))
 
 
-async def _new_offsets(gateway: Gateway, group: str, wanted: Reset) -> dict[TopicPartition, int]:
+async def new_offsets(gateway: Gateway, group: str, wanted: Reset) -> dict[TopicPartition, int]:
     if wanted.to == "offsets":
         if not wanted.offsets:
             raise Problem("invalid-request", "no offsets are named")

@@ -20,14 +20,19 @@ PAGES = {
     "overview": "/ui",
     "transactions": "/ui/transactions",
     "transaction": "/ui/transactions/nightly-import",
+    "ended": "/ui/transactions/checkout-1",
     "topics": "/ui/topics",
     "topic": "/ui/topics/orders",
+    "produce": "/ui/topics/orders/produce",
+    "replicas": "/ui/topics/orders/replicas?brokers=1",
     "messages": "/ui/topics/orders/0?isolation=everything&offset=85",
     "producers": "/ui/producers?topic=orders",
     "groups": "/ui/groups",
     "group": "/ui/groups/billing",
+    "reset": "/ui/groups/billing/reset?to=earliest",
     "brokers": "/ui/brokers",
     "settings": "/ui/settings",
+    "playground": "/ui/http?method=POST&path=/v1/topics/orders/records&template=/v1/topics/{topic}/records",
 }
 SIZES = {"wide": (1280, 800), "narrow": (390, 844)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from typing import Literal
 from urllib.parse import quote
@@ -24,6 +25,10 @@ pytestmark = [
 ]
 PATIENCE_MS = 20_000
 WHOLE_BYTES = 150_000
+FOCUSED = """() => {
+  const it = document.activeElement;
+  return [it.name || it.innerText, it.tagName, getComputedStyle(it).outlineStyle];
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +102,29 @@ def test_axe_finds_nothing_that_keeps_anybody_out(
         found = Axe().run(page)
         assert found.violations_count == 0, f"{path}: {found.generate_report()}"
     context.close()
+
+
+def test_the_keyboard_alone_writes_a_record(scene: Scene, watched: Watched) -> None:
+    process("topic", "create", "typed", ONCELOG_BOOTSTRAP=scene.served.bootstrap)
+    page = watched.go("/ui/topics/typed/produce")
+    seen = []
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        name, kind = page.evaluate(
+            "[document.activeElement.name || document.activeElement.innerText, document.activeElement.tagName]"
+        )
+        seen.append(name)
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", (
+            f"{name} shows no focus"
+        )
+        if name == "value":
+            page.keyboard.type("by hand")
+        if kind == "BUTTON" and name == "Write it":
+            page.keyboard.press("Enter")
+            break
+    page.get_by_role("status").wait_for()
+    assert "typed-0, offset 0" in page.get_by_role("status").inner_text()
+    assert {"key", "value", "how", "tombstone"} <= set(seen)
 
 
 def test_the_keyboard_alone_gets_past_the_menu(watched: Watched) -> None:
@@ -183,14 +211,112 @@ def test_what_hangs_is_named_on_the_overview_and_ended_on_its_page(scene: Scene,
     page.locator("#verdict").get_by_text("All is well").wait_for()  # a marker that was written is seen a moment later
 
 
-def test_a_group_is_moved_by_who_types_its_name(scene: Scene, watched: Watched) -> None:
+def test_a_group_is_moved_by_who_types_its_name_after_seeing_where_to(scene: Scene, watched: Watched) -> None:
+    def committed() -> set[int]:
+        lags = process("group", "lag", "search-index", "-o", "json", ONCELOG_BOOTSTRAP=scene.served.bootstrap).json()
+        return {row["committed_offset"] for row in lags}
+
     page = watched.go("/ui/groups/search-index")
-    page.get_by_label("to the start").check()
+    page.get_by_role("link", name="Move it to other offsets").click()
+    page.get_by_label("so many records further").check()
+    page.get_by_label("Time, number or offset").fill("-3")
+    page.get_by_role("button", name="Show what would change").click()
+    assert page.get_by_test_id("moved").count() == 12
+    assert page.get_by_test_id("moved").first.inner_text().split() == ["clicks-0", "33", "30", "-3"]
+    assert committed() == {33}, "nothing is done yet"
     page.get_by_label("to confirm").fill("search-index")
     page.get_by_role("button", name="Move the group").click()
-    page.get_by_text("Done: moved to the start").wait_for()
-    lags = process("group", "lag", "search-index", "-o", "json", ONCELOG_BOOTSTRAP=scene.served.bootstrap).json()
-    assert {row["committed_offset"] for row in lags} == {0}
+    page.get_by_text("Done: moved in 12 partitions").wait_for()
+    assert committed() == {30}
+    watched.go("/ui/groups/search-index/reset?to=timestamp&value=yesterday")
+    assert "is not a time" in page.get_by_role("alert").inner_text()
+
+
+def test_a_record_is_written_once_however_often_one_clicks(scene: Scene, watched: Watched) -> None:
+    process("topic", "create", "written", ONCELOG_BOOTSTRAP=scene.served.bootstrap)
+    page = watched.go("/ui/topics/written")
+    page.get_by_role("link", name="Write a record").click()
+    page.get_by_label("Key", exact=True).fill("anna")
+    page.get_by_label("Value", exact=True).fill('{"fruit": "apple"}')
+    page.get_by_label("Headers, one a line").fill("shop: 3")
+    form = dict(page.evaluate("Object.fromEntries(new FormData(document.querySelector('form.asking')))"))
+    page.get_by_role("button", name="Write it").click()
+    assert "written-0, offset 0: committed." in page.get_by_role("status").inner_text()
+    assert "Idempotency-Key" in page.locator("pre").inner_text()
+    again = requests.post(f"{scene.url}/ui/topics/written/produce", form, timeout=20)
+    assert "written-0, offset 0: committed." in again.text, "the same form, sent twice"
+    watched.go("/ui/topics/written/0")
+    assert page.get_by_test_id("record").count() == 1
+    assert page.get_by_test_id("record").locator(".data").all_inner_texts() == ["anna", '{"fruit": "apple"}\nshop: 3']
+
+
+def test_a_record_is_written_in_a_transaction_that_is_aborted_or_stays_open(scene: Scene, watched: Watched) -> None:
+    process("topic", "create", "decided", ONCELOG_BOOTSTRAP=scene.served.bootstrap)
+    for how, id in (("that is aborted", "by-hand"), ("that stays open", "left-open")):
+        page = watched.go("/ui/topics/decided/produce")
+        page.get_by_label("Value", exact=True).fill("x")
+        page.get_by_label(how).check()
+        page.get_by_label("Transactional id").fill(id)
+        page.get_by_role("button", name="Write it").click()
+        page.get_by_role("status").wait_for()
+    watched.go("/ui/topics/decided/0?isolation=everything&offset=0")
+    states = [row.get_attribute("class") for row in page.get_by_test_id("record").all()]
+    assert states == ["aborted", "marker", "open"]
+    watched.go("/ui/transactions/left-open")
+    assert "open" in page.locator("#trace h2").inner_text()
+
+
+def test_what_may_not_be_written_is_refused_in_words(watched: Watched) -> None:
+    page = watched.go("/ui/topics/orders/produce")
+    page.get_by_label("Partition, of 4").fill("99")
+    page.get_by_role("button", name="Write it").click()
+    assert "99" in page.get_by_role("alert").inner_text()
+    watched.complaints.clear()  # the browser says that it was refused
+
+
+def test_a_request_is_sent_from_the_page_and_shown_as_a_command(scene: Scene, watched: Watched) -> None:
+    page = watched.go("/ui/http")
+    page.get_by_text("topics (").click()
+    page.get_by_role("link", name="POST /v1/topics", exact=True).click()
+    page.get_by_label("Body").fill('{"name": "from-a-page", "partitions": 2}')
+    page.get_by_role("button", name="Send").click()
+    assert page.get_by_test_id("status").inner_text() == "201"
+    command = page.get_by_label("The same with curl").inner_text()
+    ran = subprocess.run(["sh", "-c", f"{command} -s"], capture_output=True, text=True, timeout=30, check=True)
+    assert "exists" in ran.stdout, "the command asks for the same"
+    watched.go("/ui/http?method=GET&path=/v1/topics/orders/stream%3Ffrom=earliest")
+    page.get_by_role("button", name="Send").click()
+    assert "event: record" in page.get_by_label("Body of the answer").inner_text()
+    assert page.get_by_text("only the beginning is shown").count() == 1
+
+
+@pytest.mark.parametrize(
+    "path", ["http://elsewhere.example/", "//elsewhere.example/", "/ui/http", "/v1/topics/{topic}"]
+)
+def test_only_this_brokers_api_is_asked_from_a_page(scene: Scene, path: str) -> None:
+    answer = requests.post(f"{scene.url}/ui/http", {"method": "GET", "path": path}, timeout=20)
+    assert answer.status_code == 400
+    assert 'data-testid="status"' not in answer.text
+
+
+def test_what_an_ended_transaction_did_is_told(scene: Scene, watched: Watched) -> None:
+    page = watched.go("/ui/transactions/checkout-1")
+    assert page.get_by_test_id("batch").count() == 2
+    assert "commit marker" in page.get_by_test_id("batch").last.inner_text()
+    assert page.get_by_test_id("event").count() >= 4
+    watched.go(f"/ui/transactions/{quote(HOSTILE, safe='')}")
+    assert page.title() != "taken"
+
+
+def test_replicas_are_moved_by_who_types_the_name_after_seeing_where_to(scene: Scene, watched: Watched) -> None:
+    page = watched.go("/ui/topics/orders")
+    page.get_by_role("link", name="Move replicas").click()
+    page.get_by_label("Brokers, the preferred leader first").fill("1,7")
+    page.get_by_role("button", name="Show what would change").click()
+    assert "there is no broker 7" in page.get_by_role("alert").inner_text()
+    page.get_by_label("Brokers, the preferred leader first").fill("1")
+    page.get_by_role("button", name="Show what would change").click()
+    assert page.get_by_text("Nothing would change").count() == 1
 
 
 @pytest.mark.parametrize("headers", [{"Origin": "http://elsewhere.example"}, {"Sec-Fetch-Site": "cross-site"}])
@@ -203,6 +329,14 @@ def test_another_site_can_do_nothing(scene: Scene, headers: dict[str, str]) -> N
         "txn", "describe", "nightly-import", "-o", "json", ONCELOG_BOOTSTRAP=scene.served.bootstrap
     ).json()
     assert described["state"] == "Ongoing"
+
+
+@pytest.mark.parametrize("path", ["/ui/http", "/ui/topics/orders/produce"])
+def test_another_site_can_send_nothing(scene: Scene, path: str) -> None:
+    form = {"method": "DELETE", "path": "/v1/topics/orders", "value": "x", "how": "plain"}
+    answer = requests.post(scene.url + path, form, headers={"Origin": "http://elsewhere.example"}, timeout=20)
+    assert answer.status_code == 409
+    assert "from another site" in answer.text
 
 
 def test_what_is_not_there_is_said_so(scene: Scene) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
-from log.batch import BatchHeader, CorruptBatch, read_header
 from log.ids import TopicPartition
 from service.broker.node import Broker
 from service.client.cluster import EARLIEST, LATEST, READ_COMMITTED, by_topic
@@ -37,9 +36,6 @@ from service.wire.messages import (
     DescribeConfigsResourceResult,
     DescribeLogDirsRequest,
     DescribeLogDirsResult,
-    FetchPartition,
-    FetchRequest,
-    FetchTopic,
     ProducerState,
 )
 from txn.states import State
@@ -54,8 +50,6 @@ BLOCKERS_MAX: Final = 200
 ASKED_ELSEWHERE_MAX: Final = 2_000
 """Partitions that other brokers lead and that are asked about for one page."""
 PARTITIONS_A_TURN: Final = 500
-TRACED_BYTES: Final = 1 << 20
-TRACED_BATCHES: Final = 100
 MESSAGES: Final = 100
 BROKER, TOPIC = 4, 2
 DEFAULT_SOURCE: Final = 5
@@ -341,41 +335,6 @@ async def transactions(
             row.age_s = max(now_ms - row.detail.started_ms, 0) / 1000
     ordered = sorted(shown.rows, key=lambda row: -(row.age_s or -1))
     return shown._replace(rows=ordered), counts
-
-
-class Batch(NamedTuple):
-    """One batch of a transaction, as it stands in the log."""
-
-    partition: TopicPartition
-    header: BatchHeader
-    what: str
-
-
-async def batches_of(
-    cluster: NearCluster, partition: TopicPartition, first_offset: int, producer_id: int
-) -> list[Batch]:
-    """What a producer wrote from its first offset on, decided or not: a hundred batches, of the first megabyte."""
-    await cluster.metadata([partition.topic])
-    wanted = FetchPartition(partition.partition, fetch_offset=first_offset, partition_max_bytes=TRACED_BYTES)
-    topics = [FetchTopic(partition.topic, cluster.topic_id(partition.topic), [wanted])]
-    request = FetchRequest(max_wait_ms=0, min_bytes=0, max_bytes=TRACED_BYTES, isolation_level=0, topics=topics)
-    answer = await cluster.ask(request, node=await cluster.leader(partition))
-    found: list[Batch] = []
-    for topic in answer.responses:
-        for data in topic.partitions:
-            if data.error_code:
-                raise ClientFailure(f"{partition.topic}-{partition.partition}: {error_name(data.error_code)}")
-            assert not isinstance(data.records, list)
-            view, at = memoryview(data.records or b""), 0
-            while at < len(view) and len(found) < TRACED_BATCHES:
-                try:
-                    header = read_header(view, at)
-                except CorruptBatch:
-                    break  # the last one is cut
-                if header.producer_id == producer_id and header.next_offset > first_offset:
-                    found.append(Batch(partition, header, "marker" if header.is_control else "records"))
-                at += header.size_bytes
-    return found
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from typing import Final
 from aiohttp import web
 
 from service.web.gateway import Gateway
-from service.web.pages import actions, views
+from service.web.pages import actions, asking, moving, views
+from service.web.pages.actions import own_pages_only
 from service.web.pages.render import HEADERS
 from service.web.pages.views import showing
 from service.web.problems import Problem
@@ -43,13 +44,21 @@ ROUTES = (
     _page("/ui/transactions/{id}/abort", actions.abort_id, "End it.", "POST"),
     _page("/ui/topics", showing("topics", views.topics), "Topics."),
     _page("/ui/topics/{topic}", showing("topic", views.topic), "One topic's partitions."),
+    _page("/ui/topics/{topic}/produce", showing("produce", asking.producing, live=False), "Write to it."),
+    _page("/ui/topics/{topic}/produce", own_pages_only(asking.produce), "Write a record.", "POST"),
+    _page("/ui/topics/{topic}/replicas", showing("replicas", moving.replicas_plan), "Who would hold it."),
+    _page("/ui/topics/{topic}/replicas", moving.move_replicas, "Move them.", "POST"),
+    _page("/ui/topics/{topic}/replicas/stop", moving.stop_moving, "Move them no further.", "POST"),
     _page("/ui/topics/{topic}/{partition:[0-9]{1,9}}", showing("messages", views.messages, live=False), "Its records."),
     _page("/ui/topics/{topic}/{partition:[0-9]{1,9}}/abort", actions.abort_in, "End what hangs.", "POST"),
     _page("/ui/producers", showing("producers", views.producers), "Who writes."),
     _page("/ui/groups", showing("groups", views.groups), "Who reads, and how far they are."),
     _page("/ui/groups/{group}", showing("group", views.group), "One group."),
-    _page("/ui/groups/{group}/reset", actions.reset_group, "Move it.", "POST"),
+    _page("/ui/groups/{group}/reset", showing("reset", moving.reset_plan, live=False), "Where it would go on."),
+    _page("/ui/groups/{group}/reset", moving.reset_group, "Move it.", "POST"),
     _page("/ui/brokers", showing("brokers", views.brokers), "Brokers and their disks."),
     _page("/ui/settings", showing("settings", views.settings, live=False), "Settings, and what differs."),
+    _page("/ui/http", showing("playground", asking.playground, live=False), "Any request."),
+    _page("/ui/http", own_pages_only(asking.play), "Send it.", "POST"),
     _page("/ui/static/{name}", static, "Style and script."),
 )

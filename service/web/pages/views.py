@@ -19,7 +19,7 @@ from service.broker.internal_topics import INTERNAL_TOPICS
 from service.client.groups import describe_group
 from service.client.transactions import find_root, find_transaction, producers_of
 from service.web.gateway import Gateway
-from service.web.pages import facts
+from service.web.pages import facts, tracing
 from service.web.pages.facts import Told
 from service.web.pages.near import NearCluster
 from service.web.pages.render import HEADERS, fragment, page, render
@@ -32,6 +32,8 @@ HISTORY: Final = 150
 """Samples of the overview's curves: five minutes, while somebody looks."""
 PRODUCERS_MAX: Final = 200
 CACHED_MAX: Final = 100
+TRACED_PARTITIONS: Final = 20
+BATCHES_MAX: Final = 300
 
 Facts = dict[str, Any]
 View = Callable[["Look"], Awaitable[Facts]]
@@ -93,6 +95,21 @@ def kept_of(gateway: Gateway) -> Kept:
     return gateway.pages
 
 
+def framed(gateway: Gateway, template: str, found: Facts, *, here: str = "") -> str:
+    """The page with what stands around every page. `here`: its place in the menu, if that is not its template's."""
+    broker = gateway.broker
+    around = {
+        "here": here or template,
+        "node_id": broker.node_id,
+        "cluster_id": broker.cluster_id,
+        "live": False,
+        "missing": [],
+        "done": "",
+        "search": "",
+    }
+    return render(f"{template}.html", **{**around, **found})
+
+
 def showing(
     name: str, view: View, *, live: bool = True
 ) -> Callable[[Gateway, web.Request], Awaitable[web.StreamResponse]]:
@@ -123,20 +140,13 @@ def showing(
     async def _make(gateway: Gateway, kept: Kept, request: web.Request, query: Mapping[str, str]) -> tuple[str, int]:
         told = Told()
         look = Look(gateway, kept, told, query, request.match_info)
-        broker = gateway.broker
-        common = {
-            "here": name,
-            "node_id": broker.node_id,
-            "cluster_id": broker.cluster_id,
-            "done": query.get("done", ""),
-            "search": look.search,
-        }
         try:
             found = await view(look)
         except Problem as problem:
-            text = render("nothing.html", **common, live=False, missing=[], title="Not found", why=str(problem))
-            return text, problem.kind.status
-        return render(f"{name}.html", **common, live=live, missing=told.missing, **found), 200
+            nothing = {"title": "Not found", "why": str(problem)}
+            return framed(gateway, "nothing", nothing, here=name), problem.kind.status
+        more = {"live": live, "missing": told.missing, "search": look.search, "done": query.get("done", "")}
+        return framed(gateway, name, {**more, **found}), 200
 
     async def _follow(gateway: Gateway, kept: Kept, request: web.Request) -> web.StreamResponse:
         if kept.streams >= STREAMS_MAX:
@@ -270,28 +280,15 @@ async def transaction(look: Look) -> Facts:
     root = await look.told.ask("its branches", find_root(cluster, name), None)
     if known is None and not look.told.missing and (root is None or (root.last_token < 0 and not root.open_branches)):
         raise Problem("unknown-transaction", f"no coordinator knows the transactional id {name!r}")
-    rows = []
-    if known is not None:
-        partitions = known.partitions[:200]
-        offsets = await look.told.ask("offsets", facts.offsets_of(broker, cluster, partitions), {})
-        led = [each for each in partitions if each in offsets]
-        producers = await look.told.ask("producers", producers_of(cluster, led), {})
-        for each in partitions:
-            first = next(
-                (
-                    producer.current_txn_start_offset
-                    for producer in producers.get(each, [])
-                    if producer.producer_id == known.producer_id and producer.current_txn_start_offset >= 0
-                ),
-                None,
-            )
-            rows.append((each, first, offsets.get(each)))
-    batches = []
-    for each, first, _ in rows[:20]:
-        if first is not None and known is not None:
-            what = f"batches in {each.topic}-{each.partition}"
-            batches += await look.told.ask(what, facts.batches_of(cluster, each, first, known.producer_id), [])
-    batches.sort(key=lambda batch: batch.header.max_timestamp)
+    history = await look.told.ask("its history", tracing.history(cluster, name), tracing.History())
+    wanted = look.query.get("began", "")
+    past = next((each for each in history.transactions if str(each.began_ms) == wanted), None)
+    if past is None and history.transactions:
+        past = history.transactions[0]
+    is_open = known is not None and known.is_open and past is not None and past.began_ms == known.started_ms
+    partitions = known.partitions if known is not None and is_open else [] if past is None else past.partitions
+    shown = facts.cut(partitions, look.number, TRACED_PARTITIONS)
+    rows, batches = await _traced(look, past, shown, is_open=is_open)
     now_ms = broker.env.clock.wall_ms()
     return {
         "title": name,
@@ -299,10 +296,46 @@ async def transaction(look: Look) -> Facts:
         "known": known,
         "age_s": (now_ms - known.started_ms) / 1000 if known and known.is_open and known.started_ms >= 0 else None,
         "root": root,
-        "rows": rows,
-        "batches": batches[:200],
+        "history": history,
+        "past": past,
+        "is_open": is_open,
+        "cut": shown._replace(rows=rows),
+        "batches": batches,
         "now_ms": now_ms,
     }
+
+
+async def _traced(
+    look: Look, past: tracing.Past | None, shown: facts.Cut, *, is_open: bool
+) -> tuple[list[dict[str, Any]], list[tracing.Traced]]:
+    """Of each partition that is shown where the transaction lies in it, and all its batches by their time."""
+    broker, cluster = look.gateway.broker, look.cluster
+    there = [each for each in shown.rows if broker.image.partition(each) is not None]
+    if past is None or not there:
+        return [{"partition": each, "first": None, "offsets": None, "found": None} for each in shown.rows], []
+    offsets = await look.told.ask("offsets", facts.offsets_of(broker, cluster, there), {})
+    led = [each for each in there if each in offsets]
+    firsts: dict[TopicPartition, int] = {}
+    if is_open:
+        producers = await look.told.ask("producers", producers_of(cluster, led), {})
+        for each, known in producers.items():
+            for producer in known:
+                if producer.producer_id == past.producer_id and producer.current_txn_start_offset >= 0:
+                    firsts[each] = producer.current_txn_start_offset
+        led = [each for each in led if each in firsts]  # in the others it has written nothing yet
+    found = await look.told.ask("what stands in the logs", tracing.traced(cluster, past, led, firsts), {})
+    rows = []
+    for each in shown.rows:
+        traced = found.get(each)
+        first = traced.batches[0].header.base_offset if traced and traced.batches else None
+        rows.append({"partition": each, "first": first, "offsets": offsets.get(each), "found": traced})
+    batches = sorted((batch for traced in found.values() for batch in traced.batches), key=_when)
+    return rows, batches[:BATCHES_MAX]
+
+
+def _when(batch: tracing.Traced) -> tuple[bool, int]:
+    """Markers last: they are stamped by brokers, whose clocks clients need not share."""
+    return batch.header.is_control, batch.header.max_timestamp
 
 
 async def topics(look: Look) -> Facts:
