@@ -14,6 +14,7 @@ from service.api import (
     alter_configs,
     alter_partition_reassignments,
     api_versions,
+    conditional_produce,
     consumer_group_describe,
     consumer_group_heartbeat,
     create_partitions,
@@ -101,6 +102,7 @@ HANDLERS: dict[ApiKey, Callable[..., Any]] = {
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: describe_topic_partitions.handle,
     ApiKey.END_BRANCHES: end_branches.handle,
     ApiKey.DESCRIBE_BRANCHES: describe_branches.handle,
+    ApiKey.CONDITIONAL_PRODUCE: conditional_produce.handle,
 }
 
 

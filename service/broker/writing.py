@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from idempotence.producers import Guard
+from idempotence.verdicts import Duplicate
 from log.batch import CODEC_BITS, TRANSACTIONAL, CorruptBatch, read_header
 from log.config import LogConfig
 from log.disk import DiskFault
@@ -32,6 +33,8 @@ ATTRIBUTES_AT: Final = 22
 PAIR: Final = slice(43, 53)
 """Producer id and epoch of a batch."""
 MARKERS_LOOKED_AT: Final = 100
+LOOKS_MAX: Final = 10_000
+"""So many of these turns, before who expects an offset so old is told that somebody has written since."""
 WRITES_AT_ONCE: Final = 64
 BYTES_AT_ONCE: Final = 4 << 20
 """Appended in one turn of the loop: a millisecond or two each."""
@@ -44,6 +47,15 @@ GIVEN_UP_AFTER: Final = frozenset(
     }
 )
 """A client that is told so gives up its producer, or its transaction: only who leads for certain says it."""
+
+MAY_BE_WRITTEN: Final = frozenset(
+    {
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.UNKNOWN_SERVER_ERROR,
+    }
+)
+"""With these nobody knows."""
 
 
 class Terms(NamedTuple):
@@ -114,6 +126,11 @@ class Writing:
         """Whether the batches may be appended at once. If not, they must be kept, and prepared first."""
         return not any(self._unconfirmed()) and self._open_now()
 
+    @property
+    def looks_far(self) -> bool:
+        """Whether they must be prepared in any case: what they expect of the log takes long to see."""
+        return any(map(_has_far_to_look, self.writes))
+
     def wrong_transaction(self) -> ErrorCode | None:
         """Why nothing may be written: transactional batches of nobody's, or of several producers."""
         pair = b""
@@ -142,6 +159,8 @@ class Writing:
         for (_, write, _), answer in zip(unconfirmed, admitted, strict=True):
             write.admitted = answer
         await self._open(self.writes)  # of topics that were given other settings meanwhile
+        for write in self.writes:
+            await _look_far(write)
 
     # -- before
 
@@ -254,8 +273,8 @@ class Writing:
             return Refused(ErrorCode.INVALID_TOPIC_EXCEPTION)
         if not terms.knows_zstd and batch[ATTRIBUTES_AT] & CODEC_BITS == CODECS["zstd"]:
             return Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
-        if write.expected_offset is not None and _came_between(partition, write.expected_offset):
-            message = f"The log ends at {partition.log.end_offset}, not at {write.expected_offset}."
+        if write.expected_offset is not None and self._came_between(partition, write, now_ms):
+            message = f"The log ends at {partition.log.end_offset}: somebody else has written to it."
             return Refused(ErrorCode.OFFSET_OUT_OF_RANGE, message)
         outcome = partition.append_from_client(
             batch,
@@ -277,6 +296,21 @@ class Writing:
             if partition.is_replicated and outcome.error in GIVEN_UP_AFTER:
                 self._final.append((partition, write))
         return outcome
+
+    def _came_between(self, partition: Partition, write: Write, now_ms: int) -> bool:
+        """Whether the log goes on with more than markers behind what the write expects, and more than the very batch:
+        it may have been sent before.
+        """
+        if partition.replicas is None:
+            return False  # the append says so
+        _goes_on(write)
+        if write.expected_offset == partition.log.end_offset:
+            return False
+        try:
+            batch = read_header(write.batch)  # type: ignore[arg-type]
+        except CorruptBatch:
+            return True
+        return batch.producer_id < 0 or not isinstance(partition.producers.check(batch, now_ms=now_ms), Duplicate)
 
     # -- afterwards
 
@@ -306,16 +340,35 @@ class Writing:
         return int(self._delay_s * 1000)
 
 
-def _came_between(partition: Partition, offset: int) -> bool:
-    """Whether the log goes on behind `offset` with more than markers, which their readers never see."""
-    log = partition.log
-    if not 0 <= log.end_offset - offset <= MARKERS_LOOKED_AT:
-        return True
+def _has_far_to_look(write: Write) -> bool:
+    """Whether there is more behind the offset that the write expects than is looked through in one turn of the loop."""
+    partition = write.partition
+    if write.expected_offset is None or partition is None or partition.replicas is None:
+        return False
+    return partition.log.end_offset - write.expected_offset > MARKERS_LOOKED_AT
+
+
+async def _look_far(write: Write) -> None:
+    """As long as it takes, in turns of the loop."""
+    for _ in range(LOOKS_MAX):
+        if not _has_far_to_look(write) or not _goes_on(write):
+            return
+        await asyncio.sleep(0)
+
+
+def _goes_on(write: Write) -> bool:
+    """Let the write expect what follows the next markers, which no reader ever sees; False where none follows."""
+    partition, offset = write.partition, write.expected_offset
+    assert partition is not None
+    assert offset is not None
     try:
-        return any(not header.is_control for header, _ in log.scan(offset))
+        for header, _ in partition.log.scan(offset, offset + MARKERS_LOOKED_AT + 1):
+            if not header.is_control or header.base_offset != write.expected_offset:
+                break
+            write.expected_offset = header.next_offset
     except (DiskFault, CorruptBatch) as failure:
         partition.unreadable(failure)
-        return True
+    return write.expected_offset != offset
 
 
 async def committed_or_error(partition: Partition, leader_epoch: int, end_offset: int, deadline: float) -> ErrorCode:

@@ -40,7 +40,9 @@ ALL_THE_TIME = 1 << 62
 
 
 class Page(msgspec.Struct):
-    """Records of a partition; `next_offset` is where the next page begins."""
+    """Records of a partition; `next_offset` is where the next page begins. One with a filter looks through 16 MiB, and
+    may be empty though there is more behind it.
+    """
 
     records: list[RecordOut]
     next_offset: int
@@ -104,6 +106,7 @@ async def page(gateway: Gateway, request: web.Request) -> web.Response:
     deadline = loop.time() + wait_ms / 1000
     patience = loop.time() + TIMEOUT_S
     records: list[RecordOut] = []
+    looked_at_bytes = 0
     with gateway.waiting():
         while True:
             left_ms = max(int((deadline - loop.time()) * 1000), 0)
@@ -121,7 +124,8 @@ async def page(gateway: Gateway, request: web.Request) -> web.Response:
             async for some, next_offset in opened(gateway, piece, offset, lens, most):
                 records += some
                 offset, moved = next_offset, True
-            if records or (not moved and loop.time() >= deadline):
+            looked_at_bytes += len(piece.data)
+            if records or looked_at_bytes >= PAGE_BYTES_MAX or (not moved and loop.time() >= deadline):
                 break
     ends = piece.log_start_offset, piece.last_stable_offset, piece.high_watermark
     return as_json(Page(records, offset, *ends))
@@ -161,7 +165,8 @@ def read_cursor(given: str) -> dict[int, int]:
     found = {}
     for part in given.split(","):
         index, _, offset = part.partition(":")
-        if not (index.isascii() and offset.isascii() and index.isdigit() and offset.isdigit() and len(part) < 32):
+        is_number = index.isascii() and offset.isascii() and index.isdigit() and offset.isdigit() and len(part) < 32
+        if not (is_number and int(index) < 2**31 and int(offset) < 2**63):
             raise Problem("malformed", f"{given[:60]!r} is no cursor of this stream")
         found[int(index)] = int(offset)
     return found

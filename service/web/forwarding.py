@@ -6,7 +6,7 @@ it on again.
 
 from __future__ import annotations
 
-from aiohttp import ClientError, web
+from aiohttp import ClientConnectorError, ClientError, web
 from yarl import URL
 
 from service.settings.broker import WEB
@@ -36,5 +36,7 @@ async def forward(gateway: Gateway, node: int, request: web.Request, body: bytes
             content = await answer.read()
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP}
             return web.Response(body=content, status=answer.status, headers=kept)
+    except ClientConnectorError as error:
+        raise Problem("not-now", f"broker {node} shall answer, and can't be reached: {error.strerror}") from None
     except (ClientError, TimeoutError, OSError) as error:
         raise Problem("outcome-unknown", f"broker {node}: {error}", outcome="unknown") from None

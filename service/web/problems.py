@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
+from service.broker.writing import MAY_BE_WRITTEN
 from service.client.failures import ClientFailure, Kind
 from service.wire.error_codes import ErrorCode as E
 
@@ -122,7 +123,6 @@ OF_ERROR: Mapping[E, str] = {
     E.REQUEST_TIMED_OUT: "outcome-unknown",
     E.NOT_ENOUGH_REPLICAS_AFTER_APPEND: "outcome-unknown",
 }
-MAY_BE_WRITTEN = frozenset({E.REQUEST_TIMED_OUT, E.NOT_ENOUGH_REPLICAS_AFTER_APPEND, E.UNKNOWN_SERVER_ERROR})
 RETRY_AFTER_S = "1"
 
 

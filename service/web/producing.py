@@ -217,10 +217,17 @@ async def write_together(
     seal: Seal | None = None,
 ) -> BatchOut:
     """All of it, or a problem and nothing."""
-    wanted = {TopicPartition(each.topic, each.partition): each.next_offset for each in expected}
-    for partition in wanted:
+    wanted: dict[TopicPartition, int] = {}
+    for each in expected:
+        partition = TopicPartition(each.topic, each.partition)
+        where = f"{partition.topic} partition {partition.partition}"
         if partition not in placed.by_partition:
-            raise Problem("invalid-request", f"nothing is written to {partition.topic} partition {partition.partition}")
+            raise Problem("invalid-request", f"nothing is written to {where}")
+        if partition in wanted:
+            raise Problem("invalid-request", f"two things are expected of {where}")
+        if not 0 <= each.next_offset < 2**63:
+            raise Problem("invalid-request", f"{each.next_offset} is no offset")
+        wanted[partition] = each.next_offset
     runs = [(partition, run) for partition, records in placed.by_partition.items() for run in cut(records)]
     if len(runs) == 1 and offsets is None and seal is None:
         ((partition, run),) = runs
@@ -306,8 +313,8 @@ async def write_batch(gateway: Gateway, request: web.Request) -> web.StreamRespo
 
 async def answer_to(gateway: Gateway, body: bytes, topic_name: str | None, seal: Seal | None) -> BatchOut:
     batch, records = await read_batch(gateway, body)
-    if not records and batch.offsets is None:
-        raise Problem("invalid-request", "there are no records")
+    if not records and (batch.offsets is None or not batch.offsets.offsets):
+        raise Problem("invalid-request", "there are no records, and no offsets")
     placed = await place_all(gateway, records, topic_name, Partitioner(gateway.next_turn()))
     return of_topic(await write_together(gateway, placed, batch.offsets, batch.expected, seal), topic_name)
 

@@ -18,19 +18,17 @@ from service.broker.acceptance import Refused
 from service.broker.partition import ACKS_ALL, Appended
 from service.broker.partition_table import TopicPartitions
 from service.broker.session import Session
-from service.broker.writing import Terms, Write, Writing
+from service.broker.writing import MAY_BE_WRITTEN, Terms, Write, Writing
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
 from service.cluster.image import NO_LEADER
 from service.web.gateway import CLIENT_ID, PAUSE_S, TIMEOUT_S, Gateway
-from service.web.problems import MAY_BE_WRITTEN, Problem, of_error
+from service.web.problems import Problem, of_error
 from service.wire.error_codes import ErrorCode
-from service.wire.messages import InitProducerIdRequest, PartitionProduceData, ProduceRequest, TopicProduceData
+from service.wire.messages import ConditionalBatch, ConditionalProduceRequest, InitProducerIdRequest
 
 REPLICAS_WITHIN_S = 3.0
 NOWHERE = Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-NOT_HEARD_OF = frozenset({ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION})
-"""What a broker says of a topic that it leads and has not heard of yet."""
 TOO_FEW = frozenset({ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
 """Replicas; or a transaction's coordinator that could not be asked."""
 
@@ -240,9 +238,12 @@ async def _send_here(
         may_write_internal=internal,
     )
     writing = Writing(broker, terms, writes)
-    if not writing.begin():
+    if writing.looks_far or not writing.begin():
         await writing.prepare()
-    writing.append()
+    if writing.takes_turns:
+        await writing.append_in_turns()
+    else:
+        writing.append()
     if not writing.is_settled:
         await writing.settle(Session(CLIENT_ID, 0))
     for each, write in zip(batches, writes, strict=True):
@@ -256,35 +257,23 @@ async def _send_here(
 
 
 async def _send_there(gateway: Gateway, node: int, batches: Sequence[Outgoing], transactional_id: str | None) -> None:
-    image = gateway.broker.image
-    topics: dict[str, TopicProduceData] = {}
-    asked = {each.partition: each for each in batches if each.expected_offset is None}
+    request = ConditionalProduceRequest(transactional_id, int(TIMEOUT_S * 1000))
     for each in batches:
-        if each.expected_offset is not None:
-            message = f"broker {node} leads it: ask that one for an expected offset"
-            each.refused(ErrorCode.UNSUPPORTED_VERSION, message)
-    for partition, each in asked.items():
-        name = partition.topic
-        if name not in topics:
-            topics[name] = TopicProduceData(name, image.topics[name].id)
-        topics[name].partition_data.append(PartitionProduceData(partition.partition, bytes(each.batch)))
-    if not asked:
-        return
-    request = ProduceRequest(transactional_id, ACKS_ALL, int(TIMEOUT_S * 1000), list(topics.values()))
+        expected = -1 if each.expected_offset is None else each.expected_offset
+        request.batches.append(ConditionalBatch(*each.partition, expected, bytes(each.batch)))
     try:
         answer = await gateway.ask(node, request)
     except ClientFailure as failure:
-        for each in asked.values():
+        for each in batches:
             each.refused(ErrorCode.REQUEST_TIMED_OUT, failure.message)
             each.in_doubt = True
         return
-    for topic, name in zip(answer.responses, topics, strict=True):
-        for data in topic.partition_responses:
-            each = asked[TopicPartition(name, data.index)]
-            if not data.error_code:
-                each.written(data.base_offset, data.log_append_time_ms)
-                continue
-            code = ErrorCode.LEADER_NOT_AVAILABLE if data.error_code in NOT_HEARD_OF else data.error_code
-            each.refused(code, data.error_message)
-            # It may have appended before it found that it leads no more, or has too few replicas.
-            each.in_doubt |= code in MAY_BE_WRITTEN or code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    for each, result in zip(batches, answer.results, strict=True):
+        if not result.error_code:
+            each.written(result.base_offset, result.log_append_time_ms)
+            continue
+        # A topic that the other broker leads and has not heard of: it will have soon.
+        code = result.error_code
+        code = ErrorCode.LEADER_NOT_AVAILABLE if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else code
+        each.refused(code, result.error_message, tuple(result.culprits))
+        each.in_doubt |= result.may_be_written

@@ -33,7 +33,7 @@ ListTransactions ConsumerGroupHeartbeat ConsumerGroupDescribe GetTelemetrySubscr
 ListConfigResources DescribeTopicPartitions
 """
 
-OWN_APIS = "EndBranches DescribeBranches"
+OWN_APIS = "EndBranches DescribeBranches ConditionalProduce"
 
 DATA = """
 ConsumerProtocolSubscription ConsumerProtocolAssignment

@@ -2481,6 +2481,41 @@ class DescribeBranchesResponse(Struct):
     roots: list[DescribedRoot] = field(default_factory=list)  # 0+
 
 
+class ConditionalBatch(Struct):
+    """Part of ConditionalProduceRequest."""
+
+    topic: str = ""  # 0+
+    partition_index: int = 0  # 0+
+    expected_offset: int = -1  # 0+
+    records: bytes | memoryview | None = None  # 0+, null 0+
+
+
+class ConditionalProduceRequest(Request["ConditionalProduceResponse"]):
+    """Key 20002, versions 0, flexible: 0+."""
+
+    transactional_id: str | None = None  # 0+, null 0+
+    timeout_ms: int = 0  # 0+
+    batches: list[ConditionalBatch] = field(default_factory=list)  # 0+
+
+
+class ConditionalResult(Struct):
+    """Part of ConditionalProduceResponse."""
+
+    error_code: int = 0  # 0+
+    error_message: str | None = None  # 0+, null 0+
+    culprits: list[int] = field(default_factory=list)  # 0+
+    may_be_written: bool = False  # 0+
+    base_offset: int = -1  # 0+
+    log_append_time_ms: int = -1  # 0+
+
+
+class ConditionalProduceResponse(Struct):
+    """Key 20002, versions 0, flexible: 0+."""
+
+    throttle_time_ms: int = 0  # 0+
+    results: list[ConditionalResult] = field(default_factory=list)  # 0+
+
+
 class ConsumerProtocolSubscriptionTopicPartition(Struct):
     """Part of ConsumerProtocolSubscription."""
 

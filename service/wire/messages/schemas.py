@@ -127,6 +127,8 @@ MESSAGES: dict[str, tuple[str, int | None, str, str]] = {
     "EndBranchesResponse": ("response", 20000, "0", "0+"),
     "DescribeBranchesRequest": ("request", 20001, "0", "0+"),
     "DescribeBranchesResponse": ("response", 20001, "0", "0+"),
+    "ConditionalProduceRequest": ("request", 20002, "0", "0+"),
+    "ConditionalProduceResponse": ("response", 20002, "0", "0+"),
     "ConsumerProtocolSubscription": ("data", None, "0-3", "none"),
     "ConsumerProtocolAssignment": ("data", None, "0-3", "none"),
     "LegacyOffsetCommitKey": ("coordinator-key", 0, "0", "none"),
@@ -1682,6 +1684,29 @@ STRUCTS: dict[str, tuple[str, ...]] = {
     "DescribeBranchesResponse": (
         "throttle_time_ms int32 0+",
         "roots []DescribedRoot 0+",
+    ),
+    "ConditionalBatch": (
+        "topic string 0+",
+        "partition_index int32 0+",
+        "expected_offset int64 0+",
+        "records records 0+ null=0+",
+    ),
+    "ConditionalProduceRequest": (
+        "transactional_id string 0+ null=0+",
+        "timeout_ms int32 0+",
+        "batches []ConditionalBatch 0+",
+    ),
+    "ConditionalResult": (
+        "error_code int16 0+",
+        "error_message string 0+ null=0+",
+        "culprits []int32 0+",
+        "may_be_written bool 0+",
+        "base_offset int64 0+",
+        "log_append_time_ms int64 0+",
+    ),
+    "ConditionalProduceResponse": (
+        "throttle_time_ms int32 0+",
+        "results []ConditionalResult 0+",
     ),
     "ConsumerProtocolSubscriptionTopicPartition": (
         "topic string 1+",

@@ -71,6 +71,7 @@ class ApiKey(IntEnum):
     DESCRIBE_TOPIC_PARTITIONS = 75
     END_BRANCHES = 20000
     DESCRIBE_BRANCHES = 20001
+    CONDITIONAL_PRODUCE = 20002
 
 
 VERSIONS: dict[ApiKey, tuple[int, int]] = {
@@ -134,6 +135,7 @@ VERSIONS: dict[ApiKey, tuple[int, int]] = {
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: (0, 0),
     ApiKey.END_BRANCHES: (0, 0),
     ApiKey.DESCRIBE_BRANCHES: (0, 0),
+    ApiKey.CONDITIONAL_PRODUCE: (0, 0),
 }
 
 NEWEST_IS_UNSTABLE: frozenset[ApiKey] = frozenset({ApiKey.INIT_PRODUCER_ID})

@@ -173,3 +173,13 @@ def test_a_client_that_never_reads_holds_up_nobody(http: Http, served: Served, t
 def _made(http: Http, topic: str) -> bool:
     write(http, topic, 0)
     return True
+
+
+def test_a_page_of_a_filter_that_nothing_passes_ends_and_says_where_to_go_on(http: Http, topic: str) -> None:
+    headers = {"Content-Type": "application/octet-stream"}
+    for _ in range(40):
+        assert http.post(f"/v1/topics/{topic}/records", b"x" * 900_000, headers=headers).status == 200
+    path = f"/v1/topics/{topic}/partitions/0/records?key=nobody"
+    page = http.get(path).json
+    assert (page["records"], 0 < page["next_offset"] < 40) == ([], True)
+    assert http.get(f"{path}&offset={page['next_offset']}").json["next_offset"] > page["next_offset"]

@@ -124,6 +124,8 @@ def test_names_and_numbers_beyond_their_types_are_problems(http: Http) -> None:
         "/v1/topics/hostile/partitions/0/records?max_records=1e9",
         "/v1/topics/hostile/partitions/0/records?offset=@x",
         "/v1/topics/hostile/stream?cursor=0:99999999999999999999999999999999",
+        "/v1/topics/hostile/stream?cursor=0:9223372036854775808",
+        "/v1/topics/hostile/stream?cursor=4294967296:0",
         "/v1/transactions?min_age_ms=9223372036854775808",
         "/v1/topics/..%2f..%2fetc/records",
         "/v1/topics/%00/offsets",

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from aiohttp import ClientSession
 
 from log.batch import build_batch
 from log.ids import TopicPartition
 from service.client.failures import ClientFailure, Kind
+from service.settings.broker import Endpoint
 from service.web.fetching import Lens, Piece, opened
+from service.web.forwarding import forward
 from service.web.gateway import Gateway
 from service.web.idempotency import Keys, Memory
 from service.web.problems import Problem
@@ -78,6 +82,26 @@ def test_a_decision_that_may_have_been_written_is_not_denied(ends: Iterable[EndT
     with pytest.raises(Problem) as raised:
         asyncio.run(producer.end(commit=True))
     assert raised.value.outcome == "unknown"
+
+
+def test_what_no_broker_took_was_not_done() -> None:
+    """The port is one where nobody listens."""
+
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        endpoint = Endpoint("HTTP", "127.0.0.1", port, "HTTP")
+        broker = SimpleNamespace(
+            node_id=1, image=SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: endpoint)})
+        )
+        async with ClientSession() as session:
+            gateway = cast(Gateway, SimpleNamespace(broker=broker, http=lambda: session))
+            request = cast(Any, SimpleNamespace(headers={}, method="POST", raw_path="/v1/records"))
+            with pytest.raises(Problem) as raised:
+                await forward(gateway, 2, request, b"")
+        assert (raised.value.slug, raised.value.outcome) == ("not-now", "none")
+
+    asyncio.run(scenario())
 
 
 # -- keys

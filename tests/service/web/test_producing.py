@@ -102,6 +102,36 @@ def test_an_expected_offset_lets_only_the_first_of_two_write(served: Served, htt
     assert write(99) == mismatch
 
 
+def test_one_thing_is_expected_of_a_partition(http: Http, topic: str) -> None:
+    expected = [{"topic": topic, "partition": 0, "next_offset": each} for each in (7, 0)]
+    answer = http.post("/v1/records", {"records": [{"topic": topic, "value": 1}], "expected": expected})
+    assert (answer.status, answer.json["type"]) == (422, "/problems/invalid-request")
+
+
+def test_however_many_markers_come_after_an_expected_offset_they_are_nobodys_records(http: Http, topic: str) -> None:
+    begun = [http.post("/v1/transactions", {"transactional_id": f"{topic}-{each}"}) for each in range(250)]
+    for each in begun:
+        record = {"topic": topic, "partition": 0, "value": 1}
+        assert http.put(f"{each.headers['Location']}/batches/0", {"records": [record]}).status == 200
+    for each in begun:
+        assert http.post(f"{each.headers['Location']}:commit").status == 200
+    expected = [{"topic": topic, "partition": 0, "next_offset": 250}]
+    for status in (200, 409):
+        body = {"records": [{"topic": topic, "partition": 0, "value": 2}], "expected": expected}
+        assert http.post("/v1/records", body).status == status
+
+
+def test_what_says_nothing_is_refused_and_offsets_alone_are_committed(http: Http, topic: str) -> None:
+    make(http, topic, 1)
+    nothing: tuple[Any, ...] = (None, {"group": topic, "offsets": []})
+    for offsets in nothing:
+        answer = http.post("/v1/records", {"records": [], "offsets": offsets})
+        assert (answer.status, answer.json["type"]) == (422, "/problems/invalid-request")
+    offsets = {"group": topic, "offsets": [{"topic": topic, "partition": 0, "offset": 5}]}
+    assert http.post("/v1/records", {"records": [], "offsets": offsets}).status == 200
+    assert http.get(f"/v1/groups/{topic}/offsets").json["offsets"][0]["offset"] == 5
+
+
 def test_a_body_of_bytes_is_one_record(served: Served, http: Http, topic: str) -> None:
     path = f"/v1/topics/{topic}/records?key=k&timestamp=1700000000000"
     headers = {"Content-Type": "application/octet-stream", "Record-Header-Color": "red"}

@@ -17,12 +17,11 @@ from service.web.gateway import Gateway
 from service.web.sending import Numbers, Outgoing, send
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
+    ConditionalProduceRequest,
+    ConditionalProduceResponse,
+    ConditionalResult,
     InitProducerIdRequest,
     InitProducerIdResponse,
-    PartitionProduceResponse,
-    ProduceRequest,
-    ProduceResponse,
-    TopicProduceResponse,
 )
 
 SILENT = ClientFailure("it fell silent", Kind.UNREACHABLE)
@@ -52,18 +51,17 @@ class Elsewhere:
         if isinstance(request, InitProducerIdRequest):
             self.given += 1
             return InitProducerIdResponse(producer_id=self.given, producer_epoch=0)
-        assert isinstance(request, ProduceRequest)
+        assert isinstance(request, ConditionalProduceRequest)
         says = self.says.pop(0) if self.says else ErrorCode.NONE
-        answers = []
-        for data in request.topic_data[0].partition_data:
+        results = []
+        for each in request.batches:
             code = says if isinstance(says, int) else 0
-            answers.append(
-                PartitionProduceResponse(data.index, code, self.append(data.index, bytes(data.records or b"")))
-            )
+            offset = self.append(each.partition_index, bytes(each.records or b""))
+            results.append(ConditionalResult(code, may_be_written=bool(code), base_offset=offset))
         self.then()
         if isinstance(says, Exception):
             raise says
-        return ProduceResponse([TopicProduceResponse("t", bytes(16), answers)])
+        return ConditionalProduceResponse(results=results)
 
     def append(self, index: int, batch: bytes) -> int:
         header = read_header(batch)

@@ -157,3 +157,16 @@ def test_a_member_is_served_by_whichever_broker(several: Several) -> None:
     assert several.clients[1].post(f"{member}/offsets", token).status == 204
     assert several.clients[0].get("/v1/groups/several/lag").json["total"] == 0
     assert several.clients[2].delete(member).status == 204
+
+
+def test_an_expected_offset_is_looked_at_by_whoever_leads_the_partition(several: Several) -> None:
+    make(several, "expected", 3)
+    for number, client in enumerate(several.clients):
+        for partitions in ([0], [0, 1, 2]):
+            records = [{"topic": "expected", "partition": each, "value": number} for each in partitions]
+            page = client.get("/v1/topics/expected/partitions/0/records?max_records=10000").json
+            expected = [{"topic": "expected", "partition": 0, "next_offset": page["next_offset"]}]
+            answers = [each.post("/v1/records", {"records": records, "expected": expected}) for each in several.clients]
+            assert [each.status for each in answers] == [200, 409, 409], answers
+            assert {each.json["type"] for each in answers[1:]} == {"/problems/expected-offset-mismatch"}
+            assert answers[1].json["outcome"] == "none"

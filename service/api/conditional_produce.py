@@ -1,0 +1,78 @@
+"""ConditionalProduce, version 0, an API of our own (key 20002): Produce with acks=all, where a batch may ask to be
+appended only if the log ends where it expects. Brokers ask each other so for what came by HTTP.
+
+Unlike Produce it says whether a batch that is refused may have been appended all the same.
+"""
+
+from collections.abc import Awaitable
+
+from service.broker.acceptance import Refused, one_batch
+from service.broker.node import Broker
+from service.broker.partition import ACKS_ALL, Appended
+from service.broker.session import Session
+from service.broker.writing import MAY_BE_WRITTEN, Terms, Write, Writing
+from service.net.door import Held
+from service.wire.codec import RequestHeader
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import ConditionalProduceRequest, ConditionalProduceResponse, ConditionalResult
+
+UNKNOWN_NAME = Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+def handle(
+    broker: Broker, session: Session, header: RequestHeader, request: ConditionalProduceRequest
+) -> Held[ConditionalProduceResponse]:
+    writes = []
+    for each in request.batches:
+        partitions = broker.partitions.topic(each.topic) or UNKNOWN_NAME
+        write = Write(partitions, each.partition_index, one_batch(memoryview(each.records or b"")))
+        if each.expected_offset >= 0:
+            write.expected_offset = each.expected_offset
+        writes.append(write)
+    terms = Terms(
+        ACKS_ALL,
+        request.timeout_ms,
+        request.transactional_id,
+        adds_partitions=True,
+        knows_abortable=True,
+        knows_zstd=True,
+        may_write_internal=False,
+    )
+    writing = Writing(broker, terms, writes)
+    writing.keep()
+    return Held(_append(session, writing))
+
+
+async def _append(
+    session: Session, writing: Writing
+) -> ConditionalProduceResponse | Awaitable[ConditionalProduceResponse]:
+    wrong = writing.wrong_transaction()
+    if wrong is not None:
+        writing.refuse(wrong)
+        return _answer(writing)
+    if writing.looks_far or not writing.begin():
+        await writing.prepare()
+    if writing.takes_turns:
+        await writing.append_in_turns()
+    else:
+        writing.append()
+    return _answer(writing) if writing.is_settled else _when_settled(session, writing)
+
+
+async def _when_settled(session: Session, writing: Writing) -> ConditionalProduceResponse:
+    throttle_time_ms = await writing.settle(session)
+    answer = _answer(writing)
+    answer.throttle_time_ms = throttle_time_ms
+    return answer
+
+
+def _answer(writing: Writing) -> ConditionalProduceResponse:
+    return ConditionalProduceResponse(results=[_result(write) for write in writing.writes])
+
+
+def _result(write: Write) -> ConditionalResult:
+    outcome = write.outcome
+    if isinstance(outcome, Appended):
+        return ConditionalResult(base_offset=outcome.base_offset, log_append_time_ms=outcome.log_append_time_ms)
+    may_be_written = write.was_appended or outcome.error in MAY_BE_WRITTEN
+    return ConditionalResult(outcome.error, outcome.message, list(outcome.culprits), may_be_written)
