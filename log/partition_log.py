@@ -1,73 +1,47 @@
 # Hot path: `append` and `read` (log/README.md has the numbers). Plain twin: tests/properties/test_log_machine.py.
-"""The log of one partition: segments in a row, written at the end, read anywhere, fed to its views.
+"""The log of one partition: segments in a row (`segments.py`), written at the end, read anywhere, fed to its views.
 
 What always holds:
 * `start_offset <= flushed_offset <= end_offset`; a start that is raised beyond what is flushed lifts it. An offset that
   was handed out is never handed out again to other bytes, unless `truncate_to` or `restart_at` took it back. Gaps
   between offsets are left by compaction, and by copying what it left (`append_after_gap`).
 * A batch is in the log and in every view, or (after a `DiskFault`) in neither.
-* `flushed_offset` moves only after every byte below it, the names of its files and of its folder are durable.
+* `flushed_offset` moves only after every byte below it, the names of its files and of its folder are durable
+  (`durability.py`).
 
-How the last comes about: `append` is synchronous and rolls by itself, so a new segment's name is not yet durable when
-the first batch enters it. That is allowed because nothing in it counts: `flush` first syncs the folder, then the sealed
-segments with their indexes, then the active one, and only then moves `flushed_offset`. A power cut before that takes
-away a name and with it only bytes that nobody was promised; the recovery cuts what follows the hole.
+`append` is synchronous and rolls by itself, so a new segment's name is not yet durable when the first batch enters it.
+That is allowed because nothing in it counts before the next flush: a power cut takes away a name and with it only bytes
+that nobody was promised, and the recovery cuts what follows the hole.
 
 A log that was closed cleanly is opened from the facts in the manifest without touching a file. All calls come from the
 loop's thread, except `open`, which may run in another.
 """
 
 import asyncio
-from bisect import bisect_right
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
-from log.batch import BatchHeader, Buffer, StoredRecord, crc32c, open_records
+from log.batch import BatchHeader, Buffer, crc32c
 from log.checkpoints import CLEANED_OFFSET, GAPS_OFFSET, START_OFFSET, read_offset, write_offset
 from log.clock import CLOCK_SET_MS
 from log.config import LogConfig
 from log.disk import Disk, DiskFault, FileSlice
-from log.epochs import CHECKPOINT, LeaderEpochs
-from log.identity import sync_topic_id, write_topic_id
-from log.ids import NO_TIMESTAMP, TopicId
+from log.durability import Durability
+from log.epochs import LeaderEpochs
+from log.identity import write_topic_id
+from log.ids import TopicId
 from log.recovery import Damage, Recovered, RecoveryReport, recover
 from log.retention import SegmentAge, expired
-from log.segment import SUFFIXES, Segment, SegmentFacts
-from log.snapshots import (
-    Snapshot,
-    encode_snapshot,
-    encoding,
-    restore,
-    restore_newest,
-    snapshot_name,
-    superfluous,
-    take_snapshot,
-)
-from log.swap import SwapPlan, forget_plan
+from log.segment import Segment, SegmentFacts
+from log.segments import OffsetOutOfRange, Segments
+from log.snapshots import Snapshots, restore
+from log.swap import SwapPlan
 from log.unbroken import unbroken
 from log.views import View, whole
 
 SNAPSHOT_WORTH_BYTES: Final = 1 << 20
 """A recovery that read less leaves no snapshot: reading it again costs less than a file for each of many partitions."""
-RECORDS_AT_ONCE: Final = 200
-HEADERS_AT_ONCE: Final = 500
-"""A search by time looks at so many and then lets others have their turn: half a millisecond."""
-
-Unpack = Callable[[bytes, BatchHeader], Awaitable[bytes]]
-"""The payload of a batch, plain. It may be a hundred megabytes, so who calls may want it done beside the loop."""
-
-
-class OffsetOutOfRange(LookupError):
-    """The offset is below the start of the log or above its end."""
-
-
-class TimestampOffset(NamedTuple):
-    """A record found by its time."""
-
-    offset: int
-    timestamp: int
-    leader_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,31 +61,20 @@ class PartitionLog:
     """See the module."""
 
     __slots__ = (
-        "_active",
-        "_bases",
-        "_cuts",
         "_disk",
-        "_folder_is_new",
-        "_gaps_left",
+        "_durability",
         "_kept_start",
-        "_lock",
-        "_names_changed",
-        "_pending_snapshots",
-        "_plan_left",
         "_roll_ms",
         "_segments",
-        "_snapshots",
         "_topic_id",
-        "_truncated",
-        "_unsynced",
         "_views",
         "config",
         "end_offset",
         "epochs",
-        "flushed_offset",
         "folder",
         "gone",
         "recovery",
+        "snapshots",
         "start_offset",
     )
 
@@ -119,25 +82,15 @@ class PartitionLog:
         """An empty log without a folder. Others open one with `open`."""
         self._disk = disk
         self._views = tuple(views)
-        self._segments: list[Segment] = []
-        self._bases: list[int] = []
-        self._active: Segment | None = None
-        self._snapshots: list[int] = []
-        self._pending_snapshots: dict[int, Snapshot] = {}
-        self._unsynced: list[Segment] = []
-        self._folder_is_new = True
-        self._names_changed = False
-        self._truncated = False
-        self._plan_left: SwapPlan | None = None
-        self._cuts = 0
-        self._gaps_left = 0  # where the latest gap ends that no checkpoint tells of
+        self._segments = Segments()
+        self._durability = Durability(self, disk, self._segments)
+        self.snapshots = Snapshots(disk, folder)
         self._kept_start = 0  # what the checkpoint is known to say, durably
-        self._lock: asyncio.Lock | None = None
         self._topic_id: TopicId | None = None
         self.folder = folder
         self.gone = False  # discarded
         self.epochs = LeaderEpochs()
-        self.start_offset = self.end_offset = self.flushed_offset = 0
+        self.start_offset = self.end_offset = 0
         self.recovery: RecoveryReport | None = None
         self.set_config(config)
 
@@ -186,34 +139,30 @@ class PartitionLog:
         segments = [
             Segment(self._disk, self.folder, facts, sealed=index != last) for index, facts in enumerate(known.segments)
         ]
-        self._set_segments(segments)
-        self._snapshots = list(known.snapshots)
-        self._folder_is_new = False
+        self._segments.put(segments)
+        self.snapshots.stored = list(known.snapshots)
+        self._durability.folder_is_new = False
         self.epochs = LeaderEpochs(known.epochs)
         self.epochs.changed = True  # the manifest knew them; their own file may be older
         self.start_offset = known.start_offset
-        self.end_offset = self.flushed_offset = known.end_offset
+        self.end_offset = self._durability.flushed_offset = known.end_offset
         restore(self._views, known.views)
 
     def _take_over(self, found: Recovered) -> None:
-        self._set_segments(found.segments)
-        self._unsynced = [segment for segment in found.segments[found.first_unsynced :] if segment.sealed]
-        self._snapshots = found.snapshots
-        self._pending_snapshots = found.new_snapshots
-        self._folder_is_new = True  # it may have been made right before a kill, and its own name never have been synced
-        self._names_changed = self._truncated = True
-        self._plan_left = found.plan_left
+        self._segments.put(found.segments)
+        durability = self._durability
+        durability.unsynced = [segment for segment in found.segments[found.first_unsynced :] if segment.sealed]
+        self.snapshots.stored = found.snapshots
+        self.snapshots.pending = found.new_snapshots
+        durability.folder_is_new = True  # it may have been made right before a kill, and its name never been synced
+        durability.names_changed = durability.truncated = True
+        durability.plan_left = found.plan_left
         self.epochs = found.epochs
         self.start_offset, self.end_offset = found.start_offset, found.end_offset
-        self.flushed_offset = max(min(found.report.trusted_offset, found.end_offset), found.start_offset)
+        self._durability.flushed_offset = max(min(found.report.trusted_offset, found.end_offset), found.start_offset)
         self.recovery = found.report
         if found.report.scanned_bytes >= SNAPSHOT_WORTH_BYTES:
             self._take_snapshot()
-
-    def _set_segments(self, segments: list[Segment]) -> None:
-        self._segments = segments
-        self._bases = [segment.base_offset for segment in segments]
-        self._active = segments[-1] if segments and not segments[-1].sealed else None
 
     def set_config(self, config: LogConfig) -> None:
         """Use other settings from now on."""
@@ -227,13 +176,17 @@ class PartitionLog:
     # -- facts
 
     @property
+    def flushed_offset(self) -> int:
+        return self._durability.flushed_offset
+
+    @property
     def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self._segments)
+        return sum(segment.size_bytes for segment in self._segments.all)
 
     @property
     def segments(self) -> Sequence[Segment]:
         """Oldest first. To look at; changed by this log alone."""
-        return self._segments
+        return self._segments.all
 
     @property
     def damage(self) -> Sequence[Damage]:
@@ -245,19 +198,19 @@ class PartitionLog:
         """A roll has left a sealed segment behind that is not durable, or a swap its plan: flush soon, in every mode of
         durability.
         """
-        return bool(self._unsynced or self._plan_left)
+        return bool(self._durability.unsynced or self._durability.plan_left)
 
     @property
     def swap_unfinished(self) -> bool:
         """The cleaner, or a recovery, went through with a swap, and its plan is still there: no other may begin."""
-        return self._plan_left is not None
+        return self._durability.plan_left is not None
 
     # -- writing
 
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> None:
         """One stamped batch, at exactly `end_offset`. Rolls first when due. `DiskFault`: nothing has changed."""
         assert header.base_offset == self.end_offset, "batches follow each other without a gap"
-        active = self._active
+        active = self._segments.active
         config = self.config
         if active is None or not active.has_room_for(header, config, now_ms, self._roll_ms):
             active = self._roll(now_ms)
@@ -275,7 +228,7 @@ class PartitionLog:
         if header.base_offset == ended:
             self.append(batch, header, now_ms=now_ms)
             return
-        active = self._active
+        active = self._segments.active
         if active is None or not active.has_room_for(header, self.config, now_ms, self._roll_ms):
             self._roll(now_ms)  # before the gap: a segment begins where the last one ends
         self.end_offset = header.base_offset
@@ -284,24 +237,24 @@ class PartitionLog:
         except DiskFault:
             self.end_offset = ended
             raise
-        self._gaps_left = self.end_offset
+        self._durability.gaps_left = self.end_offset
 
     def roll(self, now_ms: int) -> None:
         """End the active segment, so that retention and compaction may have it. Nothing when it is empty."""
-        if self._active is not None and self._active.size_bytes:
+        if self._segments.active is not None and self._segments.active.size_bytes:
             self._roll(now_ms)
 
     def _roll(self, now_ms: int) -> Segment:
         """Seal the active segment and start the next one, whose name the next flush makes durable."""
-        last = self._segments[-1] if self._segments else None
+        last = self._segments.all[-1] if self._segments.all else None
         if last is None:
             self._make_folder()
         if last is not None and last.base_offset == self.end_offset:
             return self._reopen(last)
         if last is not None and not last.sealed:
             last.seal()
-            self._unsynced.append(last)
-            self._active = None  # also if the next one can't be made now
+            self._durability.unsynced.append(last)
+            self._segments.active = None  # also if the next one can't be made now
         segment = self._start_segment(now_ms)
         if last is not None:
             self._take_snapshot()
@@ -309,25 +262,23 @@ class PartitionLog:
 
     def _reopen(self, empty: Segment) -> Segment:
         """A sealed segment without batches, as a recovery can leave one at the end. Its name is the one we need."""
-        if empty in self._unsynced:
-            self._unsynced.remove(empty)
+        if empty in self._durability.unsynced:
+            self._durability.unsynced.remove(empty)
         empty.cut(0, self.end_offset, self.config.index_interval_bytes)
-        self._truncated = True
-        self._active = empty
+        self._durability.truncated = True
+        self._segments.active = empty
         return empty
 
     def _start_segment(self, now_ms: int) -> Segment:
         segment = Segment.create(self._disk, self.folder, self.end_offset, now_ms)
-        self._names_changed = True
-        self._segments.append(segment)
-        self._bases.append(segment.base_offset)
-        self._active = segment
+        self._durability.names_changed = True
+        self._segments.add(segment)
         return segment
 
     def _make_folder(self) -> None:
         if not self._disk.exists(self.folder):
             self._disk.mkdir(self.folder)
-            self._folder_is_new = self._names_changed = True
+            self._durability.folder_is_new = self._durability.names_changed = True
             if self._topic_id is not None:
                 try:
                     write_topic_id(self._disk, self.folder, self._topic_id)
@@ -336,116 +287,26 @@ class PartitionLog:
                     raise
 
     def _take_snapshot(self) -> None:
-        """What the views know now, to be stored by the next flush.
-
-        Every segment needs the one at its beginning: when the segments before it go, nothing else tells what they held.
-        """
-        if not self._views:
-            return
-        offset = self.end_offset
-        epoch = self.epochs.epoch_at(offset - 1)
-        self._pending_snapshots[offset] = take_snapshot(self._views, offset=offset, leader_epoch=epoch)
+        epoch = self.epochs.epoch_at(self.end_offset - 1)
+        self.snapshots.take(self._views, offset=self.end_offset, leader_epoch=epoch)
 
     # -- durability
 
     async def flush(self) -> int:
         """Make durable what was appended before the call; returns the flushed offset.
 
-        Calls gather: whoever comes while another flush runs waits for it, and for one more only if it must.
+        Calls gather: a caller that comes while another flush runs waits for it, and for one more only if it must.
         """
-        wanted = self.end_offset
-        if self.flushed_offset < wanted or self._is_unsettled():
-            async with self.alone():
-                await self._settle(wanted)
+        await self._durability.flush()
         return self.flushed_offset
 
-    async def _settle(self, wanted: int) -> None:
-        while self.flushed_offset < min(wanted, self.end_offset) or self._is_unsettled():
-            await self._flush_once()
-
     def alone(self) -> asyncio.Lock:
-        """What changes files and waits for the disk is done one by one. Most logs of a large broker never need it."""
-        if self._lock is None:
-            self._lock = asyncio.Lock()
-        return self._lock
+        """What changes files and waits for the disk is done one by one."""
+        return self._durability.alone()
 
-    def _is_unsettled(self) -> bool:
-        """Whether files say less, or other things, than they should, besides the newest batches."""
-        return bool(
-            self._names_changed
-            or self._truncated
-            or self._unsynced
-            or self._pending_snapshots
-            or self._plan_left
-            or self._gaps_left
-        )
-
-    async def _flush_once(self) -> None:
-        cuts, end_offset, active = self._cuts, self.end_offset, self._active
-        sealed, self._unsynced = self._unsynced, []
-        names_changed, self._names_changed = self._names_changed, False
-        truncated, self._truncated = self._truncated, False
-        try:
-            if names_changed:
-                await self._sync_names()
-            for segment in sealed:
-                await segment.fsync()
-            if active is not None:
-                await active.fsync()
-            if sealed or self._pending_snapshots or self._plan_left:
-                await self._store_hints()
-            if 0 < self._gaps_left <= end_offset:
-                await write_offset(self._disk, self.folder, GAPS_OFFSET, self._gaps_left)
-                self._gaps_left = 0
-        except BaseException:
-            # Cancelled, for the broker stops: its last flush must not take for done what was only begun.
-            self._unsynced = [*sealed, *self._unsynced]
-            self._names_changed |= names_changed
-            self._truncated |= truncated
-            raise
-        if cuts == self._cuts:  # otherwise what was synced may be cut, and its offsets written anew
-            self.flushed_offset = max(self.flushed_offset, end_offset)
-
-    async def _sync_names(self) -> None:
-        if not self._disk.exists(self.folder):
-            return
-        if self._folder_is_new:
-            await sync_topic_id(self._disk, self.folder)
-        await self._disk.sync_dir(self.folder)
-        if self._folder_is_new:
-            await self._disk.sync_dir("")
-            self._folder_is_new = False
-
-    async def _store_hints(self) -> None:
-        """Epochs and snapshots, so that the next recovery need not read the segments that are durable now."""
-        if self.epochs.changed:
-            self.epochs.changed = False
-            try:
-                await self._disk.write_atomic(f"{self.folder}/{CHECKPOINT}", self.epochs.to_text())
-            except BaseException:
-                self.epochs.changed = True  # cancelled, maybe before it began
-                raise
-        for offset, snapshot in sorted(self._pending_snapshots.items()):
-            data = bytearray()
-            for _ in encoding(snapshot, data):
-                await asyncio.sleep(0)
-            await self._disk.write_atomic(f"{self.folder}/{snapshot_name(offset)}", data)
-            if self._pending_snapshots.get(offset) is snapshot:
-                del self._pending_snapshots[offset]
-                self._snapshots = sorted({*self._snapshots, offset})
-            else:  # cut off meanwhile
-                self._disk.unlink(f"{self.folder}/{snapshot_name(offset)}")
-        if self._plan_left is not None:
-            await write_offset(self._disk, self.folder, CLEANED_OFFSET, self._plan_left.cleaned_offset)
-            await forget_plan(self._disk, self.folder)
-            self._plan_left = None
-        self._drop_old_snapshots()
-
-    def _drop_old_snapshots(self) -> None:
-        first = self._bases[0] if self._bases else self.end_offset
-        for offset in superfluous(self._snapshots, first):
-            self._disk.unlink(f"{self.folder}/{snapshot_name(offset)}")
-            self._snapshots.remove(offset)
+    def drop_superfluous_snapshots(self) -> None:
+        first = self._segments.first_base
+        self.snapshots.forget_superfluous(self.end_offset if first is None else first)
 
     # -- reading
 
@@ -457,141 +318,23 @@ class PartitionLog:
         """
         if offset >= limit_offset or offset >= self.end_offset:
             return None
-        slot = self._slot_of(offset)
-        while slot < len(self._segments) and self._bases[slot] < limit_offset:
-            segment = self._segments[slot]
-            found = segment.read(offset, max_bytes=max_bytes, limit_offset=limit_offset, at_least_one=at_least_one)
-            if found is not None or segment.end_offset > limit_offset:
-                return found
-            if segment.position_of(offset) < segment.size_bytes:
-                return None  # there is a batch, but it is too large
-            slot += 1  # compaction has taken the end of this segment
-        return None
+        if offset < self.start_offset:
+            raise OffsetOutOfRange(f"offset {offset} is not between {self.start_offset} and {self.end_offset}")
+        return self._segments.read(offset, max_bytes=max_bytes, limit_offset=limit_offset, at_least_one=at_least_one)
 
     def reach_of(self, stored: FileSlice) -> int:
         """An offset not below the end of what `read` gave out just now, and not far above it."""
-        for segment in reversed(self._segments):
+        for segment in reversed(self._segments.all):
             if segment.is_read_through(stored.file):
                 return segment.offset_after(stored.position + stored.size)
         return self.end_offset
-
-    def _slot_of(self, offset: int) -> int:
-        """The segment that holds `offset` if any does."""
-        if offset < self.start_offset or not self._bases or offset < self._bases[0]:
-            raise OffsetOutOfRange(f"offset {offset} is not between {self.start_offset} and {self.end_offset}")
-        return bisect_right(self._bases, offset) - 1
 
     def scan(self, from_offset: int, limit_offset: int | None = None) -> Iterator[tuple[BatchHeader, memoryview]]:
         """Every batch from the one that holds `from_offset`, below the limit. A batch's bytes are valid until the next.
 
         `CorruptBatch` where the stored bytes are none. The log may be appended to between two batches, not cut.
         """
-        limit = self.end_offset if limit_offset is None else limit_offset
-        if from_offset >= limit or not self._segments:
-            return
-        first = max(bisect_right(self._bases, from_offset) - 1, 0)
-        for segment in self._segments[first:]:
-            for _, header, batch in segment.batches(segment.position_of(from_offset)):
-                if header.last_offset >= limit:
-                    return
-                yield header, batch
-
-    # -- times
-
-    async def offset_for_timestamp(self, timestamp: int, limit_offset: int, unpack: Unpack) -> TimestampOffset | None:
-        """The first record at or after the start of the log whose timestamp is not below `timestamp`."""
-        from_offset = self.start_offset
-        while (candidate := self._candidate(timestamp, from_offset)) is not None:
-            header, batch = candidate
-            if header.base_offset >= limit_offset:
-                return None
-            async for record in self._records(header, batch, unpack):
-                if record.timestamp >= timestamp and record.offset >= self.start_offset:
-                    found = TimestampOffset(record.offset, record.timestamp, header.leader_epoch)
-                    return found if found.offset < limit_offset else None
-            from_offset = header.next_offset
-        return None
-
-    def _candidate(self, timestamp: int, from_offset: int) -> tuple[BatchHeader, bytes] | None:
-        """The first batch from there on that has such a record, by its header."""
-        for segment in self._segments:
-            if segment.largest_timestamp >= timestamp and segment.end_offset > from_offset:
-                for position, header in segment.search_timestamp(timestamp, from_offset):
-                    return header, segment.file.pread(header.size_bytes, position)
-        return None
-
-    async def max_timestamp(self, limit_offset: int, unpack: Unpack) -> TimestampOffset | None:
-        """The first record that has the largest timestamp of all below the limit; if none has a time, the first of all
-        that says so.
-        """
-        while True:
-            segments = [segment for segment in self._segments if segment.end_offset > self.start_offset]
-            latest: tuple[BatchHeader, bytes] | None = None
-            for segment in segments:
-                known = NO_TIMESTAMP if latest is None else latest[0].newest_timestamp
-                if segment.largest_timestamp > known and segment.base_offset < limit_offset and not segment.gone:
-                    found = await self._largest(segment, limit_offset)
-                    if found is not None and found[1].newest_timestamp > known:
-                        latest = found[1], segment.file.pread(found[1].size_bytes, found[0])
-            if any(segment.gone for segment in segments):
-                continue  # compacted, or expired, while this looked
-            cut = await self._latest_of_cut_batch(limit_offset, unpack)
-            if latest is None:
-                return cut or await self._first_without_time(limit_offset, unpack)
-            best = await self._latest_in(*latest, unpack)
-            return cut if cut is not None and (best is None or cut.timestamp >= best.timestamp) else best
-
-    async def _largest(self, segment: Segment, limit_offset: int) -> tuple[int, BatchHeader] | None:
-        """The first batch that has the largest timestamp of those between the start of the log and the limit."""
-        largest = segment.largest_before(limit_offset)
-        if largest is None or largest[1].base_offset >= self.start_offset:
-            return largest
-        # The index knows of the latest so far, and that one has left the log: look at all that are left.
-        file, start_offset, largest = segment.file, self.start_offset, None
-        file.pin()
-        try:
-            for count, (position, header) in enumerate(segment.headers(segment.position_of(start_offset)), start=1):
-                if header.last_offset >= limit_offset:
-                    break
-                known = NO_TIMESTAMP if largest is None else largest[1].newest_timestamp
-                if header.base_offset >= start_offset and header.newest_timestamp > known:
-                    largest = (position, header)
-                if count % HEADERS_AT_ONCE == 0:
-                    await asyncio.sleep(0)
-        finally:
-            file.unpin()
-        return None if segment.gone else largest
-
-    async def _latest_of_cut_batch(self, limit_offset: int, unpack: Unpack) -> TimestampOffset | None:
-        """In the batch that the start of the log goes through: its header speaks of records that are gone."""
-        for header, batch in self.scan(self.start_offset, limit_offset):
-            return await self._latest_in(header, batch, unpack) if header.base_offset < self.start_offset else None
-        return None
-
-    async def _first_without_time(self, limit_offset: int, unpack: Unpack) -> TimestampOffset | None:
-        for header, batch in self.scan(self.start_offset, limit_offset):
-            async for record in self._records(header, batch, unpack):
-                if record.timestamp == NO_TIMESTAMP and record.offset >= self.start_offset:
-                    return TimestampOffset(record.offset, NO_TIMESTAMP, header.leader_epoch)
-            return None
-        return None
-
-    async def _latest_in(self, header: BatchHeader, batch: Buffer, unpack: Unpack) -> TimestampOffset | None:
-        latest: TimestampOffset | None = None
-        async for record in self._records(header, batch, unpack):
-            known = NO_TIMESTAMP if latest is None else latest.timestamp
-            if record.timestamp > known and record.offset >= self.start_offset:
-                latest = TimestampOffset(record.offset, record.timestamp, header.leader_epoch)
-        return latest
-
-    async def _records(self, header: BatchHeader, batch: Buffer, unpack: Unpack) -> AsyncIterator[StoredRecord]:
-        """The records of a batch, however many, with everybody else's turns between them."""
-        if header.record_count:
-            payload = await unpack(bytes(batch), header)
-            for count, record in enumerate(open_records(payload, header), start=1):
-                yield record
-                if count % RECORDS_AT_ONCE == 0:
-                    await asyncio.sleep(0)
+        return self._segments.scan(from_offset, self.end_offset if limit_offset is None else limit_offset)
 
     # -- cutting
 
@@ -607,14 +350,14 @@ class PartitionLog:
         """Take back everything from `offset` on, or from the start of the batch that holds it."""
         if offset >= self.end_offset:
             return
-        if not self._bases or offset <= self._bases[0] or offset <= self.start_offset:
+        first = self._segments.first_base
+        if first is None or offset <= max(first, self.start_offset):
             self.restart_at(offset)
             return
-        self._cuts += 1
-        self._names_changed = self._truncated = True
-        while self._bases[-1] >= offset:  # newest first, so that a crash leaves no hole
-            self._forget_segment(self._segments[-1])
-        last = self._segments[-1]
+        self._durability.note_cut()
+        while self.segments[-1].base_offset >= offset:  # newest first, so that a crash leaves no hole
+            self._forget_segment(self.segments[-1])
+        last = self.segments[-1]
         position = last.position_of(offset)
         end_offset = offset
         for _, header in last.headers(position, min(position + 1, last.size_bytes)):
@@ -623,9 +366,9 @@ class PartitionLog:
             self.restart_at(self.start_offset)
             return
         last.cut(position, end_offset, self.config.index_interval_bytes)
-        self._active = last
+        self._segments.active = last
         self._end_at(end_offset)
-        replay_from = self._restore_views()
+        replay_from = self.snapshots.restore(self._views, epochs=self.epochs, end_offset=self.end_offset)
         for header, batch in self.scan(replay_from):
             if header.base_offset >= replay_from:
                 for view in self._views:
@@ -634,21 +377,20 @@ class PartitionLog:
 
     def restart_at(self, offset: int) -> None:
         """Forget everything; the log is empty and starts at `offset`."""
-        self._cuts += 1
-        self._names_changed = self._truncated = True
+        self._durability.note_cut()
         self._make_folder()
-        if offset not in self._bases:
+        kept = self._segments.at_base(offset)
+        if kept is None:
             # First of all, and it stays: an empty segment says where the log goes on, whatever a crash undoes.
-            self._segments.insert(0, Segment.create(self._disk, self.folder, offset, 0))
-            self._bases.insert(0, offset)
-        kept = self._segments[self._bases.index(offset)]
-        for segment in [segment for segment in reversed(self._segments) if segment is not kept]:
+            kept = Segment.create(self._disk, self.folder, offset, 0)
+            self._segments.add_first(kept)
+        for segment in [segment for segment in reversed(self.segments) if segment is not kept]:
             self._forget_segment(segment)
         kept.cut(0, offset, self.config.index_interval_bytes)
-        self._active = kept
+        self._segments.active = kept
         self.epochs.clear()
         self._end_at(offset)
-        self._forget_snapshots(above=-1)
+        self.snapshots.forget_above(-1)
         for checkpoint in (START_OFFSET, CLEANED_OFFSET, GAPS_OFFSET):
             self._disk.unlink(f"{self.folder}/{checkpoint}")
         self.start_offset = offset
@@ -657,36 +399,16 @@ class PartitionLog:
         self._tell_start()
 
     def _forget_segment(self, segment: Segment) -> None:
-        slot = self._segments.index(segment)
-        del self._segments[slot], self._bases[slot]
-        self._active = None
-        if segment in self._unsynced:
-            self._unsynced.remove(segment)
+        self._segments.drop(segment)
+        if segment in self._durability.unsynced:
+            self._durability.unsynced.remove(segment)
         segment.remove()
 
     def _end_at(self, end_offset: int) -> None:
         self.end_offset = end_offset
-        self.flushed_offset = min(self.flushed_offset, end_offset)
-        self._gaps_left = min(self._gaps_left, end_offset)
+        self._durability.note_end(end_offset)
         self.epochs.truncate_from_end(end_offset)
-        self._forget_snapshots(above=end_offset)
-
-    def _forget_snapshots(self, *, above: int) -> None:
-        for offset in [offset for offset in self._pending_snapshots if offset > above]:
-            del self._pending_snapshots[offset]
-        for offset in [offset for offset in self._snapshots if offset > above]:
-            self._disk.unlink(f"{self.folder}/{snapshot_name(offset)}")
-            self._snapshots.remove(offset)
-
-    def _restore_views(self) -> int:
-        """The views as of some offset not above the end; returns from where the batches must be applied."""
-        pending = max(self._pending_snapshots, default=-1)
-        if pending > max(self._snapshots, default=-1):
-            restore(self._views, self._pending_snapshots[pending].views)
-            return pending
-        return restore_newest(
-            self._disk, self.folder, self._views, self._snapshots, epochs=self.epochs, end_offset=self.end_offset
-        )
+        self.snapshots.forget_above(end_offset)
 
     def _tell_start(self) -> None:
         for view in self._views:
@@ -705,7 +427,7 @@ class PartitionLog:
             if self.gone:
                 return
             if self.flushed_offset < offset:  # a recovery takes everything below the start for durable
-                await self._settle(offset)
+                await self._durability.settle(offset)
             offset = min(offset, self.end_offset)  # the log may have been cut meanwhile
             if offset > self.start_offset:
                 self._start_at(offset)
@@ -717,7 +439,7 @@ class PartitionLog:
 
     def _start_at(self, offset: int) -> None:
         self.start_offset = offset
-        self.flushed_offset = max(self.flushed_offset, offset)
+        self._durability.flushed_offset = max(self.flushed_offset, offset)
         self.epochs.truncate_from_start(offset)
         self._tell_start()
 
@@ -726,7 +448,7 @@ class PartitionLog:
         ages: list[SegmentAge] = []
         by_client = self.config.message_timestamp_type == "CreateTime"
         appended_ms = now_ms
-        for segment in reversed(self._segments):
+        for segment in reversed(self._segments.all):
             # What was appended before our clock was set counts as appended with what came next.
             if segment.appended_ms >= CLOCK_SET_MS:
                 appended_ms = segment.appended_ms
@@ -744,28 +466,28 @@ class PartitionLog:
         the cleaner and deletions have changed the segments since it was thought that some may go.
         """
         async with self.alone():
-            wanted = min(how_many(), len(self._segments))
+            wanted = min(how_many(), len(self._segments.all))
             if not wanted:
                 return 0
-            if wanted == len(self._segments) and not self._active_is_empty():
-                self._roll(self._segments[-1].appended_ms)  # an empty segment says where the log goes on
+            if wanted == len(self._segments.all) and not self._active_is_empty():
+                self._roll(self._segments.all[-1].appended_ms)  # an empty segment says where the log goes on
             # What the leaving segments told the views must be stored first.
-            await self._settle(self.end_offset)
+            await self._durability.settle(self.end_offset)
             # The last segment stays: it may have been empty when the wait began, and hold a fresh record now.
-            leaving = self._segments[: min(how_many(), len(self._segments) - 1)]
+            leaving = self._segments.all[: min(how_many(), len(self._segments.all) - 1)]
             return await self._remove_leaving(leaving) if leaving else 0
 
     def _active_is_empty(self) -> bool:
-        return self._active is not None and not self._active.size_bytes
+        return self._segments.active is not None and not self._segments.active.size_bytes
 
     async def _remove_leaving(self, leaving: list[Segment]) -> int:
-        self._set_segments(self._segments[len(leaving) :])
-        if self._bases[0] > self.start_offset:
-            self._start_at(self._bases[0])
+        self._segments.put(self._segments.all[len(leaving) :])
+        if (first := self.segments[0].base_offset) > self.start_offset:
+            self._start_at(first)
         for segment in leaving:  # oldest first, so that a crash leaves no hole
             segment.remove()
-        self._drop_old_snapshots()
-        self._names_changed = True  # should the wait be cut short
+        self.drop_superfluous_snapshots()
+        self._durability.names_changed = True  # should the wait be cut short
         await self._disk.sync_dir(self.folder)
         return sum(segment.size_bytes for segment in leaving)
 
@@ -775,14 +497,12 @@ class PartitionLog:
         """The new segments stand on disk under the names of the old ones already (`log.compaction`). That this is
         durable, and the plan gone, is left to the next flush: to another, if that one finds no room or no descriptor.
         """
-        first = self._segments.index(old[0])
-        assert self._segments[first : first + len(old)] == list(old), "only neighbours are replaced"
-        self._set_segments([*self._segments[:first], *new, *self._segments[first + len(old) :]])
+        self._segments.replace(old, new)
         for segment in old:
             segment.gone = True
             segment.close()
-        self._plan_left = plan
-        self._names_changed = True
+        self._durability.plan_left = plan
+        self._durability.names_changed = True
 
     async def renew_snapshots(self, now_ms: int) -> None:
         """A view has forgotten something that its older snapshots, and the batches before now, still say.
@@ -793,14 +513,12 @@ class PartitionLog:
             if self.gone:
                 return
             renewed = -1
-            while self._views and renewed not in self._snapshots:  # the log may be cut meanwhile
+            while self._views and renewed not in self.snapshots.stored:  # the log may be cut meanwhile
                 self.roll(now_ms)
                 self._take_snapshot()
                 renewed = self.end_offset
-                await self._settle(renewed)
-            for offset in [offset for offset in self._snapshots if offset < renewed]:
-                self._disk.unlink(f"{self.folder}/{snapshot_name(offset)}")
-                self._snapshots.remove(offset)
+                await self._durability.settle(renewed)
+            self.snapshots.forget_below(renewed)
             await self._disk.sync_dir(self.folder)
 
     # -- ends
@@ -808,30 +526,18 @@ class PartitionLog:
     @property
     def unsynced_files(self) -> int:
         """How many files, about, `close` would have to wait for one by one."""
-        if self.flushed_offset == self.end_offset and not self._is_unsettled():
-            return 0
-        return 1 + len(self._unsynced) * len(SUFFIXES) + len(self._pending_snapshots)
+        return self._durability.unsynced_files
 
     def write_snapshots(self) -> None:
-        """What `close` would write, for somebody who is about to sync the whole disk. One that a crash tears is known
-        by its checksum.
-        """
-        for offset, snapshot in sorted(self._pending_snapshots.items()):
-            file = self._disk.open(f"{self.folder}/{snapshot_name(offset)}", create=True)
-            file.truncate(0)
-            file.append((encode_snapshot(snapshot),))
-            file.close()
+        """What `close` would write, for a caller that is about to sync the whole disk."""
+        self.snapshots.write()
 
     def note_disk_synced(self) -> None:
         """The whole disk was synced since the last change here, and since `write_snapshots`. Only what is left of a
         swap still wants a flush.
         """
-        for segment in self._unsynced:
-            segment.note_synced()
-        self._snapshots = sorted({*self._snapshots, *self._pending_snapshots})
-        self._unsynced, self._pending_snapshots = [], {}
-        self._folder_is_new = self._names_changed = self._truncated = False
-        self.flushed_offset = self.end_offset
+        self._durability.note_all_synced()
+        self.snapshots.note_written()
 
     async def close(self) -> CleanState | None:
         """Make everything durable and say what there is; the log is not used again.
@@ -843,12 +549,12 @@ class PartitionLog:
             self.folder,
             self.start_offset,
             self.end_offset,
-            tuple(segment.facts() for segment in self._segments),
+            tuple(segment.facts() for segment in self._segments.all),
             tuple(self.epochs.entries()),
-            tuple(self._snapshots),
+            tuple(self.snapshots.stored),
             {view.name: whole(view.snapshot()) for view in self._views},
         )
-        for segment in self._segments:
+        for segment in self._segments.all:
             segment.close()
         return None if self.damage else state
 
@@ -857,13 +563,13 @@ class PartitionLog:
         finds nothing to do.
         """
         async with self.alone():
-            for segment in self._segments:
+            for segment in self._segments.all:
                 segment.gone = True
                 segment.close()
-            self._set_segments([])
-            self._unsynced, self._pending_snapshots, self._plan_left = [], {}, None
-            self._names_changed = self._truncated = False
-            self.start_offset = self.flushed_offset = self.end_offset
+            self._segments.put([])
+            self.snapshots.pending = {}
+            self._durability.note_discarded()
+            self.start_offset = self.end_offset
             self.gone = True
             self._disk.discard(self.folder)
             await self._disk.sync_dir("")  # a power cut must not bring it back when another topic has the name

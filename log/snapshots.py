@@ -1,4 +1,5 @@
-"""The files that hold what the views knew at one offset, so that a restart need not read the whole log.
+"""The files that hold what the views knew at one offset, so that a restart need not read the whole log: their
+bytes, and those of one log, which its flushes store (`Snapshots`).
 
 What always holds: a snapshot is a hint. It is used only when its checksum fits and its last leader epoch is the one
 that the log has at that offset: two histories of the same length never share the epoch of their last batch, so a
@@ -10,6 +11,7 @@ snapshot that came back from before a truncation is seen for what it is.
     then for each view: name size u16, name, data size u32, data
 """
 
+import asyncio
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -145,3 +147,79 @@ def _take(data: bytes, at: int, size_format: str) -> tuple[bytes, int]:
     (size,) = struct.unpack_from(size_format, data, at)
     at += struct.calcsize(size_format)
     return data[at : at + size], at + size
+
+
+class Snapshots:
+    """Those of one log: `stored` by their offsets, and `pending` until the next flush."""
+
+    __slots__ = ("_disk", "_folder", "pending", "stored")
+
+    def __init__(self, disk: Disk, folder: str) -> None:
+        self._disk = disk
+        self._folder = folder
+        self.stored: list[int] = []
+        self.pending: dict[int, Snapshot] = {}
+
+    def take(self, views: Sequence[View], *, offset: int, leader_epoch: int) -> None:
+        """What the views know now, to be stored by the next flush.
+
+        Every segment needs the one at its beginning: when the segments before it go, nothing else tells what they held.
+        """
+        if views:
+            self.pending[offset] = take_snapshot(views, offset=offset, leader_epoch=leader_epoch)
+
+    def restore(self, views: Sequence[View], *, epochs: LeaderEpochs, end_offset: int) -> int:
+        """The views as of some offset not above the end; returns from where the batches must be applied."""
+        pending = max(self.pending, default=-1)
+        if pending > max(self.stored, default=-1):
+            restore(views, self.pending[pending].views)
+            return pending
+        return restore_newest(self._disk, self._folder, views, self.stored, epochs=epochs, end_offset=end_offset)
+
+    async def store(self) -> None:
+        for offset, snapshot in sorted(self.pending.items()):
+            data = bytearray()
+            for _ in encoding(snapshot, data):
+                await asyncio.sleep(0)
+            await self._disk.write_atomic(self._path(offset), data)
+            if self.pending.get(offset) is snapshot:
+                del self.pending[offset]
+                self.stored = sorted({*self.stored, offset})
+            else:  # cut off meanwhile
+                self._disk.unlink(self._path(offset))
+
+    def write(self) -> None:
+        """All that are pending, for a disk that is about to be synced as a whole. One that a crash tears is known by
+        its checksum.
+        """
+        for offset, snapshot in sorted(self.pending.items()):
+            file = self._disk.open(self._path(offset), create=True)
+            file.truncate(0)
+            file.append((encode_snapshot(snapshot),))
+            file.close()
+
+    def note_written(self) -> None:
+        """What was `write`n is durable."""
+        self.stored = sorted({*self.stored, *self.pending})
+        self.pending = {}
+
+    def forget_above(self, offset: int) -> None:
+        for each in [each for each in self.pending if each > offset]:
+            del self.pending[each]
+        for each in [each for each in self.stored if each > offset]:
+            self._unlink(each)
+
+    def forget_below(self, offset: int) -> None:
+        for each in [each for each in self.stored if each < offset]:
+            self._unlink(each)
+
+    def forget_superfluous(self, first_segment_offset: int) -> None:
+        for each in superfluous(self.stored, first_segment_offset):
+            self._unlink(each)
+
+    def _unlink(self, offset: int) -> None:
+        self._disk.unlink(self._path(offset))
+        self.stored.remove(offset)
+
+    def _path(self, offset: int) -> str:
+        return f"{self._folder}/{snapshot_name(offset)}"

@@ -11,6 +11,7 @@ from collections import Counter
 
 from log.batch import BatchHeader, CorruptBatch, plain_payload
 from log.disk import DiskFault
+from log.time_search import max_timestamp, offset_for_timestamp
 from service.broker.node import Broker
 from service.broker.partition import Partition
 from service.broker.reading import leader_epoch_error
@@ -110,9 +111,9 @@ async def _answer(
             return _error(wanted, error)
         limit = _limit(partition, request)
         if timestamp == MAX_TIMESTAMP:
-            found = await log.max_timestamp(limit, unpack)
+            found = await max_timestamp(log, limit, unpack)
         else:
-            found = await log.offset_for_timestamp(timestamp, limit, unpack)
+            found = await offset_for_timestamp(log, timestamp, limit, unpack)
     finally:
         broker.time_lookups.release()
     if found is None:

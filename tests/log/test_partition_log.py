@@ -12,7 +12,9 @@ from log.config import LogConfig
 from log.disk import DiskFault, RealDisk
 from log.identity import read_topic_id
 from log.ids import TopicId
-from log.partition_log import OffsetOutOfRange, PartitionLog
+from log.partition_log import PartitionLog
+from log.segments import OffsetOutOfRange
+from log.time_search import max_timestamp, offset_for_timestamp
 from tests.log.building import FOLDER, append, base_offsets, contents, fill, open_log, stamped, unpack
 from tests.log.memory_disk import MemoryDisk
 
@@ -25,7 +27,7 @@ def test_a_new_log_has_no_folder_until_it_is_written_to() -> None:
     assert (log.start_offset, log.flushed_offset, log.end_offset, log.size_bytes) == (0, 0, 0, 0)
     assert log.read(0, max_bytes=100, limit_offset=0, at_least_one=True) is None
     assert list(log.scan(0)) == []
-    assert asyncio.run(log.max_timestamp(0, unpack)) is None
+    assert asyncio.run(max_timestamp(log, 0, unpack)) is None
     assert asyncio.run(log.flush()) == 0
     assert disk.changes == 0
     fill(log, 1)
@@ -250,7 +252,7 @@ def test_truncating_into_a_batch_takes_all_of_it() -> None:
     fill(log, 3, records=4)
     log.truncate_to(6)
     assert log.end_offset == 4
-    assert asyncio.run(log.max_timestamp(4, unpack)) == (3, 1003, 0)
+    assert asyncio.run(max_timestamp(log, 4, unpack)) == (3, 1003, 0)
 
 
 def test_a_restarted_log_goes_on_elsewhere() -> None:
@@ -275,7 +277,7 @@ def test_a_raised_start_survives_a_crash() -> None:
     assert view.start_offset == log.start_offset == 5
     again, seen = open_log(disk, config=SMALL)
     assert again.start_offset == seen.start_offset == 5
-    assert asyncio.run(again.offset_for_timestamp(0, 20, unpack)) == (5, 1005, 0)
+    assert asyncio.run(offset_for_timestamp(again, 0, 20, unpack)) == (5, 1005, 0)
 
 
 def test_a_start_that_is_not_durable_yet_promises_nothing_to_who_asks_for_a_lower_one() -> None:
@@ -408,12 +410,12 @@ def test_times_are_found_in_any_order_of_times(interval_bytes: int) -> None:
         append(log, stamped([b"x" * 50], base_offset=offset, timestamp=timestamp))
     for wanted in range(100):
         expected = next((offset for offset, timestamp in enumerate(times) if timestamp >= wanted), None)
-        found = asyncio.run(log.offset_for_timestamp(wanted, 20, unpack))
+        found = asyncio.run(offset_for_timestamp(log, wanted, 20, unpack))
         assert (found and found.offset) == expected
-    assert asyncio.run(log.offset_for_timestamp(90, 7, unpack)) is None
-    assert asyncio.run(log.max_timestamp(20, unpack)) == (7, 90, 0)
-    assert asyncio.run(log.max_timestamp(7, unpack)) == (3, 70, 0)
-    assert asyncio.run(log.max_timestamp(0, unpack)) is None
+    assert asyncio.run(offset_for_timestamp(log, 90, 7, unpack)) is None
+    assert asyncio.run(max_timestamp(log, 20, unpack)) == (7, 90, 0)
+    assert asyncio.run(max_timestamp(log, 7, unpack)) == (3, 70, 0)
+    assert asyncio.run(max_timestamp(log, 0, unpack)) is None
 
 
 def test_an_idle_log_costs_little_memory() -> None:
@@ -423,7 +425,9 @@ def test_an_idle_log_costs_little_memory() -> None:
     state = asyncio.run(log.close())
     assert state is not None
     idle = PartitionLog.open(MemoryDisk(), FOLDER, LogConfig(), [], known=state, now_ms=0)
-    parts = [idle, idle._segments, idle._bases, idle.epochs, *idle.segments, idle._snapshots, idle._pending_snapshots]
+    row, snapshots = idle._segments, idle.snapshots
+    parts = [idle, row, row.all, row._bases, idle.epochs, *row.all, snapshots, snapshots.stored, snapshots.pending]
+    parts += [idle._durability, idle._durability.unsynced]
     assert sum(map(sys.getsizeof, parts)) < 2000
 
 

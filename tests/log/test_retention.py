@@ -4,8 +4,8 @@ import pytest
 
 from log.batch import CHECKED_FROM, CRC_AT, MAX_TIMESTAMP_AT, build_batch, crc32c
 from log.config import DAY_MS, LogConfig
-from log.partition_log import RECORDS_AT_ONCE
 from log.retention import SegmentAge, expired
+from log.time_search import RECORDS_AT_ONCE, max_timestamp, offset_for_timestamp
 from tests.log.building import append, open_log, stamped, unpack
 from tests.log.memory_disk import MemoryDisk
 
@@ -101,9 +101,9 @@ def test_how_long_a_batch_lives_by_the_times_in_its_header_is_what_apache_kafka_
         batch[MAX_TIMESTAMP_AT : MAX_TIMESTAMP_AT + 8] = newest.to_bytes(8, "big", signed=True)
         batch[CRC_AT:CHECKED_FROM] = crc32c(batch[CHECKED_FROM:]).to_bytes(4, "big")
         append(log, batch, NOW_MS)
-        found = await log.max_timestamp(2, unpack)
+        found = await max_timestamp(log, 2, unpack)
         assert (found and found[:2]) == latest
-        by_time = await log.offset_for_timestamp(0, 2, unpack)
+        by_time = await offset_for_timestamp(log, 0, 2, unpack)
         assert (by_time and by_time[:2]) == next(((at, time) for at, time in enumerate(times) if time >= 0), None)
         again, _ = open_log(disk, config=log.config, known=await log.close())
         for opened in (log, again):
@@ -151,9 +151,9 @@ def test_a_search_by_time_in_a_batch_of_very_many_records_lets_others_have_their
 
         others = asyncio.ensure_future(count_turns())
         if lookup == "latest":
-            found = await log.max_timestamp(count, unpack)
+            found = await max_timestamp(log, count, unpack)
         else:
-            found = await log.offset_for_timestamp(count - 1, count, unpack)
+            found = await offset_for_timestamp(log, count - 1, count, unpack)
         others.cancel()
         assert (found and found.offset) == count - 1
         assert turns >= count // RECORDS_AT_ONCE - 1

@@ -17,6 +17,7 @@ from log.batch import checksum_ok, read_header, split
 from log.config import LogConfig
 from log.manifest import read_and_remove_manifest, write_manifest
 from log.partition_log import PartitionLog
+from log.time_search import max_timestamp, offset_for_timestamp
 from tests.log.building import FOLDER, SeenBatches, append, open_log, stamped, unpack
 from tests.log.memory_disk import MemoryDisk
 
@@ -241,13 +242,13 @@ class LogMachine(RuleBasedStateMachine):
             if kept.base + index >= self.start
         ]
         later = [record for record in records if record[1] >= timestamp]
-        found = self.do(self.log.offset_for_timestamp(timestamp, limit, unpack))
+        found = self.do(offset_for_timestamp(self.log, timestamp, limit, unpack))
         assert (found and found[:2]) == (later[0] if later and later[0][0] < limit else None)
 
     @precondition(lambda self: self.model)
     @rule()
     def find_the_latest_time(self) -> None:
-        found = self.do(self.log.max_timestamp(self.end, unpack))
+        found = self.do(max_timestamp(self.log, self.end, unpack))
         last = {kept.base: kept.timestamp + kept.end - kept.base - 1 for kept in self.readable()}
         if last:
             assert found is not None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from log.batch import build_batch
-from log.partition_log import PartitionLog
+from service.api import list_offsets
 from service.api.door import BrokerDoor
 from service.broker import reading
 from service.broker.flusher import Flusher
@@ -134,7 +134,7 @@ def test_a_lookup_by_time_whose_client_is_gone_gives_its_turn_to_others(
             going.set()
             await go_on.wait()
 
-        monkeypatch.setattr(PartitionLog, "offset_for_timestamp", look)
+        monkeypatch.setattr(list_offsets, "offset_for_timestamp", look)
         wanted = [ListOffsetsPartition(index, timestamp=1) for index in range(2)]
         request = ListOffsetsRequest(-1, 0, [ListOffsetsTopic("orders", wanted)])
 

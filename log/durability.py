@@ -1,0 +1,171 @@
+"""How much of a log is durable, and what the next flush has to do about the rest.
+
+What always holds: `flushed_offset` moves only after every byte below it, the names of its files and of its folder are
+durable. A flush first syncs the folder, then the sealed segments with their indexes, then the active one, then stores
+what spares the next recovery work; only then it moves `flushed_offset`. What changes files and waits for the disk is
+done one by one (`alone`).
+"""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from log.checkpoints import CLEANED_OFFSET, GAPS_OFFSET, write_offset
+from log.disk import Disk
+from log.epochs import CHECKPOINT
+from log.identity import sync_topic_id
+from log.segment import SUFFIXES, Segment
+from log.segments import Segments
+from log.swap import SwapPlan, forget_plan
+
+if TYPE_CHECKING:
+    from log.partition_log import PartitionLog
+
+
+class Durability:
+    """Of one log, which says here what it has changed."""
+
+    __slots__ = (
+        "_cuts",
+        "_disk",
+        "_lock",
+        "_log",
+        "_segments",
+        "flushed_offset",
+        "folder_is_new",
+        "gaps_left",
+        "names_changed",
+        "plan_left",
+        "truncated",
+        "unsynced",
+    )
+
+    def __init__(self, log: "PartitionLog", disk: Disk, segments: Segments) -> None:
+        self._log = log
+        self._segments = segments
+        self._disk = disk
+        self._lock: asyncio.Lock | None = None
+        self._cuts = 0
+        self.flushed_offset = 0
+        self.unsynced: list[Segment] = []
+        self.folder_is_new = True
+        self.names_changed = False
+        self.truncated = False
+        self.plan_left: SwapPlan | None = None
+        self.gaps_left = 0
+        """Where the latest gap ends that no checkpoint tells of."""
+
+    def alone(self) -> asyncio.Lock:
+        """Most logs of a large broker never need it."""
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        return self._lock
+
+    def note_cut(self) -> None:
+        """Bytes and names of the log go: what a flush that is under way has synced may be written anew."""
+        self._cuts += 1
+        self.names_changed = self.truncated = True
+
+    def note_end(self, end_offset: int) -> None:
+        """The log ends there now, after a cut."""
+        self.flushed_offset = min(self.flushed_offset, end_offset)
+        self.gaps_left = min(self.gaps_left, end_offset)
+
+    def note_all_synced(self) -> None:
+        """The whole disk was synced since the last change, but what is left of a swap still wants a flush."""
+        for segment in self.unsynced:
+            segment.note_synced()
+        self.unsynced = []
+        self.folder_is_new = self.names_changed = self.truncated = False
+        self.flushed_offset = self._log.end_offset
+
+    def note_discarded(self) -> None:
+        """Nothing of the log is left that could be made durable."""
+        self.unsynced, self.plan_left, self.gaps_left = [], None, 0
+        self.names_changed = self.truncated = False
+        self.flushed_offset = self._log.end_offset
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether files say less, or other things, than they should, besides the newest batches."""
+        return bool(
+            self.names_changed
+            or self.truncated
+            or self.unsynced
+            or self._log.snapshots.pending
+            or self.plan_left
+            or self.gaps_left
+        )
+
+    @property
+    def unsynced_files(self) -> int:
+        """How many files, about, a flush would have to wait for one by one."""
+        if self.flushed_offset == self._log.end_offset and not self.is_unsettled:
+            return 0
+        return 1 + len(self.unsynced) * len(SUFFIXES) + len(self._log.snapshots.pending)
+
+    async def flush(self) -> None:
+        """See `PartitionLog.flush`."""
+        wanted = self._log.end_offset
+        if self.flushed_offset < wanted or self.is_unsettled:
+            async with self.alone():
+                await self.settle(wanted)
+
+    async def settle(self, wanted: int) -> None:
+        """For a caller that is `alone`: make durable what is below `wanted`, and all that files should say."""
+        while self.flushed_offset < min(wanted, self._log.end_offset) or self.is_unsettled:
+            await self._flush_once()
+
+    async def _flush_once(self) -> None:
+        log = self._log
+        cuts, end_offset, active = self._cuts, log.end_offset, self._segments.active
+        sealed, self.unsynced = self.unsynced, []
+        names_changed, self.names_changed = self.names_changed, False
+        truncated, self.truncated = self.truncated, False
+        try:
+            if names_changed:
+                await self._sync_names()
+            for segment in sealed:
+                await segment.fsync()
+            if active is not None:
+                await active.fsync()
+            if sealed or log.snapshots.pending or self.plan_left:
+                await self._store_hints()
+            if 0 < self.gaps_left <= end_offset:
+                await write_offset(self._disk, log.folder, GAPS_OFFSET, self.gaps_left)
+                self.gaps_left = 0
+        except BaseException:
+            # Cancelled, for the broker stops: its last flush must not take for done what was only begun.
+            self.unsynced = [*sealed, *self.unsynced]
+            self.names_changed |= names_changed
+            self.truncated |= truncated
+            raise
+        if cuts == self._cuts:  # otherwise what was synced may be cut, and its offsets written anew
+            self.flushed_offset = max(self.flushed_offset, end_offset)
+
+    async def _sync_names(self) -> None:
+        folder = self._log.folder
+        if not self._disk.exists(folder):
+            return
+        if self.folder_is_new:
+            await sync_topic_id(self._disk, folder)
+        await self._disk.sync_dir(folder)
+        if self.folder_is_new:
+            await self._disk.sync_dir("")
+            self.folder_is_new = False
+
+    async def _store_hints(self) -> None:
+        """Epochs and snapshots, so that the next recovery need not read the segments that are durable now."""
+        log = self._log
+        if log.epochs.changed:
+            log.epochs.changed = False
+            try:
+                await self._disk.write_atomic(f"{log.folder}/{CHECKPOINT}", log.epochs.to_text())
+            except BaseException:
+                log.epochs.changed = True  # cancelled, maybe before it began
+                raise
+        await log.snapshots.store()
+        if self.plan_left is not None:
+            await write_offset(self._disk, log.folder, CLEANED_OFFSET, self.plan_left.cleaned_offset)
+            await forget_plan(self._disk, log.folder)
+            self.plan_left = None
+        log.drop_superfluous_snapshots()

@@ -1,0 +1,90 @@
+# Hot path: `read` (log/README.md has the numbers).
+"""The segments of one log in a row, oldest first: which of them holds an offset, and what can be read from there.
+
+What always holds: base offsets ascend, and a segment's base offset never changes while it stands here. Only the last
+segment is written to; it is `active` then.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+from log.batch import BatchHeader
+from log.disk import FileSlice
+from log.segment import Segment
+
+
+class OffsetOutOfRange(LookupError):
+    """The offset is below the start of the log, or below every segment that is here."""
+
+
+class Segments:
+    """See the module. `all` and `active` are to be looked at."""
+
+    __slots__ = ("_bases", "active", "all")
+
+    def __init__(self) -> None:
+        self.all: list[Segment] = []
+        self.active: Segment | None = None
+        self._bases: list[int] = []
+
+    @property
+    def first_base(self) -> int | None:
+        return self._bases[0] if self._bases else None
+
+    def put(self, segments: list[Segment]) -> None:
+        """These, instead of those that stood here."""
+        self.all = segments
+        self._bases = [segment.base_offset for segment in segments]
+        self.active = segments[-1] if segments and not segments[-1].sealed else None
+
+    def add(self, segment: Segment) -> None:
+        """The newest, to be written to."""
+        self.all.append(segment)
+        self._bases.append(segment.base_offset)
+        self.active = segment
+
+    def add_first(self, segment: Segment) -> None:
+        self.all.insert(0, segment)
+        self._bases.insert(0, segment.base_offset)
+
+    def drop(self, segment: Segment) -> None:
+        """It stands here no more, and none is written to."""
+        slot = self.all.index(segment)
+        del self.all[slot], self._bases[slot]
+        self.active = None
+
+    def replace(self, old: Sequence[Segment], new: Sequence[Segment]) -> None:
+        first = self.all.index(old[0])
+        assert self.all[first : first + len(old)] == list(old), "only neighbours are replaced"
+        self.put([*self.all[:first], *new, *self.all[first + len(old) :]])
+
+    def at_base(self, base_offset: int) -> Segment | None:
+        """The segment of that name."""
+        return self.all[self._bases.index(base_offset)] if base_offset in self._bases else None
+
+    def read(self, offset: int, *, max_bytes: int, limit_offset: int, at_least_one: bool) -> FileSlice | None:
+        """See `PartitionLog.read`."""
+        segments, bases = self.all, self._bases
+        slot = bisect_right(bases, offset) - 1
+        if slot < 0:
+            raise OffsetOutOfRange(f"offset {offset} is below every segment that is here")
+        while slot < len(segments) and bases[slot] < limit_offset:
+            segment = segments[slot]
+            found = segment.read(offset, max_bytes=max_bytes, limit_offset=limit_offset, at_least_one=at_least_one)
+            if found is not None or segment.end_offset > limit_offset:
+                return found
+            if segment.position_of(offset) < segment.size_bytes:
+                return None  # there is a batch, but it is too large
+            slot += 1  # compaction has taken the end of this segment
+        return None
+
+    def scan(self, from_offset: int, limit_offset: int) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """See `PartitionLog.scan`."""
+        if from_offset >= limit_offset or not self.all:
+            return
+        first = max(bisect_right(self._bases, from_offset) - 1, 0)
+        for segment in self.all[first:]:
+            for _, header, batch in segment.batches(segment.position_of(from_offset)):
+                if header.last_offset >= limit_offset:
+                    return
+                yield header, batch
