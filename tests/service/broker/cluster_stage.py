@@ -95,10 +95,10 @@ class ClusterStage:
     def broker(self, node_id: int) -> Broker:
         return self.lives[node_id].broker
 
-    async def create(self, *replicas: int, **config: str) -> None:
+    async def create(self, *replicas: int, name: str = TOPIC, **config: str) -> None:
         """A topic of one partition with these replicas, the first of which leads. Dots are written as underscores."""
         topic = CreatableTopic(
-            TOPIC,
+            name,
             -1,
             -1,
             assignments=[CreatableReplicaAssignment(0, list(replicas))],
@@ -108,14 +108,14 @@ class ClusterStage:
         answer = await stage.ask(CreateTopicsRequest([topic]))
         assert answer.topics[0].error_code == 0, answer.topics[0].error_message
         for replica in replicas:
-            await until(lambda replica=replica: self.holds(replica))  # type: ignore[misc]
+            await until(lambda replica=replica: self.holds(replica, name))  # type: ignore[misc]
 
     def wire(self, node_id: int) -> TxnStage:
         """To ask a broker what a client asks."""
         return TxnStage(self.broker(node_id))
 
-    def holds(self, node_id: int) -> bool:
-        return self.broker(node_id).partitions.get(TopicPartition(TOPIC, 0)) is not None
+    def holds(self, node_id: int, name: str = TOPIC) -> bool:
+        return self.broker(node_id).partitions.get(TopicPartition(name, 0)) is not None
 
     def partition(self, node_id: int) -> Partition:
         partition = self.broker(node_id).partitions.get(TopicPartition(TOPIC, 0))

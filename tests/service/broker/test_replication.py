@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from log.batch import build_batch
+from log.batch import build_batch, read_header, restamp
 from log.disk import DiskFault
 from log.ids import TopicPartition
 from log.views import whole
 from service.broker.holdings import Holdings
 from service.broker.partition import NOBODY, Following, Partition, PartitionLost
+from service.broker.replication import Fetcher, Key, Place
+from service.client.connection import Client
 from service.cluster.image import Delta
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -21,6 +23,7 @@ from service.wire.messages import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
+    FetchResponse,
     PartitionProduceData,
     ProduceRequest,
     TopicProduceData,
@@ -306,3 +309,43 @@ def test_a_topic_that_can_not_be_followed_takes_no_other_with_it(
         assert stage.broker(1).metadata.sessions_lost == 0
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+def test_what_came_while_it_connected_is_not_asked_beyond_before_it_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a follower asks from says what it holds on its platter (R12)."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.write("both")
+        await stage.in_sync(1, 2)
+        follower, broker = stage.partition(2), stage.broker(2)
+        broker.replication.stop(follower)
+        connected, asks = Fetcher._connected, Fetcher._ask
+        unflushed: list[int] = []
+
+        async def connects(fetcher: Fetcher) -> Client:
+            client = await connected(fetcher)
+            if not unflushed:  # meanwhile its role was another for a while, and left what is not on the platter
+                monkeypatch.setattr(follower.folder.flusher, "request", lambda partition: None)
+                batch = bytearray(build_batch([(None, b"not durable", (), 0)]))
+                restamp(memoryview(batch), base_offset=follower.log.end_offset, leader_epoch=follower.leader_epoch)
+                follower.append_replicated(memoryview(batch), read_header(batch), now_ms=0)
+                unflushed.append(follower.log.end_offset)
+            return client
+
+        async def ask(fetcher: Fetcher, client: Client, due: dict[Key, Place], until_next_s: float) -> FetchResponse:
+            for place in due.values():
+                assert place.partition.log.flushed_offset == place.partition.log.end_offset
+                asked.append(place.partition)
+            return await asks(fetcher, client, due, until_next_s)
+
+        asked: list[Partition] = []
+        monkeypatch.setattr(Fetcher, "_connected", connects)
+        monkeypatch.setattr(Fetcher, "_ask", ask)
+        broker.replication.follow(follower, stage.state(), fsync=True)
+        await until(lambda: follower in asked)
+        assert follower.log.flushed_offset == unflushed[0]
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given={"log.durability": "fsync"})
