@@ -18,6 +18,7 @@ the key's version is the partition epoch |
 | `broker_configs/<id, or default>` | dynamic configuration of a broker, or of all |
 | `group_configs/<group id, percent-encoded>` | what was set for one group |
 | `producer_ids` | counter: the first producer id not handed out yet |
+| `dotted_names` | counter: raised by who makes a topic with '.' or '_' in its name, in which two names may collide |
 | `features` | finalized feature levels |
 
 Values are small JSON.
@@ -49,6 +50,7 @@ PARTITIONS = "partitions/"
 BROKER_CONFIGS = "broker_configs/"
 GROUP_CONFIGS = "group_configs/"
 PRODUCER_IDS = "producer_ids"
+DOTTED_NAMES = "dotted_names"
 FEATURES = "features"
 ALL_BROKERS = "default"
 
@@ -132,6 +134,7 @@ class Image:
     broker_epoch: Counter = ABSENT
     broker_ids: Counter = ABSENT
     producer_ids: Counter = ABSENT
+    dotted_names: Counter = ABSENT
     features: Features = NO_FEATURES
     brokers: Mapping[int, Broker] = field(default_factory=dict)
     topics: Mapping[str, Topic] = field(default_factory=dict)
@@ -421,7 +424,7 @@ class _Draft:
             self._fields["controller_version"] = entry.version if entry else -1
         elif key == FEATURES:
             self._fields["features"] = Features(json.loads(entry.value), entry.version) if entry else NO_FEATURES
-        elif key in (CONTROLLER_EPOCH, BROKER_EPOCH, BROKER_IDS, PRODUCER_IDS):
+        elif key in (CONTROLLER_EPOCH, BROKER_EPOCH, BROKER_IDS, PRODUCER_IDS, DOTTED_NAMES):
             self._fields[key] = Counter(int(entry.value), entry.version) if entry else ABSENT
 
 

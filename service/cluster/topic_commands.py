@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from log.ids import ZERO_TOPIC_ID, TopicId
-from service.cluster.controller import Decision
+from service.cluster.controller import Decision, raised
 from service.cluster.image import (
+    DOTTED_NAMES,
     Image,
     PartitionState,
     Topic,
@@ -109,9 +110,13 @@ class CreateTopics:
                 continue
             room -= len(topic.partitions)
             start += len(topic.partitions)
+            by_folded[_folded(new.name)] = new.name
             results.append(TopicResult(new.name, topic=topic, id=topic.id))
             ops.append(Create(topic_key(topic.name), encode_topic(topic.id, len(topic.partitions), topic.config)))
             ops.extend(_new_partitions(topic.id, topic.partitions))
+        if any("." in new.name or "_" in new.name for new in self.topics) and ops:
+            # Their keys differ, so another broker could make the one while this one makes the other.
+            ops.append(raised(DOTTED_NAMES, image.dotted_names, image.dotted_names.value + 1))
         return Decision(results, () if self.validate_only else tuple(ops))
 
     def _create(self, new: NewTopic, image: Image, by_folded: Mapping[str, str], start: int, room: int) -> Topic:

@@ -255,6 +255,28 @@ def test_a_broker_that_lost_its_place_is_told_and_joins_again_in_a_new_epoch(tmp
     asyncio.run(main())
 
 
+def test_two_names_that_collide_are_not_made_at_once_by_two_brokers_nor_together(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            brokers = [await world.broker(number) for number in (1, 2)]
+            for broker in brokers:
+                await broker.register(ENDPOINTS, rack=None, clean=True)
+            names = ("orders.eu", "orders_eu")
+            results = await asyncio.gather(
+                *(
+                    broker.execute(new_topics(name, start=number))
+                    for number, (broker, name) in enumerate(zip(brokers, names, strict=True), 1)
+                )
+            )
+            errors = sorted(result.error for (result,) in results)
+            assert errors == [ErrorCode.NONE, ErrorCode.INVALID_TOPIC_EXCEPTION]
+            both = await brokers[0].execute(new_topics("pay.in", "pay_in", start=7))
+            assert [result.error for result in both] == [ErrorCode.NONE, ErrorCode.INVALID_TOPIC_EXCEPTION]
+            assert len(load(world.server.snapshot()).topics) == 2
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("fails", ["a listener", "taking up again what it held"])
 def test_a_broker_that_can_not_take_up_what_it_hears_leaves_and_joins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
