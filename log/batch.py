@@ -412,6 +412,27 @@ def build_batch(
     return bytes(assemble(header, compress(codec, payload, level)))
 
 
+def build_plain_batch(
+    records: Sequence[tuple[bytes, bytes | None]],
+    timestamp_ms: int,
+    *,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+) -> bytearray:
+    """What `build_batch` makes of records that have a key, perhaps a value, one time and nothing else, at a third of
+    the cost: decisions of coordinators. With a producer they are of its transaction.
+    """
+    parts: list[bytes] = []
+    for index, (key, value) in enumerate(records):
+        body = b"\0\0%b%b%b%b\0" % (_size(index), _size(len(key)), key, _nullable(value))
+        parts += (_size(len(body)), body)
+    header = BatchHeader(
+        *(0, 0, NO_EPOCH, MAGIC, 0, TRANSACTIONAL if producer_id >= 0 else 0, len(records) - 1),
+        *(timestamp_ms, timestamp_ms, producer_id, producer_epoch, NO_SEQUENCE, len(records)),
+    )
+    return assemble(header, b"".join(parts))
+
+
 def build_from_stored(
     header: BatchHeader, records: Sequence[StoredRecord], *, delete_horizon_ms: int | None = None
 ) -> bytes:
@@ -464,7 +485,7 @@ def _write_record(timestamp_delta: int, tail: bytes) -> bytes:
 
 
 def _nullable(content: bytes | None) -> bytes:
-    return b"\x01" if content is None else _varint(len(content)) + content
+    return b"\x01" if content is None else _size(len(content)) + content
 
 
 def _varint(number: int) -> bytes:
@@ -480,4 +501,9 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
+def _size(number: int) -> bytes:
+    return SIZES[number] if number < len(SIZES) else _varint(number)
+
+
 ONE_BYTE: Final = tuple(bytes((number,)) for number in range(0x80))
+SIZES: Final = tuple(map(_varint, range(0x200)))

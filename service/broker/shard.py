@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from log.batch import BatchHeader, CorruptBatch, Record, build_batch, checksum_ok, read_records
+from log.batch import BatchHeader, CorruptBatch, Record, build_plain_batch, checksum_ok, read_records
 from log.control import ControlType, read_marker
 from log.disk import DiskFault
 from service.broker.partition import Appended, Partition, PartitionLost
@@ -301,17 +301,12 @@ class Shard(Generic[MachineT]):
         try:
             for key, value in decision.records:
                 self._apply(key, value, producer_id, producer_epoch)
-            batch = build_batch(
-                [(key, value, (), now_ms) for key, value in decision.records],
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                transactional=producer_id >= 0,
-            )
+            batch = build_plain_batch(decision.records, now_ms, producer_id=producer_id, producer_epoch=producer_epoch)
         except Exception:
             logger.exception("%s: a decision can't be applied", self.partition.topic_partition)
             self._refuse([token for token, _ in decision.answers])
             return False
-        appended = self.partition.append_own(bytearray(batch), now_ms=now_ms)
+        appended = self.partition.append_own(batch, now_ms=now_ms)
         if not isinstance(appended, Appended):
             logger.error("%s can't be written: %s", self.partition.topic_partition, appended.error.name)
             return False

@@ -9,6 +9,7 @@ from log.batch import (
     UnsupportedMagic,
     build_batch,
     build_from_stored,
+    build_plain_batch,
     checksum_ok,
     read_header,
     read_records,
@@ -46,6 +47,15 @@ def test_a_header_says_what_was_built() -> None:
 @pytest.mark.parametrize("codec", range(5))
 def test_records_survive_with_offsets_and_times(codec: int) -> None:
     assert list(read_records(built(codec=codec))) == RECORDS
+
+
+@pytest.mark.parametrize("count", [1, 2, 700])
+def test_plain_records_make_the_batch_that_any_would(count: int) -> None:
+    records = [(b"k" * (number % 300), None if number % 3 else bytes(7 * number)) for number in range(count)]
+    records_anyhow = [(key, value, (), 77) for key, value in records]
+    assert build_plain_batch(records, 77) == build_batch(records_anyhow)
+    of_producer = build_batch(records_anyhow, producer_id=5, producer_epoch=2, transactional=True)
+    assert build_plain_batch(records, 77, producer_id=5, producer_epoch=2) == of_producer
 
 
 def test_restamping_leaves_the_checksum_right() -> None:

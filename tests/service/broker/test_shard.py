@@ -146,7 +146,7 @@ def test_a_command_that_raises_is_refused_and_leaves_nothing_behind(
     on_txn_stage(tmp_path, scene)
 
 
-@pytest.mark.parametrize("culprit", ["apply", "build_batch"])
+@pytest.mark.parametrize("culprit", ["apply", "build_plain_batch"])
 def test_a_decision_that_cannot_be_applied_is_forgotten_with_all_it_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, culprit: str
 ) -> None:
