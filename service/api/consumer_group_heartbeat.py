@@ -4,7 +4,9 @@ One API to join (epoch 0), to stay, to leave (-1) and to leave for a while (-2, 
 RE2's (service/groups/regex.py).
 """
 
-from service.api.group_answers import ask, error_code, fresh_member_id, host_of
+from collections.abc import Awaitable
+
+from service.api.group_answers import answer_with, error_code, fresh_member_id, host_of
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.groups.commands import ConsumerHeartbeat, ConsumerHeartbeatReply
@@ -20,9 +22,9 @@ from service.wire.messages import (
 NAMES_ITSELF_SINCE = 1
 
 
-async def handle(
+def handle(
     broker: Broker, session: Session, header: RequestHeader, request: ConsumerGroupHeartbeatRequest
-) -> ConsumerGroupHeartbeatResponse:
+) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
     names = request.subscribed_topic_names
     owned = request.topic_partitions
     command = ConsumerHeartbeat(
@@ -38,10 +40,13 @@ async def handle(
         owned=None if owned is None else {each.topic_id: tuple(each.partitions) for each in owned},
         client_id=header.client_id or "",
         client_host=host_of(session),
-        fresh_id=fresh_member_id(broker),
+        fresh_id="" if request.member_id else fresh_member_id(broker),
         member_names_itself=header.api_version >= NAMES_ITSELF_SINCE,
     )
-    reply = await ask(broker, request.group_id, command, ConsumerHeartbeatReply)
+    return answer_with(_answer, broker, request.group_id, command, ConsumerHeartbeatReply)
+
+
+def _answer(reply: ConsumerHeartbeatReply | ErrorCode) -> ConsumerGroupHeartbeatResponse:
     if isinstance(reply, ErrorCode):
         return ConsumerGroupHeartbeatResponse(error_code=reply)
     return ConsumerGroupHeartbeatResponse(

@@ -5,7 +5,9 @@ A `Fault` is named as the protocol names it, so that the table between them is t
 """
 
 from base64 import urlsafe_b64encode
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from typing import Any, TypeVar
 from uuid import UUID
 
 from service.broker.node import Broker
@@ -16,12 +18,18 @@ from service.groups.verdicts import Fault
 from service.wire.error_codes import ErrorCode
 
 Reply = TypeVar("Reply")
+Answer = TypeVar("Answer")
 
 # What anybody may do with a group while nobody is denied anything: read, delete, describe, describe and alter configs.
 ALL_GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 OFFSETS_AT_ONCE = 250
 """Written, read or deleted in one turn of the loop: each takes some ten to twenty microseconds."""
 OPERATIONS_NOT_ASKED = -(1 << 31)
+REFUSED: dict[type[Exception], ErrorCode] = {
+    NotCoordinator: ErrorCode.NOT_COORDINATOR,
+    CoordinatorLoading: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    DecisionFailed: ErrorCode.UNKNOWN_SERVER_ERROR,
+}
 
 
 def error_code(fault: Fault | None) -> int:
@@ -32,14 +40,47 @@ async def ask(broker: Broker, group_id: str, command: Command, kind: type[Reply]
     """The coordinator's reply, or why this broker can't give one."""
     try:
         reply = await broker.groups.handle(group_id, command)
-    except NotCoordinator:
-        return ErrorCode.NOT_COORDINATOR
-    except CoordinatorLoading:
-        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    except DecisionFailed:
-        return ErrorCode.UNKNOWN_SERVER_ERROR
+    except tuple(REFUSED) as refused:
+        return REFUSED[type(refused)]
     assert isinstance(reply, kind)
     return reply
+
+
+def answer_with(
+    made: Callable[[Reply | ErrorCode], Answer],
+    broker: Broker,
+    group_id: str,
+    command: Command,
+    kind: type[Reply],
+    session: Session | None = None,
+) -> Answer | Awaitable[Answer]:
+    """What is made of the coordinator's reply, or of why there is none. It is there at once for most that is asked: a
+    task would cost as much as the rest. With a `session` the wait for it ends with the connection.
+    """
+    try:
+        replied = broker.groups.handle(group_id, command)
+        if not replied.done():
+            return _answer_later(made, replied, kind, session)
+        reply = replied.result()
+    except tuple(REFUSED) as refused:
+        return made(REFUSED[type(refused)])
+    assert isinstance(reply, kind)
+    return made(reply)
+
+
+async def _answer_later(
+    made: Callable[[Reply | ErrorCode], Answer],
+    replied: Awaitable[Any],
+    kind: type[Reply],
+    session: Session | None,
+) -> Answer:
+    try:
+        with nullcontext() if session is None else session.waits():
+            reply = await replied
+    except tuple(REFUSED) as refused:
+        return made(REFUSED[type(refused)])
+    assert isinstance(reply, kind)
+    return made(reply)
 
 
 def host_of(session: Session) -> str:

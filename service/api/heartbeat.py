@@ -3,7 +3,9 @@
 While the coordinator is still reading its log every heartbeat is welcome: sessions begin anew afterwards.
 """
 
-from service.api.group_answers import ask, error_code
+from collections.abc import Awaitable
+
+from service.api.group_answers import answer_with, error_code
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.groups.commands import FaultReply, Heartbeat
@@ -12,13 +14,16 @@ from service.wire.error_codes import ErrorCode
 from service.wire.messages import HeartbeatRequest, HeartbeatResponse
 
 
-async def handle(
+def handle(
     broker: Broker, session: Session, header: RequestHeader, request: HeartbeatRequest
-) -> HeartbeatResponse:
+) -> HeartbeatResponse | Awaitable[HeartbeatResponse]:
     if not request.group_id:
         return HeartbeatResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     command = Heartbeat(request.group_id, request.generation_id, request.member_id, request.group_instance_id)
-    reply = await ask(broker, request.group_id, command, FaultReply)
+    return answer_with(_answer, broker, request.group_id, command, FaultReply)
+
+
+def _answer(reply: FaultReply | ErrorCode) -> HeartbeatResponse:
     if reply is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
         return HeartbeatResponse()
     if isinstance(reply, ErrorCode):

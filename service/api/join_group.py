@@ -6,7 +6,10 @@ version 4 a member without an id joins at once; from then on it is given one wit
 The reason (version 8) is not kept.
 """
 
-from service.api.group_answers import ask, error_code, fresh_id, host_of
+from collections.abc import Awaitable
+from functools import partial
+
+from service.api.group_answers import answer_with, error_code, fresh_id, host_of
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.groups.commands import JoinGroup, JoinReply
@@ -20,9 +23,9 @@ NULL_PROTOCOL_SINCE = 7
 SKIPS_ASSIGNMENT_SINCE = 9
 
 
-async def handle(
+def handle(
     broker: Broker, session: Session, header: RequestHeader, request: JoinGroupRequest
-) -> JoinGroupResponse:
+) -> JoinGroupResponse | Awaitable[JoinGroupResponse]:
     version = header.api_version
     if not request.group_id:
         return refused(ErrorCode.INVALID_GROUP_ID, request.member_id, version)
@@ -37,12 +40,14 @@ async def handle(
         rebalance_timeout_ms=request.rebalance_timeout_ms if says_rebalance_timeout else request.session_timeout_ms,
         client_id=header.client_id or "",
         client_host=host_of(session),
-        fresh_id=fresh_id(broker),
+        fresh_id="" if request.member_id else fresh_id(broker),
         requires_member_id=version >= MEMBER_ID_REQUIRED_SINCE,
         can_skip_assignment=version >= SKIPS_ASSIGNMENT_SINCE,
     )
-    with session.waits():
-        reply = await ask(broker, request.group_id, command, JoinReply)
+    return answer_with(partial(_answer, version), broker, request.group_id, command, JoinReply, session)
+
+
+def _answer(version: int, reply: JoinReply | ErrorCode) -> JoinGroupResponse:
     if isinstance(reply, ErrorCode):
         return refused(reply, "", version)
     return JoinGroupResponse(

@@ -3,8 +3,6 @@
 Every coordinator on this broker is asked; while one of them is still reading its log the whole list is refused.
 """
 
-from dataclasses import replace
-
 from service.api.turns import in_turns, slices_in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
@@ -27,7 +25,7 @@ async def handle(
             named = await shard.handle(NameGroups())
             assert isinstance(named, NamesReply)
             async for some in slices_in_turns(named.group_ids, LISTED_AT_ONCE):
-                reply = await shard.handle(replace(wanted, group_ids=some))
+                reply = await shard.handle(wanted._replace(group_ids=some))
                 assert isinstance(reply, ListReply)
                 groups += [
                     ListedGroup(each.group_id, each.protocol_type, each.state, each.type) for each in reply.groups

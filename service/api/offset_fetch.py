@@ -117,7 +117,7 @@ def _few_at_a_time(asked: list[PartitionsAsked]) -> Iterator[list[tuple[int, Par
             if some and len(piece) > room:
                 yield some
                 some, room = [], OFFSETS_AT_ONCE
-            some.append((place, replace(topic, partitions=piece)))
+            some.append((place, topic._replace(partitions=piece)))
             room -= max(len(piece), 1)
     yield some
 

@@ -3,7 +3,9 @@
 Followers are answered when the leader has sent everybody's assignment.
 """
 
-from service.api.group_answers import ask, error_code
+from collections.abc import Awaitable
+
+from service.api.group_answers import answer_with, error_code
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.groups.commands import SyncGroup, SyncReply
@@ -14,9 +16,9 @@ from service.wire.messages import SyncGroupRequest, SyncGroupResponse
 PROTOCOL_NAMED_SINCE = 5
 
 
-async def handle(
+def handle(
     broker: Broker, session: Session, header: RequestHeader, request: SyncGroupRequest
-) -> SyncGroupResponse:
+) -> SyncGroupResponse | Awaitable[SyncGroupResponse]:
     if header.api_version >= PROTOCOL_NAMED_SINCE and None in (request.protocol_type, request.protocol_name):
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
     if not request.group_id:
@@ -30,8 +32,10 @@ async def handle(
         request.protocol_name,
         tuple((each.member_id, each.assignment) for each in request.assignments),
     )
-    with session.waits():
-        reply = await ask(broker, request.group_id, command, SyncReply)
+    return answer_with(_answer, broker, request.group_id, command, SyncReply, session)
+
+
+def _answer(reply: SyncReply | ErrorCode) -> SyncGroupResponse:
     if isinstance(reply, ErrorCode):
         return SyncGroupResponse(error_code=reply)
     return SyncGroupResponse(

@@ -15,7 +15,6 @@ from service.broker.producer_id_source import ProducerIdSource
 from service.broker.shard import Shard
 from service.broker.topic_view import ImageTopics
 from service.broker.transaction_gate import TransactionGate
-from service.cluster.image import NO_CONFIG
 from service.cluster.metadata import ClusterMetadata
 from service.groups.coordinator import GroupCoordinator
 from service.groups.settings import ConsumerTimes, GroupSettings
@@ -105,7 +104,14 @@ class Coordination:
         )
 
     def consumer_times(self, group_id: str) -> ConsumerTimes:
-        values = group_values(self._metadata.image.group_configs.get(group_id, NO_CONFIG).values, self._config)
+        config, own = self._config, self._metadata.image.group_configs.get(group_id)
+        if own is None:  # as for nearly all, and each heartbeat asks
+            return ConsumerTimes(
+                config.group_consumer_session_timeout_ms,
+                config.group_consumer_heartbeat_interval_ms,
+                config.group_consumer_assignment_interval_ms,
+            )
+        values = group_values(own.values, config)
         return ConsumerTimes(
             values["consumer.session.timeout.ms"],
             values["consumer.heartbeat.interval.ms"],

@@ -5,7 +5,7 @@ Commands come from the API handlers (or the HTTP API), replies go back to them w
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from service.groups.verdicts import Fault
 
@@ -21,8 +21,7 @@ STATIC_LEAVE_EPOCH = -2
 # ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class JoinGroup:
+class JoinGroup(NamedTuple):
     group_id: str
     member_id: str
     instance_id: str | None
@@ -37,15 +36,13 @@ class JoinGroup:
     can_skip_assignment: bool = True  # the client knows skip_assignment (version 9)
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedMember:
+class JoinedMember(NamedTuple):
     member_id: str
     instance_id: str | None
     metadata: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class JoinReply:
+class JoinReply(NamedTuple):
     member_id: str
     fault: Fault | None = None
     generation: int = NO_GENERATION
@@ -56,8 +53,7 @@ class JoinReply:
     members: tuple[JoinedMember, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SyncGroup:
+class SyncGroup(NamedTuple):
     group_id: str
     generation: int
     member_id: str
@@ -67,51 +63,44 @@ class SyncGroup:
     assignments: tuple[tuple[str, bytes], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SyncReply:
+class SyncReply(NamedTuple):
     fault: Fault | None = None
     protocol_type: str | None = None
     protocol_name: str | None = None
     assignment: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(NamedTuple):
     group_id: str
     generation: int
     member_id: str
     instance_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class FaultReply:
+class FaultReply(NamedTuple):
     """The answer to a command that says only whether it worked."""
 
     fault: Fault | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LeavingMember:
+class LeavingMember(NamedTuple):
     member_id: str
     instance_id: str | None
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveGroup:
+class LeaveGroup(NamedTuple):
     group_id: str
     members: tuple[LeavingMember, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LeftMember:
+class LeftMember(NamedTuple):
     member_id: str
     instance_id: str | None
     fault: Fault | None
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveReply:
+class LeaveReply(NamedTuple):
     fault: Fault | None = None
     members: tuple[LeftMember, ...] = ()
 
@@ -122,8 +111,7 @@ class LeaveReply:
 PartitionsByTopic = Mapping[bytes, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerHeartbeat:
+class ConsumerHeartbeat(NamedTuple):
     """None means "as I said before", where the protocol has it so."""
 
     group_id: str
@@ -142,8 +130,7 @@ class ConsumerHeartbeat:
     member_names_itself: bool = True  # version 1 and later: the client brings its member id
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerHeartbeatReply:
+class ConsumerHeartbeatReply(NamedTuple):
     fault: Fault | None = None
     message: str | None = None
     member_id: str | None = None
@@ -156,8 +143,7 @@ class ConsumerHeartbeatReply:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetToCommit:
+class OffsetToCommit(NamedTuple):
     topic: str
     topic_id: bytes
     partition: int
@@ -166,8 +152,7 @@ class OffsetToCommit:
     metadata: str
 
 
-@dataclass(frozen=True, slots=True)
-class CommitOffsets:
+class CommitOffsets(NamedTuple):
     """`speaks_consumer_protocol`: the client knows KIP-848's errors (version 9 and later)."""
 
     group_id: str
@@ -179,8 +164,7 @@ class CommitOffsets:
     speaks_consumer_protocol: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class CommitTransactionalOffsets:
+class CommitTransactionalOffsets(NamedTuple):
     """Offsets that count once the producer's transaction commits."""
 
     group_id: str
@@ -192,35 +176,30 @@ class CommitTransactionalOffsets:
     producer_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class CommitReply:
+class CommitReply(NamedTuple):
     """`fault` refuses everything; else `faults` has one entry for each offset of the command, in its order."""
 
     fault: Fault | None = None
     faults: tuple[Fault | None, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionsAsked:
+class PartitionsAsked(NamedTuple):
     topic: str
     topic_id: bytes
     partitions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NameOffsets:
+class NameOffsets(NamedTuple):
     """Every partition that the group has an offset of, to be fetched some at a time."""
 
     group_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetNamesReply:
+class OffsetNamesReply(NamedTuple):
     topics: tuple[PartitionsAsked, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FetchOffsets:
+class FetchOffsets(NamedTuple):
     """`member_id` None: not asked by a member."""
 
     group_id: str
@@ -230,8 +209,7 @@ class FetchOffsets:
     require_stable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedOffset:
+class FetchedOffset(NamedTuple):
     partition: int
     offset: int = -1
     leader_epoch: int = -1
@@ -239,35 +217,30 @@ class FetchedOffset:
     fault: Fault | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedTopic:
+class FetchedTopic(NamedTuple):
     topic: str
     topic_id: bytes
     offsets: tuple[FetchedOffset, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FetchReply:
+class FetchReply(NamedTuple):
     fault: Fault | None = None
     topics: tuple[FetchedTopic, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteOffsets:
+class DeleteOffsets(NamedTuple):
     group_id: str
     topics: tuple[tuple[str, tuple[int, ...]], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteOffsetsReply:
+class DeleteOffsetsReply(NamedTuple):
     """`topics` as asked, with what became of each partition."""
 
     fault: Fault | None = None
     topics: tuple[tuple[str, tuple[tuple[int, Fault | None], ...]], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetTopic:
+class ForgetTopic(NamedTuple):
     """This topic is deleted: its offsets go from every group. Sent by the broker, to every shard."""
 
     topic: str
@@ -278,13 +251,11 @@ class ForgetTopic:
 # ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeClassicGroup:
+class DescribeClassicGroup(NamedTuple):
     group_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class ClassicMemberFacts:
+class ClassicMemberFacts(NamedTuple):
     member_id: str
     instance_id: str | None
     client_id: str
@@ -293,8 +264,7 @@ class ClassicMemberFacts:
     assignment: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ClassicGroupFacts:
+class ClassicGroupFacts(NamedTuple):
     """`fault` GROUP_ID_NOT_FOUND comes with state Dead, which is all that older clients are told."""
 
     fault: Fault | None = None
@@ -305,20 +275,17 @@ class ClassicGroupFacts:
     members: tuple[ClassicMemberFacts, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeConsumerGroup:
+class DescribeConsumerGroup(NamedTuple):
     group_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class NamedPartitions:
+class NamedPartitions(NamedTuple):
     topic_id: bytes
     topic: str
     partitions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerMemberFacts:
+class ConsumerMemberFacts(NamedTuple):
     member_id: str
     instance_id: str | None
     rack_id: str | None
@@ -332,8 +299,7 @@ class ConsumerMemberFacts:
     uses_classic_protocol: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerGroupFacts:
+class ConsumerGroupFacts(NamedTuple):
     fault: Fault | None = None
     message: str | None = None
     state: str = ""
@@ -343,18 +309,15 @@ class ConsumerGroupFacts:
     members: Sequence[ConsumerMemberFacts] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NameGroups:
+class NameGroups(NamedTuple):
     """Every group there is, to be listed some at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class NamesReply:
+class NamesReply(NamedTuple):
     group_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ListGroups:
+class ListGroups(NamedTuple):
     """Those of these groups that there still are. Empty filters let everything pass. They hold small letters."""
 
     group_ids: Sequence[str] = ()
@@ -367,21 +330,18 @@ class ListGroups:
         return cls((), frozenset(state.strip().lower() for state in states), frozenset(kind.lower() for kind in types))
 
 
-@dataclass(frozen=True, slots=True)
-class ListedGroupFacts:
+class ListedGroupFacts(NamedTuple):
     group_id: str
     protocol_type: str
     state: str
     type: str
 
 
-@dataclass(frozen=True, slots=True)
-class ListReply:
+class ListReply(NamedTuple):
     groups: tuple[ListedGroupFacts, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteGroup:
+class DeleteGroup(NamedTuple):
     group_id: str
 
 

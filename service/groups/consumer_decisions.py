@@ -8,7 +8,7 @@ it.
 """
 
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from service.groups.assignment_round import (
     STEPS_AT_ONCE,
@@ -57,8 +57,7 @@ REGEX_MAX_INTERVAL_MS = 600_000
 MEMBER_DEADLINES: tuple[DeadlineKind, ...] = ("session", "rebalance", "rejoin", "resync")
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
+class Goal(NamedTuple):
     """The target assignment as far as one member is concerned."""
 
     epoch: int
@@ -169,7 +168,7 @@ class ConsumerDecisions:
 
     def take_over(self, group: ConsumerGroup, owner: ConsumerMember, member_id: str, draft: Draft) -> ConsumerMember:
         """A static member under a new id, with the place, the target and the partitions of the old one."""
-        taken = replace(owner, member_id=member_id, member_epoch=0, previous_epoch=0)
+        taken = owner._replace(member_id=member_id, member_epoch=0, previous_epoch=0)
         draft.records.extend(member_tombstones(group.group_id, owner.member_id))
         draft.records.append(consumer_member_record(group.group_id, taken))
         draft.records.append(target_record(group.group_id, member_id, group.target.get(owner.member_id, {})))
@@ -278,8 +277,11 @@ class ConsumerDecisions:
         """The group's epoch, raised if the member's subscription or the topics subscribed to have changed."""
         if not subscription_changed and not group.must_look_at_metadata(self._topics.version):
             return group.epoch
-        topics = group.topics_subscribed(without=group.replaced_by(member), and_by=member)
-        metadata_hash = fingerprint(self._topics, topics)
+        if self._adds_no_topic(group, member):
+            metadata_hash = group.metadata_hash
+        else:
+            topics = group.topics_subscribed(without=group.replaced_by(member), and_by=member)
+            metadata_hash = fingerprint(self._topics, topics)
         epoch = group.epoch
         if subscription_changed or metadata_hash != group.metadata_hash:
             epoch += 1
@@ -288,6 +290,15 @@ class ConsumerDecisions:
         if group.has_partition_metadata:
             draft.records.append(partition_metadata_tombstone(group.group_id))
         return epoch
+
+    def _adds_no_topic(self, group: ConsumerGroup, member: ConsumerMember) -> bool:
+        """Whether the group, with this newcomer, is subscribed to what its hash was last computed of."""
+        return (
+            not group.must_look_at_metadata(self._topics.version)
+            and member.regex_or_none is None
+            and not group.replaced_by(member)
+            and all(topic in group.tallies.naming for topic in member.subscribed_topics)
+        )
 
     def _note_metadata(self, group: ConsumerGroup, epoch: int) -> None:
         group.seen_version = self._topics.version
@@ -436,7 +447,7 @@ class ConsumerDecisions:
     def leave_for_a_while(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:
         """A static member keeps its place until its session ends; what it was to revoke it no longer holds."""
         reset = {topic_id: dict.fromkeys(partitions, 0) for topic_id, partitions in member.assigned.items()}
-        away = replace(member, member_epoch=STATIC_LEAVE_EPOCH, assigned=reset, revoking={})
+        away = member._replace(member_epoch=STATIC_LEAVE_EPOCH, assigned=reset, revoking={})
         draft.records.append(current_record(group.group_id, away))
 
     def remove(self, group: ConsumerGroup, leaving: Iterable[ConsumerMember], draft: Draft) -> None:
@@ -473,8 +484,7 @@ class ConsumerDecisions:
                 self._await_revocation(group, member, draft)
 
 
-@dataclass(frozen=True, slots=True)
-class RegexChange:
+class RegexChange(NamedTuple):
     """Whether a member's expression changed, and whether it is known already what that means for its topics."""
 
     has_changed: bool
@@ -495,8 +505,7 @@ def _as_it_says(found: ConsumerMember, ask: ConsumerHeartbeat) -> ConsumerMember
     )
     if says_nothing:
         return found
-    return replace(
-        found,
+    return found._replace(
         instance_id=found.instance_id if ask.instance_id is None else ask.instance_id,
         rack_id=found.rack_id if ask.rack_id is None else ask.rack_id,
         rebalance_timeout_ms=(

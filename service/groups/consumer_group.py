@@ -8,8 +8,9 @@ one. Invariants: `holders` has an entry for exactly the partitions that some mem
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 from service.groups.assignment_round import AssignmentRound
 from service.groups.commands import LEAVE_EPOCH
@@ -21,21 +22,20 @@ Key = TypeVar("Key")
 # Partition -> the member epoch at which it was given, by topic id. Treated as immutable.
 EpochsByTopic = Mapping[bytes, Mapping[int, int]]
 TargetByTopic = Mapping[bytes, frozenset[int]]
+NOTHING: EpochsByTopic = MappingProxyType({})
 
 # A group and its target begin here, so that the first change leads to epoch 2; -1 after the target's tombstone.
 INITIAL_EPOCH = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ClassicFacts:
+class ClassicFacts(NamedTuple):
     """What a member that speaks the classic protocol brings into a consumer group."""
 
     session_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerMember:
+class ConsumerMember(NamedTuple):
     member_id: str
     member_epoch: int = 0
     previous_epoch: int = -1
@@ -48,13 +48,13 @@ class ConsumerMember:
     subscribed_topics: frozenset[str] = frozenset()
     subscribed_regex: str | None = ""
     server_assignor: str | None = None
-    assigned: EpochsByTopic = field(default_factory=dict)
-    revoking: EpochsByTopic = field(default_factory=dict)
+    assigned: EpochsByTopic = NOTHING
+    revoking: EpochsByTopic = NOTHING
     classic: ClassicFacts | None = None
 
-    def at_epoch(self, epoch: int, **changes: object) -> "ConsumerMember":
+    def at_epoch(self, epoch: int, **changes: Any) -> "ConsumerMember":
         """The member moved to `epoch`; the one it leaves is remembered, because the answer may get lost."""
-        return replace(self, member_epoch=epoch, previous_epoch=self.member_epoch, **changes)  # type: ignore[arg-type]
+        return self._replace(member_epoch=epoch, previous_epoch=self.member_epoch, **changes)
 
     def is_reconciled_to(self, epoch: int) -> bool:
         return self.state is MemberState.STABLE and self.member_epoch == epoch
@@ -77,8 +77,7 @@ class ConsumerMember:
         return self.subscribed_regex or None
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedRegex:
+class ResolvedRegex(NamedTuple):
     topics: frozenset[str]
     version: int
     timestamp_ms: int
@@ -249,9 +248,7 @@ class ConsumerGroup:
     def unassign(self, member_id: str) -> None:
         member = self.members.get(member_id)
         if member is not None:
-            self.put(
-                replace(member, member_epoch=LEAVE_EPOCH, previous_epoch=LEAVE_EPOCH, assigned={}, revoking={}),
-            )
+            self.put(member._replace(member_epoch=LEAVE_EPOCH, previous_epoch=LEAVE_EPOCH, assigned={}, revoking={}))
 
     def drop(self, member_id: str) -> None:
         member = self.members.pop(member_id, None)

@@ -16,7 +16,6 @@ the loop, so that it may be due again at once.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from itertools import islice
 from typing import assert_never
 
@@ -562,8 +561,7 @@ def _member(group: ConsumerGroup, member_id: str) -> ConsumerMember:
 
 
 def _with_subscription(member: ConsumerMember, said: ConsumerGroupMemberMetadataValue) -> ConsumerMember:
-    return replace(
-        member,
+    return member._replace(
         instance_id=said.instance_id,
         rack_id=said.rack_id,
         client_id=said.client_id,
@@ -577,8 +575,7 @@ def _with_subscription(member: ConsumerMember, said: ConsumerGroupMemberMetadata
 
 
 def _with_assignment(member: ConsumerMember, said: ConsumerGroupCurrentMemberAssignmentValue) -> ConsumerMember:
-    return replace(
-        member,
+    return member._replace(
         member_epoch=said.member_epoch,
         previous_epoch=said.previous_member_epoch,
         state=read_member_state(said),

@@ -110,7 +110,7 @@ class Migration:
             if revoking:
                 # It joined with these and was assigned others: until it says so it may not have heard of it.
                 state = MemberState.UNREVOKED_PARTITIONS
-                made.put(replace(made.members[member_id], state=state, revoking=revoking))
+                made.put(made.members[member_id]._replace(state=state, revoking=revoking))
         made.metadata_hash = fingerprint(self._topics, made.topics_subscribed())
         return made
 
@@ -424,8 +424,7 @@ def replace_members(group: ConsumerGroup, member_ids: list[str]) -> ConsumerGrou
 
 
 def _as_it_says(found: ConsumerMember, ask: JoinGroup, subscription: Subscription) -> ConsumerMember:
-    return replace(
-        found,
+    return found._replace(
         instance_id=found.instance_id if ask.instance_id is None else ask.instance_id,
         rack_id=subscription.rack_id or found.rack_id,
         rebalance_timeout_ms=(

@@ -5,11 +5,10 @@ the log. Each offset remembers its place in that order (`order`), so that a tran
 a commit that was written after it.
 """
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class CommittedOffset:
+class CommittedOffset(NamedTuple):
     offset: int
     leader_epoch: int
     metadata: str
@@ -83,7 +82,7 @@ class Offsets:
         """What a copy must agree on, without the order, which compaction may change by leaving gaps."""
         committed = {
             group_id: {
-                (topic, partition): replace(offset, order=-1)
+                (topic, partition): offset._replace(order=-1)
                 for topic, partitions in topics.items()
                 for partition, offset in partitions.items()
             }
@@ -91,7 +90,7 @@ class Offsets:
         }
         pending = {
             producer_id: {
-                group_id: {name: replace(offset, order=-1) for name, offset in offsets.items()}
+                group_id: {name: offset._replace(order=-1) for name, offset in offsets.items()}
                 for group_id, offsets in groups.items()
             }
             for producer_id, groups in self._pending.items()
@@ -140,7 +139,7 @@ class Offsets:
 
     def _numbered(self, committed: CommittedOffset) -> CommittedOffset:
         self._order += 1
-        return replace(committed, order=self._order)
+        return committed._replace(order=self._order)
 
     def _close(self, group_id: str, name: PartitionName) -> None:
         partitions = self._open.get(group_id)

@@ -6,15 +6,14 @@ nobody else.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from service.groups.commands import PartitionsByTopic
 from service.groups.consumer_group import ConsumerMember, EpochsByTopic, TargetByTopic
 from service.groups.states import MemberState
 
 
-@dataclass(frozen=True, slots=True)
-class Walk:
+class Walk(NamedTuple):
     """What a step depends on besides the member.
 
     `owned` is what the member says it owns (None: it did not say); `is_held` whether anyone holds a partition;
@@ -91,7 +90,7 @@ def _within_subscription(member: ConsumerMember, walk: Walk) -> ConsumerMember:
         return member.at_epoch(
             member.member_epoch, state=MemberState.UNREVOKED_PARTITIONS, assigned=keeps, revoking=revokes
         )
-    return replace(member, previous_epoch=member.member_epoch, assigned=keeps)
+    return member._replace(previous_epoch=member.member_epoch, assigned=keeps)
 
 
 def _still_owns(owned: PartitionsByTopic | None, revoked: EpochsByTopic) -> bool:

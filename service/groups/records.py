@@ -6,7 +6,7 @@ reads.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from service.groups.classic_group import ClassicGroup
 from service.groups.consumer_group import ClassicFacts, ConsumerMember, EpochsByTopic, ResolvedRegex, TargetByTopic
@@ -65,7 +65,8 @@ KEY_TYPES: dict[int, type[Key]] = {
     8: ConsumerGroupCurrentMemberAssignmentKey,
     16: ConsumerGroupRegularExpressionKey,
 }
-TYPE_OF_KEY = {key: number for number, key in KEY_TYPES.items()}
+TYPE_OF_KEY = {key: number.to_bytes(2, "big") for number, key in KEY_TYPES.items()}
+VERSIONS = tuple(number.to_bytes(2, "big") for number in range(5))
 
 # The versions of values that Kafka 4.3 writes: monitors that read this topic themselves know no later ones of groups.
 # Offsets that expire by themselves exist in version 1 only.
@@ -82,18 +83,30 @@ Value = TypeVar("Value", bound=Struct)
 
 def fits(*names: str | None) -> bool:
     """Whether records can hold these: keys and old values count a name's bytes in 16 bits, requests do not."""
-    return all(
-        name is None or len(name) <= NAME_BYTES_MAX // 4 or len(name.encode()) <= NAME_BYTES_MAX for name in names
-    )
+    for name in names:
+        if name is not None and len(name) > NAME_BYTES_MAX // 4 and len(name.encode()) > NAME_BYTES_MAX:
+            return False
+    return True
+
+
+# What was written last, by its bytes: a live coordinator applies at once what it has just written, and need not decode
+# what it knows. Taken out as it is read.
+_known_keys: dict[bytes, Key] = {}
+_known_values: dict[bytes, Struct] = {}
+KNOWN_AT_MOST = 1_000
 
 
 def read_key(key: bytes) -> Key | None:
     """None for a record type that this version does not know: share groups, streams groups, what is to come."""
+    if (known := _known_keys.pop(key, None)) is not None:
+        return known
     kind = KEY_TYPES.get(int.from_bytes(key[:2], "big"))
     return None if kind is None else decode_data(kind, 0, memoryview(key)[2:])
 
 
 def read_value(cls: type[Value], value: bytes) -> Value:
+    if type(known := _known_values.pop(value, None)) is cls:
+        return cast(Value, known)
     return decode_data(cls, int.from_bytes(value[:2], "big"), memoryview(value)[2:])
 
 
@@ -102,11 +115,20 @@ def tombstone(key: Key) -> RecordPair:
 
 
 def _key(key: Key) -> bytes:
-    return TYPE_OF_KEY[type(key)].to_bytes(2, "big") + encode_data(key, 0)
+    written = TYPE_OF_KEY[type(key)] + encode_data(key, 0)
+    _known_keys[written] = key
+    if len(_known_keys) > KNOWN_AT_MOST:
+        _known_keys.clear()
+    return written
 
 
 def _record(key: Key, value: Struct, version: int) -> RecordPair:
-    return _key(key), version.to_bytes(2, "big") + encode_data(value, version)
+    written = VERSIONS[version] + encode_data(value, version)
+    if version != EXPIRING_OFFSET_VERSION:  # which can't say all that the value says
+        _known_values[written] = value
+    if len(_known_values) > KNOWN_AT_MOST:
+        _known_values.clear()
+    return _key(key), written
 
 
 # Offsets

@@ -5,12 +5,12 @@ The broker builds one of these from its configuration and hands it to every Grou
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 UNLIMITED = (1 << 31) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerTimes:
+class ConsumerTimes(NamedTuple):
     """What may be set for one group of the consumer protocol, else for all of them; defaults are Kafka's."""
 
     session_timeout_ms: int = 45_000

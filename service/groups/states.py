@@ -60,7 +60,10 @@ class MemberState(IntEnum):
 
     @classmethod
     def of_number(cls, number: int) -> "MemberState":
-        return cls(number) if number in cls._value2member_map_ else cls.UNKNOWN
+        return MEMBER_STATES.get(number, cls.UNKNOWN)
+
+
+MEMBER_STATES: dict[int, MemberState] = {state.value: state for state in MemberState}
 
 
 class ConsumerState(Enum):

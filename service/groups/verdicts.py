@@ -7,6 +7,7 @@ command.
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 Token = object
 RecordPair = tuple[bytes, bytes | None]
@@ -41,16 +42,14 @@ class Fault(Enum):
     UNKNOWN_SERVER_ERROR = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """A fault and, for the APIs that carry one, a sentence for the one who reads the client's log."""
 
     fault: Fault
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """Records to write in one batch, answers to send once they are committed.
 
     With a `producer_id` the records belong to that producer's open transaction: they are written as its batch.

@@ -4,7 +4,7 @@ Whatever is decided is applied and logged at once, so that `restart` can replay 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from service.groups.commands import (
@@ -195,7 +195,7 @@ class Driver:
             client_host="/127.0.0.1",
             fresh_id=f"fresh{self.tokens}",
         )
-        return replace(command, **changes)
+        return command._replace(**changes)
 
     def member_id(self, group: str = "g", **changes: Any) -> str:
         """The id that a new dynamic member is given."""
@@ -225,10 +225,10 @@ class Driver:
             reply.protocol_name,
             tuple((assignments or {}).items()),
         )
-        return self.ask(replace(command, **changes))
+        return self.ask(command._replace(**changes))
 
     def heartbeat(self, reply: JoinReply, group: str = "g", **changes: Any) -> Fault | None:
-        answer = self.ask(replace(Heartbeat(group, reply.generation, reply.member_id, None), **changes))
+        answer = self.ask(Heartbeat(group, reply.generation, reply.member_id, None)._replace(**changes))
         assert isinstance(answer, FaultReply)
         return answer.fault
 
@@ -274,7 +274,7 @@ class Driver:
         facts = self.topics.by_name(topic)
         topic_id = bytes(16) if facts is None else facts.topic_id
         one = OffsetToCommit(topic, topic_id, partition, offset, 5, metadata)
-        answer = self.ask(replace(CommitOffsets(group, member, None, generation, (one,)), **changes))
+        answer = self.ask(CommitOffsets(group, member, None, generation, (one,))._replace(**changes))
         assert isinstance(answer, CommitReply)
         return answer.fault if answer.fault is not None else answer.faults[0]
 
@@ -301,7 +301,7 @@ class Driver:
     def fetch(self, group: str = "g", *, stable: bool = False, **changes: Any) -> FetchReply:
         known = self.ask(NameOffsets(group))
         assert isinstance(known, OffsetNamesReply)
-        answer = self.ask(replace(FetchOffsets(group, None, -1, known.topics, stable), **changes))
+        answer = self.ask(FetchOffsets(group, None, -1, known.topics, stable)._replace(**changes))
         assert isinstance(answer, FetchReply)
         return answer
 
@@ -329,7 +329,7 @@ class Driver:
     def listed(self, *, states: tuple[str, ...] = (), types: tuple[str, ...] = ()) -> dict[str, tuple[str, str, str]]:
         named = self.ask(NameGroups())
         assert isinstance(named, NamesReply)
-        answer = self.ask(replace(ListGroups.filtered(states, types), group_ids=named.group_ids))
+        answer = self.ask(ListGroups.filtered(states, types)._replace(group_ids=named.group_ids))
         assert isinstance(answer, ListReply)
         return {facts.group_id: (facts.type, facts.state, facts.protocol_type) for facts in answer.groups}
 
@@ -351,7 +351,7 @@ class Driver:
             client_host="/127.0.0.1",
             fresh_id=f"fresh{self.tokens}",
         )
-        answer = self.ask(replace(command, **changes))
+        answer = self.ask(command._replace(**changes))
         assert isinstance(answer, ConsumerHeartbeatReply)
         return answer
 

@@ -64,14 +64,19 @@ class StageCoordinators:
     driver: Driver
     trouble: Exception | None = None
 
-    async def handle(self, group_id: str, command: Any) -> Any:
+    def handle(self, group_id: str, command: Any) -> asyncio.Future[Any]:
         if self.trouble is not None:
             raise self.trouble
         reply = self.driver.ask(command)
-        token = self.driver.tokens
-        while reply == PENDING:
+        if reply == PENDING:
+            return asyncio.ensure_future(self._answer_to(self.driver.tokens))
+        replied: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        replied.set_result(reply)
+        return replied
+
+    async def _answer_to(self, token: int) -> Any:
+        while (reply := self.driver.answers.get(token, PENDING)) == PENDING:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
-            reply = self.driver.answers.get(token, PENDING)
         return reply
 
     def shards(self) -> list["StageShard"]:

@@ -1,6 +1,5 @@
 """Classic groups: joining, syncing, beating, leaving, falling silent; every refusal, caused on purpose."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -539,5 +538,5 @@ def test_an_error_answer_names_no_generation(driver: Driver) -> None:
 
 def test_a_parked_request_is_pending(driver: Driver) -> None:
     (leader,) = driver.stable_group()
-    assert driver.ask(replace(driver.join_command(member=driver.member_id()))) == PENDING
+    assert driver.ask(driver.join_command(member=driver.member_id())) == PENDING
     assert driver.heartbeat(leader) is Fault.REBALANCE_IN_PROGRESS

@@ -1,7 +1,6 @@
 """Consumer groups (KIP-848): joining, walking to the target, fencing, leaving, topics that change; every refusal."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -508,7 +507,7 @@ def test_a_member_in_a_state_of_a_later_version_must_start_anew(driver: Driver) 
     driver.beat("a", 0)
     group = driver.machine._groups["g"]
     assert isinstance(group, ConsumerGroup)
-    group.put(replace(group.members["a"], state=MemberState.UNKNOWN, member_epoch=1))
+    group.put(group.members["a"]._replace(state=MemberState.UNKNOWN, member_epoch=1))
     assert driver.beat("a", 1, owned=owned(driver, orders=ALL)).fault is Fault.FENCED_MEMBER_EPOCH
     assert driver.beat("a", 0).fault is None
 

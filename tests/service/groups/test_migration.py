@@ -1,6 +1,5 @@
 """Groups move between the protocols while their members live, one by one."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -363,7 +362,7 @@ def test_a_topic_that_grows_is_read_whole_by_classic_members_alone_in_a_consumer
     driver.beat("c", LEAVE_EPOCH)
     assert owned_in_the_end(driver, joined) == ALL
     driver.topics.put("orders", 6)
-    assert owned_in_the_end(driver, replace(joined, generation=3)) == [*ALL, 4, 5]
+    assert owned_in_the_end(driver, joined._replace(generation=3)) == [*ALL, 4, 5]
 
 
 def owned_in_the_end(driver: Driver, member: JoinReply) -> list[int]:

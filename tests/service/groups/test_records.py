@@ -1,21 +1,31 @@
 """The records of `__consumer_offsets`: bytes that Apache Kafka 4.3 wrote are read and written again alike."""
 
+from collections.abc import Callable
+
 import pytest
 
-from service.groups.classic_group import ClassicGroup
+from service.groups.classic_group import ClassicGroup, ClassicMember
+from service.groups.consumer_group import ClassicFacts, ConsumerMember, ResolvedRegex
 from service.groups.coordinator import GroupCoordinator
 from service.groups.offsets import CommittedOffset
 from service.groups.records import (
     Key,
     classic_group_record,
+    consumer_epoch_record,
+    consumer_member_record,
+    current_record,
     empty_classic_group_record,
     offset_record,
     read_key,
     read_offset,
     read_value,
+    regex_record,
+    target_epoch_record,
+    target_record,
     tombstone,
 )
 from service.groups.settings import GroupSettings
+from service.groups.states import MemberState
 from service.wire.base import Struct
 from service.wire.codec import encode_data
 from service.wire.messages import (
@@ -149,6 +159,45 @@ def test_a_member_of_the_new_protocol_is_read_as_kafka_writes_it() -> None:
         "oth.*272252",
         None,
     )
+
+
+TOPIC = b"t" * 16
+HELD = {TOPIC: {3: 5, 1: 4}, b"u" * 16: {0: 2}}
+CLASSIC = ClassicFacts(10_000, (("range", b"subscription"), ("sticky", b"")))
+MEMBER = ConsumerMember(
+    "m", 7, 6, MemberState.UNREVOKED_PARTITIONS, "i", "rack", 30_000, "client", "/host", frozenset({"b", "a"}), "a.*",
+    "uniform", HELD, HELD, CLASSIC,
+)  # fmt: skip
+DYNAMIC = ConsumerMember("n", subscribed_topics=frozenset({"a"}), subscribed_regex=None)
+GROUP = ClassicGroup("g", generation=3, protocol_type="consumer", protocol_name="range", leader="m")
+GROUP.add(ClassicMember("m", None, "client", "/host", 30_000, 10_000, (("range", b"subscription"),)))
+
+
+@pytest.mark.parametrize(
+    ("record", "kind"),
+    [
+        (lambda: offset_record("g", "t", 1, CommittedOffset(4, -1, "", 5, None, TOPIC)), OffsetCommitValue),
+        (lambda: offset_record("g", "t", 1, CommittedOffset(4, 2, "x", 5, 9, TOPIC)), OffsetCommitValue),
+        (lambda: classic_group_record(GROUP, {"m": b"assignment"}), GroupMetadataValue),
+        (lambda: empty_classic_group_record("g", 5), GroupMetadataValue),
+        (lambda: consumer_epoch_record("g", 4, 77), ConsumerGroupMetadataValue),
+        (lambda: consumer_member_record("g", MEMBER), ConsumerGroupMemberMetadataValue),
+        (lambda: consumer_member_record("g", DYNAMIC), ConsumerGroupMemberMetadataValue),
+        (lambda: target_epoch_record("g", 4, 77), ConsumerGroupTargetAssignmentMetadataValue),
+        (lambda: target_record("g", "m", {TOPIC: frozenset({2, 1})}), ConsumerGroupTargetAssignmentMemberValue),
+        (lambda: current_record("g", MEMBER), ConsumerGroupCurrentMemberAssignmentValue),
+        (
+            lambda: regex_record("g", "a.*", ResolvedRegex(frozenset({"b", "a"}), 3, 4)),
+            ConsumerGroupRegularExpressionValue,
+        ),
+    ],
+)
+def test_what_was_just_written_is_known_as_the_log_will_say_it(
+    record: Callable[[], tuple[bytes, bytes]], kind: type[Struct]
+) -> None:
+    key, value = record()
+    known, decoded = [(read_key(key), read_value(kind, value)) for _ in range(2)]
+    assert known == decoded
 
 
 def test_records_of_kinds_that_we_do_not_know_are_passed_over() -> None:
