@@ -14,6 +14,7 @@ FROM = {
     "kcat": "kcat",
     "java": "default-jre-headless",
     "mvn": "maven",
+    "openssl": "openssl",
     "cc": "gcc libc6-dev",
 }
 """Debian packages."""

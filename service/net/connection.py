@@ -119,6 +119,8 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         address = transport.get_extra_info("peername") or ("", 0)
         self.peer = PeerInfo(str(address[0]), int(address[1]), round_trip_us(transport))
         self._outbox = Outbox(self._server.loop, transport, self._continue)
+        # TLS is full at `high`, plain TCP above it; either may say so within this call.
+        transport.set_write_buffer_limits(high=1, low=0)
         self._server.receive(self)
 
     def wait(self) -> None:

@@ -46,6 +46,7 @@ class Outbox:
     __slots__ = (
         "_drained",
         "_finishing",
+        "_handing_over",
         "_head_sent",
         "_loop",
         "_parts",
@@ -66,8 +67,8 @@ class Outbox:
         self._head_sent = 0  # bytes of the first part that have left
         self._paused = False
         self._finishing = False
+        self._handing_over = False
         self.progress = 0  # rises whenever something leaves; who does not read is told by its standing still
-        transport.set_write_buffer_limits(high=0, low=0)
 
     @property
     def busy(self) -> bool:
@@ -138,13 +139,11 @@ class Outbox:
     def _send_some(self, most: int) -> int:
         """Sends what comes first; how much. Where the socket is full, the transport takes a chunk."""
         sent = self._try(*self._first_parts(most)) if self._socket >= 0 else 0
+        chunk: bytes | memoryview = b""
         if not sent and self._parts:  # not dropped meanwhile
-            part = self._parts[0]
-            sent = min(len(part) - self._head_sent, CHUNK_BYTES)
-            if isinstance(part, bytes):
-                self._transport.write(memoryview(part)[self._head_sent : self._head_sent + sent])
-            else:
-                self._transport.write(_read(part, self._head_sent, sent))
+            part, start = self._parts[0], self._head_sent
+            sent = min(len(part) - start, CHUNK_BYTES)
+            chunk = memoryview(part)[start : start + sent] if isinstance(part, bytes) else _read(part, start, sent)
         self.progress += 1
         left = self._head_sent + sent
         while self._parts and left >= len(self._parts[0]):
@@ -153,6 +152,10 @@ class Outbox:
             if not isinstance(part, bytes):
                 part.unpin()
         self._head_sent = left
+        if chunk:
+            self._handing_over = True
+            self._transport.write(chunk)
+            self._handing_over = False
         return sent
 
     def _first_parts(self, most: int) -> list[bytes | memoryview]:
@@ -183,6 +186,8 @@ class Outbox:
         """There is room again, or it is our turn again."""
         self._paused = False
         self.progress += 1
+        if self._handing_over:
+            return  # TLS says so within the call that it is handed something; the pump goes on after it
         self.pump()
         if not self.busy:
             if self._finishing:

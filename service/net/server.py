@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from service.net.connection import READ_BYTES, Connection
 from service.net.door import CLOSE, NO_REPLY, OWN_BYTES, Door, Held, PeerInfo, Reply, SessionT, Signal
 from service.net.room import Room
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 __all__ = ["CLOSE", "NO_REPLY", "Door", "Held", "Limits", "PeerInfo", "Reply", "Room", "Server", "Signal", "serve"]
 
@@ -72,10 +75,10 @@ class Server(Generic[SessionT]):
     def connections(self) -> int:
         return len(self._connections)
 
-    async def start(self, host: str | None, port: int) -> None:
+    async def start(self, host: str | None, port: int, tls: SSLContext | None = None) -> None:
         if port == 0 and host is None:
             host = "0.0.0.0"  # every family of addresses would take a free port of its own
-        listener = await self.loop.create_server(lambda: Connection(self), host, port, backlog=BACKLOG)
+        listener = await self.loop.create_server(lambda: Connection(self), host, port, backlog=BACKLOG, ssl=tls)
         self._listener = listener
         self.port = int(listener.sockets[0].getsockname()[1])
         self._timer = self.loop.call_later(LOOK_S, self._look)
@@ -182,10 +185,11 @@ async def serve(
     door: Door[SessionT],
     limits: Limits | None = None,
     room: Room | None = None,
+    tls: SSLContext | None = None,
 ) -> Server[SessionT]:
     """A server that is listening; `port` 0 takes a free one. Raises OSError if it can't listen there. Servers of one
-    broker share a `room`.
+    broker share a `room`; one with `tls` speaks nothing else.
     """
     server = Server(loop, door, limits or Limits(), room or Room())
-    await server.start(host, port)
+    await server.start(host, port, tls)
     return server

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -172,8 +173,10 @@ async def connect(server: Server[Any], *, receive_bytes: int | None = None) -> P
 
 
 @contextlib.asynccontextmanager
-async def serving(door: Any, limits: Limits | None = None, room: Room | None = None) -> AsyncIterator[Server[Any]]:
-    server = await serve(asyncio.get_running_loop(), "127.0.0.1", 0, door, limits, room)
+async def serving(
+    door: Any, limits: Limits | None = None, room: Room | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Server[Any]]:
+    server = await serve(asyncio.get_running_loop(), "127.0.0.1", 0, door, limits, room, tls)
     try:
         yield server
     finally:

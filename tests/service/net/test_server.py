@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
+import ssl
 import struct
+import subprocess
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from service.net.connection import LARGE_BYTES, MAX_PRODUCES, READ_AHEAD_BYTES, 
 from service.net.outbox import plain_descriptor
 from service.net.server import CLOSE, NO_REPLY, Limits, Reply, Room, Server
 from service.wire.codec import MalformedRequest
+from tests.outside import missing
 from tests.service.net.kit import (
     LOOPS,
     METADATA,
@@ -57,6 +61,48 @@ def test_frames_are_answered_however_the_stream_is_cut(loop: str) -> None:
                 for at in range(40):
                     assert await peer.answer() == (at, bytes([at]) * at * 50)
                 peer.close()
+
+    run(loop, main)
+
+
+@every_loop
+def test_a_server_with_tls_answers_through_it_and_nobody_who_speaks_plainly(loop: str, tmp_path: Path) -> None:
+    """Answers of many kilobytes too, which elsewhere go to the socket past the transport."""
+    if (why := missing("openssl")) is not None:
+        pytest.skip(why)
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "1"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    trusting = ssl.create_default_context(cafile=certificate)
+
+    async def main() -> None:
+        async with serving(EchoDoor(), tls=tls) as server:
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", server.port, ssl=trusting, server_hostname="localhost"
+            )
+            body = os.urandom(3_000_000)
+            writer.write(frame(1, b"small") + frame(2, body))
+            for correlation_id, expected in ((1, b"small"), (2, body)):
+                (size,) = struct.unpack(">i", await reader.readexactly(4))
+                answer = await reader.readexactly(size)
+                assert answer[:4] == struct.pack(">i", correlation_id)
+                assert answer[4:] == expected
+            writer.close()
+            with contextlib.suppress(ssl.SSLError, ConnectionError):
+                await writer.wait_closed()
+            plain = await connect(server)
+            await plain.send(frame(1, b"small"))
+            assert await plain.closed()
+            plain.close()
 
     run(loop, main)
 
