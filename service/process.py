@@ -18,6 +18,7 @@ from sqlalchemy import URL
 
 from log.disk import OPEN_FILES_MAX, DiskFault, RealDisk
 from service.api.door import BrokerDoor
+from service.api.listener import Listener
 from service.api.routes import OFFERED
 from service.broker.data_folder import StartError, read_all
 from service.broker.headroom import make_room_to_start
@@ -169,9 +170,10 @@ async def listen(broker: Broker, connections_max: int = MAX_INT, web: Sequence[E
     servers = []
     ports: dict[str, int] = {}
     for endpoint in broker.config.endpoints:
-        door = BrokerDoor(broker, endpoint.listener)
+        listener = Listener(endpoint.listener)
+        door = BrokerDoor(broker, listener)
         try:
-            server = await serve(loop, endpoint.host or None, endpoint.port, door, limits, room)
+            server = await serve(loop, endpoint.host or None, endpoint.port, door, limits, room, listener.tls)
         except OSError as error:
             raise StartError(f"can't listen on {endpoint.address}: {error.strerror}") from None
         ports[endpoint.listener] = server.port

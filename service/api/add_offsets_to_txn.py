@@ -36,7 +36,7 @@ async def handle(
         transaction_version=0,
         patience_ms=PATIENCE_MS,
     )
-    verdict = await ask_coordinator(broker, request.transactional_id, command)
+    verdict = await ask_coordinator(broker.transactions, request.transactional_id, command)
     if isinstance(verdict, ErrorCode):
         return AddOffsetsToTxnResponse(error_code=verdict)
     fenced = fencing_code(knows_fenced=header.api_version >= FENCED_SINCE)

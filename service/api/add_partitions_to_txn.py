@@ -68,7 +68,7 @@ async def _add(
         command = AddPartitions(
             transaction.transactional_id, *pair, partitions, transaction_version, patience_ms=PATIENCE_MS
         )
-    verdict = await ask_coordinator(broker, transaction.transactional_id, command)
+    verdict = await ask_coordinator(broker.transactions, transaction.transactional_id, command)
     error = verdict if isinstance(verdict, ErrorCode) else error_of(verdict, fenced=fenced)
     errors = dict.fromkeys(partitions, error)
     if isinstance(verdict, Verified):

@@ -9,7 +9,7 @@ from service.broker.node import Broker
 from service.cluster.config_commands import AlterConfigs, ResourceChange
 from service.cluster.controller import Command, Refusal
 from service.cluster.image import NO_LEADER, Image, PartitionState
-from service.cluster.metadata import MetadataLost
+from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.wire.error_codes import ErrorCode
 
 Reply = TypeVar("Reply")
@@ -26,12 +26,12 @@ MALFORMED = (
 )
 
 
-async def executed(broker: Broker, command: Command[Reply]) -> Reply | Refusal:
+async def executed(metadata: ClusterMetadata, command: Command[Reply]) -> Reply | Refusal:
     """The reply to a command; a refusal when it could not be carried out, so that every part of the answer can say
     so.
     """
     try:
-        return await broker.metadata.execute(command)
+        return await metadata.execute(command)
     except MetadataLost as lost:
         return Refusal(lost.error, str(lost))
 
@@ -40,9 +40,8 @@ async def altered(
     broker: Broker, resources: tuple[ResourceChange, ...], *, validate_only: bool
 ) -> list[tuple[ErrorCode, str | None, int, str]]:
     """What became of changes of settings: error, message, kind and name of each resource."""
-    results = await executed(
-        broker, AlterConfigs(resources, broker.config, broker.node_id, KEPT_SETTINGS, validate_only)
-    )
+    command = AlterConfigs(resources, broker.config, broker.node_id, KEPT_SETTINGS, validate_only)
+    results = await executed(broker.metadata, command)
     if isinstance(results, Refusal):
         return [(results.error, results.message, one.kind, one.name) for one in resources]
     return [(one.error, one.message, one.kind, one.name) for one in results]

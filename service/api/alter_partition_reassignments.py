@@ -2,9 +2,9 @@
 
 from log.ids import TopicPartition
 from service.api.admin_answers import executed
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.controller import Refusal
+from service.cluster.metadata import ClusterMetadata
 from service.cluster.reassign_commands import PartitionResult, Reassign
 from service.wire.codec import RequestHeader
 from service.wire.messages import (
@@ -16,14 +16,14 @@ from service.wire.messages import (
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: AlterPartitionReassignmentsRequest
+    metadata: ClusterMetadata, session: Session, header: RequestHeader, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:
     wanted = tuple(
         (TopicPartition(topic.name, one.partition_index), None if one.replicas is None else tuple(one.replicas))
         for topic in request.topics
         for one in topic.partitions
     )
-    results = await executed(broker, Reassign(wanted, request.allow_replication_factor_change))
+    results = await executed(metadata, Reassign(wanted, request.allow_replication_factor_change))
     if isinstance(results, Refusal):
         return AlterPartitionReassignmentsResponse(error_code=results.error, error_message=results.message)
     topics: dict[str, list[PartitionResult]] = {}

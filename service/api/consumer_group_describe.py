@@ -3,9 +3,8 @@
 Describes consumer groups; a classic group is, to this API, a group that does not exist.
 """
 
-from service.api.group_answers import ask, error_code, operations
+from service.api.group_answers import Groups, ask, error_code, operations
 from service.api.turns import in_turns
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.groups.commands import ConsumerGroupFacts, ConsumerMemberFacts, DescribeConsumerGroup, NamedPartitions
 from service.wire.codec import RequestHeader
@@ -25,14 +24,14 @@ MEMBERS_AT_ONCE = 200
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: ConsumerGroupDescribeRequest
+    groups: Groups, session: Session, header: RequestHeader, request: ConsumerGroupDescribeRequest
 ) -> ConsumerGroupDescribeResponse:
     named = [group_id for group_id in request.group_ids if group_id]
     unnamed = len(request.group_ids) - len(named)
     described = [ConsumerGroupDescribeResponseDescribedGroup(error_code=ErrorCode.INVALID_GROUP_ID)] * unnamed
     # Each once: a short request must not grow into an answer of any length.
     async for group_id in in_turns(dict.fromkeys(named), at_once=1):
-        reply = await ask(broker, group_id, DescribeConsumerGroup(group_id), ConsumerGroupFacts)
+        reply = await ask(groups, group_id, DescribeConsumerGroup(group_id), ConsumerGroupFacts)
         if isinstance(reply, ErrorCode):
             described.append(ConsumerGroupDescribeResponseDescribedGroup(error_code=reply, group_id=group_id))
         else:

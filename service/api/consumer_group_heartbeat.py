@@ -40,10 +40,10 @@ def handle(
         owned=None if owned is None else {each.topic_id: tuple(each.partitions) for each in owned},
         client_id=header.client_id or "",
         client_host=host_of(session),
-        fresh_id="" if request.member_id else fresh_member_id(broker),
+        fresh_id="" if request.member_id else fresh_member_id(broker.env),
         member_names_itself=header.api_version >= NAMES_ITSELF_SINCE,
     )
-    return answer_with(_answer, broker, request.group_id, command, ConsumerHeartbeatReply)
+    return answer_with(_answer, broker.groups, request.group_id, command, ConsumerHeartbeatReply)
 
 
 def _answer(reply: ConsumerHeartbeatReply | ErrorCode) -> ConsumerGroupHeartbeatResponse:

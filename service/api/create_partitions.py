@@ -6,9 +6,9 @@ from collections import Counter
 
 from service.api.admin_answers import executed
 from service.broker.internal_topics import INTERNAL_TOPICS, kept_from_clients
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.controller import Refusal
+from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import CreatePartitions, MorePartitions
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
@@ -21,7 +21,7 @@ from service.wire.messages import (
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: CreatePartitionsRequest
+    metadata: ClusterMetadata, session: Session, header: RequestHeader, request: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
     times_named = Counter(topic.name for topic in request.topics)
     answers = []
@@ -33,7 +33,7 @@ async def handle(
     wanted = tuple(
         _wanted(topic) for topic in request.topics if times_named[topic.name] == 1 and topic.name not in INTERNAL_TOPICS
     )
-    results = await executed(broker, CreatePartitions(wanted, request.validate_only))
+    results = await executed(metadata, CreatePartitions(wanted, request.validate_only))
     if isinstance(results, Refusal):
         answers += [_result(topic.name, results.error, results.message) for topic in wanted]
     else:

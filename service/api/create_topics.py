@@ -40,7 +40,7 @@ async def handle(
         broker.config.default_replication_factor,
         request.validate_only,
     )
-    results = await executed(broker, command)
+    results = await executed(broker.metadata, command)
     if isinstance(results, Refusal):
         answers = [_refused(topic.name, results.error, results.message) for topic in once]
     else:

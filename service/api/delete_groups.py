@@ -1,8 +1,7 @@
 """DeleteGroups, versions 0 to 2: empty groups go, with their offsets, those of open transactions included."""
 
-from service.api.group_answers import ask, error_code
+from service.api.group_answers import Groups, ask, error_code
 from service.api.turns import in_turns
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.groups.commands import DeleteGroup, FaultReply
 from service.wire.codec import RequestHeader
@@ -11,11 +10,11 @@ from service.wire.messages import DeletableGroupResult, DeleteGroupsRequest, Del
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: DeleteGroupsRequest
+    groups: Groups, session: Session, header: RequestHeader, request: DeleteGroupsRequest
 ) -> DeleteGroupsResponse:
     results = []
     async for group_id in in_turns(dict.fromkeys(request.groups_names), at_once=10):
-        reply = await ask(broker, group_id, DeleteGroup(group_id), FaultReply)
+        reply = await ask(groups, group_id, DeleteGroup(group_id), FaultReply)
         error = reply if isinstance(reply, ErrorCode) else error_code(reply.fault)
         results.append(DeletableGroupResult(group_id, error))
     return DeleteGroupsResponse(results=results)

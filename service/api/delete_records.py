@@ -7,8 +7,8 @@ import asyncio
 from log.disk import DiskFault
 from log.ids import TopicPartition
 from service.broker.internal_topics import INTERNAL_TOPICS
-from service.broker.node import Broker
 from service.broker.partition import PartitionLost
+from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
@@ -25,21 +25,21 @@ NO_LOW_WATERMARK = -1
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: DeleteRecordsRequest
+    partitions: PartitionTable, session: Session, header: RequestHeader, request: DeleteRecordsRequest
 ) -> DeleteRecordsResponse:
     topics = []
     deadline = asyncio.get_running_loop().time() + request.timeout_ms / 1000
     for topic in request.topics:
-        results = [await _delete(broker, topic.name, wanted, deadline) for wanted in topic.partitions]
+        results = [await _delete(partitions, topic.name, wanted, deadline) for wanted in topic.partitions]
         topics.append(DeleteRecordsTopicResult(topic.name, results))
     return DeleteRecordsResponse(topics=topics)
 
 
 async def _delete(
-    broker: Broker, topic: str, wanted: DeleteRecordsPartition, deadline: float
+    partitions: PartitionTable, topic: str, wanted: DeleteRecordsPartition, deadline: float
 ) -> DeleteRecordsPartitionResult:
     index = wanted.partition_index
-    partition = broker.partitions.get(TopicPartition(topic, index))
+    partition = partitions.get(TopicPartition(topic, index))
     if partition is None:
         return _error(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if topic in INTERNAL_TOPICS:

@@ -42,7 +42,7 @@ async def handle(
     answers = _resolved(broker.metadata.image, wanted)
     ids = tuple(TopicId(answer.topic_id) for answer in answers if answer.error_code == ErrorCode.NONE)
     if ids:
-        results = await executed(broker, DeleteTopics(ids))
+        results = await executed(broker.metadata, DeleteTopics(ids))
         if isinstance(results, Refusal):
             became = dict.fromkeys(ids, (results.error, results.message))
         else:

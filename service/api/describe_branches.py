@@ -2,7 +2,7 @@
 branches wait. Asked of the root's transaction coordinator.
 """
 
-from service.broker.node import Broker
+from service.api.wire_codes import Transactions
 from service.broker.session import Session
 from service.broker.shard import CoordinatorLoading, NotCoordinator
 from service.wire.codec import RequestHeader
@@ -11,14 +11,14 @@ from service.wire.messages import DescribeBranchesRequest, DescribeBranchesRespo
 
 
 def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: DescribeBranchesRequest
+    transactions: Transactions, session: Session, header: RequestHeader, request: DescribeBranchesRequest
 ) -> DescribeBranchesResponse:
-    return DescribeBranchesResponse(roots=[_describe(broker, root) for root in request.roots])
+    return DescribeBranchesResponse(roots=[_describe(transactions, root) for root in request.roots])
 
 
-def _describe(broker: Broker, root: str) -> DescribedRoot:
+def _describe(transactions: Transactions, root: str) -> DescribedRoot:
     try:
-        machine = broker.transactions.shard(root).machine
+        machine = transactions.shard(root).machine
     except NotCoordinator:
         return DescribedRoot(ErrorCode.NOT_COORDINATOR, root)
     except CoordinatorLoading:

@@ -4,8 +4,8 @@ There are no controller endpoints and no fenced brokers: a broker that is not re
 """
 
 from service.api.admin_answers import CLUSTER_OPERATIONS, UNASKED
-from service.broker.node import Broker
 from service.broker.session import Session
+from service.cluster.metadata import ClusterMetadata
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import DescribeClusterBroker, DescribeClusterRequest, DescribeClusterResponse
@@ -14,7 +14,7 @@ BROKERS, CONTROLLERS = 1, 2
 
 
 def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: DescribeClusterRequest
+    metadata: ClusterMetadata, session: Session, header: RequestHeader, request: DescribeClusterRequest
 ) -> DescribeClusterResponse:
     if request.endpoint_type == CONTROLLERS:
         message = "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER"
@@ -22,7 +22,7 @@ def handle(
     if request.endpoint_type != BROKERS:
         message = f"Unsupported endpoint type {request.endpoint_type}"
         return DescribeClusterResponse(error_code=ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, error_message=message)
-    image = broker.metadata.image
+    image = metadata.image
     brokers = []
     for member in image.brokers.values():
         if (endpoint := member.endpoint(session.listener)) is not None:

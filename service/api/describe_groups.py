@@ -4,9 +4,8 @@ error).
 Describes classic groups; a consumer group is, to this API, a group that does not exist. The empty group id is allowed.
 """
 
-from service.api.group_answers import ask, error_code, operations
+from service.api.group_answers import Groups, ask, error_code, operations
 from service.api.turns import in_turns
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.groups.commands import ClassicGroupFacts, DescribeClassicGroup
 from service.wire.codec import RequestHeader
@@ -22,12 +21,12 @@ TELLS_MISSING_SINCE = 6
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: DescribeGroupsRequest
+    groups: Groups, session: Session, header: RequestHeader, request: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
     described = []
     # Each once: a short request must not grow into an answer of any length.
     async for group_id in in_turns(dict.fromkeys(request.groups), at_once=1):
-        reply = await ask(broker, group_id, DescribeClassicGroup(group_id), ClassicGroupFacts)
+        reply = await ask(groups, group_id, DescribeClassicGroup(group_id), ClassicGroupFacts)
         if isinstance(reply, ErrorCode):
             described.append(DescribeGroupsResponseDescribedGroup(error_code=reply, group_id=group_id))
         else:

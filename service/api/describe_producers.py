@@ -1,7 +1,7 @@
 """DescribeProducers, version 0: who writes to a partition, and who holds a transaction open there."""
 
 from log.ids import TopicPartition
-from service.broker.node import Broker
+from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
@@ -17,7 +17,7 @@ NOT_HERE = "This server does not host this topic-partition."
 
 
 def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: DescribeProducersRequest
+    partitions: PartitionTable, session: Session, header: RequestHeader, request: DescribeProducersRequest
 ) -> DescribeProducersResponse:
     # Each once: a short request must not grow into an answer of any length.
     wanted: dict[str, dict[int, None]] = {}
@@ -25,14 +25,14 @@ def handle(
         wanted.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
     return DescribeProducersResponse(
         topics=[
-            TopicResponse(name, [_describe(broker, name, index) for index in indexes])
+            TopicResponse(name, [_describe(partitions, name, index) for index in indexes])
             for name, indexes in wanted.items()
         ]
     )
 
 
-def _describe(broker: Broker, topic: str, index: int) -> PartitionResponse:
-    partition = broker.partitions.get(TopicPartition(topic, index))
+def _describe(partitions: PartitionTable, topic: str, index: int) -> PartitionResponse:
+    partition = partitions.get(TopicPartition(topic, index))
     if partition is None:
         return PartitionResponse(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HERE)
     if partition.replicas is None:

@@ -1,7 +1,7 @@
 """DescribeTransactions, version 0: what each transactional id is doing, by its coordinator."""
 
 from service.api.turns import in_turns
-from service.broker.node import Broker
+from service.api.wire_codes import Transactions
 from service.broker.session import Session
 from service.broker.shard import CoordinatorLoading, NotCoordinator
 from service.wire.codec import RequestHeader
@@ -15,22 +15,22 @@ from service.wire.messages import (
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: DescribeTransactionsRequest
+    transactions: Transactions, session: Session, header: RequestHeader, request: DescribeTransactionsRequest
 ) -> DescribeTransactionsResponse:
     return DescribeTransactionsResponse(
         # Each once: a short request must not grow into an answer of any length.
         transaction_states=[
-            _describe(broker, transactional_id)
+            _describe(transactions, transactional_id)
             async for transactional_id in in_turns(dict.fromkeys(request.transactional_ids), at_once=10)
         ]
     )
 
 
-def _describe(broker: Broker, transactional_id: str) -> DescribeTransactionsResponseTransactionState:
+def _describe(transactions: Transactions, transactional_id: str) -> DescribeTransactionsResponseTransactionState:
     if not transactional_id:
         return DescribeTransactionsResponseTransactionState(ErrorCode.INVALID_REQUEST, transactional_id)
     try:
-        described = broker.transactions.shard(transactional_id).machine.describe(transactional_id)
+        described = transactions.shard(transactional_id).machine.describe(transactional_id)
     except NotCoordinator:
         return DescribeTransactionsResponseTransactionState(ErrorCode.NOT_COORDINATOR, transactional_id)
     except CoordinatorLoading:

@@ -15,7 +15,8 @@ from collections.abc import Awaitable
 from typing import Any
 
 from service.api import api_versions
-from service.api.routes import ROUTES, Route
+from service.api.listener import Listener
+from service.api.routes import ROUTES, NotAllowed, Route
 from service.api.turns import done_in_turns, now_or_in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
@@ -41,20 +42,21 @@ SHORT_ANSWERS = frozenset(
 
 
 class BrokerDoor:
-    """The door of one listener, by whose name clients are told addresses that they can reach."""
+    """The door of one listener."""
 
-    def __init__(self, broker: Broker, listener: str) -> None:
+    def __init__(self, broker: Broker, listener: Listener) -> None:
         self._broker = broker
         self._listener = listener
         self._tally = broker.requests
         self._now_s = broker.env.clock.monotonic
 
     def connected(self, peer: PeerInfo) -> Session:
-        self._tally.connections[self._listener] += 1
-        return Session(peer.host, peer.port, peer.round_trip_us, self._listener)
+        self._tally.connections[self._listener.name] += 1
+        principal = self._listener.authenticate(peer)
+        return Session(peer.host, peer.port, peer.round_trip_us, self._listener.name, principal)
 
     def disconnected(self, session: Session) -> None:
-        self._tally.connections[self._listener] -= 1
+        self._tally.connections[self._listener.name] -= 1
         session.gone()
 
     def request(
@@ -92,7 +94,10 @@ class BrokerDoor:
         self, session: Session, header: RequestHeader, route: Route, request: Any, began_s: float
     ) -> Reply | Awaitable[Reply] | Held[Reply]:
         try:
-            answer = route.handle(self._broker, session, header, request)
+            answer = route.ask(self._broker, session, header, request)
+        except NotAllowed as refusal:
+            logger.warning("%s:%d is refused: %s", session.host, session.port, refusal)
+            return CLOSE
         except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
             return self._failed(session, route)
         if isinstance(answer, Held):

@@ -2,9 +2,9 @@
 
 from log.ids import TopicPartition
 from service.api.admin_answers import executed
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.controller import Refusal
+from service.cluster.metadata import ClusterMetadata
 from service.cluster.reassign_commands import PREFERRED, UNCLEAN, ElectLeaders
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
@@ -17,7 +17,7 @@ from service.wire.messages import (
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: ElectLeadersRequest
+    metadata: ClusterMetadata, session: Session, header: RequestHeader, request: ElectLeadersRequest
 ) -> ElectLeadersResponse:
     if request.election_type not in (PREFERRED, UNCLEAN):
         return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
@@ -25,7 +25,7 @@ async def handle(
     if request.topic_partitions is not None:
         named = (TopicPartition(each.topic, index) for each in request.topic_partitions for index in each.partitions)
         only = tuple(dict.fromkeys(named))
-    results = await executed(broker, ElectLeaders(request.election_type, only))
+    results = await executed(metadata, ElectLeaders(request.election_type, only))
     if isinstance(results, Refusal):
         return ElectLeadersResponse(error_code=results.error)
     topics: dict[str, list[PartitionResult]] = {}

@@ -5,8 +5,7 @@ txn/README.md tells what it means. Decided before: no error, `decided_now` false
 not ready, and the message says which and why; nothing has changed then. PRODUCER_FENCED: the root has another owner.
 """
 
-from service.api.wire_codes import ask_coordinator, error_of
-from service.broker.node import Broker
+from service.api.wire_codes import Transactions, ask_coordinator, error_of
 from service.broker.session import Session
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
@@ -16,7 +15,7 @@ from txn.verdicts import BranchNotReady, Decided, InvalidRequest
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: EndBranchesRequest
+    transactions: Transactions, session: Session, header: RequestHeader, request: EndBranchesRequest
 ) -> EndBranchesResponse:
     command = EndBranches(
         request.root,
@@ -30,7 +29,7 @@ async def handle(
         request.producer_epoch,
         request.decided_by,
     )
-    verdict = await ask_coordinator(broker, request.root, command)
+    verdict = await ask_coordinator(transactions, request.root, command)
     match verdict:
         case ErrorCode():
             return EndBranchesResponse(error_code=verdict)

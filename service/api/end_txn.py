@@ -3,8 +3,7 @@
 The commit of a branch (txn/README.md) seals it; the pair in the answer is the one its root's decision names.
 """
 
-from service.api.wire_codes import PATIENCE_MS, ask_coordinator, error_of, fencing_code
-from service.broker.node import Broker
+from service.api.wire_codes import PATIENCE_MS, Transactions, ask_coordinator, error_of, fencing_code
 from service.broker.session import Session
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
@@ -15,7 +14,9 @@ from txn.verdicts import Ended, Sealed
 FENCED_SINCE, VERSION_2_SINCE = 2, 5
 
 
-async def handle(broker: Broker, session: Session, header: RequestHeader, request: EndTxnRequest) -> EndTxnResponse:
+async def handle(
+    transactions: Transactions, session: Session, header: RequestHeader, request: EndTxnRequest
+) -> EndTxnResponse:
     if not request.transactional_id:
         return EndTxnResponse(error_code=ErrorCode.INVALID_REQUEST)
     newest = header.api_version >= VERSION_2_SINCE
@@ -27,7 +28,7 @@ async def handle(broker: Broker, session: Session, header: RequestHeader, reques
         transaction_version=2 if newest else 0,
         patience_ms=PATIENCE_MS,
     )
-    verdict = await ask_coordinator(broker, request.transactional_id, command)
+    verdict = await ask_coordinator(transactions, request.transactional_id, command)
     if isinstance(verdict, ErrorCode):
         return EndTxnResponse(error_code=verdict)
     if isinstance(verdict, Ended | Sealed):

@@ -7,7 +7,6 @@ COORDINATOR_NOT_AVAILABLE until it is there.
 
 from service.api.turns import in_turns
 from service.broker.internal_topics import GROUPS, TRANSACTIONS, InternalTopics, NodeAddress
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
@@ -19,9 +18,8 @@ NOWHERE = NodeAddress(-1, "", -1)
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: FindCoordinatorRequest
+    finder: InternalTopics, session: Session, header: RequestHeader, request: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
-    finder = broker.internal_topics
     if header.api_version >= BATCHES_SINCE:
         return FindCoordinatorResponse(
             coordinators=[

@@ -7,18 +7,21 @@ A `Fault` is named as the protocol names it, so that the table between them is t
 from base64 import urlsafe_b64encode
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
-from service.broker.node import Broker
+from service.broker.coordinators import Coordinators
 from service.broker.session import Session
 from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
 from service.groups.commands import Command
+from service.groups.coordinator import GroupCoordinator
 from service.groups.verdicts import Fault
+from service.ports import Env
 from service.wire.error_codes import ErrorCode
 
 Reply = TypeVar("Reply")
 Answer = TypeVar("Answer")
+Groups: TypeAlias = Coordinators[GroupCoordinator]
 
 # What anybody may do with a group while nobody is denied anything: read, delete, describe, describe and alter configs.
 ALL_GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
@@ -36,10 +39,10 @@ def error_code(fault: Fault | None) -> int:
     return ErrorCode.NONE if fault is None else ErrorCode[fault.name]
 
 
-async def ask(broker: Broker, group_id: str, command: Command, kind: type[Reply]) -> Reply | ErrorCode:
+async def ask(groups: Groups, group_id: str, command: Command, kind: type[Reply]) -> Reply | ErrorCode:
     """The coordinator's reply, or why this broker can't give one."""
     try:
-        reply = await broker.groups.handle(group_id, command)
+        reply = await groups.handle(group_id, command)
     except tuple(REFUSED) as refused:
         return REFUSED[type(refused)]
     assert isinstance(reply, kind)
@@ -48,7 +51,7 @@ async def ask(broker: Broker, group_id: str, command: Command, kind: type[Reply]
 
 def answer_with(
     made: Callable[[Reply | ErrorCode], Answer],
-    broker: Broker,
+    groups: Groups,
     group_id: str,
     command: Command,
     kind: type[Reply],
@@ -58,7 +61,7 @@ def answer_with(
     task would cost as much as the rest. With a `session` the wait for it ends with the connection.
     """
     try:
-        replied = broker.groups.handle(group_id, command)
+        replied = groups.handle(group_id, command)
         if not replied.done():
             return _answer_later(made, replied, kind, session)
         reply = replied.result()
@@ -88,14 +91,14 @@ def host_of(session: Session) -> str:
     return f"/{session.host}"
 
 
-def fresh_id(broker: Broker) -> str:
+def fresh_id(env: Env) -> str:
     """For a classic member id, behind the client's or instance's name."""
-    return str(UUID(bytes=broker.env.unique()))
+    return str(UUID(bytes=env.unique()))
 
 
-def fresh_member_id(broker: Broker) -> str:
+def fresh_member_id(env: Env) -> str:
     """For a consumer group's member that did not name itself."""
-    return urlsafe_b64encode(broker.env.unique()).rstrip(b"=").decode()
+    return urlsafe_b64encode(env.unique()).rstrip(b"=").decode()
 
 
 def operations(wanted: bool) -> int:

@@ -5,8 +5,7 @@ While the coordinator is still reading its log every heartbeat is welcome: sessi
 
 from collections.abc import Awaitable
 
-from service.api.group_answers import answer_with, error_code
-from service.broker.node import Broker
+from service.api.group_answers import Groups, answer_with, error_code
 from service.broker.session import Session
 from service.groups.commands import FaultReply, Heartbeat
 from service.wire.codec import RequestHeader
@@ -15,12 +14,12 @@ from service.wire.messages import HeartbeatRequest, HeartbeatResponse
 
 
 def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: HeartbeatRequest
+    groups: Groups, session: Session, header: RequestHeader, request: HeartbeatRequest
 ) -> HeartbeatResponse | Awaitable[HeartbeatResponse]:
     if not request.group_id:
         return HeartbeatResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     command = Heartbeat(request.group_id, request.generation_id, request.member_id, request.group_instance_id)
-    return answer_with(_answer, broker, request.group_id, command, FaultReply)
+    return answer_with(_answer, groups, request.group_id, command, FaultReply)
 
 
 def _answer(reply: FaultReply | ErrorCode) -> HeartbeatResponse:

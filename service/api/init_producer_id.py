@@ -37,14 +37,14 @@ async def handle(
         keep_prepared=request.keep_prepared_txn,
         patience_ms=PATIENCE_MS,
     )
-    verdict = await ask_coordinator(broker, request.transactional_id, command)
+    verdict = await ask_coordinator(broker.transactions, request.transactional_id, command)
     if isinstance(verdict, NoProducerIds):
         # The broker's first transactional client finds the supply empty: a block is one write away.
         try:
             await broker.producer_ids.refill()
         except MetadataLost:
             return refused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        verdict = await ask_coordinator(broker, request.transactional_id, command)
+        verdict = await ask_coordinator(broker.transactions, request.transactional_id, command)
     if isinstance(verdict, ErrorCode):
         return refused(verdict)
     if isinstance(verdict, Initialized):

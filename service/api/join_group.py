@@ -40,11 +40,11 @@ def handle(
         rebalance_timeout_ms=request.rebalance_timeout_ms if says_rebalance_timeout else request.session_timeout_ms,
         client_id=header.client_id or "",
         client_host=host_of(session),
-        fresh_id="" if request.member_id else fresh_id(broker),
+        fresh_id="" if request.member_id else fresh_id(broker.env),
         requires_member_id=version >= MEMBER_ID_REQUIRED_SINCE,
         can_skip_assignment=version >= SKIPS_ASSIGNMENT_SINCE,
     )
-    return answer_with(partial(_answer, version), broker, request.group_id, command, JoinReply, session)
+    return answer_with(partial(_answer, version), broker.groups, request.group_id, command, JoinReply, session)
 
 
 def _answer(version: int, reply: JoinReply | ErrorCode) -> JoinGroupResponse:

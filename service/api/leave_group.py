@@ -3,9 +3,8 @@
 Before version 3 one member leaves, and what went wrong with it is the answer's own error. The reason is not kept.
 """
 
-from service.api.group_answers import ask, error_code
+from service.api.group_answers import Groups, ask, error_code
 from service.api.turns import slices_in_turns
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.groups.commands import LeaveGroup, LeaveReply, LeavingMember
 from service.wire.codec import RequestHeader
@@ -17,7 +16,7 @@ LEAVING_AT_ONCE = 200
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: LeaveGroupRequest
+    groups: Groups, session: Session, header: RequestHeader, request: LeaveGroupRequest
 ) -> LeaveGroupResponse:
     if not request.group_id:
         return LeaveGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
@@ -26,7 +25,7 @@ async def handle(
         leaving = [LeavingMember(request.member_id, None)]
     left: list[MemberResponse] = []
     async for some in slices_in_turns(leaving, LEAVING_AT_ONCE):
-        reply = await ask(broker, request.group_id, LeaveGroup(request.group_id, tuple(some)), LeaveReply)
+        reply = await ask(groups, request.group_id, LeaveGroup(request.group_id, tuple(some)), LeaveReply)
         if isinstance(reply, ErrorCode):
             return LeaveGroupResponse(error_code=reply)
         if header.api_version < BATCHES_SINCE:

@@ -2,22 +2,22 @@
 configuration, by kind.
 """
 
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.config_commands import ResourceType
+from service.cluster.metadata import ClusterMetadata
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import ConfigResource, ListConfigResourcesRequest, ListConfigResourcesResponse
 
 
 def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: ListConfigResourcesRequest
+    metadata: ClusterMetadata, session: Session, header: RequestHeader, request: ListConfigResourcesRequest
 ) -> ListConfigResourcesResponse:
     known = [int(kind) for kind in ResourceType]
     wanted = [ResourceType.CLIENT_METRICS] if header.api_version == 0 else request.resource_types or known
     if any(kind not in known for kind in wanted):
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
-    image = broker.metadata.image
+    image = metadata.image
     brokers = [str(broker_id) for broker_id in image.brokers]
     names = {
         ResourceType.BROKER_LOGGER: brokers,

@@ -3,8 +3,8 @@
 Every coordinator on this broker is asked; while one of them is still reading its log the whole list is refused.
 """
 
+from service.api.group_answers import Groups
 from service.api.turns import in_turns, slices_in_turns
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
 from service.groups.commands import ListGroups, ListReply, NameGroups, NamesReply
@@ -16,11 +16,11 @@ LISTED_AT_ONCE = 1_000
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: ListGroupsRequest
+    coordinators: Groups, session: Session, header: RequestHeader, request: ListGroupsRequest
 ) -> ListGroupsResponse:
     wanted = ListGroups.filtered(request.states_filter, request.types_filter)
     groups: list[ListedGroup] = []
-    async for shard in in_turns(broker.groups.shards(), at_once=1):
+    async for shard in in_turns(coordinators.shards(), at_once=1):
         try:
             named = await shard.handle(NameGroups())
             assert isinstance(named, NamesReply)

@@ -1,8 +1,8 @@
 """ListPartitionReassignments, version 0: what is being moved."""
 
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.election import target_of
+from service.cluster.metadata import ClusterMetadata
 from service.wire.codec import RequestHeader
 from service.wire.messages import (
     ListPartitionReassignmentsRequest,
@@ -13,9 +13,9 @@ from service.wire.messages import (
 
 
 def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: ListPartitionReassignmentsRequest
+    metadata: ClusterMetadata, session: Session, header: RequestHeader, request: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
-    image = broker.image
+    image = metadata.image
     asked = None if request.topics is None else {topic.name: topic.partition_indexes for topic in request.topics}
     topics = []
     for topic in image.topics.values():

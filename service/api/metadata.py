@@ -76,7 +76,7 @@ async def _after_creation(
         # What could not be created is answered like any other unknown topic; only the log says why.
         config = broker.config
         command = CreateTopics(ordinary, config.num_partitions, config.default_replication_factor)
-        results = await executed(broker, command)
+        results = await executed(broker.metadata, command)
         for result in () if isinstance(results, Refusal) else results:
             if result.error not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
                 logger.warning("%s asked for topic %s: %s", session.host, result.name, result.message)

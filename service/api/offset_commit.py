@@ -83,7 +83,7 @@ async def _commit(
         request.retention_time_ms,
         speaks_consumer_protocol=header.api_version >= CONSUMER_PROTOCOL_SINCE,
     )
-    reply = await ask(broker, request.group_id, command, CommitReply)
+    reply = await ask(broker.groups, request.group_id, command, CommitReply)
     if isinstance(reply, ErrorCode):
         return [reply] * len(offsets)
     if reply.fault is not None:

@@ -32,7 +32,7 @@ async def handle(
                 error = OffsetDeleteResponsePartition(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
                 answers.setdefault(name, []).append(error)
         command = DeleteOffsets(request.group_id, tuple((name, tuple(found)) for name, found in existing.items()))
-        reply = await ask(broker, request.group_id, command, DeleteOffsetsReply)
+        reply = await ask(broker.groups, request.group_id, command, DeleteOffsetsReply)
         if isinstance(reply, ErrorCode):
             return OffsetDeleteResponse(error_code=reply)
         if reply.fault is not None:

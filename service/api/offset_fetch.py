@@ -72,7 +72,7 @@ async def _fetch(
     by_id = version >= TOPIC_IDS_SINCE
     refused: list[OffsetFetchRequestTopics] = []
     if wanted.topics is None:
-        named = await ask(broker, wanted.group_id, NameOffsets(wanted.group_id), OffsetNamesReply)
+        named = await ask(broker.groups, wanted.group_id, NameOffsets(wanted.group_id), OffsetNamesReply)
         if isinstance(named, ErrorCode):
             return OffsetFetchResponseGroup(wanted.group_id, error_code=named)
         asked = list(named.topics)
@@ -90,7 +90,7 @@ async def _fetch(
     async for some in in_turns(_few_at_a_time(asked), at_once=1):
         pieces = tuple(piece for _, piece in some)
         command = FetchOffsets(wanted.group_id, wanted.member_id, wanted.member_epoch, pieces, require_stable)
-        reply = await ask(broker, wanted.group_id, command, FetchReply)
+        reply = await ask(broker.groups, wanted.group_id, command, FetchReply)
         if isinstance(reply, ErrorCode):
             return OffsetFetchResponseGroup(wanted.group_id, error_code=reply)
         if reply.fault is not None:

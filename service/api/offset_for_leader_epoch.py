@@ -3,7 +3,7 @@ find where it parted from us.
 """
 
 from log.ids import TopicPartition
-from service.broker.node import Broker
+from service.broker.partition_table import PartitionTable
 from service.broker.reading import leader_epoch_error
 from service.broker.session import Session
 from service.wire.codec import RequestHeader
@@ -18,20 +18,22 @@ from service.wire.messages import (
 
 
 def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: OffsetForLeaderEpochRequest
+    partitions: PartitionTable, session: Session, header: RequestHeader, request: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:
     return OffsetForLeaderEpochResponse(
         topics=[
             OffsetForLeaderTopicResult(
-                topic.topic, [_answer(broker, topic.topic, wanted) for wanted in topic.partitions]
+                topic.topic, [_answer(partitions, topic.topic, wanted) for wanted in topic.partitions]
             )
             for topic in request.topics
         ]
     )
 
 
-def _answer(broker: Broker, topic: str, wanted: OffsetForLeaderPartition) -> OffsetForLeaderEpochResponseEpochEndOffset:
-    partition = broker.partitions.get(TopicPartition(topic, wanted.partition))
+def _answer(
+    partitions: PartitionTable, topic: str, wanted: OffsetForLeaderPartition
+) -> OffsetForLeaderEpochResponseEpochEndOffset:
+    partition = partitions.get(TopicPartition(topic, wanted.partition))
     if partition is None:
         return OffsetForLeaderEpochResponseEpochEndOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, wanted.partition)
     if error := leader_epoch_error(partition, wanted.current_leader_epoch):

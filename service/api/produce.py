@@ -11,6 +11,7 @@ become committed later.
 
 from collections.abc import Awaitable
 
+from service.api.rules import brokers
 from service.broker.acceptance import Refused, one_batch
 from service.broker.node import Broker
 from service.broker.partition import ACKS_ALL, Appended
@@ -31,9 +32,8 @@ from service.wire.messages import (
 
 ZSTD_SINCE, ABORTABLE_SINCE, ADDED_BY_LEADER_SINCE, TOPIC_IDS_SINCE = 7, 11, 12, 13
 ADMIN_CLIENT = "__admin_client"
-"""Kafka's client id for tools that may write to the coordinators' own topics. Anybody can call himself that: where
-nobody is denied anything, the name keeps others from doing it unawares, and no more. Once requests have principals, it
-is for theirs to decide.
+"""Kafka's client id for tools that may write to the coordinators' own topics. Any client can take that name: where no
+proof is asked for, it keeps others from doing it unawares, and no more. For a proven principal it counts nothing.
 """
 SAY_NOTHING_OF_THE_LOG = (
     ErrorCode.CORRUPT_MESSAGE,
@@ -62,7 +62,7 @@ def handle(
         adds_partitions=version >= ADDED_BY_LEADER_SINCE,
         knows_abortable=version >= ABORTABLE_SINCE,
         knows_zstd=version >= ZSTD_SINCE,
-        may_write_internal=header.client_id == ADMIN_CLIENT,
+        may_write_internal=header.client_id == ADMIN_CLIENT and brokers(session, request),
     )
     writing = Writing(broker, terms, writes)
     wrong = writing.wrong_transaction()

@@ -1,4 +1,4 @@
-"""Every API on one page: its versions and who answers it.
+"""Every API on one page: its versions, what answers it, of which part of the broker, and who may ask.
 
 What always holds: ApiVersions tells exactly this table, and the door lets nothing else in. A version that Kafka
 calls unstable is not offered.
@@ -6,6 +6,7 @@ calls unstable is not offered.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from service.api import (
@@ -55,59 +56,80 @@ from service.api import (
     txn_offset_commit,
     write_txn_markers,
 )
+from service.api.rules import anybody, brokers, readers_and_brokers
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.wire.codec import RequestHeader
 from service.wire.messages.versions import NEWEST_IS_UNSTABLE, VERSIONS, ApiKey
 
-HANDLERS: dict[ApiKey, Callable[..., Any]] = {
-    ApiKey.PRODUCE: produce.handle,
-    ApiKey.FETCH: fetch.handle,
-    ApiKey.LIST_OFFSETS: list_offsets.handle,
-    ApiKey.METADATA: metadata.handle,
-    ApiKey.OFFSET_COMMIT: offset_commit.handle,
-    ApiKey.OFFSET_FETCH: offset_fetch.handle,
-    ApiKey.FIND_COORDINATOR: find_coordinator.handle,
-    ApiKey.JOIN_GROUP: join_group.handle,
-    ApiKey.HEARTBEAT: heartbeat.handle,
-    ApiKey.LEAVE_GROUP: leave_group.handle,
-    ApiKey.SYNC_GROUP: sync_group.handle,
-    ApiKey.DESCRIBE_GROUPS: describe_groups.handle,
-    ApiKey.LIST_GROUPS: list_groups.handle,
-    ApiKey.API_VERSIONS: api_versions.handle,
-    ApiKey.CREATE_TOPICS: create_topics.handle,
-    ApiKey.DELETE_TOPICS: delete_topics.handle,
-    ApiKey.DELETE_RECORDS: delete_records.handle,
-    ApiKey.INIT_PRODUCER_ID: init_producer_id.handle,
-    ApiKey.OFFSET_FOR_LEADER_EPOCH: offset_for_leader_epoch.handle,
-    ApiKey.ADD_PARTITIONS_TO_TXN: add_partitions_to_txn.handle,
-    ApiKey.ADD_OFFSETS_TO_TXN: add_offsets_to_txn.handle,
-    ApiKey.END_TXN: end_txn.handle,
-    ApiKey.WRITE_TXN_MARKERS: write_txn_markers.handle,
-    ApiKey.TXN_OFFSET_COMMIT: txn_offset_commit.handle,
-    ApiKey.DESCRIBE_CONFIGS: describe_configs.handle,
-    ApiKey.ALTER_CONFIGS: alter_configs.handle,
-    ApiKey.DESCRIBE_LOG_DIRS: describe_log_dirs.handle,
-    ApiKey.CREATE_PARTITIONS: create_partitions.handle,
-    ApiKey.DELETE_GROUPS: delete_groups.handle,
-    ApiKey.ELECT_LEADERS: elect_leaders.handle,
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: incremental_alter_configs.handle,
-    ApiKey.ALTER_PARTITION_REASSIGNMENTS: alter_partition_reassignments.handle,
-    ApiKey.LIST_PARTITION_REASSIGNMENTS: list_partition_reassignments.handle,
-    ApiKey.OFFSET_DELETE: offset_delete.handle,
-    ApiKey.DESCRIBE_CLUSTER: describe_cluster.handle,
-    ApiKey.DESCRIBE_PRODUCERS: describe_producers.handle,
-    ApiKey.DESCRIBE_TRANSACTIONS: describe_transactions.handle,
-    ApiKey.LIST_TRANSACTIONS: list_transactions.handle,
-    ApiKey.CONSUMER_GROUP_HEARTBEAT: consumer_group_heartbeat.handle,
-    ApiKey.CONSUMER_GROUP_DESCRIBE: consumer_group_describe.handle,
-    ApiKey.LIST_CONFIG_RESOURCES: list_config_resources.handle,
-    ApiKey.DESCRIBE_TOPIC_PARTITIONS: describe_topic_partitions.handle,
-    ApiKey.END_BRANCHES: end_branches.handle,
-    ApiKey.DESCRIBE_BRANCHES: describe_branches.handle,
-    ApiKey.CONDITIONAL_PRODUCE: conditional_produce.handle,
-}
+Part = Callable[[Broker], Any]
 
+
+def the_broker(broker: Broker) -> Broker:
+    return broker
+
+
+GROUPS: Part = attrgetter("groups")
+INTERNAL_TOPICS: Part = attrgetter("internal_topics")
+METADATA: Part = attrgetter("metadata")
+PARTITIONS: Part = attrgetter("partitions")
+TRANSACTIONS: Part = attrgetter("transactions")
+
+HANDLED: dict[ApiKey, tuple[Callable[..., Any], Part, Callable[[Session, Any], bool]]] = {
+    ApiKey.PRODUCE: (produce.handle, the_broker, anybody),
+    ApiKey.FETCH: (fetch.handle, the_broker, readers_and_brokers),
+    ApiKey.LIST_OFFSETS: (list_offsets.handle, the_broker, anybody),
+    ApiKey.METADATA: (metadata.handle, the_broker, anybody),
+    ApiKey.OFFSET_COMMIT: (offset_commit.handle, the_broker, anybody),
+    ApiKey.OFFSET_FETCH: (offset_fetch.handle, the_broker, anybody),
+    ApiKey.FIND_COORDINATOR: (find_coordinator.handle, INTERNAL_TOPICS, anybody),
+    ApiKey.JOIN_GROUP: (join_group.handle, the_broker, anybody),
+    ApiKey.HEARTBEAT: (heartbeat.handle, GROUPS, anybody),
+    ApiKey.LEAVE_GROUP: (leave_group.handle, GROUPS, anybody),
+    ApiKey.SYNC_GROUP: (sync_group.handle, GROUPS, anybody),
+    ApiKey.DESCRIBE_GROUPS: (describe_groups.handle, GROUPS, anybody),
+    ApiKey.LIST_GROUPS: (list_groups.handle, GROUPS, anybody),
+    ApiKey.API_VERSIONS: (api_versions.handle, the_broker, anybody),
+    ApiKey.CREATE_TOPICS: (create_topics.handle, the_broker, anybody),
+    ApiKey.DELETE_TOPICS: (delete_topics.handle, the_broker, anybody),
+    ApiKey.DELETE_RECORDS: (delete_records.handle, PARTITIONS, anybody),
+    ApiKey.INIT_PRODUCER_ID: (init_producer_id.handle, the_broker, anybody),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: (offset_for_leader_epoch.handle, PARTITIONS, anybody),
+    ApiKey.ADD_PARTITIONS_TO_TXN: (add_partitions_to_txn.handle, the_broker, anybody),
+    ApiKey.ADD_OFFSETS_TO_TXN: (add_offsets_to_txn.handle, the_broker, anybody),
+    ApiKey.END_TXN: (end_txn.handle, TRANSACTIONS, anybody),
+    ApiKey.WRITE_TXN_MARKERS: (write_txn_markers.handle, the_broker, brokers),
+    ApiKey.TXN_OFFSET_COMMIT: (txn_offset_commit.handle, the_broker, anybody),
+    ApiKey.DESCRIBE_CONFIGS: (describe_configs.handle, the_broker, anybody),
+    ApiKey.ALTER_CONFIGS: (alter_configs.handle, the_broker, anybody),
+    ApiKey.DESCRIBE_LOG_DIRS: (describe_log_dirs.handle, the_broker, anybody),
+    ApiKey.CREATE_PARTITIONS: (create_partitions.handle, METADATA, anybody),
+    ApiKey.DELETE_GROUPS: (delete_groups.handle, GROUPS, anybody),
+    ApiKey.ELECT_LEADERS: (elect_leaders.handle, METADATA, anybody),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: (incremental_alter_configs.handle, the_broker, anybody),
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: (alter_partition_reassignments.handle, METADATA, anybody),
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: (list_partition_reassignments.handle, METADATA, anybody),
+    ApiKey.OFFSET_DELETE: (offset_delete.handle, the_broker, anybody),
+    ApiKey.DESCRIBE_CLUSTER: (describe_cluster.handle, METADATA, anybody),
+    ApiKey.DESCRIBE_PRODUCERS: (describe_producers.handle, PARTITIONS, anybody),
+    ApiKey.DESCRIBE_TRANSACTIONS: (describe_transactions.handle, TRANSACTIONS, anybody),
+    ApiKey.LIST_TRANSACTIONS: (list_transactions.handle, the_broker, anybody),
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: (consumer_group_heartbeat.handle, the_broker, anybody),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: (consumer_group_describe.handle, GROUPS, anybody),
+    ApiKey.LIST_CONFIG_RESOURCES: (list_config_resources.handle, METADATA, anybody),
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: (describe_topic_partitions.handle, the_broker, anybody),
+    ApiKey.END_BRANCHES: (end_branches.handle, TRANSACTIONS, anybody),
+    ApiKey.DESCRIBE_BRANCHES: (describe_branches.handle, TRANSACTIONS, anybody),
+    ApiKey.CONDITIONAL_PRODUCE: (conditional_produce.handle, the_broker, brokers),
+}
+"""What answers, which part of the broker it takes, and who may ask."""
 
 STABLE_HERE = (ApiKey.INIT_PRODUCER_ID,)
 """Version 6, external two-phase commit (KIP-939): whole here, a stub in Kafka."""
+
+
+class NotAllowed(Exception):
+    """Its rule does not let the session ask this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +138,20 @@ class Route:
     lowest: int
     highest: int
     handle: Callable[..., Any]
+    part: Part
+    authorize: Callable[[Session, Any], bool]
+
+    def ask(self, broker: Broker, session: Session, header: RequestHeader, request: Any) -> Any:
+        """The handler's answer, or what it awaits. NotAllowed when the session may not ask."""
+        if not self.authorize(session, request):
+            raise NotAllowed(f"{':'.join(session.principal)} may not ask {self.name}")
+        return self.handle(self.part(broker), session, header, request)
 
 
 def _route(key: ApiKey) -> Route:
     lowest, highest = VERSIONS[key]
-    return Route(key.name, lowest, highest - (key in NEWEST_IS_UNSTABLE and key not in STABLE_HERE), HANDLERS[key])
+    return Route(key.name, lowest, highest - (key in NEWEST_IS_UNSTABLE and key not in STABLE_HERE), *HANDLED[key])
 
 
-ROUTES: dict[int, Route] = {key: _route(key) for key in sorted(HANDLERS)}
+ROUTES: dict[int, Route] = {key: _route(key) for key in sorted(HANDLED)}
 OFFERED: dict[int, tuple[int, int]] = {key: (route.lowest, route.highest) for key, route in ROUTES.items()}

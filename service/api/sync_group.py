@@ -5,8 +5,7 @@ Followers are answered when the leader has sent everybody's assignment.
 
 from collections.abc import Awaitable
 
-from service.api.group_answers import answer_with, error_code
-from service.broker.node import Broker
+from service.api.group_answers import Groups, answer_with, error_code
 from service.broker.session import Session
 from service.groups.commands import SyncGroup, SyncReply
 from service.wire.codec import RequestHeader
@@ -17,7 +16,7 @@ PROTOCOL_NAMED_SINCE = 5
 
 
 def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: SyncGroupRequest
+    groups: Groups, session: Session, header: RequestHeader, request: SyncGroupRequest
 ) -> SyncGroupResponse | Awaitable[SyncGroupResponse]:
     if header.api_version >= PROTOCOL_NAMED_SINCE and None in (request.protocol_type, request.protocol_name):
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
@@ -32,7 +31,7 @@ def handle(
         request.protocol_name,
         tuple((each.member_id, each.assignment) for each in request.assignments),
     )
-    return answer_with(_answer, broker, request.group_id, command, SyncReply, session)
+    return answer_with(_answer, groups, request.group_id, command, SyncReply, session)
 
 
 def _answer(reply: SyncReply | ErrorCode) -> SyncGroupResponse:

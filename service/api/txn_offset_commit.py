@@ -74,7 +74,7 @@ async def _commit(
         request.producer_epoch,
     )
     # No await between the partition's consent and the decision: what was asked about is what is written.
-    reply = await ask(broker, request.group_id, command, CommitReply)
+    reply = await ask(broker.groups, request.group_id, command, CommitReply)
     if isinstance(reply, ErrorCode):
         return [reply] * len(offsets)
     if reply.fault is not None:

@@ -6,12 +6,13 @@ differently. `fenced` says which one this API and version speaks.
 """
 
 from collections.abc import Awaitable
-from typing import Any, assert_never
+from typing import Any, TypeAlias, assert_never
 
-from service.broker.node import Broker
+from service.broker.coordinators import Coordinators
 from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
 from service.wire.error_codes import ErrorCode
 from txn.commands import Command
+from txn.coordinator import TxnCoordinator
 from txn.verdicts import (
     Added,
     BranchNotReady,
@@ -34,6 +35,8 @@ from txn.verdicts import (
     WrongProducer,
     WrongState,
 )
+
+Transactions: TypeAlias = Coordinators[TxnCoordinator]
 
 PATIENCE_MS = 1_000
 """How long a request waits for the markers of the id's last transaction before it is answered
@@ -68,10 +71,10 @@ def fencing_code(*, knows_fenced: bool) -> ErrorCode:
     return ErrorCode.PRODUCER_FENCED if knows_fenced else ErrorCode.INVALID_PRODUCER_EPOCH
 
 
-async def ask_coordinator(broker: Broker, transactional_id: str, command: Command) -> Verdict | ErrorCode:
+async def ask_coordinator(transactions: Transactions, transactional_id: str, command: Command) -> Verdict | ErrorCode:
     """The coordinator's verdict, or why this broker can't give one."""
     try:
-        answer: Awaitable[Any] = broker.transactions.handle(transactional_id, command)
+        answer: Awaitable[Any] = transactions.handle(transactional_id, command)
         verdict: Verdict = await answer
     except NotCoordinator:
         return ErrorCode.NOT_COORDINATOR

@@ -4,9 +4,20 @@ whatever must know the caller can.
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from service.broker.fetch_sessions import SessionKey
+
+
+class Principal(NamedTuple):
+    """Who somebody was proven to be, in Kafka's two words."""
+
+    kind: str
+    name: str
+
+
+ANONYMOUS = Principal("User", "ANONYMOUS")
+"""Anybody: the listener asked for no proof."""
 
 
 @dataclass(slots=True)
@@ -15,7 +26,7 @@ class Session:
     port: int
     round_trip_us: int | None = None
     listener: str = "PLAINTEXT"
-    principal: str = "User:ANONYMOUS"
+    principal: Principal = ANONYMOUS
     software_name: str = ""
     software_version: str = ""
     fetched: dict[SessionKey, None] = field(default_factory=dict)

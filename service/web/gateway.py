@@ -162,7 +162,7 @@ class Gateway:
             return await self._pool.ask(Address(endpoint.host, endpoint.port), request, wait_s=wait_s)
         header = RequestHeader(key, NEWEST[key], 0, CLIENT_ID)
         session = session or Session(CLIENT_ID, 0, listener=self._listener)
-        answer: Any = ROUTES[key].handle(self.broker, session, header, request)
+        answer: Any = ROUTES[key].ask(self.broker, session, header, request)
         if isinstance(answer, Held):
             answer = await answer.first
         if isinstance(answer, Awaitable):

@@ -13,6 +13,7 @@ from monitoring.exposition import Lines
 from monitoring.families import REGISTRY
 from monitoring.scraping import Scraper
 from service.api.door import BrokerDoor
+from service.api.listener import Listener
 from service.net.door import PeerInfo
 from service.wire.codec import RequestHeader, encode_request
 from service.wire.messages import (
@@ -216,7 +217,7 @@ def test_a_folder_that_failed_is_told_and_the_rest_as_well(tmp_path: Path) -> No
 
 def test_requests_are_counted_and_timed_by_name_and_their_errors_too(tmp_path: Path) -> None:
     async def scene(stage: TxnStage) -> None:
-        door = BrokerDoor(stage.broker, "PLAINTEXT")
+        door = BrokerDoor(stage.broker, Listener("PLAINTEXT"))
         session = door.connected(PeerInfo("10.0.0.9", 1234, None))
         for key, version, request in (
             (ApiKey.METADATA, 9, MetadataRequest([])),

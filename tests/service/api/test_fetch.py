@@ -10,6 +10,7 @@ import pytest
 from log.batch import build_batch
 from service.api import fetch
 from service.api.door import BrokerDoor
+from service.api.listener import Listener
 from service.broker.reading import NEAR_ANSWER_BYTES
 from service.broker.session import Session
 from service.net.door import PeerInfo
@@ -69,7 +70,7 @@ def test_a_client_nearby_gets_the_rest_in_its_next_answer(
 ) -> None:
     async def scene(stage: Stage) -> None:
         await write(stage)
-        caller = BrokerDoor(stage.broker, "PLAINTEXT").connected(PeerInfo("10.0.0.9", 1, round_trip_us))
+        caller = BrokerDoor(stage.broker, Listener("PLAINTEXT")).connected(PeerInfo("10.0.0.9", 1, round_trip_us))
         got = await fetched(stage, caller, dict.fromkeys(range(PARTITIONS), 0))
         assert list(got) == list(range(PARTITIONS))
         assert [number for number, size in got.items() if size] == list(range(served))

@@ -15,6 +15,7 @@ from log.batch import CRC_AT, DELETE_HORIZON, Record, build_batch, crc32c, read_
 from log.ids import TopicPartition
 from service.api import produce
 from service.api.door import BrokerDoor
+from service.api.listener import Listener
 from service.broker.acceptance import RECORDS_AT_ONCE, Opening
 from service.broker.partition import Partition
 from service.broker.session import Session
@@ -145,7 +146,9 @@ def test_a_request_with_very_many_batches_is_appended_in_turns(tmp_path: Path, s
                 appended.append(0)
                 await asyncio.sleep(0)
 
-        server = await serve(asyncio.get_running_loop(), "127.0.0.1", 0, BrokerDoor(stage.broker, "PLAINTEXT"))
+        server = await serve(
+            asyncio.get_running_loop(), "127.0.0.1", 0, BrokerDoor(stage.broker, Listener("PLAINTEXT"))
+        )
         other = asyncio.ensure_future(turns())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Partition, "append_from_client", counted)
@@ -172,7 +175,9 @@ def test_what_a_connection_sends_behind_a_long_batch_is_appended_behind_it(tmp_p
             long_batch(2_000, now_ms=now_ms, base_sequence=5_001, codec=4, **numbered),
             long_batch(1, now_ms=now_ms, base_sequence=7_001, **numbered),
         ]
-        server = await serve(asyncio.get_running_loop(), "127.0.0.1", 0, BrokerDoor(stage.broker, "PLAINTEXT"))
+        server = await serve(
+            asyncio.get_running_loop(), "127.0.0.1", 0, BrokerDoor(stage.broker, Listener("PLAINTEXT"))
+        )
         async with Client("127.0.0.1", server.port) as client:
             requests = [
                 ProduceRequest(

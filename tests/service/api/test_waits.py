@@ -10,6 +10,7 @@ import pytest
 from log.batch import build_batch
 from service.api import list_offsets
 from service.api.door import BrokerDoor
+from service.api.listener import Listener
 from service.broker import reading
 from service.broker.flusher import Flusher
 from service.client.connection import Client
@@ -71,7 +72,7 @@ async def a_sync(port: int) -> Request[Any]:
 
 
 async def with_server(stage: Stage, scene: Callable[[Server[Any]], Awaitable[None]]) -> None:
-    server = await serve(asyncio.get_running_loop(), "127.0.0.1", 0, BrokerDoor(stage.broker, "PLAINTEXT"))
+    server = await serve(asyncio.get_running_loop(), "127.0.0.1", 0, BrokerDoor(stage.broker, Listener("PLAINTEXT")))
     try:
         await scene(server)
     finally:

@@ -7,10 +7,10 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, cast
 
 from log.ids import TopicId
+from service.api.routes import ROUTES
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.broker.shard import CoordinatorLoading, NotCoordinator
@@ -19,22 +19,6 @@ from service.wire.base import Struct
 from service.wire.codec import RequestHeader, decode_request, decode_response, encode_request, encode_response
 from service.wire.messages.schemas import MESSAGES
 from tests.service.groups.driver import PENDING, Driver
-
-HANDLERS = {
-    "OffsetCommitRequest": "offset_commit",
-    "OffsetFetchRequest": "offset_fetch",
-    "OffsetDeleteRequest": "offset_delete",
-    "FindCoordinatorRequest": "find_coordinator",
-    "JoinGroupRequest": "join_group",
-    "SyncGroupRequest": "sync_group",
-    "HeartbeatRequest": "heartbeat",
-    "LeaveGroupRequest": "leave_group",
-    "DescribeGroupsRequest": "describe_groups",
-    "ListGroupsRequest": "list_groups",
-    "DeleteGroupsRequest": "delete_groups",
-    "ConsumerGroupHeartbeatRequest": "consumer_group_heartbeat",
-    "ConsumerGroupDescribeRequest": "consumer_group_describe",
-}
 
 
 @dataclass
@@ -114,10 +98,9 @@ class Stage:
         name = type(request).__name__
         _, key, *_ = MESSAGES[name]
         assert key is not None
-        handle = import_module(f"service.api.{HANDLERS[name]}").handle
         read = decode_request(key, version, memoryview(encode_request(key, version, request)))
         header = RequestHeader(key, version, 1, "client")
-        response = handle(cast(Broker, self), Session("127.0.0.1", 1234), header, read)
+        response = ROUTES[key].ask(cast(Broker, self), Session("127.0.0.1", 1234), header, read)
         if asyncio.iscoroutine(response):
             response = await response
         parts = encode_response(key, version, response)

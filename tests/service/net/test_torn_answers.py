@@ -17,6 +17,7 @@ import pytest
 from log.batch import build_batch
 from log.disk import FileSlice, RealDisk
 from service.api.door import BrokerDoor
+from service.api.listener import Listener
 from service.client.connection import Client
 from service.net import outbox
 from service.net.server import serve
@@ -214,7 +215,9 @@ def test_what_was_promised_of_a_log_leaves_whole_whatever_becomes_of_it(tmp_path
         wanted = FetchPartition(0, fetch_offset=0, partition_max_bytes=1 << 30)
         request = FetchRequest(max_bytes=1 << 30, topics=[FetchTopic("events", partitions=[wanted])], session_epoch=-1)
         stored = b"".join(bytes(each) for _, each in partition.log.scan(0))
-        server = await serve(asyncio.get_running_loop(), "127.0.0.1", 0, BrokerDoor(stage.broker, "PLAINTEXT"))
+        server = await serve(
+            asyncio.get_running_loop(), "127.0.0.1", 0, BrokerDoor(stage.broker, Listener("PLAINTEXT"))
+        )
         try:
             async with Client("127.0.0.1", server.port) as reader, Client("127.0.0.1", server.port) as other:
                 assert reader._wire is not None

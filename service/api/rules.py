@@ -1,0 +1,27 @@
+"""Who may ask what: a rule for each API in the table of routes. Every request passes its rule on the way to its
+handler, also when HTTP asks it. What HTTP writes and reads without a handler (`web/sending.py`, `web/fetching.py`)
+passes none.
+
+No listener asks for proof yet, so every session is ANONYMOUS, and every rule lets it pass. A principal that was proven
+may ask what any client may; for what brokers ask of each other it would have to be a broker's, and none is yet.
+"""
+
+from typing import Any
+
+from service.broker.session import ANONYMOUS, Session
+from service.wire.messages import FetchRequest
+
+
+def anybody(session: Session, request: Any) -> bool:
+    return True
+
+
+def brokers(session: Session, request: Any) -> bool:
+    """What brokers ask of each other, and Kafka's own tools."""
+    return session.principal is ANONYMOUS
+
+
+def readers_and_brokers(session: Session, request: FetchRequest) -> bool:
+    """Anybody may read. A broker copies what is not committed yet, and tells by its questions what it holds."""
+    copies = request.replica_id >= 0 or (request.replica_state is not None and request.replica_state.replica_id >= 0)
+    return not copies or brokers(session, request)
