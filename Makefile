@@ -14,7 +14,7 @@ ARGS   ?=
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
 .PHONY: help serve install install-dev check quick-tests test lint types format sim sim-cluster sim-groups mutants mutants-cluster mutants-groups chaos chaos-cluster churn clients clients-java clients-more \
-        conformance bench fuzz fuzz-http transcripts docs boards screens clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos spark-crashes spark-extremes
+        conformance bench fuzz fuzz-http transcripts docs boards alarms screens clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos spark-crashes spark-extremes
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -137,6 +137,9 @@ transcripts: install-dev ## rewrite tests/transcripts/*.txt; review the differen
 docs: install ## write docs/configuration.md and docs/monitoring.md anew from the tables of settings and metrics
 	$(ENV)/oncelog config docs > docs/configuration.md
 	$(PYTHON_RUN) -m monitoring.reference > docs/monitoring.md
+
+alarms: install-dev ## what goes wrong for real makes the right alerts fire: Prometheus, Alertmanager, three brokers
+	$(PYTHON_RUN) -m pytest tests/monitoring/alarms.py $(ARGS)
 
 screens: install-dev ## pictures of every page, into docs/screens (needs Chromium)
 	$(PYTHON_RUN) -m tests.ui.screenshots

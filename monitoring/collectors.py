@@ -37,6 +37,8 @@ MARKERS_WITHIN: Final = 100
 """A lag so small may be nothing but markers."""
 WANTED_MAX: Final = 5_000
 """Partitions of other brokers that are asked about for the lag of groups."""
+ASKED_AFTER_MS: Final = 5_000
+"""Other coordinators are asked about transactions that are open for longer: most have ended by then."""
 SET_BY_A_CLOCK_MS: Final = 946_684_800_000
 CONTROL: Final = 0x20
 NO_LEADER: Final = -1
@@ -55,13 +57,6 @@ class Blocker(NamedTuple):
     first_offset: int
 
 
-class Hanging(NamedTuple):
-    """One that nobody will end, and why that is said."""
-
-    blocker: Blocker
-    why: str
-
-
 class Scrape:
     """The collectors of one broker, with what they remember from one scrape to the next."""
 
@@ -77,6 +72,12 @@ class Scrape:
         """Partitions of which groups coordinated here have offsets, and of which this broker holds nothing."""
         self.elsewhere: Mapping[tuple[str, int], tuple[int, int]] = {}
         """Stable offset and high watermark of those, as their leaders told lately."""
+        self.strangers: dict[Blocker, None] = {}
+        """Open transactions that hold readers up here, and that no coordinator of this broker knows."""
+        self.holders_elsewhere: Mapping[int, str] = {}
+        """By producer id, the transactional ids that other coordinators have open."""
+        self.nobodys: frozenset[Blocker] = frozenset()
+        """Strangers of the last scrape that no coordinator had open when all were asked after it."""
         self._process = ProcessCollector(registry=None)
 
     def gather(self, lines: Lines) -> Iterator[None]:
@@ -236,31 +237,32 @@ class Scrape:
         if (ends := broker.requests.apis.get("END_TXN")) is not None:
             lines.add_histogram(of.TXN_COMMIT_LATENCY, ends.seconds, "prepare")
         lines.add_histogram(of.TXN_COMMIT_LATENCY, tally.markers, "markers")
-        lines.add(of.TXN_HANGING, len(self.hanging(blockers, holders)))
+        lines.add(of.TXN_HANGING, self._hanging(blockers, holders))
+        if not self._transaction_coordinators():
+            strangers = (each for each in blockers if each.producer_id not in holders)
+            self.strangers = {each: None for each in strangers if now_ms - each.began_ms > ASKED_AFTER_MS}
         for each in sorted(blockers)[:BLOCKERS]:
             held_s = max(now_ms - each.began_ms, 0) / 1000
-            whose = holders.get(each.producer_id, "")
+            whose = holders.get(each.producer_id) or self.holders_elsewhere.get(each.producer_id) or ""
             lines.add(of.BLOCKER, held_s, each.topic, each.partition, each.producer_id, whose)
 
-    def hanging(self, blockers: list[Blocker], holders: Mapping[int, str]) -> list[Hanging]:
+    def _hanging(self, blockers: list[Blocker], holders: Mapping[int, str]) -> int:
         """Those of the open ones that nobody will end. `holders` was looked up after them: a transaction is known to
         its coordinator before anything of it is written, so one that nobody has now has ended meanwhile, or hangs.
 
-        Only a broker that leads every coordinator there is can say that nobody has one. In a larger cluster age alone
-        tells.
+        Where other brokers coordinate, too, they are asked before the next scrape; until then age alone tells.
         """
         broker = self._broker
         coordinators = self._transaction_coordinators()
         late_since_ms = broker.env.clock.wall_ms() - broker.config.transaction_max_timeout_ms - LATE_BUFFER_MS
-        found = []
-        for each in blockers:
-            if not self._is_open(each):
-                continue
-            if coordinators and each.producer_id not in holders:
-                found.append(Hanging(each, "no coordinator has it open"))
-            elif SET_BY_A_CLOCK_MS < each.began_ms < late_since_ms:
-                found.append(Hanging(each, "it is older than any transaction may be"))
-        return found
+        return sum(
+            self._is_open(each)
+            and (
+                (each.producer_id not in holders and (coordinators or each in self.nobodys))
+                or SET_BY_A_CLOCK_MS < each.began_ms < late_since_ms
+            )
+            for each in blockers
+        )
 
     def _transaction_coordinators(self) -> bool:
         """Whether all of them are here and know their transactions."""

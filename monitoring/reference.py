@@ -22,6 +22,8 @@ from Strimzi are there, and under `oncelog_` what an exactly-once log has to tel
   brokers are right.
 - OpenMetrics (which Prometheus asks for by itself) has exemplars: beside a bucket of
   `oncelog_transaction_duration_seconds` stands the transaction that fell into it last.
+- With `otlp.endpoint=http://collector:4318` a broker sends spans of the transactions that it coordinates to OpenTelemetry:
+  the whole, each partition, the time until the decision, the markers. `traceparent` headers of records are left as they are.
 - Tens of thousands of partitions are scraped in steps, so that no client waits. With `metrics.partition.labels=false` only
   partitions that hold readers back or lack replicas are told one by one.
 - Lag is told against the high watermark (`kafka_consumergroup_lag`) and against the stable offset

@@ -13,12 +13,16 @@ FRESH_S: Final = 1.0
 Places = Iterable[tuple[str, int]]
 Elsewhere = Callable[[Places], Awaitable[Mapping[tuple[str, int], tuple[int, int]]]]
 """Asks the leaders of partitions for their stable offsets and high watermarks; leaves out what it does not learn."""
+Holders = Callable[[Collection[int]], Awaitable[Mapping[int, str] | None]]
+"""Asks all coordinators who has a transaction open as one of these producer ids; None: not all of them told."""
+STRANGERS_MAX: Final = 200
 
 
 class Scraper:
-    def __init__(self, scrape: Scrape, elsewhere: Elsewhere | None = None) -> None:
+    def __init__(self, scrape: Scrape, elsewhere: Elsewhere | None = None, holders: Holders | None = None) -> None:
         self._scrape = scrape
         self._elsewhere = elsewhere
+        self._holders = holders
         self._lock = asyncio.Lock()
         self._lines = Lines()
         self._gathered_s = -FRESH_S
@@ -43,6 +47,15 @@ class Scraper:
         wanted, self._scrape.wanted = self._scrape.wanted, {}
         if wanted and self._elsewhere is not None:
             self._scrape.elsewhere = await self._elsewhere(wanted)
+        strangers = sorted(self._scrape.strangers)[:STRANGERS_MAX]
+        self._scrape.strangers = {}
+        if self._holders is None or not strangers:
+            self._scrape.holders_elsewhere, self._scrape.nobodys = {}, frozenset()
+            return
+        holders = await self._holders({each.producer_id for each in strangers})
+        self._scrape.holders_elsewhere = holders or {}
+        unknown = (each for each in strangers if holders is not None and each.producer_id not in holders)
+        self._scrape.nobodys = frozenset(unknown)
 
     async def status_of_groups(self, names: Collection[str]) -> dict[str, int]:
         """By Burrow's codes, of those that are coordinated here: as of now, from the commits that were seen so far."""

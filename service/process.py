@@ -76,6 +76,10 @@ async def run_broker(
         where = " or ".join(config.data_folders)
         raise StartError(f"{fault.filename} in {where}: {fault.strerror}") from None
     env.tasks.spawn("loop watch", broker.loop_watch.run())
+    if config.otlp_endpoint is not None:
+        from service.web.telemetry import export_spans  # what only some need is loaded only for them
+
+        env.tasks.spawn("spans", export_spans(broker, config.otlp_endpoint))
     if web is not None:
         web.begin()
     on_ready(broker, () if web is None else web.endpoints)

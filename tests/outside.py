@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 FROM = {
     "promtool": "prometheus",
     "prometheus": "prometheus",
+    "prometheus-alertmanager": "prometheus-alertmanager",
+    "amtool": "prometheus-alertmanager",
     "kcat": "kcat",
     "java": "default-jre-headless",
     "mvn": "maven",

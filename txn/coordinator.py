@@ -342,6 +342,7 @@ class TxnCoordinator:
 
     def _markers_written(self, draft: _Draft, ask: MarkersWritten) -> Verdict:
         pair = (ask.producer_id, ask.producer_epoch)
+        self._tally.mark(ask.transactional_id, ask.partitions, draft.wall_ms)
         settled = self._owed.settle(ask.transactional_id, pair=pair, partitions=ask.partitions)
         if settled is not None:
             self._complete(draft, settled)

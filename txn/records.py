@@ -140,6 +140,14 @@ def read_key(key: bytes) -> str | None:
     return _text(key[_KEY.size :])
 
 
+def read_state(value: bytes) -> State:
+    """Of a value, and nothing else of it: that of a large transaction is long."""
+    try:
+        return State(_HEAD.unpack_from(value)[-1])
+    except (struct.error, ValueError) as error:
+        raise BadRecord(str(error)) from error
+
+
 def read_value(transactional_id: str, value: bytes) -> Txn:
     try:
         version, producer_id, producer_epoch, timeout_ms, state = _HEAD.unpack_from(value)

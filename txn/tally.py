@@ -4,8 +4,10 @@ Counted once, when a decision is taken up; never in a replay. `TxnCoordinator` a
 """
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
 
-from log.ids import NO_TIMESTAMP
+from log.ids import NO_TIMESTAMP, TopicPartition
 from log.tally import HOW_MANY, LONG_SECONDS, Histogram
 from txn.states import COMPLETED, PREPARED, State, Txn
 
@@ -15,8 +17,16 @@ COMMIT = "commit"
 ABORT = "abort"
 
 
+class Follower(Protocol):
+    """Who is told of every move, if anybody wants to be (`monitoring/spans.py`)."""
+
+    def moved(self, after: Txn, why: str) -> None: ...
+    def marked(self, name: str, partitions: Sequence[TopicPartition], at_ms: int) -> None: ...
+
+
 class TxnTally:
     def __init__(self) -> None:
+        self.follower: Follower | None = None
         self.ended: Counter[str] = Counter({COMMIT: 0, ABORT: 0, TIMEOUT: 0, FENCED: 0})
         self.duration = Histogram(LONG_SECONDS)
         """From the first partition to the decision."""
@@ -26,6 +36,8 @@ class TxnTally:
 
     def count(self, before: Txn | None, after: Txn, why: str) -> None:
         """A move was taken up; `why` says who ended it, if not its own client."""
+        if self.follower is not None:
+            self.follower.moved(after, why)
         if before is None:
             return
         if after.state in PREPARED and before.state is State.ONGOING:
@@ -35,6 +47,11 @@ class TxnTally:
                 self.duration.add_named(_seconds(after.started_ms, after.updated_ms), _names(after), after.updated_ms)
         elif after.state in COMPLETED and before.state in PREPARED:
             self.markers.add_named(_seconds(before.updated_ms, after.updated_ms), _names(after), after.updated_ms)
+
+    def mark(self, transactional_id: str, partitions: Sequence[TopicPartition], at_ms: int) -> None:
+        """These have their marker."""
+        if self.follower is not None:
+            self.follower.marked(transactional_id, partitions, at_ms)
 
 
 def _seconds(since_ms: int, until_ms: int) -> float:

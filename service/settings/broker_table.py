@@ -141,6 +141,11 @@ class BrokerSettings:
         "nothing is kept back.",
         at_least=0,
     )
+    otlp_endpoint = optional_text(
+        "otlp.endpoint",
+        "Where spans of the transactions that this broker coordinates are sent by OpenTelemetry's OTLP over HTTP:"
+        " http://collector:4318. Not set: nothing is followed, nothing sent.",
+    )
     store_url = optional_text(
         "store.url",
         "Where the cluster's metadata lives, unless zookeeper.connect is set: sqlite:///FILE for a single broker,"

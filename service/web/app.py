@@ -101,7 +101,11 @@ class WebServer:
         self._servers: list[asyncio.Server] = []
         self._silent: dict[object, asyncio.TimerHandle] = {}
         """Connections on which no whole head of a request has come yet, and when they are ended."""
-        scraper = metrics.scraper_of(broker, lambda wanted: metrics.offsets_elsewhere(self.gateway, wanted))
+        scraper = metrics.scraper_of(
+            broker,
+            lambda wanted: metrics.offsets_elsewhere(self.gateway, wanted),
+            lambda producer_ids: metrics.holders_elsewhere(self.gateway, producer_ids),
+        )
         self.gateway = Gateway(broker, scraper)
         self.gateway.numbers = Numbers(self.gateway)
         self.gateway.producers = Producers(self.gateway)

@@ -1,16 +1,19 @@
 """`/metrics`: what this broker has to say about itself, for Prometheus and whoever reads text (`monitoring/`)."""
 
 import asyncio
+from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 
 from aiohttp import web
 
 from log.ids import TopicPartition
 from monitoring.collectors import Scrape
-from monitoring.scraping import Elsewhere, Places, Scraper, content_type, wants_openmetrics
+from monitoring.scraping import Elsewhere, Holders, Places, Scraper, content_type, wants_openmetrics
+from service.broker.internal_topics import TRANSACTIONS
 from service.broker.node import Broker
 from service.client.cluster import LATEST, READ_COMMITTED
 from service.client.failures import ClientFailure
+from service.client.transactions import transactions_of
 from service.web.gateway import Gateway
 from service.web.pages.facts import leader_of
 from service.web.pages.near import NearCluster
@@ -19,12 +22,15 @@ from service.web.routing import Route
 ELSEWHERE_S = 2.0
 
 
-def scraper_of(broker: Broker, elsewhere: Elsewhere | None = None) -> Scraper:
+def our_version() -> str:
     try:
-        ours = version("oncelog")
+        return version("oncelog")
     except PackageNotFoundError:  # run from a clone that was never installed
-        ours = "unknown"
-    return Scraper(Scrape(broker, version=ours), elsewhere)
+        return "unknown"
+
+
+def scraper_of(broker: Broker, elsewhere: Elsewhere | None = None, holders: Holders | None = None) -> Scraper:
+    return Scraper(Scrape(broker, version=our_version()), elsewhere, holders)
 
 
 async def offsets_elsewhere(gateway: Gateway, wanted: Places) -> dict[tuple[str, int], tuple[int, int]]:
@@ -47,6 +53,26 @@ async def offsets_elsewhere(gateway: Gateway, wanted: Places) -> dict[tuple[str,
         (each.topic, each.partition): (min(stable[each].offset, highs[each].offset), highs[each].offset)
         for each in there
         if each in stable and each in highs
+    }
+
+
+async def holders_elsewhere(gateway: Gateway, producer_ids: Collection[int]) -> dict[int, str] | None:
+    """From all coordinators, in little time. While one of them is missing, nobody knows all."""
+    image = gateway.broker.image
+    if any(leader_of(image, state) < 0 for state in image.topics[TRANSACTIONS.name].partitions.values()):
+        return None
+    try:
+        async with asyncio.timeout(ELSEWHERE_S):
+            cluster = NearCluster(gateway)
+            await cluster.metadata([])
+            found = await transactions_of(cluster, producer_ids)
+    except (ClientFailure, TimeoutError):
+        return None
+    return {
+        producer_id: each.transactional_id
+        for producer_id, transactions in found.items()
+        for each in transactions
+        if each.is_open
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,39 @@ def test_a_transaction_that_no_coordinator_knows_is_counted_as_hanging(tmp_path:
         assert seen.one("oncelog_transactions_hanging") == 1
         assert seen.one("oncelog_transactions_open") == 1
         assert seen.one("oncelog_lso_blocked_by", producer_id=9_999, transactional_id="") >= 0
+
+    on_txn_stage(tmp_path, scene, transaction_partition_verification_enable="false")
+
+
+@pytest.mark.parametrize(
+    ("told", "hanging", "whose"),
+    [({}, 1, ""), ({9_999: "elsewhere"}, 0, "elsewhere"), (None, 0, "")],
+    ids=["nobody has it", "another coordinator has it", "not all told"],
+)
+def test_whether_it_hangs_is_asked_of_other_coordinators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[int, str] | None, hanging: int, whose: str
+) -> None:
+    """A broker of a cluster knows a part of the transactions; age alone would tell after twenty minutes."""
+    monkeypatch.setattr("monitoring.collectors.ASKED_AFTER_MS", -1)
+    monkeypatch.setattr("monitoring.scraping.FRESH_S", 0.0)
+
+    async def scene(stage: TxnStage) -> None:
+        stray = Writer(stage, "stray", producer_id=9_999, epoch=0)
+        assert await stray.write("orders", "b", version=11) == 0
+        for shard in stage.broker.transactions.shards():
+            shard.loaded = False
+        asked: list[set[int]] = []
+
+        async def holders(producer_ids: Collection[int]) -> dict[int, str] | None:
+            asked.append(set(producer_ids))
+            return told
+
+        scraper = Scraper(Scrape(stage.broker, version="1"), None, holders)
+        for expected in (0, hanging):
+            text = b"".join([piece async for piece in scraper.text(openmetrics=False)]).decode()
+            assert read(text).one("oncelog_transactions_hanging") == expected
+        assert asked == [{9_999}]
+        assert read(text).one("oncelog_lso_blocked_by", producer_id=9_999, transactional_id=whose) >= 0
 
     on_txn_stage(tmp_path, scene, transaction_partition_verification_enable="false")
 

@@ -11,17 +11,20 @@ import tempfile
 import time
 from pathlib import Path
 
+from service.web.app import TABLES
 from service.web.gateway import Gateway
 from service.web.metrics import scraper_of
-from service.web.pages import views
+from service.web.pages import asking, moving, views
 from service.web.pages.facts import Told
-from service.web.pages.render import render
-from service.web.pages.views import Look, kept_of
+from service.web.pages.views import Look, framed, kept_of
 from service.wire.messages import OffsetCommitRequest, OffsetCommitRequestPartition, OffsetCommitRequestTopic
 from tests.service.api.txn_stage import TxnStage, Writer, on_txn_stage
 
 PARTITIONS = 10
 LOOKS = 5
+WIDE = 1_000
+"""Partitions of the largest transaction."""
+TEMPLATES = {"ended": "transaction"}
 
 
 async def scene(stage: TxnStage) -> None:
@@ -37,13 +40,20 @@ async def scene(stage: TxnStage) -> None:
         writer = Writer(stage, f"pay-{number}")
         await writer.init()
         await writer.write(f"events-{number}", "x")
+    large = Writer(stage, "large")
+    await large.init()
+    for number in range(WIDE):
+        await large.write(f"events-{number}", "x")
+    await large.end(commit=True)
     gateway = Gateway(stage.broker, scraper_of(stage.broker))
+    gateway.routes = [route for table in TABLES for route in table]
     kept = kept_of(gateway)
     print(f"{topics * PARTITIONS} partitions, {groups} groups")
     for name, view, match in (
         ("overview", views.overview, {}),
         ("transactions", views.transactions, {}),
         ("transaction", views.transaction, {"id": "pay-1"}),
+        ("ended", views.transaction, {"id": "large"}),
         ("topics", views.topics, {}),
         ("topic", views.topic, {"topic": "events-1"}),
         ("messages", views.messages, {"topic": "events-1", "partition": "0"}),
@@ -52,14 +62,17 @@ async def scene(stage: TxnStage) -> None:
         ("group", views.group, {"group": "group-1"}),
         ("brokers", views.brokers, {}),
         ("settings", views.settings, {}),
+        ("produce", asking.producing, {"topic": "events-1"}),
+        ("playground", asking.playground, {}),
+        ("reset", moving.reset_plan, {"group": "group-1"}),
+        ("replicas", moving.replicas_plan, {"topic": "events-1"}),
     ):
         taken = []
         for _ in range(LOOKS):
             began = time.thread_time()
             told = Told()
             found = await view(Look(gateway, kept, told, {}, match))
-            common = {"here": name, "node_id": 1, "cluster_id": "c", "done": "", "search": "", "live": True}
-            text = render(f"{name}.html", **common, missing=told.missing, **found)
+            text = framed(gateway, TEMPLATES.get(name, name), {"missing": told.missing, **found})
             taken.append((time.thread_time() - began) * 1000)
             await asyncio.sleep(0)
         middle = sorted(taken)[LOOKS // 2]
@@ -67,4 +80,4 @@ async def scene(stage: TxnStage) -> None:
 
 
 with tempfile.TemporaryDirectory() as folder:
-    on_txn_stage(Path(folder), scene)
+    on_txn_stage(Path(folder), scene, broker_session_timeout_ms="600000")

@@ -46,6 +46,8 @@ LEAST_S: Final = 0.2
 """What comes last on a page whose time is over is still asked for, for so long: this broker knows much by itself."""
 PAGE: Final = 50
 """Rows of a table at once."""
+GROUPS_PAGE: Final = 25
+"""Of each its lag is asked for."""
 BLOCKERS_MAX: Final = 200
 ASKED_ELSEWHERE_MAX: Final = 2_000
 """Partitions that other brokers lead and that are asked about for one page."""
@@ -361,7 +363,7 @@ class GroupRow:
 async def groups(broker: Broker, cluster: NearCluster, *, search: str, number: int) -> Cut:
     listed = await list_groups(cluster)
     found = [GroupRow(each.group_id, each.group_state, each.group_type) for each in listed if search in each.group_id]
-    shown = cut(found, number)
+    shown = cut(found, number, GROUPS_PAGE)
     for row in shown.rows:
         row.partitions = await lags(broker, cluster, row.name)
         row.lag = _sum(each.lag for each in row.partitions)
