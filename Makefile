@@ -14,7 +14,7 @@ ARGS   ?=
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
 .PHONY: help serve install install-dev check quick-tests test lint types format sim sim-cluster sim-groups mutants mutants-cluster mutants-groups chaos chaos-cluster churn clients clients-java clients-more \
-        conformance bench fuzz fuzz-http transcripts docs boards alarms screens clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos spark-crashes spark-extremes
+        conformance bench fuzz fuzz-http transcripts docs site boards alarms screens clean spark-demo spark-cluster spark-connector spark-versions bench-spark spark-chaos spark-crashes spark-extremes
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -134,9 +134,14 @@ fuzz-http: install-dev ## requests generated from the OpenAPI document, every an
 transcripts: install-dev ## rewrite tests/transcripts/*.txt; review the difference
 	$(PYTHON_RUN) -m tests.transcripts $(ARGS)
 
-docs: install ## write docs/configuration.md and docs/monitoring.md anew from the tables of settings and metrics
+docs: install ## write the references in docs/ anew: settings, metrics, commands, HTTP operations
 	$(ENV)/oncelog config docs > docs/configuration.md
 	$(PYTHON_RUN) -m monitoring.reference > docs/monitoring.md
+	$(PYTHON_RUN) -m service.cli.reference commands > docs/commands.md
+	$(PYTHON_RUN) -m service.cli.reference http > docs/http-reference.md
+
+site: install-dev ## the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(ENV)/mkdocs build --strict --quiet
 
 alarms: install-dev ## what goes wrong for real makes the right alerts fire: Prometheus, Alertmanager, three brokers
 	$(PYTHON_RUN) -m pytest tests/monitoring/alarms.py $(ARGS)

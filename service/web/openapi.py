@@ -34,12 +34,12 @@ def _hook(kind: type) -> dict[str, Any]:
     raise NotImplementedError
 
 
-def _path(route: Route) -> str:
+def path_of(route: Route) -> str:
     return _BRACES.sub(r"{\1}", route.path)
 
 
 def _operation_id(route: Route) -> str:
-    return f"{route.handle.__module__.rpartition('.')[2]}_{route.handle.__name__}_{_path(route).count('/')}"
+    return f"{route.handle.__module__.rpartition('.')[2]}_{route.handle.__name__}_{path_of(route).count('/')}"
 
 
 def _in_path(name: str) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
             content: dict[str, Any] = {JSON: {"schema": schema_of[route.body]}}
             content.update((media, {"schema": {"type": "string"}}) for media in route.body_media)
             operation["requestBody"] = {"required": True, "content": content}
-        paths.setdefault(_path(route), {})[route.method.lower()] = operation
+        paths.setdefault(path_of(route), {})[route.method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "oncelog", "version": "1", "description": ABOUT},
@@ -137,7 +137,7 @@ def _page(title: str, body: Iterable[str]) -> web.Response:
 
 
 def _shown(route: Route, base: str) -> Iterable[str]:
-    path = html.escape(_path(route))
+    path = html.escape(path_of(route))
     yield f"<section><h3><code>{route.method} {path}</code></h3><p>{html.escape(route.summary)}</p>"
     if route.parameters:
         yield "<table>"

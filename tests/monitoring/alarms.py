@@ -309,7 +309,7 @@ def test_a_disk_that_is_full(watch: Watch) -> None:
     filler = broker.folder.parent / "of-somebody-else"
     space = os.statvfs(broker.folder)
     with open(filler, "wb") as file:
-        file.write(bytes(space.f_bavail * space.f_frsize - (4 << 20)))
+        file.write(bytes(space.f_bavail * space.f_frsize - (32 << 10)))
     try:
         watch.fires("OncelogDiskFull")
         comes(lambda: "OncelogDiskFull" in watch.told.names)

@@ -22,6 +22,9 @@ PATIENCE_S = 30.0
 class Served:
     """`oncelog serve` with HTTP on any free port; ended and started again at will."""
 
+    tree = ROOT
+    """Where its code is."""
+
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
         self.settings = {"log.durability": "os", "group.initial.rebalance.delay.ms": "0", **settings}
@@ -39,7 +42,7 @@ class Served:
                 ],
                 stdout=subprocess.PIPE,
                 stderr=log,
-                cwd=ROOT,
+                cwd=self.tree,
             )
         assert self.process.stdout is not None
         readable, _, _ = select.select([self.process.stdout], [], [], PATIENCE_S)

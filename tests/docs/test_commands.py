@@ -1,0 +1,124 @@
+"""The commands in README and in the documentation, word for word, in their order, on one broker. Only where things are
+is replaced: the ports, and the environment that a reader makes for a library that the tests have. Every other line with
+a command of ours is at least one that the program takes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from service.cli.root import cli
+from tests.service.cli.kit import ROOT, Serving
+
+ANOTHER_ENVIRONMENT = "/tmp/try"
+TOOLS = ("kcat", "curl")
+README = {
+    "kcat -b": ["order 1: two apples"],
+    '"billing"': ["orders", "order 2: three pears"],
+    "curl": ['"outcome":"applied"', '"fruit": "fig"', "event: end"],
+    "group lag": ["anna", "carl", "payments", "billing"],
+}
+"""What a block must print, by a word in it."""
+START = {
+    "oncelog doctor": ["brokers", "none hangs"],
+    "two apples": ["two apples"],
+    "order-2": ['"outcome":"applied"', "Idempotency-Replayed: true", "three pears"],
+    "a melon": ["4.20"],
+    "TXN=": ["cash-desk-1", '"outcome":"applied"', "not yet"],
+}
+
+
+def blocks(path: str, section: str | None = None) -> list[str]:
+    text = (ROOT / path).read_text()
+    if section is not None:
+        (text,) = re.findall(rf"^## {section}$(.*?)^## ", text, flags=re.M | re.S)
+    return re.findall(r"^```\n(.*?)^```$", text, flags=re.M | re.S)
+
+
+def run(blocks: list[str], expected: dict[str, list[str]], folder: Path) -> str:
+    python = folder / "try" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ran = ""
+    web = "-o", "http.listeners=http://127.0.0.1:0"
+    with Serving("--data", str(folder / "data"), "--host", "127.0.0.1", "--port", "0", *web) as serving:
+        for block in blocks:
+            missing = any(each in block and shutil.which(each) is None for each in TOOLS)
+            if "pip install" in block or block.startswith("make ") or missing:
+                continue
+            block = block.replace(ANOTHER_ENVIRONMENT, str(folder / "try")).replace("python3 -c", f"{python} -c")
+            block = block.replace("localhost:9092", serving.bootstrap)
+            block = block.replace("localhost:8082", serving.facts["http"][0].removeprefix("http://"))
+            done = subprocess.run(
+                ["sh", "-eu", "-c", block],
+                cwd=ROOT,
+                env={**os.environ, "ONCELOG_BOOTSTRAP": serving.bootstrap, "PATH": path},
+                capture_output=True,
+                text=True,
+                timeout=90,
+                check=False,
+            )
+            assert done.returncode == 0, (block, done.stdout, done.stderr)
+            for word, printed in expected.items():
+                if word in block:
+                    assert all(each in done.stdout for each in printed), (block, done.stdout)
+            ran += block
+    return ran
+
+
+def test_readmes_commands_do_what_it_says(tmp_path: Path) -> None:
+    ran = run(blocks("README.md", "Use it"), README, tmp_path)
+    for command in ("init_transactions", "consumer.consume", "oncelog config explain"):
+        assert command in ran, f"README has changed: no block says {command}"
+
+
+def test_getting_started_does_what_it_says(tmp_path: Path) -> None:
+    ran = run(blocks("docs/start.md"), START, tmp_path)
+    assert all(word in ran for word in START)
+
+
+def _shown() -> list[tuple[str, str, bool]]:
+    """Each line with a command of ours, and whether it is to be typed as it is: in a block, not within a sentence."""
+    found = {}
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        if path.name == "commands.md":
+            continue  # written from the commands
+        text = path.read_text().replace("\\\n", " ")
+        inside = re.findall(r"^```\w*\n(.*?)^```$", text, flags=re.M | re.S)
+        typed = [line for block in inside for line in block.splitlines()]
+        named = re.findall(r"`(oncelog [^`]+)`", text)
+        for line in (*named, *typed):
+            if line.startswith("oncelog ") and "…" not in line and "COMMAND" not in line:
+                found[path.name, " ".join(line.split())] = line in typed
+    return [(where, line, is_typed) for (where, line), is_typed in found.items()]
+
+
+SHOWN = _shown()
+
+
+@pytest.mark.parametrize(("where", "line", "is_typed"), SHOWN, ids=[f"{each[0]}: {each[1]}"[:90] for each in SHOWN])
+def test_every_command_that_is_shown_is_one_that_the_program_takes(where: str, line: str, is_typed: bool) -> None:
+    words = shlex.split(line.split(" | ")[0].split(" > ")[0], comments=True)[1:]
+    command: click.Command = cli
+    context = click.Context(cli, info_name="oncelog")
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        found = command.get_command(context, words[0])
+        assert found is not None, f"{where}: there is no command {words[0]}"
+        command, words = found, words[1:]
+    if not is_typed or isinstance(command, click.Group):
+        options = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+        unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in options]
+        assert unknown in ([], ["--help"]), f"{where}: {line}"
+        return
+    command.make_context("oncelog", words, resilient_parsing="--help" in words)
