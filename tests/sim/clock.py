@@ -33,7 +33,7 @@ class SimClock:
         self._world = host.world
 
     def monotonic(self) -> float:
-        return self._world.now - self._host.started_at
+        return self._host.steady_seconds
 
     def wall_ms(self) -> int:
         return int((self._world.epoch_seconds + self._world.now + self._host.clock_offset) * 1000)

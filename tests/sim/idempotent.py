@@ -63,7 +63,7 @@ class IdempotentWriter(ExactlyOnce):
     async def _send_all(self, sendings: list[Sending]) -> list[Sending]:
         """One after the other, without waiting for answers; those that are not acknowledged."""
         try:
-            await self.line.ready()
+            await self.line.ready(sendings[0].request)
         except Unanswered:
             return sendings
         loop, asked = asyncio.get_running_loop(), []
@@ -75,9 +75,7 @@ class IdempotentWriter(ExactlyOnce):
         for sending, code in zip(sendings, codes, strict=True):
             if code == ErrorCode.NONE:
                 continue
-            # Over several brokers what was sent later may arrive earlier.
-            nothing_before = not left and (self.clients.plan.brokers == 1 or sending is sendings[0])
-            if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and nothing_before:
+            if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not left:
                 self._forgotten(sending)
                 raise Refused(code)
             if code is not None and code not in AGAIN and code != ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:

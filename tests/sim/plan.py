@@ -71,6 +71,7 @@ class Plan:
     transactional: bool = False
     brokers: int = 1
     replication: int = 1
+    moves: bool = False  # partitions are given to other brokers, and other replicas are made to lead
 
     def held(self, acks: int) -> Held:
         """What an acknowledgement with these acks promises."""

@@ -4,6 +4,7 @@ key, remembers, and asks again when it is told or fears that they are others. No
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -110,9 +111,12 @@ class Router:
         self._chance = clients.world.stream(f"router/{name}")
         self._lines = {broker: Line(clients, name, broker) for broker in brokers}
         self._known: dict[Place, str] = {}
+        self._looking: dict[Place, asyncio.Task[None]] = {}
 
-    async def ready(self) -> None:
-        return
+    async def ready(self, request: Struct | None = None) -> None:
+        """Whom this request would go to is known, and there is a connection."""
+        if request is not None:
+            await self._lines[await self._find(place_of(request))].ready()
 
     def drop(self) -> None:
         for line in self._lines.values():
@@ -135,18 +139,30 @@ class Router:
         return answer
 
     async def _find(self, place: Place) -> str:
-        if place is None or self._chance.random() < ASTRAY:
+        """Who is asked one after the other about one place is answered in that order, so that requests leave in it."""
+        if place is None:
             return self._chance.choice(self._brokers)
+        if self._chance.random() < ASTRAY:
+            self._known[place] = self._chance.choice(self._brokers)
         if place not in self._known:
-            asked = self._lines[self._chance.choice(self._brokers)]
-            if isinstance(place, TopicPartition):
-                await self._learn_leaders(asked, place.topic)
-            else:
-                await self._learn_coordinator(asked, place)
+            looking = self._looking.get(place)
+            if looking is None:
+                looking = self._looking[place] = asyncio.get_running_loop().create_task(self._learn(place))
+                looking.add_done_callback(lambda _: self._looking.pop(place))
+            await asyncio.wait([looking])
+            if (error := looking.exception()) is not None:
+                raise Unanswered(str(error)) from error
         known = self._known.get(place)
         if known is None:
             raise Unanswered(f"nobody is named for {place}")
         return known
+
+    async def _learn(self, place: Place) -> None:
+        asked = self._lines[self._chance.choice(self._brokers)]
+        if isinstance(place, TopicPartition):
+            await self._learn_leaders(asked, place.topic)
+        elif place is not None:
+            await self._learn_coordinator(asked, place)
 
     async def _learn_leaders(self, line: Line, topic: str) -> None:
         names = {address: name for name, address in self._clients.node_ids.items()}

@@ -111,7 +111,8 @@ class Line:
             self.drop(client)
             raise Unanswered(repr(error)) from error
 
-    async def ready(self) -> None:
+    async def ready(self, request: Struct | None = None) -> None:
+        """There is a connection, so that what is asked now leaves at once."""
         await self._connected()
 
     def drop(self, client: Client | None = None) -> None:

@@ -264,6 +264,8 @@ class Host:
     powered: bool = True
     clock_offset: float = 0.0  # wall clock: seconds ahead of the world's
     started_at: float = 0.0  # monotonic clock: when the machine was switched on
+    _rate: float = 1.0
+    _rate_since: tuple[float, float] = (0.0, 0.0)  # the world's time, and what the monotonic clock said
     fuse: int | None = None  # callbacks left until `on_fuse`
     on_fuse: Callable[[], None] = lambda: None
     on_terminate: Callable[[], None] | None = None  # what the process does on SIGTERM
@@ -275,11 +277,22 @@ class Host:
     def alive(self) -> bool:
         return self.loop is not None
 
+    @property
+    def steady_seconds(self) -> float:
+        """What its monotonic clock says."""
+        since, said = self._rate_since
+        return said + (self.world.now - since) * self._rate
+
+    def run_clock_at(self, rate: float) -> None:
+        """From now on its monotonic clock runs so much faster than the world's. Timers go by the world's."""
+        self._rate_since, self._rate = (self.world.now, self.steady_seconds), rate
+
     def boot(self) -> None:
         """Start the process, on a machine that is switched on for it."""
         assert self.loop is None, f"{self.name} is running"
         if not self.powered or not self.life:
             self.started_at = self.world.now - 1000 * self.world.stream(f"uptime/{self.name}/{self.life}").random()
+            self._rate_since = self.started_at, 0.0
         self.powered = True
         self.life += 1
         self.on_terminate = None

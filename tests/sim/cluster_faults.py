@@ -1,0 +1,250 @@
+"""What befalls the brokers of a simulated cluster: the plan of a run, and its faults one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.faults import CLEAN_STOP_WITHIN
+from tests.sim.plan import JUDGED_BY_TIME, Plan, draw_plan
+from tests.sim.world import Host, come_true
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import ClusterSimulation
+
+KINDS = (
+    "kill",
+    "kill the controller",
+    "power cut",
+    "restart",
+    "death after some callbacks",
+    "death in a disk call",
+    "pause",
+    "long pause",
+    "connections cut",
+    "brokers split",
+    "broker cut off",
+    "slow network",
+    "session ends",
+    "store silent",
+    "everything dies",
+    "disk fails",
+    "clocks go apart",
+)
+COSTS_MEMORY = ("power cut", "disk fails")
+CLOCKS_APART_S = 40.0
+RATES_APART = 0.05
+"""A lease is trusted for three quarters of its time: clocks that run so much faster or slower do no harm."""
+
+
+def draw_cluster_plan(chance: random.Random) -> Plan:
+    plan = draw_plan(chance)
+    plan.brokers = chance.choice((3, 3, 3, 4))
+    plan.replication = 3
+    likely = chance.choice((0.15, 0.3, 0.6))
+    plan.kinds = tuple(kind for kind in KINDS if chance.random() < likely) or (chance.choice(KINDS),)
+    if plan.durability != "fsync":
+        plan.kinds = tuple(kind for kind in plan.kinds if kind not in COSTS_MEMORY) or ("kill",)
+    plan.folders = ("data",)
+    plan.down_seconds = chance.choice((0.02, 0.5, 5.0, 10.0))
+    plan.store_loss = chance.choice((0.0, 0.0, 0.02, 0.1))
+    plan.moves = chance.random() < 0.5
+    least = chance.choice(("1", "2", "2"))
+    plan.settings |= {
+        "log.durability": plan.durability,
+        "broker.session.timeout.ms": chance.choice(("1500", "3000")),
+        "replica.lag.time.max.ms": chance.choice(("1000", "3000")),
+        "min.insync.replicas": least,
+        "transaction.state.log.min.isr": least,
+        "offsets.topic.replication.factor": "3",
+        "leader.imbalance.check.interval.seconds": chance.choice(("3", "300")),
+        "log.reserve.bytes": "0",
+    }
+    if "clocks go apart" in plan.kinds:
+        plan.settings |= JUDGED_BY_TIME
+    for each in plan.topics:
+        each.configs.pop("compression.type", None)
+    return plan
+
+
+class ClusterFate:
+    """The faults of one run. `finished` tells that everything is healed and every broker is up."""
+
+    def __init__(self, simulation: ClusterSimulation, clients: list[str]) -> None:
+        self._simulation = simulation
+        self._world = simulation.world
+        self._plan = simulation.plan
+        self._clients = clients
+        self._names = simulation.names
+        self._chance = simulation.world.stream("fate")
+        self.finished = False
+        self.given: Counter[str] = Counter()
+        self._deeds: dict[str, Callable[[Host], Coroutine[Any, Any, None]]] = {
+            "kill": self._kill,
+            "kill the controller": self._kill_controller,
+            "power cut": self._cut_power,
+            "restart": lambda host: self.restart(host.name),
+            "death after some callbacks": self._die_after_some_callbacks,
+            "death in a disk call": self._die_in_a_disk_call,
+            "pause": lambda host: self._pause(host, 1.0),
+            "long pause": lambda host: self._pause(host, 10.0),
+            "connections cut": self._cut_connections,
+            "brokers split": self._split,
+            "broker cut off": self._cut_off,
+            "slow network": self._slow_network,
+            "session ends": self._end_session,
+            "store silent": self._silence_store,
+            "everything dies": self._end_everything,
+            "disk fails": self._fail_disk,
+            "clocks go apart": self._part_clocks,
+        }
+
+    async def run(self) -> None:
+        await come_true(lambda: self._simulation.clients.created)
+        begun = self._world.now
+        while self._world.now - begun < self._plan.fault_seconds:
+            await asyncio.sleep(self._chance.expovariate(1 / self._plan.calm_seconds))
+            kind = self._chance.choice(self._plan.kinds)
+            self.given[kind] += 1
+            host = self._world.hosts[self._chance.choice(self._names)]
+            self._world.note("fault", kind, host.name)
+            await self._deeds[kind](host)
+            for name in self._names:
+                host = self._world.hosts[name]
+                if not host.alive and self._chance.random() < 0.7:
+                    await asyncio.sleep(self._plan.down_seconds * self._chance.random())
+                    host.boot()
+        await self._heal()
+
+    async def _heal(self) -> None:
+        for name, way in self._simulation.ways.items():
+            host = self._world.hosts[name]
+            way.silent, way.healed = False, True
+            host.resume()
+            host.fuse = None
+            assert host.disk is not None
+            host.disk.trip = None
+            host.disk.heal()
+            host.run_clock_at(1.0)
+        self._world.network.slowness.clear()
+        self._world.network.heal()
+        while True:
+            for name in self._names:
+                if not self._world.hosts[name].alive:
+                    self._world.hosts[name].boot()
+            if await come_true(lambda: any(not self._world.hosts[name].alive for name in self._names), within=5.0):
+                continue
+            break
+        self.finished = True
+
+    # -- processes and machines
+
+    async def restart(self, name: str) -> None:
+        host = self._world.hosts[name]
+        host.terminate()
+        if not await come_true(lambda: not host.alive, within=CLEAN_STOP_WITHIN):
+            self._simulation.history.stuck.append(f"{name} did not stop within {CLEAN_STOP_WITHIN} s of SIGTERM")
+            host.kill()
+
+    async def _kill(self, host: Host) -> None:
+        host.kill()
+
+    async def _kill_controller(self, host: Host) -> None:
+        broker = self._simulation.brokers.get(host.name)
+        controller = broker.image.controller_id if broker is not None else -1
+        self._world.hosts[self._names[controller - 1] if controller > 0 else host.name].kill()
+
+    async def _cut_power(self, host: Host) -> None:
+        host.cut_power()
+
+    async def _die_after_some_callbacks(self, host: Host) -> None:
+        memory = self._plan.durability == "fsync" and self._chance.random() < 0.5
+        host.light_fuse(self._chance.choice((1, 30, 300, 3000)), host.cut_power if memory else host.kill)
+        await come_true(lambda: not host.alive, within=3)
+
+    async def _die_in_a_disk_call(self, host: Host) -> None:
+        assert host.disk is not None
+        place = self._chance.choice(("", ".log", "snapshot", "checkpoint", "__consumer", "__transaction"))
+        host.disk.trip_after(self._chance.choice((1, 3, 30)), host.kill, path_part=place)
+        await come_true(lambda: not host.alive, within=3)
+        host.disk.trip = None
+
+    async def _pause(self, host: Host, longest_s: float) -> None:
+        host.pause()
+        await asyncio.sleep(longest_s * self._chance.random())
+        host.resume()
+
+    async def _end_everything(self, host: Host) -> None:
+        power = self._plan.durability == "fsync" and self._chance.random() < 0.7
+        for name in self._names:
+            each = self._world.hosts[name]
+            if power:
+                each.cut_power()
+            else:
+                each.kill()
+
+    async def _fail_disk(self, host: Host) -> None:
+        """The broker goes on without it, as long as nobody repairs it; then its machine starts anew."""
+        assert host.disk is not None
+        operation = self._chance.choice(("append", "fsync", "fsync", "sync_dir"))
+        host.disk.fail_next(operation, after=self._chance.choice((0, 5, 30)))
+        host.may_fail = True
+        await asyncio.sleep(self._chance.choice((0.1, 1.0, 6.0)) * self._chance.random())
+        host.cut_power()
+        host.disk.heal()
+        host.may_fail = False
+
+    async def _part_clocks(self, host: Host) -> None:
+        """Its wall clock is set, and the other runs a little faster or slower than those of others."""
+        self._simulation.history.clock_jumped = True
+        host.clock_offset = self._chance.uniform(-CLOCKS_APART_S, CLOCKS_APART_S)
+        host.run_clock_at(self._chance.uniform(1 - RATES_APART, 1 + RATES_APART))
+
+    # -- the network and the store
+
+    async def _cut_connections(self, host: Host) -> None:
+        self._world.network.cut_connections(host.name, self._chance.choice((0.3, 1.0)))
+
+    async def _split(self, host: Host) -> None:
+        """Some brokers don't hear some others."""
+        for source in self._names:
+            for target in self._names:
+                if source != target and self._chance.random() < 0.4:
+                    self._world.network.block(source, target)
+        await asyncio.sleep(8 * self._chance.random())
+        self._world.network.heal()
+
+    async def _cut_off(self, host: Host) -> None:
+        """Nobody hears one broker, or it hears nobody; maybe the store neither."""
+        way = self._simulation.ways[host.name]
+        way.silent = self._chance.random() < 0.5
+        inward, outward = self._chance.choice(((True, True), (True, False), (False, True)))
+        for other in (*self._clients, *self._names):
+            if other != host.name and inward:
+                self._world.network.block(other, host.name)
+            if other != host.name and outward:
+                self._world.network.block(host.name, other)
+        await asyncio.sleep(8 * self._chance.random())
+        way.silent = False
+        self._world.network.heal()
+
+    async def _slow_network(self, host: Host) -> None:
+        self._world.network.slowness[host.name] = self._chance.choice((0.0, 0.05, 0.5))
+
+    async def _end_session(self, host: Host) -> None:
+        """The store takes a broker for dead that lives."""
+        broker = self._simulation.brokers.get(host.name)
+        own = broker.image.brokers.get(broker.node_id) if broker is not None else None
+        if own is not None:
+            self._simulation.server.end_session(own.session)
+
+    async def _silence_store(self, host: Host) -> None:
+        chosen = [name for name in self._names if name == host.name or self._chance.random() < 0.3]
+        for name in chosen:
+            self._simulation.ways[name].silent = True
+        await asyncio.sleep(8 * self._chance.random())
+        for name in chosen:
+            self._simulation.ways[name].silent = False

@@ -1,0 +1,62 @@
+"""The operator of a simulated cluster: gives partitions to other brokers, and lets preferred replicas lead."""
+
+from __future__ import annotations
+
+import asyncio
+
+from log.ids import TopicPartition
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    AlterPartitionReassignmentsRequest,
+    ElectLeadersRequest,
+    ElectLeadersRequestTopicPartitions,
+    ListPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from tests.sim.workload import Actor, until_true
+
+INTERNAL = (TopicPartition("__consumer_offsets", 0), TopicPartition("__transaction_state", 0))
+PREFERRED = 0
+PAUSE_SECONDS = 2.0
+
+
+class Operator(Actor):
+    """Moves partitions, those of coordinators too, while everybody works. A reassignment that was begun comes to its
+    end once everything has healed.
+    """
+
+    async def turn(self) -> None:
+        await asyncio.sleep(2 * PAUSE_SECONDS * self.chance.random())
+        partition = self.chance.choice([*self.clients.partitions(), *INTERNAL])
+        what = self.chance.random()
+        if what < 0.5:
+            await self._move(partition, self._some_replicas())
+        elif what < 0.7:
+            await self._move(partition, None)
+        else:
+            await self._elect(partition)
+
+    def _some_replicas(self) -> list[int]:
+        brokers = list(self.clients.node_ids.values())
+        return self.chance.sample(brokers, self.chance.choice((2, 3, 3)))
+
+    async def _move(self, partition: TopicPartition, replicas: list[int] | None) -> None:
+        """None: what is under way is called off."""
+        wanted = ReassignableTopic(partition.topic, [ReassignablePartition(partition.partition, replicas)])
+        answer = await self.line.ask(AlterPartitionReassignmentsRequest(topics=[wanted]))
+        for code in (answer.error_code, *(each.error_code for topic in answer.responses for each in topic.partitions)):
+            self.clients.judge_error(code, f"the reassignment of {partition}")
+
+    async def _elect(self, partition: TopicPartition) -> None:
+        wanted = ElectLeadersRequestTopicPartitions(partition.topic, [partition.partition])
+        answer = await self.line.ask(ElectLeadersRequest(PREFERRED, [wanted]))
+        self.clients.judge_error(answer.error_code, f"the election for {partition}")
+
+    async def settle(self) -> None:
+        if not await until_true(self.clients, self._nothing_moves):
+            self.history.stuck.append(f"{self.name} waits for a reassignment that does not end")
+
+    async def _nothing_moves(self) -> bool:
+        answer = await self.line.ask(ListPartitionReassignmentsRequest())
+        return answer.error_code == ErrorCode.NONE and not answer.topics

@@ -1,0 +1,93 @@
+"""What the replicas of a partition hold, compared: their batches byte for byte, and what follows from these.
+
+A fold is compared where it follows from the same batches: on a log that is not compacted and that nobody has deleted
+from. A follower that begins where its leader's log begins knows less of what stood below than who has seen it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
+
+from idempotence.window import HEAD, WINDOW_AT
+from log.batch import CorruptBatch, split
+from log.disk import DiskFault
+from service.broker.coordinators import Coordinators
+from service.broker.node import Broker
+from service.broker.partition import Partition
+from service.broker.shard import Mishaps, Shard
+
+
+def difference(held: list[Partition]) -> str:
+    """How replicas of one partition differ where they hold the same offsets; empty if they don't."""
+    ends = [replica.log.end_offset for replica in held]
+    if len(dict.fromkeys(ends)) > 1:
+        return f"the replicas end at {ends}"
+    if any(replica.high_watermark < ends[0] for replica in held):
+        return f"the replicas end at {ends[0]}, but know {[replica.high_watermark for replica in held]}"
+    open_ones = [sorted(replica.stable.open_transactions.items()) for replica in held]
+    if any(each != open_ones[0] for each in open_ones):
+        return f"open transactions: {open_ones}"
+    if "compact" in held[0].log.config.cleanup_policy:
+        return ""  # each compacts in its own time
+    start = max(replica.log.start_offset for replica in held)
+    contents = [stored(replica, start) for replica in held]
+    if any(content != contents[0] for content in contents):
+        return f"the replicas differ between {start} and {ends[0]}"
+    if start:
+        return ""
+    for name, folds in (
+        ("aborted transactions", [replica.stable.aborted(0, ends[0]) for replica in held]),
+        ("producers", [producers(replica) for replica in held]),
+    ):
+        if any(fold != folds[0] for fold in folds):
+            return f"{name}: {folds}"
+    return ""
+
+
+def stored(partition: Partition, start: int) -> list[tuple[int, int, int, int]]:
+    """Every batch that holds offsets from `start` on: where it stands, its epoch and its checksum."""
+    found, offset = [], start
+    while offset < partition.log.end_offset:
+        piece = partition.log.read(offset, max_bytes=1 << 30, limit_offset=partition.log.end_offset, at_least_one=True)
+        if piece is None:
+            break
+        for header, _ in split(bytes(piece.read())):
+            found.append((header.base_offset, header.next_offset, header.leader_epoch, header.crc))
+        offset = found[-1][1]
+    return found
+
+
+def producers(partition: Partition) -> list[tuple[tuple[int, ...], bytes]]:
+    """Epochs, last markers and windows of all producers. When it last saw one each broker knows for itself."""
+    _, *shelves = partition.producers.snapshot()
+    return sorted((HEAD.unpack_from(entry)[:-1], bytes(entry[WINDOW_AT:])) for entry in chain.from_iterable(shelves))
+
+
+def transactions(brokers: list[Broker]) -> dict[str, object]:
+    """Every transactional id that a coordinator knows, and what it knows of it."""
+    return {
+        txn.transactional_id: txn
+        for broker in brokers
+        for shard in broker.transactions.shards()
+        if shard.loaded and not shard.dropped
+        for txn in shard.machine.all()
+    }
+
+
+def unlike_its_log(coordinators: Coordinators[Any], facts: Callable[[Any], object]) -> Iterator[str | None]:
+    """For each coordinator that lives and can read its log: how it differs from what that log makes."""
+    for shard in coordinators.shards():
+        if not shard.loaded or shard.dropped:
+            continue
+        partition = shard.partition
+        machine = coordinators._new_machine(partition)
+        anew = Shard(partition, machine, shard._env, lambda _: None, Mishaps(), lambda _: None)
+        try:
+            for header, batch in partition.log.scan(partition.log.start_offset):
+                anew._replay(header, batch)
+        except (DiskFault, CorruptBatch):
+            continue  # rotten: the next start refuses it
+        alike = facts(shard.machine) == facts(machine)
+        yield None if alike else f"{partition.topic_partition}: the coordinator that lives is not what its log makes"
