@@ -6,12 +6,13 @@ import contextlib
 import itertools
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.peers.kafka import ApacheKafka
 from tests.peers.ours import Oncelog
 from tests.peers.process import CACHE, ROOT, BrokerProcess
+from tests.peers.zookeeper import ZooKeeperServer
 
 COMMON = {
     "num.partitions": "4",
@@ -20,6 +21,45 @@ COMMON = {
     "transaction.state.log.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
 }
+
+
+REPLICATED = {
+    "num.partitions": "4",
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+    "group.initial.rebalance.delay.ms": "0",
+}
+BROKERS = 3
+
+
+class BrokerCluster:
+    """Three brokers, numbered from 1 on, and where ours keep their metadata. Not started."""
+
+    def __init__(self, folder: Path, brokers: Sequence[BrokerProcess], keeper: ZooKeeperServer | None = None) -> None:
+        self.folder = folder
+        self.brokers = brokers
+        self._keeper = keeper
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(broker.bootstrap for broker in self.brokers)
+
+    def start(self) -> None:
+        if self._keeper is not None:
+            self._keeper.start()
+        for broker in self.brokers:
+            broker.launch()
+        for broker in self.brokers:
+            broker.wait_until_answering()
+
+    def kill(self) -> None:
+        for broker in self.brokers:
+            broker.kill()
+        if self._keeper is not None:
+            self._keeper.stop()
 
 
 class Contender:
@@ -34,6 +74,10 @@ class Contender:
         """A broker that has not been started. `fsync`: nothing is acknowledged to acks=all before it is on the disk."""
         raise NotImplementedError
 
+    def cluster(self) -> BrokerCluster:
+        """Three brokers that have not been started, with three copies of everything."""
+        raise NotImplementedError
+
     def _folder(self) -> Path:
         return self._scratch / str(next(self._numbers))
 
@@ -42,6 +86,10 @@ class Contender:
         if broker.running():
             broker.kill()
         shutil.rmtree(broker.folder, ignore_errors=True)
+
+    def forget_cluster(self, cluster: BrokerCluster) -> None:
+        cluster.kill()
+        shutil.rmtree(cluster.folder, ignore_errors=True)
 
 
 class Ours(Contender):
@@ -53,11 +101,33 @@ class Ours(Contender):
         chosen = {**COMMON, "log.durability": "fsync" if fsync else "os", **(settings or {})}
         return Oncelog(self._folder(), settings=chosen, tree=self._tree)
 
+    def cluster(self) -> BrokerCluster:
+        folder = self._folder()
+        keeper = ZooKeeperServer(folder / "keeper")
+        settings = {**REPLICATED, "zookeeper.connect": keeper.address, "http.listeners": ""}
+        return BrokerCluster(
+            folder,
+            [
+                Oncelog(folder / str(number), settings={**settings, "node.id": str(number)}, tree=self._tree)
+                for number in range(1, BROKERS + 1)
+            ],
+            keeper,
+        )
+
 
 class Kafka(Contender):
     def broker(self, *, fsync: bool = False, settings: Mapping[str, str] | None = None) -> BrokerProcess:
         chosen = {**COMMON, **({"log.flush.interval.messages": "1"} if fsync else {}), **(settings or {})}
         return ApacheKafka(self._folder(), settings=chosen, heap="1g", quick_start=False)
+
+    def cluster(self) -> BrokerCluster:
+        folder = self._folder()
+        brokers = [
+            ApacheKafka(folder / str(number), settings=REPLICATED, heap="1g", quick_start=False)
+            for number in range(1, BROKERS + 1)
+        ]
+        ApacheKafka.together(brokers)
+        return BrokerCluster(folder, brokers)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from log.batch import build_batch, restamp
 from service.wire.codec import encode_request, write_request_header
 from service.wire.messages import ApiVersionsRequest, PartitionProduceData, ProduceRequest, TopicProduceData
 from service.wire.messages.versions import ApiKey
-from tests.bench import groups, many_small, native, prepared, web
+from tests.bench import clusters, groups, many_small, native, prepared, web
 from tests.bench.contenders import Contender
 from tests.peers.process import BrokerProcess, free_port
 
@@ -534,6 +534,37 @@ def over_http(contender: Contender, effort: Effort) -> Rows:
         return web.measure(broker, url, effort.seconds(20))
 
 
+def replicated(contender: Contender, effort: Effort) -> Rows:
+    """Three brokers on these cores, three copies of everything, acks=all."""
+    rows: Rows = {}
+    with clusters.running(contender) as cluster:
+        clusters.throughput(cluster, effort.messages(2_000_000), 100)  # warms it up
+        for size, full in ((100, 3_000_000), (1_000, 600_000)):
+            written = [clusters.throughput(cluster, effort.messages(full), size) for _ in range(effort.runs)]
+            unit, key = ("msg/s", "per_second") if size == 100 else ("MB/s", "mb_per_second")
+            rows[f"three copies, acks=all, {size} B, {unit}"] = median(written, key)
+        waited = [clusters.paced(cluster, effort.seconds(20), 5_000) for _ in range(effort.runs)]
+        rows["three copies, acks=all at 5 k/s, p50 ms"] = median(waited, "wait_p50_ms")
+        rows["three copies, acks=all at 5 k/s, p99 ms"] = median(waited, "wait_p99_ms")
+        alone, many = clusters.transactions(cluster, max(effort.seconds(8), 5.0), effort.runs)
+        rows["three copies, begin to committed, p50 ms"] = median(alone, "whole_p50_ms")
+        rows["three copies, begin to committed, p99 ms"] = median(alone, "whole_p99_ms")
+        rows["three copies, small transactions, 16 producers, txn/s"] = median(many, "per_second")
+    return rows
+
+
+def takeover(contender: Contender, effort: Effort) -> Rows:
+    """Leaders of three brokers are killed under load, one after the other; then each broker is restarted in order."""
+    with clusters.running(contender) as cluster:
+        took = clusters.takeovers(cluster, max(int(clusters.KILLS * effort.scale), 3))
+        restarted = clusters.restarts(cluster)
+    return {
+        "leader killed, until written again, p50 s": statistics.median(took),
+        "leader killed, until written again, worst s": max(took),
+        "brokers restarted in turn, longest wait of a write, s": restarted,
+    }
+
+
 FIGURES: Mapping[str, Figure] = {
     "throughput": throughput,
     "cost": broker_cost,
@@ -553,6 +584,8 @@ FIGURES: Mapping[str, Figure] = {
     "group-requests": group_requests,
     "many-groups": many_groups,
     "http": over_http,
+    "replicated": replicated,
+    "takeover": takeover,
     "soak": soak,
 }
 

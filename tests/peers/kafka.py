@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests import outside
@@ -63,7 +63,7 @@ def _java(heap: str, folder: Path, *, quick: bool) -> list[str]:
 
 
 class ApacheKafka(BrokerProcess):
-    """A Kafka broker that is its own controller."""
+    """A Kafka broker that is its own controller, or one of several that are theirs (`together`)."""
 
     name = "Apache Kafka"
 
@@ -78,8 +78,23 @@ class ApacheKafka(BrokerProcess):
     ) -> None:
         super().__init__(folder, settings=settings, port=port)
         self._controller_port = free_port()
+        self._node_id = 1
+        self._voters = [self._controller]
         self._heap = heap
         self._quick_start = quick_start
+
+    @classmethod
+    def together(cls, brokers: Sequence[ApacheKafka]) -> None:
+        """They form one cluster, with numbers from 1 on. Called before any of them starts."""
+        for number, broker in enumerate(brokers, 1):
+            broker._node_id = number
+        voters = [broker._controller for broker in brokers]
+        for broker in brokers:
+            broker._voters = voters
+
+    @property
+    def _controller(self) -> str:
+        return f"{self._node_id}@127.0.0.1:{self._controller_port}"
 
     @property
     def data(self) -> Path:
@@ -89,8 +104,8 @@ class ApacheKafka(BrokerProcess):
         fetch_jars()
         properties = {
             "process.roles": "broker,controller",
-            "node.id": "1",
-            "controller.quorum.voters": f"1@127.0.0.1:{self._controller_port}",
+            "node.id": str(self._node_id),
+            "controller.quorum.voters": ",".join(self._voters),
             "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self._controller_port}",
             "controller.listener.names": "CONTROLLER",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",

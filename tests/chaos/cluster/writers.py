@@ -42,7 +42,7 @@ class SteadyWriter(threading.Thread):
         self._topic = topic
         self._over = threading.Event()
         self._next = [0] * partitions
-        self._heard_s = [time.monotonic()] * partitions
+        self.heard_s = [time.monotonic()] * partitions
         safely = {"enable.idempotence": True} if acks == "all" else {"acks": acks}
         self._producer = Producer(
             {"bootstrap.servers": bootstrap, "linger.ms": 0, "log_level": 0, "message.timeout.ms": 120_000, **safely}
@@ -72,8 +72,8 @@ class SteadyWriter(threading.Thread):
             offset = message.offset()
             assert offset is not None
             self.told.acknowledged[partition][offset] = value
-            self.told.gaps.append((self._heard_s[partition], now_s))
-            self._heard_s[partition] = now_s
+            self.told.gaps.append((self.heard_s[partition], now_s))
+            self.heard_s[partition] = now_s
 
         return heard
 

@@ -1,0 +1,145 @@
+"""Three brokers on this machine, three copies of everything, two of them in sync at least: what it costs, and how long
+nobody can write when a broker goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from tests.bench import many_small, native
+from tests.bench.contenders import BrokerCluster, Contender
+from tests.chaos.cluster.writers import SteadyWriter
+
+PARTITIONS = 4
+KILLS = 20
+PATIENCE_S = 120.0
+
+
+@contextlib.contextmanager
+def running(contender: Contender) -> Iterator[BrokerCluster]:
+    """Three brokers of this contender; their data is gone afterwards."""
+    cluster = contender.cluster()
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        contender.forget_cluster(cluster)
+
+
+def throughput(cluster: BrokerCluster, count: int, size: int) -> native.Outcome:
+    topic = new_topic(cluster, f"load-{size}-{time.monotonic_ns()}")
+    settings = {"acks": "all", "linger.ms": "5"}
+    written = native.run("produce", cluster.bootstrap, topic, count, size, settings=settings)
+    admin(cluster).delete_topics([topic])[topic].result(60)
+    return written
+
+
+def paced(cluster: BrokerCluster, seconds: float, rate: int) -> native.Outcome:
+    topic = new_topic(cluster, f"paced-{time.monotonic_ns()}")
+    options, settings = ["-r", str(rate)], {"acks": "all", "linger.ms": "0"}
+    return native.run("pace", cluster.bootstrap, topic, seconds, 100, options=options, settings=settings)
+
+
+def transactions(
+    cluster: BrokerCluster, seconds: float, runs: int
+) -> tuple[list[native.Outcome], list[native.Outcome]]:
+    """One after another, and of sixteen producers at once."""
+    topic = new_topic(cluster, "small")
+    many_small.run(cluster.bootstrap, topic, 5.0, 4)  # warms it up
+    quick = {"linger.ms": "0"}
+    alone = [native.run("small", cluster.bootstrap, topic, seconds, 100, settings=quick) for _ in range(runs)]
+    return alone, [many_small.run(cluster.bootstrap, topic, seconds, 16) for _ in range(runs)]
+
+
+def takeovers(cluster: BrokerCluster, kills: int) -> list[float]:
+    """How long after each SIGKILL of a leader its partitions are all written to again. There is other load beside."""
+    topic = new_topic(cluster, "killed")
+    took = []
+    with _writing(cluster, topic) as writer, ThreadPoolExecutor(1) as beside:
+        for _ in range(kills):
+            load = beside.submit(paced, cluster, 8.0, 2_000)
+            time.sleep(2.0)
+            victim = leader(cluster, topic)
+            killed_s = time.monotonic()
+            cluster.brokers[victim - 1].kill()
+            time.sleep(0.1)
+            _until(partial(_written_since, writer, killed_s + 0.05), "written again")
+            took.append(_longest(writer, killed_s, since_s=killed_s))
+            load.result()
+            cluster.brokers[victim - 1].start()
+            _until(partial(is_whole, cluster), "whole again")
+    return took
+
+
+def restarts(cluster: BrokerCluster) -> float:
+    """The longest that any partition acknowledged nothing while each broker in turn was stopped and started."""
+    topic = new_topic(cluster, "restarted")
+    began_s = time.monotonic()
+    with _writing(cluster, topic) as writer:
+        for broker in cluster.brokers:
+            broker.stop()
+            broker.start()
+            _until(partial(is_whole, cluster), "whole again")
+        time.sleep(1.0)
+        return _longest(writer, began_s)
+
+
+@contextlib.contextmanager
+def _writing(cluster: BrokerCluster, topic: str) -> Iterator[SteadyWriter]:
+    writer = SteadyWriter(cluster.bootstrap, topic, PARTITIONS, acks="all")
+    writer.start()
+    time.sleep(3.0)
+    try:
+        yield writer
+    finally:
+        writer.stop()
+        writer.join(PATIENCE_S)
+    if writer.told.failures or writer.told.ambiguous:
+        raise native.LoadFailed(f"{writer.told.ambiguous} writes failed; {writer.told.failures}")
+
+
+def _written_since(writer: SteadyWriter, since_s: float) -> bool:
+    return all(heard_s > since_s for heard_s in writer.heard_s)
+
+
+def _longest(writer: SteadyWriter, after_s: float, *, since_s: float = 0.0) -> float:
+    return max(until - max(begin, since_s) for begin, until in list(writer.told.gaps) if until > after_s)
+
+
+def new_topic(cluster: BrokerCluster, name: str, partitions: int = PARTITIONS) -> str:
+    admin(cluster).create_topics([NewTopic(name, partitions, 3)])[name].result(60)
+    _until(partial(is_whole, cluster), "there")
+    time.sleep(0.3)
+    return name
+
+
+def admin(cluster: BrokerCluster) -> AdminClient:
+    return AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 2})
+
+
+def leader(cluster: BrokerCluster, topic: str) -> int:
+    return int(admin(cluster).list_topics(topic, timeout=10).topics[topic].partitions[0].leader)
+
+
+def is_whole(cluster: BrokerCluster) -> bool:
+    try:
+        topics = admin(cluster).list_topics(timeout=10).topics.values()
+    except KafkaException:
+        return False
+    states = [state for topic in topics for state in topic.partitions.values()]
+    return all(state.leader > 0 and len(state.isrs) == len(state.replicas) for state in states)
+
+
+def _until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        if time.monotonic() > deadline:
+            raise native.LoadFailed(f"not {what} within {PATIENCE_S:g} s")
+        time.sleep(0.02)
