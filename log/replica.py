@@ -13,7 +13,7 @@ Pure: the partition tells it of appended, flushed and fetched offsets and of dec
 high watermark and with the in-sync set that should be proposed. Times are of a clock that is never set.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from log.epochs import LeaderEpochs
@@ -138,6 +138,17 @@ class ReplicaSet:
         follower = self._followers.get(member)
         if follower is not None and follower.broker_epoch < broker_epoch:
             self._followers[member] = Follower(broker_epoch=broker_epoch, caught_up_ms=now_ms)
+
+    def best_of(self, brokers: Container[int], offset: int) -> int:
+        """Of these, the follower in sync that holds most, if it holds what a reader at `offset` wants; else -1."""
+        best, most = -1, -1
+        for member in self.isr:
+            if member == self.leader or member not in brokers:
+                continue
+            follower = self._followers[member]
+            if 0 <= follower.start_offset <= offset <= follower.held_end_offset > most:
+                best, most = member, follower.held_end_offset
+        return best
 
     def start_at(self, offset: int) -> bool:
         """Whether nobody who may lead next has anything below `offset`, but this leader."""

@@ -7,11 +7,12 @@ too little to say the request waits, until enough has become readable or its tim
 Another broker asks by its number and life (version 15): it reads up to the end of the log, and what it asks for tells
 what it holds.
 
-Gaps: no preferred read replica (version 11) is ever named, though a follower answers readers that come to it; a
-diverging epoch (version 12) is told to whoever sends its last fetched epoch.
+Where `replica.selector.class` says so, a consumer is sent to a follower in its rack (version 11), and reads there.
+
+Gap: a diverging epoch (version 12) is told to whoever sends its last fetched epoch.
 """
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Container, Iterable
 from dataclasses import dataclass
 
 from isolation.read_view import AnyIsolation, FollowerIsolation, Isolation
@@ -77,6 +78,7 @@ def handle(
         min(request.max_bytes, broker.config.fetch_max_bytes),
         request.max_wait_ms,
         knows_followers=copier is None and header.api_version >= FOLLOWERS_SINCE,
+        nearer=_nearer(broker, request.rack_id) if request.rack_id else (),
     )
     keeps_order = fetch_session is not None
     reading = Reading(broker.partitions, session, terms, wanted, keeps_order=keeps_order, copier=copier)
@@ -90,7 +92,16 @@ def _copier(broker: Broker, request: FetchRequest) -> Copier | None:
     """The broker that asks, if it is one."""
     state = request.replica_state
     broker_id, epoch = (request.replica_id, -1) if state is None else (state.replica_id, state.replica_epoch)
-    return None if broker_id < 0 else Copier(broker_id, epoch, broker.replication.in_sync)
+    if broker_id < 0:
+        return None
+    return Copier(broker_id, epoch, broker.replication.in_sync, broker.config.replica_selector_class is not None)
+
+
+def _nearer(broker: Broker, rack: str) -> Container[int]:
+    """The brokers in the reader's rack, unless this is one of them or everybody reads from leaders."""
+    if broker.config.replica_selector_class is None or rack == broker.config.broker_rack:
+        return ()
+    return [each.id for each in broker.image.brokers.values() if each.rack == rack]
 
 
 def _wanted(request: FetchRequest, by_id: bool) -> Iterable[tuple[SessionKey, Wanted]]:
@@ -157,6 +168,7 @@ class Answer:
             or found.error != wanted.told_error
             or found.error != ErrorCode.NONE
             or found.diverging is not None
+            or found.nearer >= 0
             or found.high_watermark != wanted.told_high_watermark
             or found.log_start_offset != wanted.told_log_start_offset
         )
@@ -175,6 +187,7 @@ def _partition_data(index: int, found: Found) -> FetchResponsePartitionData:
         found.last_stable_offset,
         found.log_start_offset,
         aborted_transactions=None,
+        preferred_read_replica=found.nearer,
         records=NO_RECORDS if found.records is None else [found.records],
     )
     if found.aborted is not None:

@@ -10,7 +10,7 @@ at least one batch however small the limits are, so that a reader always gets on
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,6 +42,8 @@ class Terms(NamedTuple):
     max_wait_ms: int
     knows_followers: bool = False
     """The reader knows that who serves it may be a follower, which lags behind its leader."""
+    nearer: Container[int] = ()
+    """Brokers that stand nearer to the reader than this one."""
 
 
 class Copier(NamedTuple):
@@ -50,6 +52,8 @@ class Copier(NamedTuple):
     broker_id: int
     broker_epoch: int
     in_sync: InSyncSets
+    has_readers: bool
+    """Readers are sent to it, and wait there for what is committed: it hears of that at once."""
 
 
 @dataclass(slots=True)
@@ -69,6 +73,8 @@ class Found:
     """What it counts for when the reader wants a least number of bytes: what a limit cut short counts as the limit,
     though only whole batches are given.
     """
+    nearer: int = -1
+    """The broker that the reader is sent to."""
 
 
 def leader_epoch_error(partition: Partition, epoch: int) -> ErrorCode:
@@ -129,7 +135,8 @@ class Reading:
             if (
                 data.error
                 or data.diverging is not None
-                or (self.copier is not None and self._must_delete(self.wanted[key], data))
+                or data.nearer >= 0
+                or (self.copier is not None and self._must_hear(self.wanted[key], data, self.copier))
             ):
                 urgent = True
             found[key] = data
@@ -191,10 +198,14 @@ class Reading:
             return Found(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=begins)
         if self.copier is not None and not self._is_counted and (error := self._count(partition, wanted, self.copier)):
             return Found(error)
+        aborted: list[tuple[int, int]] | None = [] if isolation is Isolation.READ_COMMITTED else None
+        if self.terms.nearer and partition.replicas is not None:
+            nearer = partition.replicas.best_of(self.terms.nearer, offset)
+            if nearer >= 0:
+                return Found(ErrorCode.NONE, high_watermark, stable, log.start_offset, aborted, nearer=nearer)
         limit = readable_end_offset(
             isolation, log_end_offset=log.end_offset, high_watermark=high_watermark, last_stable_offset=stable
         )
-        aborted: list[tuple[int, int]] | None = [] if isolation is Isolation.READ_COMMITTED else None
         found = Found(ErrorCode.NONE, high_watermark, stable, log.start_offset, aborted)
         if offset >= limit or (budget <= 0 and not at_least_one):
             return found
@@ -221,8 +232,10 @@ class Reading:
         return found
 
     @staticmethod
-    def _must_delete(wanted: Wanted, found: Found) -> bool:
-        """The follower has what is deleted here, and has not been told."""
+    def _must_hear(wanted: Wanted, found: Found, copier: Copier) -> bool:
+        """The follower has what is deleted here, or what its readers may have now, and has not been told."""
+        if copier.has_readers and 0 <= wanted.told_high_watermark < found.high_watermark:
+            return True
         start_offset = found.log_start_offset
         return wanted.log_start_offset < start_offset != wanted.told_log_start_offset
 
@@ -253,6 +266,8 @@ class Reading:
                 if not isinstance(partition, ErrorCode):
                     watched.append(partition)
                     partition.watch(self, tail=self.copier is not None)
+                    if self.copier is not None and self.copier.has_readers:
+                        partition.watch(self)
                     # Nobody was told of what came between the reading and now.
                     has_moved = has_moved or partition.high_watermark != self.found[key].high_watermark
                     if self.copier is not None:

@@ -31,6 +31,7 @@ from service.settings.setting import (
 )
 
 ANYWHERE = Mode.CLUSTER_WIDE
+RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 COMPRESSION_TYPES = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
@@ -259,6 +260,12 @@ class BrokerSettings:
         "replica.lag.time.max.ms",
         30000,
         "A replica that has not caught up with its leader for so long is in sync no longer.",
+    )
+    replica_selector_class = optional_text(
+        "replica.selector.class",
+        "Where consumers read that name their rack (client.rack): with this class from a replica in sync there, if there "
+        "is one; without it from the leader.",
+        one_of=(RACK_AWARE_SELECTOR,),
     )
     replica_fetch_min_bytes = integer(
         "replica.fetch.min.bytes", 1, "So much there should be before a leader answers the fetch of a follower."

@@ -256,8 +256,13 @@ def text(name: str, default: str, doc: str, *, one_of: Sequence[str] = (), **mor
     return Setting(name, ConfigType.STRING, default, default, parse, doc, choices=", ".join(one_of), **more)
 
 
-def optional_text(name: str, doc: str, **more: Any) -> Setting[str | None]:
-    return Setting(name, ConfigType.STRING, None, None, lambda value: value or None, doc, **more)
+def optional_text(name: str, doc: str, *, one_of: Sequence[str] = (), **more: Any) -> Setting[str | None]:
+    def parse(value: str) -> str | None:
+        if value and one_of:
+            check_choice(name, value, one_of)
+        return value or None
+
+    return Setting(name, ConfigType.STRING, None, None, parse, doc, choices=", ".join(one_of), **more)
 
 
 def password(name: str, doc: str, **more: Any) -> Setting[str | None]:

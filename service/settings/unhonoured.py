@@ -175,7 +175,6 @@ REFUSED: dict[str, str] = {
     "create.topic.policy.class.name": "policies in Java can't run here",
     "alter.config.policy.class.name": "policies in Java can't run here",
     "client.quota.callback.class": "callbacks in Java can't run here",
-    "replica.selector.class": "selectors in Java can't run here",
     "config.providers": "give secrets as environment variables instead",
 }
 # A value that only says what holds anyway, or switches the thing off, is no reason to refuse.
@@ -204,7 +203,6 @@ NEVER_DYNAMIC = (
     "create.topic.policy.class.name",
     "alter.config.policy.class.name",
     "client.quota.callback.class",
-    "replica.selector.class",
 )
 """Keys of the tables above that Kafka doesn't change in a running broker."""
 _SECRET_WORDS = ("password", "passphrase", "secret", "jaas", "ssl.keystore.key")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.peers.process import HERE, Place, free_port
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 
 
 def missing() -> str | None:

@@ -55,9 +55,10 @@ class Life:
 
 
 class ClusterStage:
-    def __init__(self, folder: Path, given: dict[str, str]) -> None:
+    def __init__(self, folder: Path, given: dict[str, str], each: Callable[[int], dict[str, str]]) -> None:
         self._folder = folder
         self._given = given
+        self._each = each
         self._server: MemoryServer | None = None
         self.lives: dict[int, Life] = {}
 
@@ -67,7 +68,7 @@ class ClusterStage:
         disk = RealDisk(str(folder))
         env = RealEnv(disk)
         self._server = self._server or MemoryServer(env.clock)
-        config = BrokerConfig({"node.id": str(node_id), **QUICK, **self._given})
+        config = BrokerConfig({"node.id": str(node_id), **QUICK, **self._given, **self._each(node_id)})
         broker = Broker(env, config, MemoryStore(self._server, env), {str(folder): disk}, OFFERED)
         await broker.open()
         self.lives[node_id] = Life(broker, disk, await listen(broker))
@@ -169,10 +170,14 @@ def _facts(header: BatchHeader) -> tuple[int, int, int]:
 
 
 def on_cluster_stage(
-    folder: Path, scene: Callable[[ClusterStage], Awaitable[None]], *node_ids: int, given: dict[str, str] | None = None
+    folder: Path,
+    scene: Callable[[ClusterStage], Awaitable[None]],
+    *node_ids: int,
+    given: dict[str, str] | None = None,
+    each: Callable[[int], dict[str, str]] = lambda node_id: {},
 ) -> None:
     async def main() -> None:
-        stage = ClusterStage(folder, given or {})
+        stage = ClusterStage(folder, given or {}, each)
         try:
             for node_id in node_ids or (1, 2, 3):
                 await stage.start(node_id)

@@ -23,7 +23,11 @@ from service.wire.messages import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
+    FetchPartition,
+    FetchRequest,
     FetchResponse,
+    FetchResponsePartitionData,
+    FetchTopic,
     PartitionProduceData,
     ProduceRequest,
     TopicProduceData,
@@ -349,3 +353,75 @@ def test_what_came_while_it_connected_is_not_asked_beyond_before_it_is_durable(
         assert all(asked)
 
     on_cluster_stage(tmp_path, scene, 1, 2, given={"log.durability": "fsync"})
+
+
+class NearReader:
+    """A consumer that names its rack, at one broker; without a session."""
+
+    def __init__(self, stage: ClusterStage, rack: str) -> None:
+        self._stage = stage
+        self._rack = rack
+
+    async def fetch(self, node_id: int, offset: int, *, max_wait_ms: int = 0) -> FetchResponsePartitionData:
+        topic_id = bytes(self._stage.partition(node_id).topic_id)
+        partition = FetchPartition(0, fetch_offset=offset, partition_max_bytes=1 << 20)
+        request = FetchRequest(
+            topics=[FetchTopic(topic_id=topic_id, partitions=[partition])],
+            rack_id=self._rack,
+            max_wait_ms=max_wait_ms,
+            min_bytes=1,
+            isolation_level=1,
+        )
+        answer = await self._stage.wire(node_id).ask(request)
+        return answer.responses[0].partitions[0]
+
+
+NEAR = {"replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"}
+
+
+def racks(node_id: int) -> dict[str, str]:
+    return {"broker.rack": f"rack-{node_id}"}
+
+
+def test_a_consumer_is_sent_to_the_replica_in_its_rack_and_reads_there(tmp_path: Path) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, 3, min_insync_replicas="2")
+        await stage.write("one", "two")
+        await stage.alike(1, 2, 3)
+        reader = NearReader(stage, "rack-2")
+        await until(lambda: stage.partition(2).high_watermark == 2)
+        sent = await reader.fetch(1, 0, max_wait_ms=10_000)
+        assert (sent.error_code, sent.preferred_read_replica, bool(sent.records)) == (0, 2, False)
+        read = await reader.fetch(2, 0)
+        assert (read.error_code, read.preferred_read_replica, read.high_watermark) == (0, -1, 2)
+        assert len(bytes(read.records or b"")) > 0  # type: ignore[arg-type]
+        beyond = await reader.fetch(1, 3)
+        assert beyond.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+        for elsewhere in ("rack-1", "rack-9", ""):
+            stays = await NearReader(stage, elsewhere).fetch(1, 0)
+            assert (stays.preferred_read_replica, bool(stays.records)) == (-1, True)
+        await stage.stop(2)
+        await stage.in_sync(1, 3)
+        assert (await reader.fetch(1, 0)).preferred_read_replica == -1
+
+    on_cluster_stage(tmp_path, scene, given={**OS, **NEAR}, each=racks)
+
+
+def test_who_waits_at_a_follower_gets_what_is_committed_at_once(tmp_path: Path) -> None:
+    """Not when the follower's next fetch is answered for want of anything new."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, 3)
+        await stage.write("one")
+        await until(lambda: stage.partition(2).high_watermark == 1)
+        loop = asyncio.get_running_loop()
+        for number in range(1, 4):
+            waiting = asyncio.ensure_future(NearReader(stage, "rack-2").fetch(2, number, max_wait_ms=8_000))
+            await asyncio.sleep(0.2)
+            began_s = loop.time()
+            await stage.write("more")
+            read = await waiting
+            assert bool(read.records)
+            assert loop.time() - began_s < 2
+
+    on_cluster_stage(tmp_path, scene, given={**OS, **NEAR, "replica.fetch.wait.max.ms": "8000"}, each=racks)
