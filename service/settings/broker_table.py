@@ -263,8 +263,8 @@ class BrokerSettings:
     )
     replica_selector_class = optional_text(
         "replica.selector.class",
-        "Where consumers read that name their rack (client.rack): with this class from a replica in sync there, if there "
-        "is one; without it from the leader.",
+        "Where consumers read that name their rack (client.rack): with this class from a replica in sync there, if "
+        "there is one; without it from the leader.",
         one_of=(RACK_AWARE_SELECTOR,),
     )
     replica_fetch_min_bytes = integer(
