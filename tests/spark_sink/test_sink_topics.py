@@ -15,6 +15,7 @@ from confluent_kafka.admin import NewPartitions, NewTopic, OffsetSpec  # type: i
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
+from service.net.server import BUFFER_BYTES
 from spark_sink import branch, sink
 from spark_sink.client import Client
 from spark_sink.errors import ConnectionLost, OncelogError, TopicMadeAnew
@@ -230,6 +231,24 @@ def test_many_large_rows_for_many_partitions_go_in_requests_of_bounded_size(
     query.batch(0)
     assert len(values(bootstrap, topic)) == 1020
     assert max(sizes) <= 200_000
+
+
+def test_small_rows_go_in_requests_that_fit_into_the_buffers_that_a_broker_keeps(
+    bootstrap: str, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    send = Client.send
+
+    def measured(self: Client, *given: Any, **named: Any) -> Any:
+        pending = send(self, *given, **named)
+        sizes.append(pending.size_bytes)
+        return pending
+
+    monkeypatch.setattr(Client, "send", measured)
+    query = Query(bootstrap, name, topics.create(4))
+    query._rows = pa.record_batch({"value": ["a row of a hundred bytes".ljust(100)] * 50_000})
+    query.batch(0)
+    assert 1 << 19 < max(sizes) < BUFFER_BYTES
 
 
 def test_a_broker_that_takes_no_request_of_this_size_is_named_with_the_size_and_names_the_client(
