@@ -51,7 +51,7 @@ from spark_sink.errors import OncelogError, OptionError
 from spark_sink.messages import EndBranchesResponse, NamedBranch
 from spark_sink.partitioner import NoSuchPartition, Partitioner
 from spark_sink.sink_options import SinkOptions
-from spark_sink.worker import spare_collections
+from spark_sink.worker import keep_freed_memory, spare_collections
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -199,9 +199,9 @@ def check_target(options: SinkOptions, schema: StructType) -> dict[str, TopicFac
     """What can be known before any row is written. All tasks of a batch are told what the driver saw of the topic: so
     a key has one place, also if partitions are added meanwhile."""
     check_schema(schema, options.topic)
-    if options.topic is None:
-        return {}
-    return {options.topic: connected(options.client).ask(options.topic)}
+    found = {} if options.topic is None else {options.topic: connected(options.client).ask(options.topic)}
+    spare_collections()
+    return found
 
 
 def write(
@@ -213,6 +213,7 @@ def write(
     topics: Mapping[str, TopicFacts] = MappingProxyType({}),
 ) -> Written:
     """One attempt of one task. The branch is opened when there is something to write."""
+    keep_freed_memory()
     client = connected(options.client).client
     # What an operator should see, and what makes the name unique: attempts are counted from 0 by every driver.
     name = f"{options.mark}part-{task.partitionId()}.attempt-{task.attemptNumber()}.{uuid4().hex}"

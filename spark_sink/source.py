@@ -47,7 +47,7 @@ from spark_sink.offsets import (
     to_json,
 )
 from spark_sink.options import AtOffsets, Edge, Place, SourceOptions, TopicPartition, source_options
-from spark_sink.worker import spare_collections
+from spark_sink.worker import keep_freed_memory, spare_collections
 
 try:  # since PySpark 4.2
     from pyspark.sql.streaming.datasource import (
@@ -364,6 +364,7 @@ def _tasks(ranges: list[Range], options: SourceOptions) -> list[Range]:
 
 def _read(partition: InputPartition, options: SourceOptions) -> Iterator[pa.RecordBatch]:
     try:
+        keep_freed_memory()
         if isinstance(partition, Range):  # Spark makes up another one where there is nothing to read
             yield from read_range(client_of(options.client), partition, options)
     finally:
