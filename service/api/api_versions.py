@@ -11,6 +11,7 @@ import re
 
 from service.broker.node import Broker
 from service.broker.session import Session
+from service.cluster.controller import FINALIZED_FEATURES
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -22,6 +23,8 @@ from service.wire.messages import (
 )
 from service.wire.messages.versions import ApiKey
 
+SUPPORTED_FEATURES = {"group.version": (0, 1), "transaction.version": (0, 2)}
+"""Lowest and highest level of each feature."""
 KIP_511_SINCE = 3
 LEVEL_0_SINCE = 4
 SOFTWARE_NAME = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
@@ -33,7 +36,8 @@ def handle(broker: Broker, session: Session, header: RequestHeader, request: Api
         if not all(SOFTWARE_NAME.fullmatch(name) for name in names):
             return ApiVersionsResponse(ErrorCode.INVALID_REQUEST)
         session.software_name, session.software_version = names
-    features = broker.features
+    levels = broker.image.features.levels or FINALIZED_FEATURES
+    features = {name: (*bounds, levels.get(name, 0)) for name, bounds in SUPPORTED_FEATURES.items()}
     return ApiVersionsResponse(
         api_keys=api_keys(broker),
         supported_features=[

@@ -9,10 +9,9 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
-from log.disk import Disk, DiskFault
+from log.disk import Disk
 from log.ids import format_topic_id
-from log.manifest import write_manifest
-from log.partition_log import CleanState
+from service.broker.closing import close_logs
 from service.broker.compactor import Compactor
 from service.broker.coordination import Coordination
 from service.broker.data_folder import StartError, claim, read_all
@@ -23,11 +22,11 @@ from service.broker.housekeeper import Housekeeper
 from service.broker.log_folder import LogFolder
 from service.broker.loop_watch import LoopWatch
 from service.broker.opener import Opener
-from service.broker.opening import OPENED_AT_ONCE, PartitionMaker
+from service.broker.opening import PartitionMaker
 from service.broker.partition_table import PartitionTable
 from service.broker.replication import Replication, address_of
 from service.broker.tally import RequestTally
-from service.cluster.controller import FINALIZED_FEATURES, RemoveFromLeadership
+from service.cluster.controller import RemoveFromLeadership
 from service.cluster.duties import Duties
 from service.cluster.image import Image
 from service.cluster.lookout import Lookout
@@ -38,11 +37,8 @@ from service.stores.port import MetadataStore
 
 logger = logging.getLogger("oncelog.broker")
 
-SUPPORTED_FEATURES = {"group.version": (0, 1), "transaction.version": (0, 2)}
 HAND_OVER_S = 5.0
 """A stop waits no longer for the metadata store."""
-SYNCED_TOGETHER = 64
-"""From so many files on that are not durable, a stop syncs the whole disk instead of each of them."""
 
 
 class Broker:
@@ -204,55 +200,11 @@ class Broker:
         await self.env.tasks.cancel_all()
         await self.coordination.close()
         await self.holdings.end()
-        for folder in self.folders:
-            await self._sync_together(folder)
-        states: dict[LogFolder, list[CleanState]] = {folder: [] for folder in self.folders}
-        for count, partition in enumerate(self.partitions):
-            if partition.folder.failed is None:
-                try:
-                    state = await partition.log.close()
-                except DiskFault as fault:
-                    partition.folder.fail(fault)
-                    continue
-                if state is not None:
-                    states[partition.folder].append(state)
-            if count % OPENED_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        for folder, closed in states.items():
-            await self.housekeeper.write_high_watermarks(folder)
-            if folder.failed is None:
-                try:
-                    await write_manifest(folder.disk, closed)
-                except DiskFault as fault:
-                    folder.fail(fault)  # and the next start reads the logs
+        await close_logs(self.partitions, self.folders, self.housekeeper)
         await self.metadata.close()
-
-    async def _sync_together(self, folder: LogFolder) -> None:
-        """Where many files are not durable yet, make them so by one call: a stop may not take longer the more segments
-        there are.
-        """
-        logs = [partition.log for partition in self.partitions if partition.folder is folder]
-        unflushed = [log for log in logs if log.unsynced_files]
-        if folder.failed is not None or sum(log.unsynced_files for log in unflushed) < SYNCED_TOGETHER:
-            return
-        try:
-            for log in unflushed:
-                log.write_snapshots()
-            await folder.disk.sync_all()
-        except DiskFault as fault:
-            folder.fail(fault)
-            return
-        for log in unflushed:
-            log.note_disk_synced()
 
     # -- what others ask
 
     @property
     def image(self) -> Image:
         return self.metadata.image
-
-    @property
-    def features(self) -> dict[str, tuple[int, int, int]]:
-        """Lowest, highest and finalized level of each feature."""
-        levels = self.metadata.image.features.levels or FINALIZED_FEATURES
-        return {name: (*bounds, levels.get(name, 0)) for name, bounds in SUPPORTED_FEATURES.items()}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from log.disk import RealDisk
-from service.broker.node import SYNCED_TOGETHER
+from service.broker.closing import SYNCED_TOGETHER
 from service.ports import RealClock
 from service.stores.memory import MemoryServer
 from tests.service.api.admin_stage import Stage, on_stage

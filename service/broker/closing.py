@@ -1,0 +1,61 @@
+"""Closes the logs of a broker that stops: everything durable, then the manifest, from which the next start opens them.
+
+What always holds: a folder's manifest is written last, and tells only of logs that were closed without a fault.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from log.disk import DiskFault
+from log.manifest import write_manifest
+from log.partition_log import CleanState
+from service.broker.housekeeper import Housekeeper
+from service.broker.log_folder import LogFolder
+from service.broker.partition_table import PartitionTable
+
+CLOSED_AT_ONCE = 256
+"""Logs closed before others get a turn."""
+SYNCED_TOGETHER = 64
+"""From so many files on that are not durable, the whole disk is synced instead of each of them."""
+
+
+async def close_logs(partitions: PartitionTable, folders: Sequence[LogFolder], housekeeper: Housekeeper) -> None:
+    for folder in folders:
+        await _sync_together(partitions, folder)
+    states: dict[LogFolder, list[CleanState]] = {folder: [] for folder in folders}
+    for count, partition in enumerate(partitions):
+        if partition.folder.failed is None:
+            try:
+                state = await partition.log.close()
+            except DiskFault as fault:
+                partition.folder.fail(fault)
+                continue
+            if state is not None:
+                states[partition.folder].append(state)
+        if count % CLOSED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    for folder, closed in states.items():
+        await housekeeper.write_high_watermarks(folder)
+        if folder.failed is None:
+            try:
+                await write_manifest(folder.disk, closed)
+            except DiskFault as fault:
+                folder.fail(fault)  # and the next start reads the logs
+
+
+async def _sync_together(partitions: PartitionTable, folder: LogFolder) -> None:
+    """Where many files are not durable yet, make them so by one call: a stop may not take longer the more segments
+    there are.
+    """
+    unflushed = [each.log for each in partitions if each.folder is folder and each.log.unsynced_files]
+    if folder.failed is not None or sum(log.unsynced_files for log in unflushed) < SYNCED_TOGETHER:
+        return
+    try:
+        for log in unflushed:
+            log.write_snapshots()
+        await folder.disk.sync_all()
+    except DiskFault as fault:
+        folder.fail(fault)
+        return
+    for log in unflushed:
+        log.note_disk_synced()
