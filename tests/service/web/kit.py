@@ -19,38 +19,31 @@ ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 30.0
 
 
-class Served:
-    """`oncelog serve` with HTTP on any free port; ended and started again at will."""
+class Launched:
+    """`oncelog serve` as a process, with HTTP on any free port and a log beside its data."""
 
     tree = ROOT
     """Where its code is."""
 
-    def __init__(self, folder: Path, **settings: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.settings = {"log.durability": "os", "group.initial.rebalance.delay.ms": "0", **settings}
-        self.port = 0
-        self.start()
 
-    def start(self) -> None:
-        overrides = [part for name, value in self.settings.items() for part in ("-o", f"{name}={value}")]
+    def launch(self, *arguments: str, patience_s: float = PATIENCE_S) -> None:
         with open(f"{self.folder}.log", "ab") as log:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "service.cli", "serve", "-o", "json", "--data", str(self.folder)),
-                    *("--host", "127.0.0.1", "--port", str(self.port), "-o", "http.listeners=http://127.0.0.1:0"),
-                    *overrides,
+                    *("--host", "127.0.0.1", "-o", "http.listeners=http://127.0.0.1:0", *arguments),
                 ],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=self.tree,
             )
         assert self.process.stdout is not None
-        readable, _, _ = select.select([self.process.stdout], [], [], PATIENCE_S)
-        assert readable, "the broker did not come up"
-        facts = json.loads(self.process.stdout.readline())
-        self.bootstrap = facts["bootstrap"]
-        self.port = int(self.bootstrap.rpartition(":")[2])
-        (self.url,) = facts["http"]
+        readable, _, _ = select.select([self.process.stdout], [], [], patience_s)
+        assert readable, "no broker came up"
+        self.facts: dict[str, Any] = json.loads(self.process.stdout.readline())
+        self.bootstrap: str = self.facts["bootstrap"]
 
     def kill(self) -> None:
         self.process.kill()
@@ -69,6 +62,22 @@ class Served:
     @property
     def log(self) -> str:
         return Path(f"{self.folder}.log").read_text() if os.path.exists(f"{self.folder}.log") else ""
+
+
+class Served(Launched):
+    """One broker; ended and started again at will."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        super().__init__(folder)
+        self.settings = {"log.durability": "os", "group.initial.rebalance.delay.ms": "0", **settings}
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        overrides = [part for name, value in self.settings.items() for part in ("-o", f"{name}={value}")]
+        self.launch("--port", str(self.port), *overrides)
+        self.port = int(self.bootstrap.rpartition(":")[2])
+        (self.url,) = self.facts["http"]
 
 
 class Answer(NamedTuple):

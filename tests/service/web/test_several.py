@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import select
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,39 +10,22 @@ from typing import Any
 
 import pytest
 
-from tests.service.web.kit import PATIENCE_S, ROOT, Http, read_all
+from tests.service.web.kit import PATIENCE_S, Http, Launched, read_all
 
 COUNT = 3
 
 
-class Several:
+class Several(Launched):
     def __init__(self, folder: Path) -> None:
-        with open(f"{folder}.log", "ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "service.cli", "serve", "--brokers", str(COUNT), "-o", "json"),
-                    *("--data", str(folder), "--host", "127.0.0.1", "--port", "0"),
-                    *("-o", "http.listeners=http://127.0.0.1:0", "-o", "log.durability=os"),
-                    *("-o", "group.initial.rebalance.delay.ms=0"),
-                ],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd=ROOT,
-            )
-        assert self.process.stdout is not None
-        readable, _, _ = select.select([self.process.stdout], [], [], 2 * PATIENCE_S)
-        assert readable, "the brokers did not come up"
-        facts = json.loads(self.process.stdout.readline())
-        self.bootstrap: str = facts["bootstrap"]
-        self.clients = [Http(each["http"][0]) for each in facts["brokers"]]
+        settings = ("-o", "log.durability=os", "-o", "group.initial.rebalance.delay.ms=0")
+        super().__init__(folder)
+        self.launch("--port", "0", "--brokers", str(COUNT), *settings, patience_s=2 * PATIENCE_S)
+        self.clients = [Http(each["http"][0]) for each in self.facts["brokers"]]
 
-    def stop(self) -> None:
+    def stop(self) -> int:
         for client in self.clients:
             client.session.close()
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(PATIENCE_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        return super().stop()
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +35,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
     make(brokers, "spread", 6)
     yield brokers
     brokers.stop()
-    log = Path(f"{folder}.log").read_text()
-    assert "Traceback" not in log, log
+    assert "Traceback" not in brokers.log, brokers.log
 
 
 def make(several: Several, topic: str, partitions: int) -> None:
