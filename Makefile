@@ -13,9 +13,9 @@ ARGS   ?=
 
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
-.PHONY: help install install-dev serve clean check test lint types format quick-tests docs site boards alarms screens transcripts sim \
-        sim-cluster sim-groups mutants mutants-cluster mutants-groups conformance clients clients-java clients-more fuzz fuzz-http chaos \
-        chaos-cluster churn bench bench-spark spark-demo spark-cluster spark-connector spark-versions spark-crashes spark-chaos spark-extremes
+.PHONY: help install install-dev serve clean check test lint types format quick-tests docs site boards screens transcripts sim sim-cluster \
+        sim-groups mutants mutants-cluster mutants-groups conformance clients clients-java clients-more fuzz fuzz-http chaos chaos-cluster churn \
+        alarms bench bench-spark spark-demo spark-cluster spark-connector spark-versions spark-crashes spark-chaos spark-extremes
 
 help: ## this list
 	@awk -F ':.*## ' '/^##@ /{printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,9 +82,6 @@ site: install-dev ## the documentation as a site, in build/site
 boards: install ## write the Grafana boards anew from monitoring/boards.py
 	$(PYTHON_RUN) -m monitoring.boards
 
-alarms: install-dev ## what goes wrong for real makes the right alerts fire: Prometheus, Alertmanager, three brokers
-	$(PYTHON_RUN) -m pytest tests/monitoring/alarms.py $(ARGS)
-
 screens: install-dev ## pictures of every page, into docs/screens (needs Chromium)
 	$(PYTHON_RUN) -m tests.ui.screenshots
 
@@ -141,6 +138,9 @@ chaos-cluster: install-dev ## three brokers and three ZooKeepers, killed and cut
 
 churn: install-dev ## groups of real clients while members and the broker are killed and paused: ARGS="--minutes 10 --seed 7"
 	$(PYTHON_RUN) -m tests.chaos.churn $(ARGS)
+
+alarms: install-dev ## what goes wrong for real makes the right alerts fire: Prometheus, Alertmanager, three brokers
+	$(PYTHON_RUN) -m pytest tests/monitoring/alarms.py $(ARGS)
 
 ##@ When the way of a record has changed: measure
 
