@@ -26,6 +26,7 @@ from service.broker.node import Broker
 from service.broker.opening import Opening
 from service.broker.session import Session
 from service.cluster.metadata import MetadataLost
+from service.garbage import Garbage
 from service.net.server import Limits, Room, Server, serve
 from service.ports import Env, RealEnv
 from service.settings.broker import BrokerConfig, Endpoint
@@ -76,6 +77,7 @@ async def run_broker(
         where = " or ".join(config.data_folders)
         raise StartError(f"{fault.filename} in {where}: {fault.strerror}") from None
     env.tasks.spawn("loop watch", broker.loop_watch.run())
+    env.tasks.spawn("garbage", Garbage().run())
     if config.otlp_endpoint is not None:
         from service.web.telemetry import export_spans  # what only some need is loaded only for them
 

@@ -50,7 +50,7 @@ async def ask(groups: Groups, group_id: str, command: Command, kind: type[Reply]
 
 
 def answer_with(
-    made: Callable[[Reply | ErrorCode], Answer],
+    made: Callable[[Reply | ErrorCode], Answer | Awaitable[Answer]],
     groups: Groups,
     group_id: str,
     command: Command,
@@ -72,7 +72,7 @@ def answer_with(
 
 
 async def _answer_later(
-    made: Callable[[Reply | ErrorCode], Answer],
+    made: Callable[[Reply | ErrorCode], Answer | Awaitable[Answer]],
     replied: Awaitable[Any],
     kind: type[Reply],
     session: Session | None,
@@ -81,9 +81,10 @@ async def _answer_later(
         with nullcontext() if session is None else session.waits():
             reply = await replied
     except tuple(REFUSED) as refused:
-        return made(REFUSED[type(refused)])
-    assert isinstance(reply, kind)
-    return made(reply)
+        reply = REFUSED[type(refused)]
+    assert isinstance(reply, (kind, ErrorCode))
+    answer = made(reply)
+    return await answer if isinstance(answer, Awaitable) else answer
 
 
 def host_of(session: Session) -> str:

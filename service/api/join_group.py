@@ -10,6 +10,7 @@ from collections.abc import Awaitable
 from functools import partial
 
 from service.api.group_answers import answer_with, error_code, fresh_id, host_of
+from service.api.turns import slices_in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.groups.commands import JoinGroup, JoinReply
@@ -21,6 +22,7 @@ REBALANCE_TIMEOUT_SINCE = 1
 MEMBER_ID_REQUIRED_SINCE = 4
 NULL_PROTOCOL_SINCE = 7
 SKIPS_ASSIGNMENT_SINCE = 9
+MEMBERS_AT_ONCE = 500
 
 
 def handle(
@@ -47,10 +49,10 @@ def handle(
     return answer_with(partial(_answer, version), broker.groups, request.group_id, command, JoinReply, session)
 
 
-def _answer(version: int, reply: JoinReply | ErrorCode) -> JoinGroupResponse:
+def _answer(version: int, reply: JoinReply | ErrorCode) -> JoinGroupResponse | Awaitable[JoinGroupResponse]:
     if isinstance(reply, ErrorCode):
         return refused(reply, "", version)
-    return JoinGroupResponse(
+    response = JoinGroupResponse(
         error_code=error_code(reply.fault),
         generation_id=reply.generation,
         protocol_type=reply.protocol_type,
@@ -58,10 +60,15 @@ def _answer(version: int, reply: JoinReply | ErrorCode) -> JoinGroupResponse:
         leader=reply.leader,
         skip_assignment=reply.skip_assignment,
         member_id=reply.member_id,
-        members=[
-            JoinGroupResponseMember(member.member_id, member.instance_id, member.metadata) for member in reply.members
-        ],
+        members=[JoinGroupResponseMember(*member) for member in reply.members[:MEMBERS_AT_ONCE]],
     )
+    return response if len(reply.members) <= MEMBERS_AT_ONCE else _with_the_rest(response, reply)
+
+
+async def _with_the_rest(response: JoinGroupResponse, reply: JoinReply) -> JoinGroupResponse:
+    async for some in slices_in_turns(reply.members[MEMBERS_AT_ONCE:], MEMBERS_AT_ONCE):
+        response.members += [JoinGroupResponseMember(*member) for member in some]
+    return response
 
 
 def refused(error: ErrorCode, member_id: str, version: int) -> JoinGroupResponse:

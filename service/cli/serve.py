@@ -77,7 +77,8 @@ def command(
     It ends with status 0 on SIGTERM and ctrl-C. Settings come from -c FILE, the environment (KAFKA_LOG_RETENTION_MS
     or ONCELOG_…) and -o, later ones win; `oncelog config explain KEY` says what one means.
     """
-    # What is made while starting stays: looking through it again and again is time before the first request.
+    # What is made while starting stays: looking through it again and again is time before the first request. The broker
+    # enables it again (service/garbage.py).
     gc.disable()
     as_json = "json" in overrides
     settings = [override for override in overrides if override != "json"]
@@ -298,8 +299,6 @@ async def _serve(config: BrokerConfig, print_banner: Callable[[Broker, Sequence[
     def ready(broker: Broker, web: Sequence[Endpoint]) -> None:
         nonlocal up
         up = True
-        gc.freeze()
-        gc.enable()
         waiting.end()
         print_banner(broker, web)
 

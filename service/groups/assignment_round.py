@@ -11,8 +11,8 @@ from collections.abc import Generator, Mapping
 from service.groups.assignors import Target
 
 # Steps of some microseconds; records of some ten, written and applied.
-STEPS_AT_ONCE = 2_000
-TARGETS_AT_ONCE = 300
+STEPS_AT_ONCE = 1_000
+TARGETS_AT_ONCE = 150
 
 NewTarget = tuple[str, str | None, Mapping[bytes, frozenset[int]]]  # of which member and instance
 Assignment = Generator[None, None, tuple[Target, list[NewTarget]]]

@@ -21,7 +21,7 @@ from service.groups.commands import (
     SyncReply,
 )
 from service.groups.deadlines import Deadlines
-from service.groups.records import classic_group_record, instance_renamed_record
+from service.groups.records import classic_group_record, instance_renamed_record, note_member
 from service.groups.settings import GroupSettings
 from service.groups.states import ClassicState
 from service.groups.verdicts import Draft, Fault, Token
@@ -297,6 +297,7 @@ class ClassicDecisions:
         if group.state is not PREPARING:
             if (join := group.take_join(member)) is not None:
                 draft.answer(join, _present_generation(group, member))
+                note_member(member, group.protocol_name)
             member.is_new = False
             self._await_heartbeat(group, member, draft)
         if group.state is not COMPLETING and member.awaiting_sync is not None:

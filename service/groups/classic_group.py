@@ -32,6 +32,7 @@ class ClassicMember:
     is_new: bool = False  # has not had an answer to its first JoinGroup: it can't send heartbeats yet
     awaiting_join: Token | None = None  # written by the group, which counts
     awaiting_sync: Token | None = None
+    noted: tuple[str | None, bytes] | None = None  # for which protocol, and as what, it stands in the group's record
 
     @property
     def preference(self) -> tuple[str, ...]:
@@ -39,7 +40,10 @@ class ClassicMember:
 
     def metadata(self, protocol_name: str) -> bytes:
         """What it says for the protocol that the group has chosen, which all members of the generation support."""
-        return next(metadata for name, metadata in self.protocols if name == protocol_name)
+        for name, metadata in self.protocols:
+            if name == protocol_name:
+                return metadata
+        raise KeyError(protocol_name)
 
     @property
     def is_heard(self) -> bool:
@@ -240,6 +244,7 @@ class ClassicGroup:
         member.rebalance_timeout_ms = ask.rebalance_timeout_ms
         member.session_timeout_ms = ask.session_timeout_ms
         member.awaiting_join = token
+        member.noted = None
         self._count(member, 1)
 
     def replace_static(self, instance_id: str, old_id: str, new_id: str) -> ClassicMember:

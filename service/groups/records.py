@@ -5,10 +5,11 @@ struct. No value is a tombstone. The domain's objects go in, and values come out
 reads.
 """
 
+import struct
 from collections.abc import Iterable, Mapping
-from typing import TypeVar, cast
+from typing import TypeVar
 
-from service.groups.classic_group import ClassicGroup
+from service.groups.classic_group import ClassicGroup, ClassicMember
 from service.groups.consumer_group import ClassicFacts, ConsumerMember, EpochsByTopic, ResolvedRegex, TargetByTopic
 from service.groups.offsets import CommittedOffset
 from service.groups.states import MemberState
@@ -36,7 +37,6 @@ from service.wire.messages import (
     GroupMetadataKey,
     GroupMetadataValue,
     LegacyOffsetCommitKey,
-    MemberMetadata,
     OffsetCommitKey,
     OffsetCommitValue,
 )
@@ -106,7 +106,7 @@ def read_key(key: bytes) -> Key | None:
 
 def read_value(cls: type[Value], value: bytes) -> Value:
     if type(known := _known_values.pop(value, None)) is cls:
-        return cast(Value, known)
+        return known
     return decode_data(cls, int.from_bytes(value[:2], "big"), memoryview(value)[2:])
 
 
@@ -174,23 +174,40 @@ def read_offset(value: bytes) -> CommittedOffset:
 def classic_group_record(group: ClassicGroup, assignments: Mapping[str, bytes]) -> RecordPair:
     """The group as it stands, with these assignments."""
     name = group.protocol_name
-    members = [
-        MemberMetadata(
-            member_id=member.member_id,
-            group_instance_id=member.instance_id,
-            client_id=member.client_id,
-            client_host=member.client_host,
-            rebalance_timeout=member.rebalance_timeout_ms,
-            session_timeout=member.session_timeout_ms,
-            subscription=member.metadata(name) if name is not None else b"",
-            assignment=assignments.get(member.member_id, b""),
-        )
-        for member in group.members.values()
-    ]
     value = GroupMetadataValue(
-        group.protocol_type or "", group.generation, name, group.leader, group.state_timestamp_ms, members
+        group.protocol_type or "", group.generation, name, group.leader, group.state_timestamp_ms, []
     )
-    return _record(GroupMetadataKey(group.group_id), value, GROUP_METADATA_VERSION)
+    parts = [VERSIONS[GROUP_METADATA_VERSION], encode_data(value, GROUP_METADATA_VERSION)[:-4]]
+    parts.append(len(group.members).to_bytes(4, "big"))
+    for member in group.members.values():
+        assignment = assignments.get(member.member_id, b"")
+        parts += (note_member(member, name), len(assignment).to_bytes(4, "big"), assignment)
+    return _key(GroupMetadataKey(group.group_id)), b"".join(parts)
+
+
+def note_member(member: ClassicMember, protocol_name: str | None) -> bytes:
+    """The member in its group's record, without its assignment. It is kept with the member: one record tells of all,
+    and of thousands it must not be written from scratch in one turn.
+    """
+    if member.noted is None or member.noted[0] != protocol_name:
+        subscription = member.metadata(protocol_name) if protocol_name is not None else b""
+        noted = b"".join(
+            (
+                _text(member.member_id),
+                b"\xff\xff" if member.instance_id is None else _text(member.instance_id),
+                _text(member.client_id),
+                _text(member.client_host),
+                struct.pack(">iii", member.rebalance_timeout_ms, member.session_timeout_ms, len(subscription)),
+                subscription,
+            )
+        )
+        member.noted = protocol_name, noted
+    return member.noted[1]
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return len(data).to_bytes(2, "big") + data
 
 
 def instance_renamed_record(group: ClassicGroup, instance_id: str, member_id: str) -> RecordPair | None:

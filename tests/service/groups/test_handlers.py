@@ -410,9 +410,9 @@ def commands_of(stage: Stage) -> list[Any]:
     asked: list[Any] = []
     handle = stage.groups.handle
 
-    async def noted(group_id: str, command: Any) -> Any:
+    def noted(group_id: str, command: Any) -> asyncio.Future[Any]:
         asked.append(command)
-        return await handle(group_id, command)
+        return handle(group_id, command)
 
     stage.groups.handle = noted  # type: ignore[method-assign]
     return asked

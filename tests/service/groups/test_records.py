@@ -44,6 +44,7 @@ from service.wire.messages import (
     ConsumerGroupTargetAssignmentMetadataValue,
     GroupMetadataKey,
     GroupMetadataValue,
+    MemberMetadata,
     OffsetCommitKey,
     OffsetCommitValue,
 )
@@ -198,6 +199,36 @@ def test_what_was_just_written_is_known_as_the_log_will_say_it(
     key, value = record()
     known, decoded = [(read_key(key), read_value(kind, value)) for _ in range(2)]
     assert known == decoded
+
+
+@pytest.mark.parametrize("members", [0, 1, 3])
+def test_a_group_is_written_as_its_schema_has_it(members: int) -> None:
+    group = ClassicGroup("grüße", generation=7, protocol_type="consumer" if members else None, state_timestamp_ms=99)
+    group.protocol_name = "range" if members else None
+    told: list[MemberMetadata] = []
+    for number in range(members):
+        instance = "ß" if number == 1 else None
+        both = ("m" + "ü" * number, instance, "client", "/häuschen", 30_000, 10_000 + number)
+        group.add(ClassicMember(*both, (("sticky", b"no"), ("range", b"yes" * number))))
+        told.append(MemberMetadata(*both, b"yes" * number, b"a" * number))
+    for _ in range(2):  # the second time from what is kept of the first
+        _, value = classic_group_record(group, {each.member_id: each.assignment for each in told})
+        leader = group.leader
+        schema = GroupMetadataValue(group.protocol_type or "", 7, group.protocol_name, leader, 99, told)
+        assert value == b"\0\3" + encode_data(schema, 3)
+
+
+def test_a_member_that_says_something_new_is_written_anew() -> None:
+    group = ClassicGroup("g", protocol_name="range")
+    group.add(ClassicMember("m", None, "c", "/h", 1, 1, (("range", b"old"), ("sticky", b"s"))))
+    classic_group_record(group, {})
+    ask = Driver().join_command(protocols=(("range", b"new"), ("sticky", b"s")))
+    group.update(group.members["m"], ask, None)
+    for name, said in (("range", b"new"), ("sticky", b"s")):
+        group.protocol_name = name
+        _, value = classic_group_record(group, {})
+        assert value is not None
+        assert read_value(GroupMetadataValue, value).members[0].subscription == said
 
 
 def test_records_of_kinds_that_we_do_not_know_are_passed_over() -> None:

@@ -1,0 +1,81 @@
+"""What is set aside from the looks for dead cycles, and that cycles which die there go all the same."""
+
+import asyncio
+import contextlib
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from service.garbage import OBJECTS_A_LOOK, Garbage
+
+
+class Knot:
+    """An object in a cycle, which only the collector can free."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def the_collector_is_left_as_it_was() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+    gc.collect()
+
+
+@contextlib.contextmanager
+def while_running(garbage: Garbage) -> Iterator[None]:
+    async def begin() -> asyncio.Task[None]:
+        running = asyncio.create_task(garbage.run())
+        await asyncio.sleep(0)
+        return running
+
+    with asyncio.Runner() as runner:
+        running = runner.run(begin())
+        yield
+        running.cancel()
+
+
+def test_what_survived_a_full_look_is_not_looked_at_again() -> None:
+    with while_running(Garbage()):
+        knot = Knot()
+        gc.collect()
+        gone = weakref.ref(knot)
+        del knot
+        gc.collect()
+        assert gone() is not None
+
+
+def test_what_died_before_its_first_full_look_is_found() -> None:
+    with while_running(Garbage()):
+        knot = Knot()
+        gone = weakref.ref(knot)
+        del knot
+        gc.collect()
+        assert gone() is None
+
+
+def test_dead_cycles_among_what_was_set_aside_are_found_when_there_is_twice_as_much_of_it() -> None:
+    garbage = Garbage(spared=-gc.get_freeze_count())
+    with while_running(garbage):
+        count = gc.get_freeze_count() + 2 * OBJECTS_A_LOOK
+        knots = [Knot() for _ in range(count)]
+        gone = weakref.ref(knots[-1])
+        for _ in range(3 * count // OBJECTS_A_LOOK):
+            gc.collect()
+        del knots
+        gc.collect()
+        assert gone() is not None
+        garbage.count()
+        assert gone() is None
+        assert gc.get_freeze_count() < count
+
+
+def test_the_collector_is_as_before_when_the_broker_has_ended() -> None:
+    before = gc.get_threshold(), list(gc.callbacks)
+    with while_running(Garbage()):
+        assert gc.get_threshold() != before[0]
+        assert gc.isenabled()
+    assert (gc.get_threshold(), list(gc.callbacks)) == before
