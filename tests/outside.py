@@ -15,6 +15,7 @@ FROM = {
     "amtool": "prometheus-alertmanager",
     "kcat": "kcat",
     "java": "default-jre-headless",
+    "javac": "default-jdk-headless",
     "mvn": "maven",
     "openssl": "openssl",
     "cc": "gcc libc6-dev",

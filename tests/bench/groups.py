@@ -54,7 +54,9 @@ TOPIC: Final = "shared"
 PARTITIONS: Final = 1_000
 LONG_MS: Final = 300_000
 CONNECTIONS: Final = 32
-BEAT_SECONDS: Final = 0.5  # five thousand real members send fewer heartbeats than this, a tenth of a second would send 50,000
+BEAT_SECONDS: Final = (
+    0.5  # five thousand real members send fewer heartbeats than this, a tenth of a second would send 50,000
+)
 AT_ONCE: Final = 200  # connections that are made, or groups that are committed for
 OFFSETS: Final = 10  # of one commit
 STEADY_SECONDS: Final = 10.0

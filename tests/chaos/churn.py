@@ -19,10 +19,12 @@ from pathlib import Path
 
 from confluent_kafka import OFFSET_INVALID
 
+from tests import outside
 from tests.chaos.run import FEED_PAUSE_SECONDS, PARTITIONS, PEACE_SECONDS, Feeder, end_offsets
 from tests.clients.members import GroupPlan, Member
 from tests.clients.offsets import committed_offsets
 from tests.clients.topics import Topics
+from tests.peers import kafka
 from tests.peers.ours import Oncelog
 from tests.peers.process import QUICK_SETTINGS
 
@@ -35,7 +37,10 @@ KINDS = {
     "consumer static": ("confluent-kafka", "consumer:uniform"),
     "aiokafka": ("aiokafka", "roundrobin"),
     "kafka-python": ("kafka-python", "range"),
+    "java cooperative": ("java", "cooperative-sticky"),
+    "java consumer static": ("java", "consumer:uniform"),
 }
+"""Java's only where there is Java 17 with its compiler, and Maven once."""
 
 
 @dataclass
@@ -59,6 +64,7 @@ class Crew:
             member = self.members.get(slot)
             if member is not None and not member.running():
                 self.fates["gave up"] += 1
+                print(f"{self.name}: a member gave up: {member.last_words()}", flush=True)
                 self.bury(slot)
             if slot not in self.members:
                 instance = f"{self.plan.group}-{slot}" if self.name.endswith("static") else None
@@ -96,12 +102,15 @@ class Crew:
 def run(folder: Path, *, seconds: float, seed: int) -> list[str]:
     """What went wrong. Says meanwhile what was done."""
     chance = random.Random(seed)
+    if (without_java := outside.missing("javac") or kafka.missing()) is not None:
+        print(f"no Java members: {without_java}")
     broker = Oncelog(folder, settings=QUICK_SETTINGS)
     broker.start()
     topic = Topics(broker.bootstrap, "churn").create(partitions=PARTITIONS)
     crews = [
         Crew(name, GroupPlan(client, broker.bootstrap, topic, f"churn-{name.replace(' ', '-')}", protocol))
         for name, (client, protocol) in KINDS.items()
+        if client != "java" or without_java is None
     ]
     feeder = Feeder(broker.bootstrap, topic)
     try:

@@ -10,6 +10,7 @@ import sys
 import threading
 from dataclasses import dataclass
 
+from tests.clients.java.member import member_command
 from tests.clients.kits import eventually
 from tests.peers.process import ROOT
 
@@ -29,8 +30,11 @@ class Member:
     """A group member that runs until it leaves or is killed. One that `waits` joins when it is told to begin."""
 
     def __init__(self, plan: GroupPlan, instance: str | None = None, *, waits: bool = False) -> None:
-        where = [plan.client, plan.bootstrap, plan.topic, plan.group, plan.protocol]
-        command = [sys.executable, "-m", "tests.clients.member", *where, *([instance] if instance else [])]
+        words = [plan.bootstrap, plan.topic, plan.group, plan.protocol, *([instance] if instance else [])]
+        if plan.client == "java":
+            command = member_command(*words)
+        else:
+            command = [sys.executable, "-m", "tests.clients.member", plan.client, *words]
         self._process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
@@ -85,6 +89,12 @@ class Member:
 
     def running(self) -> bool:
         return self._process.poll() is None
+
+    def last_words(self) -> str:
+        """Of one that has ended."""
+        self._wait()
+        lines = self._errors.decode(errors="replace").strip().splitlines()
+        return f"status {self._process.returncode}, {lines[-1] if lines else 'without a word'}"
 
     def pause(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
