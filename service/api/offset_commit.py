@@ -5,10 +5,10 @@ Partitions that do not exist are refused one by one; the coordinator hears of th
 are none. Very many are committed OFFSETS_AT_ONCE at a time, and each time it is asked anew whether the member may.
 """
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 
 from log.ids import TopicId
-from service.api.group_answers import OFFSETS_AT_ONCE, ask, error_code
+from service.api.group_answers import OFFSETS_AT_ONCE, answer_with, ask, error_code
 from service.api.turns import slices_in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
@@ -30,22 +30,35 @@ TOPIC_IDS_SINCE = 10
 _Refused = tuple[str, bytes, int, ErrorCode]
 
 
-async def handle(
+def handle(
     broker: Broker, session: Session, header: RequestHeader, request: OffsetCommitRequest
-) -> OffsetCommitResponse:
-    by_id = header.api_version >= TOPIC_IDS_SINCE
+) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
     answers = _Answers()
-    async for some in slices_in_turns(_wanted(broker, request, by_id=by_id), OFFSETS_AT_ONCE):
-        offsets: list[OffsetToCommit] = []
-        for each in some:
-            if isinstance(each, OffsetToCommit):
-                offsets.append(each)
-            else:
-                answers.add(*each)
-        if offsets:
-            errors = await _commit(broker, header, request, tuple(offsets))
-            for offset, code in zip(offsets, errors, strict=True):
-                answers.add(offset.topic, offset.topic_id, offset.partition, code)
+    wanted = _wanted(broker, request, by_id=header.api_version >= TOPIC_IDS_SINCE)
+    if sum(len(topic.partitions) for topic in request.topics) > OFFSETS_AT_ONCE:
+        return _commit_in_turns(broker, header, request, wanted, answers)
+    offsets = answers.without_refused(wanted)
+    if not offsets:
+        return OffsetCommitResponse(topics=answers.topics())
+
+    def answer(reply: CommitReply | ErrorCode) -> OffsetCommitResponse:
+        answers.note(offsets, reply)
+        return OffsetCommitResponse(topics=answers.topics())
+
+    return answer_with(answer, broker.groups, request.group_id, _command(header, request, offsets), CommitReply)
+
+
+async def _commit_in_turns(
+    broker: Broker,
+    header: RequestHeader,
+    request: OffsetCommitRequest,
+    wanted: Iterator[OffsetToCommit | _Refused],
+    answers: "_Answers",
+) -> OffsetCommitResponse:
+    async for some in slices_in_turns(wanted, OFFSETS_AT_ONCE):
+        if offsets := answers.without_refused(some):
+            command = _command(header, request, offsets)
+            answers.note(offsets, await ask(broker.groups, request.group_id, command, CommitReply))
     return OffsetCommitResponse(topics=answers.topics())
 
 
@@ -70,11 +83,8 @@ def _wanted(broker: Broker, request: OffsetCommitRequest, *, by_id: bool) -> Ite
                 yield topic.name, topic.id, index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-async def _commit(
-    broker: Broker, header: RequestHeader, request: OffsetCommitRequest, offsets: tuple[OffsetToCommit, ...]
-) -> list[int]:
-    """An error for each offset."""
-    command = CommitOffsets(
+def _command(header: RequestHeader, request: OffsetCommitRequest, offsets: tuple[OffsetToCommit, ...]) -> CommitOffsets:
+    return CommitOffsets(
         request.group_id,
         request.member_id,
         request.group_instance_id,
@@ -83,12 +93,6 @@ async def _commit(
         request.retention_time_ms,
         speaks_consumer_protocol=header.api_version >= CONSUMER_PROTOCOL_SINCE,
     )
-    reply = await ask(broker.groups, request.group_id, command, CommitReply)
-    if isinstance(reply, ErrorCode):
-        return [reply] * len(offsets)
-    if reply.fault is not None:
-        return [error_code(reply.fault)] * len(offsets)
-    return [error_code(fault) for fault in reply.faults]
 
 
 def _find(broker: Broker, wanted: OffsetCommitRequestTopic, *, by_id: bool) -> Topic | None:
@@ -103,7 +107,27 @@ class _Answers:
     def __init__(self) -> None:
         self._topics: dict[tuple[str, bytes], list[OffsetCommitResponsePartition]] = {}
 
-    def add(self, topic: str, topic_id: bytes, partition: int, error: int) -> None:
+    def without_refused(self, wanted: Iterable[OffsetToCommit | _Refused]) -> tuple[OffsetToCommit, ...]:
+        """What the coordinator is to hear of; the rest is answered."""
+        offsets: list[OffsetToCommit] = []
+        for each in wanted:
+            if isinstance(each, OffsetToCommit):
+                offsets.append(each)
+            else:
+                self._add(*each)
+        return tuple(offsets)
+
+    def note(self, offsets: tuple[OffsetToCommit, ...], reply: CommitReply | ErrorCode) -> None:
+        if isinstance(reply, ErrorCode):
+            errors: Iterable[int] = [reply] * len(offsets)
+        elif reply.fault is not None:
+            errors = [error_code(reply.fault)] * len(offsets)
+        else:
+            errors = map(error_code, reply.faults)
+        for offset, error in zip(offsets, errors, strict=True):
+            self._add(offset.topic, offset.topic_id, offset.partition, error)
+
+    def _add(self, topic: str, topic_id: bytes, partition: int, error: int) -> None:
         self._topics.setdefault((topic, topic_id), []).append(OffsetCommitResponsePartition(partition, error))
 
     def topics(self) -> list[OffsetCommitResponseTopic]:

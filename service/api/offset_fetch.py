@@ -6,11 +6,11 @@ transaction is UNSTABLE_OFFSET_COMMIT. Up to version 7 each partition carries an
 absence of offsets and reads everything again from the start, while the coordinator is merely loading.
 """
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from dataclasses import replace
 
 from log.ids import TopicId
-from service.api.group_answers import OFFSETS_AT_ONCE, ask, error_code
+from service.api.group_answers import OFFSETS_AT_ONCE, answer_with, ask, error_code
 from service.api.turns import in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
@@ -42,10 +42,44 @@ NO_TOPIC_ID = bytes(16)
 NO_OFFSET = -1
 
 
-async def handle(
+def handle(
     broker: Broker, session: Session, header: RequestHeader, request: OffsetFetchRequest
-) -> OffsetFetchResponse:
-    version = header.api_version
+) -> OffsetFetchResponse | Awaitable[OffsetFetchResponse]:
+    if header.api_version >= BATCHES_SINCE and len(request.groups) == 1:
+        (group,) = request.groups
+        if (
+            group.topics is not None
+            and sum(1 + len(topic.partition_indexes) for topic in group.topics) <= OFFSETS_AT_ONCE
+        ):
+            return _fetch_few(broker, header.api_version, group, group.topics, request.require_stable)
+    return _fetch_in_turns(broker, header.api_version, request)
+
+
+def _fetch_few(
+    broker: Broker,
+    version: int,
+    wanted: OffsetFetchRequestGroup,
+    topics: list[OffsetFetchRequestTopics],
+    require_stable: bool,
+) -> OffsetFetchResponse | Awaitable[OffsetFetchResponse]:
+    asked, refused = _asked(broker, version, topics)
+
+    def answer(reply: FetchReply | ErrorCode) -> OffsetFetchResponse:
+        if isinstance(reply, ErrorCode) or reply.fault is not None:
+            error = reply if isinstance(reply, ErrorCode) else error_code(reply.fault)
+            return OffsetFetchResponse(groups=[OffsetFetchResponseGroup(wanted.group_id, error_code=error)])
+        found = [
+            OffsetFetchResponseTopics(topic.topic, topic.topic_id, [_partition(each) for each in topic.offsets])
+            for topic in reply.topics
+        ]
+        found += _refused_topics(refused, ErrorCode.UNKNOWN_TOPIC_ID)
+        return OffsetFetchResponse(groups=[OffsetFetchResponseGroup(wanted.group_id, found)])
+
+    command = FetchOffsets(wanted.group_id, wanted.member_id, wanted.member_epoch, tuple(asked), require_stable)
+    return answer_with(answer, broker.groups, wanted.group_id, command, FetchReply)
+
+
+async def _fetch_in_turns(broker: Broker, version: int, request: OffsetFetchRequest) -> OffsetFetchResponse:
     if version >= BATCHES_SINCE:
         # Each once: a short request must not grow into an answer of any length.
         wanted_by_id = {group.group_id: group for group in request.groups}
@@ -77,15 +111,7 @@ async def _fetch(
             return OffsetFetchResponseGroup(wanted.group_id, error_code=named)
         asked = list(named.topics)
     else:
-        asked = []
-        for topic in wanted.topics:
-            name = _name_of(broker, topic) if by_id else topic.name
-            if name is None:
-                refused.append(topic)
-            else:
-                present = broker.image.topics.get(name)
-                topic_id = NO_TOPIC_ID if present is None else present.id
-                asked.append(PartitionsAsked(name, topic_id, tuple(topic.partition_indexes)))
+        asked, refused = _asked(broker, version, wanted.topics)
     found: list[list[FetchedOffset]] = [[] for _ in asked]
     async for some in in_turns(_few_at_a_time(asked), at_once=1):
         pieces = tuple(piece for _, piece in some)
@@ -105,6 +131,23 @@ async def _fetch(
         topics = _with_ids(broker, topics)
     topics += _refused_topics(refused, ErrorCode.UNKNOWN_TOPIC_ID)
     return OffsetFetchResponseGroup(wanted.group_id, topics)
+
+
+def _asked(
+    broker: Broker, version: int, topics: list[OffsetFetchRequestTopics]
+) -> tuple[list[PartitionsAsked], list[OffsetFetchRequestTopics]]:
+    """What the coordinator is asked, and the topics whose ids nobody has."""
+    asked: list[PartitionsAsked] = []
+    refused: list[OffsetFetchRequestTopics] = []
+    for topic in topics:
+        name = _name_of(broker, topic) if version >= TOPIC_IDS_SINCE else topic.name
+        if name is None:
+            refused.append(topic)
+        else:
+            present = broker.image.topics.get(name)
+            topic_id = NO_TOPIC_ID if present is None else present.id
+            asked.append(PartitionsAsked(name, topic_id, tuple(topic.partition_indexes)))
+    return asked, refused
 
 
 def _few_at_a_time(asked: list[PartitionsAsked]) -> Iterator[list[tuple[int, PartitionsAsked]]]:

@@ -139,7 +139,7 @@ class Offsets:
 
     def _numbered(self, committed: CommittedOffset) -> CommittedOffset:
         self._order += 1
-        return committed._replace(order=self._order)
+        return CommittedOffset(*committed[:-1], self._order)
 
     def _close(self, group_id: str, name: PartitionName) -> None:
         partitions = self._open.get(group_id)

@@ -54,6 +54,7 @@ class Crew:
     got: set[tuple[int, int]] = field(default_factory=set)
     committed: list[int] = field(default_factory=lambda: [OFFSET_INVALID] * PARTITIONS)
     fates: Counter[str] = field(default_factory=Counter)
+    last_words: Counter[str] = field(default_factory=Counter)  # of those that gave up
 
     def keep_running(self) -> None:
         for slot, until in list(self.paused_until.items()):
@@ -64,7 +65,7 @@ class Crew:
             member = self.members.get(slot)
             if member is not None and not member.running():
                 self.fates["gave up"] += 1
-                print(f"{self.name}: a member gave up: {member.last_words()}", flush=True)
+                self.last_words[member.last_words()] += 1
                 self.bury(slot)
             if slot not in self.members:
                 instance = f"{self.plan.group}-{slot}" if self.name.endswith("static") else None
@@ -123,6 +124,8 @@ def run(folder: Path, *, seconds: float, seed: int) -> list[str]:
                 crew.bury(slot)
             faults += crew.judge(ends)
             print(f"{crew.name}: members {', '.join(f'{fate} {count}' for fate, count in crew.fates.items())}")
+            for words, count in crew.last_words.most_common(3):
+                print(f"    {count} with {words[:160]}")
     finally:
         for crew in crews:
             for member in crew.members.values():
