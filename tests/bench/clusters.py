@@ -37,7 +37,8 @@ def throughput(cluster: BrokerCluster, count: int, size: int) -> native.Outcome:
     topic = new_topic(cluster, f"load-{size}-{time.monotonic_ns()}")
     settings = {"acks": "all", "linger.ms": "5"}
     written = native.run("produce", cluster.bootstrap, topic, count, size, settings=settings)
-    admin(cluster).delete_topics([topic])[topic].result(60)
+    administrator = admin(cluster)  # it lives as long as its name does
+    administrator.delete_topics([topic])[topic].result(60)
     return written
 
 
@@ -114,7 +115,8 @@ def _longest(writer: SteadyWriter, after_s: float, *, since_s: float = 0.0) -> f
 
 
 def new_topic(cluster: BrokerCluster, name: str, partitions: int = PARTITIONS) -> str:
-    admin(cluster).create_topics([NewTopic(name, partitions, 3)])[name].result(60)
+    administrator = admin(cluster)
+    administrator.create_topics([NewTopic(name, partitions, 3)])[name].result(60)
     _until(partial(is_whole, cluster), "there")
     time.sleep(0.3)
     return name
