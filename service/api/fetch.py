@@ -94,7 +94,8 @@ def _copier(broker: Broker, request: FetchRequest) -> Copier | None:
     broker_id, epoch = (request.replica_id, -1) if state is None else (state.replica_id, state.replica_epoch)
     if broker_id < 0:
         return None
-    return Copier(broker_id, epoch, broker.replication.in_sync, broker.config.replica_selector_class is not None)
+    replication, has_readers = broker.replication, broker.config.replica_selector_class is not None
+    return Copier(broker_id, epoch, replication.in_sync, replication.throttles.leading, has_readers)
 
 
 def _nearer(broker: Broker, rack: str) -> Container[int]:

@@ -22,6 +22,7 @@ from service.broker.in_sync import InSyncSets
 from service.broker.partition import NOBODY, Following, Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
+from service.broker.throttling import Throttle
 from service.wire.error_codes import ErrorCode
 
 # Once an answer to a client nearby carries so much, other partitions wait for the next one: that comes at once, and
@@ -52,6 +53,7 @@ class Copier(NamedTuple):
     broker_id: int
     broker_epoch: int
     in_sync: InSyncSets
+    throttle: Throttle
     has_readers: bool
     """Readers are sent to it, and wait there for what is committed: it hears of that at once."""
 
@@ -209,6 +211,9 @@ class Reading:
         found = Found(ErrorCode.NONE, high_watermark, stable, log.start_offset, aborted)
         if offset >= limit or (budget <= 0 and not at_least_one):
             return found
+        copier, place = self.copier, partition.topic_partition
+        if copier is not None and copier.throttle.holds_back(place, copier.broker_id):
+            return found
         most = max(min(wanted.max_bytes, budget), 0)
         try:
             stored = partition.read(offset, max_bytes=most, limit_offset=limit, at_least_one=at_least_one)
@@ -227,6 +232,8 @@ class Reading:
         tally = partition.tally
         tally.reads += 1
         tally.bytes_out += stored.size
+        if copier is not None:
+            copier.throttle.moved(place, copier.broker_id, stored.size)
         found.records = stored
         found.counts = max(stored.size, most) if cut_short else stored.size
         return found

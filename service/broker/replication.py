@@ -22,6 +22,7 @@ from service.broker.housekeeper import Housekeeper
 from service.broker.in_sync import InSyncSets
 from service.broker.partition import NOBODY, Following, Partition
 from service.broker.partition_table import PartitionTable
+from service.broker.throttling import Throttle, Throttles
 from service.client.connection import Client, ClientError
 from service.client.failures import error_name
 from service.cluster.image import Broker as RegisteredBroker
@@ -48,6 +49,8 @@ INTERRUPTED_EVERY_S = 0.2
 """So often at most a fetch that waits at the leader is given up for partitions that are new: each time costs a
 connection and a session.
 """
+HELD_BACK_S = 0.1
+"""So often it is looked whether a throttle lets more through."""
 NO_SESSION, SESSION_BEGINS = 0, 0
 LAST_SESSION_EPOCH = 2**31 - 1
 
@@ -71,8 +74,10 @@ class Replication:
         self._housekeeper = housekeeper
         self._fetchers: dict[int, Fetcher] = {}
         self.in_sync = InSyncSets(env, config, metadata, partitions)
+        self.throttles = Throttles(env, metadata)
 
     def begin(self) -> None:
+        self.throttles.begin()
         self._metadata.subscribe(self._brokers_changed)
         self._env.tasks.spawn("in-sync sets", self.in_sync.run())
 
@@ -104,7 +109,8 @@ class Replication:
         fetcher = self._fetchers.get(state.leader)
         if fetcher is None:
             fetcher = self._fetchers[state.leader] = Fetcher(
-                state.leader, self._env, self._config, self._metadata, self._housekeeper
+                *(state.leader, self._env, self._config, self._metadata, self._housekeeper),
+                self.throttles.following,
             )
         if not fetcher.follows(partition, role):
             self._forget(partition)
@@ -175,13 +181,20 @@ class Fetcher:
     """
 
     def __init__(
-        self, leader: int, env: Env, config: BrokerConfig, metadata: ClusterMetadata, housekeeper: Housekeeper
+        self,
+        leader: int,
+        env: Env,
+        config: BrokerConfig,
+        metadata: ClusterMetadata,
+        housekeeper: Housekeeper,
+        throttle: Throttle,
     ) -> None:
         self._leader = leader
         self._env = env
         self._config = config
         self._metadata = metadata
         self._housekeeper = housekeeper
+        self._throttle = throttle
         self._places: dict[Key, Place] = {}
         self._running = False
         self._client: Client | None = None
@@ -258,6 +271,9 @@ class Fetcher:
             return
         # What is asked for is looked up now: while this waited, any of them may have got another role and more bytes.
         now_s = self._now_s()
+        for place in self._places.values():
+            if self._throttle.holds_back(place.partition.topic_partition, self._metadata.broker_id):
+                place.rests_until_s = max(place.rests_until_s, now_s + HELD_BACK_S)
         due = {
             key: place
             for key, place in self._places.items()
@@ -420,6 +436,7 @@ class Fetcher:
             if data.records:
                 assert not isinstance(data.records, list), "what is received is bytes"
                 self._append(place, memoryview(data.records))
+                self._throttle.moved(partition.topic_partition, self._metadata.broker_id, len(data.records))
             partition.learn_high_watermark(data.high_watermark)
             await self._raise_start(place, data.log_start_offset)
             place.get_on()

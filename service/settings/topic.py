@@ -50,7 +50,10 @@ def _check_throttled(name: str, value: tuple[str, ...]) -> None:
 
 
 _NO_TIERS = "Accepted without effect: there is no tiered storage."
-_NO_THROTTLE = "Accepted without effect: replication is not throttled."
+_THROTTLED_REPLICAS = (
+    "Replicas (partition:broker,…, or * for all) that are copied no faster than their broker's "
+    "{}.replication.throttled.rate as long as they are not in sync."
+)
 
 TOPIC_SETTINGS: dict[str, Setting[Any]] = {
     setting.name: setting
@@ -125,9 +128,8 @@ TOPIC_SETTINGS: dict[str, Setting[Any]] = {
         listing(
             "follower.replication.throttled.replicas",
             (),
-            _NO_THROTTLE,
+            _THROTTLED_REPLICAS.format("follower"),
             also=_check_throttled,
-            status=Status.NO_EFFECT,
         ),
         integer(
             "index.interval.bytes",
@@ -139,9 +141,8 @@ TOPIC_SETTINGS: dict[str, Setting[Any]] = {
         listing(
             "leader.replication.throttled.replicas",
             (),
-            _NO_THROTTLE,
+            _THROTTLED_REPLICAS.format("leader"),
             also=_check_throttled,
-            status=Status.NO_EFFECT,
         ),
         long("local.retention.bytes", -2, _NO_TIERS, at_least=-2, status=Status.NO_EFFECT),
         long("local.retention.ms", -2, _NO_TIERS, at_least=-2, status=Status.NO_EFFECT),

@@ -102,11 +102,32 @@ NO_EFFECT_SETTINGS: dict[str, Setting[Any]] = {
 
 
 SET_BY_TOOLS: dict[str, Setting[Any]] = {
-    name: replace(long(name, MAX_LONG, "Nothing is throttled.", at_least=0, mode=ANYWHERE), status=Status.NO_EFFECT)
-    for name in (
-        "leader.replication.throttled.rate",
-        "follower.replication.throttled.rate",
-        "replica.alter.log.dirs.io.max.bytes.per.second",
+    setting.name: setting
+    for setting in (
+        long(
+            "leader.replication.throttled.rate",
+            MAX_LONG,
+            "Bytes a second that followers get of what its topic's leader.replication.throttled.replicas names.",
+            at_least=0,
+            mode=ANYWHERE,
+        ),
+        long(
+            "follower.replication.throttled.rate",
+            MAX_LONG,
+            "Bytes a second that this broker copies of what its topic's follower.replication.throttled.replicas names.",
+            at_least=0,
+            mode=ANYWHERE,
+        ),
+        replace(
+            long(
+                "replica.alter.log.dirs.io.max.bytes.per.second",
+                MAX_LONG,
+                "Nothing is moved between folders.",
+                at_least=0,
+                mode=ANYWHERE,
+            ),
+            status=Status.NO_EFFECT,
+        ),
     )
 }
 """Not part of a broker's configuration file: stored in a running cluster, and shown only then."""

@@ -1,0 +1,69 @@
+"""How fast replicas that move may be copied (KIP-73): bytes a second that a broker gives to, and takes as, followers.
+
+What always holds: only replicas that their topic names are held back, and none that is in sync: what is written with
+acks=all never waits for a throttle.
+"""
+
+from log.ids import TopicPartition
+from service.cluster.image import Delta, Image
+from service.cluster.metadata import ClusterMetadata
+from service.ports import Env
+
+EVERY_REPLICA = "*"
+
+
+class Throttle:
+    """One direction. What was moved is paid for in time: until then nothing more is."""
+
+    def __init__(self, env: Env, metadata: ClusterMetadata, direction: str) -> None:
+        self._env = env
+        self._metadata = metadata
+        self._rate_key = f"{direction}.replication.throttled.rate"
+        self._replicas_key = f"{direction}.replication.throttled.replicas"
+        self._rate: int | None = None
+        self._paid_until_s = 0.0
+
+    def take_rate(self, image: Image) -> None:
+        own, all_brokers = (image.broker_config(whose).values for whose in (str(self._metadata.broker_id), "default"))
+        given = own.get(self._rate_key, all_brokers.get(self._rate_key))
+        self._rate = None if given is None else max(int(given), 1)
+        self._paid_until_s = min(self._paid_until_s, self._env.clock.monotonic())
+
+    def concerns(self, partition: TopicPartition, follower: int) -> bool:
+        """Whether the copying of `partition` by `follower` is held back at all."""
+        if self._rate is None:
+            return False
+        topic = self._metadata.image.topics.get(partition.topic)
+        state = topic.partitions.get(partition.partition) if topic is not None else None
+        if topic is None or state is None or follower in state.isr:
+            return False
+        named = topic.config.get(self._replicas_key, "").split(",")
+        return EVERY_REPLICA in named or f"{partition.partition}:{self._metadata.broker_id}" in named
+
+    def holds_back(self, partition: TopicPartition, follower: int) -> bool:
+        """Whether nothing of it may be moved just now."""
+        return self._env.clock.monotonic() < self._paid_until_s and self.concerns(partition, follower)
+
+    def moved(self, partition: TopicPartition, follower: int, size_bytes: int) -> None:
+        if self._rate is not None and self.concerns(partition, follower):
+            now_s = self._env.clock.monotonic()
+            self._paid_until_s = max(self._paid_until_s, now_s) + size_bytes / self._rate
+
+
+class Throttles:
+    def __init__(self, env: Env, metadata: ClusterMetadata) -> None:
+        self._metadata = metadata
+        self.leading = Throttle(env, metadata, "leader")
+        self.following = Throttle(env, metadata, "follower")
+
+    def begin(self) -> None:
+        self._metadata.subscribe(self._heard)
+        self._take_rates(self._metadata.image)
+
+    def _heard(self, delta: Delta) -> None:
+        if delta.broker_configs:
+            self._take_rates(delta.new)
+
+    def _take_rates(self, image: Image) -> None:
+        self.leading.take_rate(image)
+        self.following.take_rate(image)

@@ -1,0 +1,128 @@
+"""What Kafka's own tools do to a cluster, done to ours: reassignments with throttles, progress and cancellation,
+elections, what is under-replicated. Needs Java, and Maven to fetch Kafka's jars once.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clients.kits import Confluent, Message
+from tests.clients.three import out_of_sync, three_brokers, within_a_minute
+from tests.peers import kafka, zookeeper
+from tests.peers.ours import Oncelog
+
+pytestmark = pytest.mark.skipif(kafka.missing() is not None, reason=kafka.missing() or "")
+
+TOPIC = "moved"
+MESSAGES = 2_000
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[dict[int, Oncelog]]:
+    if reason := zookeeper.missing():
+        pytest.skip(reason)
+    try:
+        kafka.fetch_jars()
+    except subprocess.CalledProcessError:
+        pytest.skip("mvn could not fetch Kafka's jars")
+    with three_brokers(tmp_path, {"leader.imbalance.check.interval.seconds": "3600"}) as started:
+        yield started
+
+
+def tool(name: str, broker: Oncelog, *arguments: str, status: int = 0) -> str:
+    command = kafka.tool_command(name, "--bootstrap-server", broker.bootstrap, *arguments)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == status, done.stdout[-1000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def topics(broker: Oncelog, *arguments: str) -> str:
+    return tool("org.apache.kafka.tools.TopicCommand", broker, *arguments)
+
+
+class Reassignment:
+    """`kafka-reassign-partitions` with one plan."""
+
+    def __init__(self, folder: Path, broker: Oncelog, plan: dict[int, list[int]]) -> None:
+        self._broker = broker
+        self._file = folder / "plan.json"
+        rows = [{"topic": TOPIC, "partition": number, "replicas": replicas} for number, replicas in plan.items()]
+        self._file.write_text(json.dumps({"version": 1, "partitions": rows}))
+
+    def __call__(self, *arguments: str) -> str:
+        name = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
+        return tool(name, self._broker, *arguments, "--reassignment-json-file", str(self._file))
+
+
+def configs(broker: Oncelog, *arguments: str) -> str:
+    return tool("kafka.admin.ConfigCommand", broker, *arguments)
+
+
+@pytest.mark.timeout(400)
+def test_partitions_are_moved_throttled_verified_and_the_throttle_is_taken_away(
+    brokers: dict[int, Oncelog], tmp_path: Path
+) -> None:
+    one = brokers[1]
+    topics(one, "--create", "--topic", TOPIC, "--replica-assignment", "1:2,1:2")
+    written = [Message(b"%d" % number + bytes(1_000)) for number in range(MESSAGES)]
+    Confluent().produce(one.bootstrap, TOPIC, written)
+    move = Reassignment(tmp_path, one, {0: [3, 2], 1: [1, 2, 3]})
+    told = move("--execute", "--throttle", "400000")
+    assert "Successfully started partition reassignments" in told
+    assert "400000" in configs(one, "--entity-type", "brokers", "--entity-name", "3", "--describe")
+    assert "throttled.replicas" in configs(one, "--entity-type", "topics", "--entity-name", TOPIC, "--describe")
+    # 2 MB at 400 kB/s.
+    under_way = move("--verify", "--preserve-throttles")
+    assert "is still in progress" in under_way, under_way
+    listed = tool("org.apache.kafka.tools.reassign.ReassignPartitionsCommand", one, "--list")
+    assert f"{TOPIC}-0: replicas:" in listed, listed
+    done = within_a_minute(
+        lambda: move("--verify", "--preserve-throttles"), lambda told: "still in progress" not in told
+    )
+    assert "is completed" in done
+    assert "Clearing" in move("--verify")
+    assert "400000" not in configs(one, "--entity-type", "brokers", "--entity-name", "3", "--describe")
+    described = topics(one, "--describe", "--topic", TOPIC)
+    assert "Replicas: 3,2" in described, described
+    assert "Replicas: 1,2,3" in described, described
+    read = Confluent().consume(brokers[3].bootstrap, TOPIC, MESSAGES)
+    assert [each.message.value for each in read] == [each.value for each in written]
+
+
+@pytest.mark.timeout(400)
+def test_a_move_that_gets_nowhere_is_cancelled(brokers: dict[int, Oncelog], tmp_path: Path) -> None:
+    one = brokers[1]
+    topics(one, "--create", "--topic", TOPIC, "--replica-assignment", "1:2")
+    Confluent().produce(one.bootstrap, TOPIC, [Message(bytes(1_000)) for _ in range(MESSAGES)])
+    move = Reassignment(tmp_path, one, {0: [1, 3]})
+    move("--execute", "--throttle", "1")
+    assert "is still in progress" in move("--verify", "--preserve-throttles")
+    assert "Successfully cancelled" in move("--cancel")
+    assert "Replicas: 1,2" in topics(one, "--describe", "--topic", TOPIC)
+
+
+@pytest.mark.timeout(400)
+def test_the_tools_say_what_is_under_replicated_and_elect_who_should_lead(brokers: dict[int, Oncelog]) -> None:
+    one = brokers[1]
+    settings = ["--config", "min.insync.replicas=2"]
+    topics(one, "--create", "--topic", TOPIC, "--replica-assignment", "2:1,1:2", *settings)
+    here = ["--describe", "--topic", TOPIC]
+    assert topics(one, *here, "--under-replicated-partitions") == ""
+    brokers[2].kill()
+    lacking = within_a_minute(lambda: topics(one, *here, "--under-replicated-partitions"))
+    assert lacking.count(f"Topic: {TOPIC}") == 2, lacking
+    assert topics(one, *here, "--under-min-isr-partitions").count(f"Topic: {TOPIC}") == 2
+    assert topics(one, *here, "--unavailable-partitions") == ""
+    brokers[2].start()
+    within_a_minute(lambda: out_of_sync(one.bootstrap), lambda lacking: not lacking)
+    assert topics(one, *here, "--at-min-isr-partitions").count(f"Topic: {TOPIC}") == 2
+    election = ["--election-type", "preferred", "--topic", TOPIC, "--partition"]
+    name = "org.apache.kafka.tools.LeaderElectionCommand"
+    assert "Successfully completed leader election" in tool(name, one, *election, "0")
+    assert "Valid replica already elected" in tool(name, one, *election, "1")
+    assert "Leader: 2" in topics(one, *here)

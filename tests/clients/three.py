@@ -1,0 +1,55 @@
+"""Three brokers and a ZooKeeper as child processes on the loopback interface, for tests of what several do together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from tests.clients.kits import Eventually
+from tests.peers.ours import Oncelog
+from tests.peers.process import QUICK_SETTINGS
+from tests.peers.zookeeper import ZooKeeperServer
+
+within_a_minute = Eventually(patience_seconds=60.0)
+
+
+@contextmanager
+def three_brokers(folder: Path, settings: Mapping[str, str]) -> Iterator[dict[int, Oncelog]]:
+    """They answer; by their numbers. Each is in a rack of its own."""
+    keeper = ZooKeeperServer(folder / "keeper")
+    keeper.start()
+    common = {**QUICK_SETTINGS, "zookeeper.connect": keeper.address, "http.listeners": "", **settings}
+    brokers = {
+        number: Oncelog(
+            folder / f"broker-{number}", settings={**common, "node.id": str(number), "broker.rack": f"rack-{number}"}
+        )
+        for number in (1, 2, 3)
+    }
+    try:
+        for broker in brokers.values():
+            broker.launch()
+        for broker in brokers.values():
+            broker.wait_until_answering()
+        yield brokers
+    finally:
+        for broker in brokers.values():
+            broker.kill()
+        keeper.stop()
+
+
+def out_of_sync(bootstrap: str) -> list[str]:
+    """Partitions that lack a replica in sync, or a leader."""
+    try:
+        topics = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=5).topics.values()
+    except KafkaException as failure:
+        return [str(failure)]
+    return [
+        f"{topic.topic}-{number}"
+        for topic in topics
+        for number, each in topic.partitions.items()
+        if each.leader < 0 or len(each.isrs) < len(each.replicas)
+    ]
