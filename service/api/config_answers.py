@@ -9,6 +9,7 @@ from typing import Any
 from service.broker.node import Broker
 from service.cluster.image import ALL_BROKERS, NO_CONFIG
 from service.settings.broker import KNOWN_SETTINGS, broker_setting
+from service.settings.broker_table import BROKER_SETTINGS
 from service.settings.group import GROUP_SETTINGS, group_values
 from service.settings.setting import Mode, Setting, Status, text_of
 from service.settings.topic import TOPIC_SETTINGS, Layer, Source, broker_layers, topic_layers, topic_value
@@ -46,7 +47,7 @@ def describe_broker(broker: Broker) -> Iterator[ConfigEntry]:
     for name in sorted({**KNOWN_SETTINGS, **everywhere, **here}):
         setting = broker_setting(name)
         layers = broker_layers(broker.config, name, everywhere, here)
-        if setting.status is Status.IMPLEMENTED:
+        if name in BROKER_SETTINGS:
             value = text_of(getattr(broker.config, setting.attribute))
         else:
             value = layers[0].value if layers else None

@@ -15,11 +15,12 @@ EVERY_REPLICA = "*"
 class Throttle:
     """One direction. What was moved is paid for in time: until then nothing more is."""
 
-    def __init__(self, env: Env, metadata: ClusterMetadata, direction: str) -> None:
+    def __init__(self, env: Env, metadata: ClusterMetadata, *, rate: str, replicas: str) -> None:
+        """By the names of the settings: of brokers, and of topics."""
         self._env = env
         self._metadata = metadata
-        self._rate_key = f"{direction}.replication.throttled.rate"
-        self._replicas_key = f"{direction}.replication.throttled.replicas"
+        self._rate_key = rate
+        self._replicas_key = replicas
         self._rate: int | None = None
         self._paid_until_s = 0.0
 
@@ -53,8 +54,16 @@ class Throttle:
 class Throttles:
     def __init__(self, env: Env, metadata: ClusterMetadata) -> None:
         self._metadata = metadata
-        self.leading = Throttle(env, metadata, "leader")
-        self.following = Throttle(env, metadata, "follower")
+        self.leading = Throttle(
+            *(env, metadata),
+            rate="leader.replication.throttled.rate",
+            replicas="leader.replication.throttled.replicas",
+        )
+        self.following = Throttle(
+            *(env, metadata),
+            rate="follower.replication.throttled.rate",
+            replicas="follower.replication.throttled.replicas",
+        )
 
     def begin(self) -> None:
         self._metadata.subscribe(self._heard)

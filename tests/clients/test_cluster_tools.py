@@ -36,7 +36,7 @@ def brokers(tmp_path: Path) -> Iterator[dict[int, Oncelog]]:
 
 def tool(name: str, broker: Oncelog, *arguments: str, status: int = 0) -> str:
     command = kafka.tool_command(name, "--bootstrap-server", broker.bootstrap, *arguments)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == status, done.stdout[-1000:] + done.stderr[-2000:]
     return done.stdout
 
