@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": ("serve", "Run a broker, with everything it needs in one folder."),
     "demo": ("demo", "Run a whole cluster to try things on, and clean up after it."),
     "cluster": ("cluster", "Look at the brokers of a cluster, and move what they hold."),
+    "broker": ("broker", "Look at single brokers: their disks, their settings."),
     "topic": ("topic", "List, create, change and delete topics."),
     "produce": ("produce", "Write records to a topic, a line each."),
     "consume": ("consume", "Print the records of topics."),

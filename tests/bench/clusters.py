@@ -19,7 +19,7 @@ from tests.chaos.cluster.writers import SteadyWriter
 
 PARTITIONS = 4
 KILLS = 20
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 
 @contextlib.contextmanager
@@ -74,7 +74,7 @@ def takeovers(cluster: BrokerCluster, kills: int) -> list[float]:
             _until(partial(_written_since, writer, killed_s + 0.05), "written again")
             took.append(_longest(writer, killed_s, since_s=killed_s))
             load.result()
-            cluster.brokers[victim - 1].start()
+            cluster.brokers[victim - 1].start(patience_seconds=PATIENCE_S)
             _until(partial(is_whole, cluster), "whole again")
     return took
 
@@ -85,8 +85,8 @@ def restarts(cluster: BrokerCluster) -> float:
     began_s = time.monotonic()
     with _writing(cluster, topic) as writer:
         for broker in cluster.brokers:
-            broker.stop()
-            broker.start()
+            broker.stop(patience_seconds=PATIENCE_S)
+            broker.start(patience_seconds=PATIENCE_S)
             _until(partial(is_whole, cluster), "whole again")
         time.sleep(1.0)
         return _longest(writer, began_s)

@@ -53,7 +53,7 @@ class BrokerCluster:
         for broker in self.brokers:
             broker.launch()
         for broker in self.brokers:
-            broker.wait_until_answering()
+            broker.wait_until_answering(patience_seconds=240)
 
     def kill(self) -> None:
         for broker in self.brokers:

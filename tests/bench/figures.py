@@ -556,7 +556,7 @@ def replicated(contender: Contender, effort: Effort) -> Rows:
 def takeover(contender: Contender, effort: Effort) -> Rows:
     """Leaders of three brokers are killed under load, one after the other; then each broker is restarted in order."""
     with clusters.running(contender) as cluster:
-        took = clusters.takeovers(cluster, max(int(clusters.KILLS * effort.scale), 3))
+        took = clusters.takeovers(cluster, max(int(clusters.KILLS * effort.scale), 6))
         restarted = clusters.restarts(cluster)
     return {
         "leader killed, until written again, p50 s": statistics.median(took),

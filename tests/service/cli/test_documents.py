@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.cli import (
+    broker,
     cluster,
     config_client,
     doctor,
@@ -27,7 +28,20 @@ from service.cli.settings_docs import document
 ROOT = Path(__file__).resolve().parents[3]
 ROWS = [
     each
-    for module in (cluster, config_client, doctor, group, log_files, moving, produce, settings_docs, top, topic, txn)
+    for module in (
+        broker,
+        cluster,
+        config_client,
+        doctor,
+        group,
+        log_files,
+        moving,
+        produce,
+        settings_docs,
+        top,
+        topic,
+        txn,
+    )
     for each in vars(module).values()
     if dataclasses.is_dataclass(each) and isinstance(each, type) and each.__module__ == module.__name__
     if not each.__name__.startswith("_")

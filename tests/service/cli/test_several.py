@@ -1,6 +1,7 @@
 """`oncelog serve --brokers`: several brokers on one machine, as processes."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -13,9 +14,11 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from tests.peers import zookeeper
 from tests.service.cli.kit import Running, Serving, oncelog
 
 PATIENCE_S = 30.0
+WITH_ZOOKEEPER = pytest.mark.skipif(zookeeper.missing() is not None, reason=zookeeper.missing() or "")
 
 
 def _several(data: Path, count: int) -> Serving:
@@ -75,9 +78,11 @@ def test_brokers_end_with_the_process_that_holds_their_store(tmp_path: Path) -> 
         _wait(lambda: all(map(_is_gone, processes)), "they stop")
 
 
-def test_the_demo_keeps_what_was_committed_while_brokers_die_and_are_emptied() -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("metadata", [[], pytest.param(["--zookeeper"], marks=WITH_ZOOKEEPER)], ids=["", "zookeeper"])
+def test_the_demo_keeps_what_was_committed_while_brokers_die_and_are_emptied(metadata: list[str]) -> None:
     port = _free_ports(3)
-    with Running("demo", "--port", str(port)) as demo:
+    with Running("demo", "--port", str(port), *metadata) as demo:
         told = _until(demo, "sort -n")
         bootstrap = f"127.0.0.1:{port}"
         producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "demo"})
@@ -98,9 +103,22 @@ def test_the_demo_keeps_what_was_committed_while_brokers_die_and_are_emptied() -
         assert drained.status == 0, drained.err
         rows = [line.split("\t") for line in oncelog("cluster", "-o", "tsv", bootstrap=bootstrap).out.splitlines()]
         assert [row[4] for row in rows if row[0] == "3"] == ["0"], "it holds nothing"
+        _wait(lambda: _partitions(bootstrap) == {1: True, 2: True, 3: False}, "its folder is empty")
+        described = json.loads(oncelog("broker", "describe", "2", "-o", "json", bootstrap=bootstrap).out)
+        assert described["address"] == f"127.0.0.1:{port + 1}"
+        assert described["settings"]["min.insync.replicas"] == "2"
+        assert "compression.type" not in described["settings"]
+        assert "min.insync.replicas=2" in oncelog("broker", "describe", "2", "-o", "table", bootstrap=bootstrap).out
+        assert oncelog("broker", "describe", "9", bootstrap=bootstrap).status == 3
         assert sorted(_numbers(bootstrap)) == sorted(numbers)
         demo.send_signal(signal.SIGINT)
         assert demo.ended().status == 0
+
+
+def _partitions(bootstrap: str) -> dict[int, bool]:
+    """Whether each broker's folder holds any."""
+    listed = json.loads(oncelog("broker", "list", "-o", "json", bootstrap=bootstrap).out)
+    return {each["broker"]: each["partitions"] > 0 for each in listed}
 
 
 def _free_ports(count: int) -> int:
