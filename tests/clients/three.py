@@ -14,7 +14,7 @@ from tests.peers.ours import Oncelog
 from tests.peers.process import QUICK_SETTINGS
 from tests.peers.zookeeper import ZooKeeperServer
 
-within_a_minute = Eventually(patience_seconds=60.0)
+within_minutes = Eventually(patience_seconds=180.0)
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def three_brokers(folder: Path, settings: Mapping[str, str]) -> Iterator[dict[in
         for broker in brokers.values():
             broker.launch()
         for broker in brokers.values():
-            broker.wait_until_answering()
+            broker.wait_until_answering(patience_seconds=180)
         yield brokers
     finally:
         for broker in brokers.values():
