@@ -49,7 +49,7 @@ from txn.decisions import (
 from txn.markers import OwedMarkers, SendMarkers, markers_of
 from txn.records import read_key, read_value, write_key, write_value
 from txn.settings import TxnSettings
-from txn.states import LEGAL, NO_TOKEN, PREPARED, State, Txn
+from txn.states import COMPLETED, LEGAL, NO_TOKEN, PREPARED, State, Txn
 from txn.tally import FENCED, TIMEOUT, TxnTally
 from txn.verdicts import (
     BUSY,
@@ -265,6 +265,8 @@ class TxnCoordinator:
                 return self._init(draft, command)
             case AddPartitions():
                 txn = draft.get(command.transactional_id)
+                if txn is not None and txn.state in COMPLETED and (decided := self._token_decided(draft, command)):
+                    return decided  # its writer ended it and would begin anew: nobody would ever decide that
                 return draft.carry_out(decide_add_partitions(txn, command, wall_ms=draft.wall_ms))
             case VerifyPartitions():
                 return decide_verify(draft.get(command.transactional_id), command).verdict
@@ -277,14 +279,22 @@ class TxnCoordinator:
                 return self._markers_written(draft, command)
         assert_never(command)
 
+    @staticmethod
+    def _token_decided(draft: _Draft, ask: InitProducer | AddPartitions) -> TokenDecided | None:
+        """Whether this is about a branch over which its root has decided, and so can't be opened any more."""
+        branch = branch_of(ask.transactional_id)
+        root = None if branch is None else draft.get(branch.root)
+        if branch is None or root is None or branch.token > root.decided_token:
+            return None
+        return TokenDecided(branch.token, root.decided_token)
+
     def _init(self, draft: _Draft, ask: InitProducer) -> Verdict:
         txn = draft.get(ask.transactional_id)
         branch = branch_of(ask.transactional_id)
         finished = None
         if branch is not None:
-            root = draft.get(branch.root)
-            if root is not None and branch.token <= root.decided_token:
-                return TokenDecided(branch.token, root.decided_token)
+            if decided := self._token_decided(draft, ask):
+                return decided
             finished = self._finished_branch(draft, branch.root) if txn is None else None
             if txn is None and finished is None and len(self._branches.get(branch.root, ())) >= MAX_UNDECIDED:
                 return InvalidRequest(f"{MAX_UNDECIDED} branches of one root wait for a decision")

@@ -146,6 +146,32 @@ def test_who_comes_with_a_decided_token_is_told_who_decided_and_who_before() -> 
     assert writers.shard.machine.last_decision("clicks").by == "fourth"
 
 
+def test_who_has_given_a_branch_up_begins_nothing_more_in_it_once_its_token_is_decided() -> None:
+    """Found by the simulation: the branch was open again, nobody would decide over it, and its readers waited."""
+    writers = Writers()
+    quitter = writers.open(17, "slow", ORDERS[0])
+    told = writers.end(quitter, commit=False)
+    assert isinstance(told, Ended)
+    writers.shard.write_all_markers()
+    add = AddPartitions(quitter.transactional_id, told.producer_id, told.producer_epoch, (ORDERS[1],))
+    writers.decide(17)
+    assert writers.shard.ask(add) == TokenDecided(17, 17)
+    assert writers.state(quitter) is State.COMPLETE_ABORT
+    assert writers.shard.machine.last_decision("clicks").open_branches == ()
+
+
+def test_who_has_given_a_branch_up_may_begin_anew_before_its_token_is_decided() -> None:
+    writers = Writers()
+    quitter = writers.open(17, "slow", ORDERS[0])
+    told = writers.end(quitter, commit=False)
+    assert isinstance(told, Ended)
+    writers.shard.write_all_markers()
+    add = AddPartitions(quitter.transactional_id, told.producer_id, told.producer_epoch, (ORDERS[1],))
+    assert writers.shard.ask(add) is ADDED
+    writers.decide(17)
+    assert writers.state(quitter) is State.PREPARE_ABORT
+
+
 @rule("T", "opening, adding to or sealing a branch of a decided token is refused: zombies write nothing")
 def test_a_zombie_of_a_decided_token_is_refused() -> None:
     writers = Writers()
