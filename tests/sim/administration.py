@@ -95,6 +95,8 @@ class Recreator(Actor):
         self.clients.judge_error(result.error_code, f"the deletion of {REBORN}")
         if result.error_code == ErrorCode.NONE:
             topic.deleted = min(topic.deleted, self.clients.now)
+        if self.chance.random() < 0.5:  # while its folder goes
+            await self._create()
 
     async def _write(self, topic: Reborn) -> None:
         """By its id, so that it is known which of them is meant; also when it is no more."""

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 
+from log.ids import TopicPartition
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     DescribeBranchesRequest,
@@ -28,6 +29,7 @@ from tests.sim.workload import SETTLE_WITHIN, Clients, Unanswered
 
 ROOT = "streams"
 NEWEST_PRODUCE, NEWEST_END = 12, 5
+MANY_OPENED, MANY_TRIES = 5, 10
 
 
 class Participant(ExactlyOnce):
@@ -47,10 +49,21 @@ class Participant(ExactlyOnce):
 
     async def write(self, transactional_id: str, owner: Ownership, txn: Transaction, order: int) -> None:
         partition = self.chance.choice([each for each in self.clients.partitions() if each.topic == OUTPUT])
+        await self.write_to(partition, None, transactional_id, owner, txn, order)
+
+    async def write_to(
+        self,
+        partition: TopicPartition,
+        key: bytes | None,
+        transactional_id: str,
+        owner: Ownership,
+        txn: Transaction,
+        order: int,
+    ) -> None:
         values = self.values(self.chance.randrange(1, 4), f"b{txn.number}")
         txn.values.extend((partition, value) for value in values)
         sending = self.prepare(
-            owner, partition, values, transactional_id=transactional_id, version=NEWEST_PRODUCE, order=order
+            owner, partition, values, transactional_id=transactional_id, version=NEWEST_PRODUCE, order=order, key=key
         )
         self.postman.see(sending.request, NEWEST_PRODUCE)
 
@@ -98,6 +111,8 @@ class Driver(Participant):
         super().__init__(clients, name, postman)
         self._root: Ownership | None = None  # where it has made the root its own
         self._decided = -1  # the newest token it knows to be decided
+        self._quitter: tuple[str, Ownership] | None = None  # who gave up a branch, and what it was told then
+        self._opened = self._tries = 0  # branches since it did, and how often it has tried to write since
 
     async def turn(self) -> None:
         await asyncio.sleep(self.chance.random())
@@ -149,6 +164,8 @@ class Driver(Participant):
         txn = self.begin(f"{ROOT}::{token}")
         stray_txn = self.begin(f"{ROOT}::{token}")
         timeout_ms = 60_000 if commit else self.chance.choice((2000, 60_000))
+        if not commit and self.clients.plan.brokers == 1 and self.chance.random() < 0.3:
+            await self._quit(token, timeout_ms)
         branches = [await self._open(token, txn, timeout_ms) for _ in range(self.chance.randrange(1, 4))]
         stray = await self._open(token, stray_txn, timeout_ms) if self.chance.random() < 0.3 else None
         if token <= decided_before:
@@ -156,6 +173,7 @@ class Driver(Participant):
         for _ in range(self.chance.randrange(1, 6)):
             branch = self.chance.choice(branches)
             await self.write(branch.transactional_id, branch.owner, txn, branch.order)
+            await self._haunt(token)
         if stray is not None:
             await self.write(stray.transactional_id, stray.owner, stray_txn, stray.order)
         if not commit and self.chance.random() < 0.1:
@@ -176,7 +194,27 @@ class Driver(Participant):
                 await self.write(zombie.transactional_id, zombie.owner, zombie_txn, zombie.order)
         return counts
 
+    async def _quit(self, token: int, timeout_ms: int) -> None:
+        """A writer gives its branch up, as it may. Its producer id is used again, by others."""
+        txn = self.begin(f"{ROOT}::{token}")
+        branch = await self._open(token, txn, timeout_ms)
+        await self.write(branch.transactional_id, branch.owner, txn, branch.order)
+        told = await self.end(branch.transactional_id, branch.owner, committed=False)
+        self._quitter, self._opened, self._tries = (branch.transactional_id, told), 0, 0
+
+    async def _haunt(self, token: int) -> None:
+        """And it writes on, with what it was told when it gave up, when others have its id."""
+        if self._quitter is None or self._opened < MANY_OPENED:
+            return
+        name, owner = self._quitter
+        with contextlib.suppress(Refused):
+            await self.write(name, owner, self.begin(f"{ROOT}::{token}"), -self.clients.world.identity())
+        self._tries += 1
+        if self._tries == MANY_TRIES:
+            self._quitter = None
+
     async def _open(self, token: int, txn: Transaction, timeout_ms: int) -> Branch:
+        self._opened += 1
         order = self.clients.world.identity()
         branch = f"{ROOT}::{token}/{self.name}-{txn.number}-{order}"
         return Branch(branch, await self.initialize(branch, timeout_ms), -order)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 PASSES_WHEN = {"append", "create", "truncate", "mkdir"}
 """What may be tried again when it found no room."""
 SECTOR_BYTES = 512  # written whole or not at all
+HANG_SECONDS = 6.0
 LUCK = (0.0, 0.5, 0.9, 1.0)  # how much of what was not synced survives a power cut
 
 
@@ -181,6 +182,7 @@ class SimDisk:
         self.root = Folder(0)
         self.used_bytes = 0
         self.name_changes: list[NameChange] = []  # not durable yet, in the order they were made
+        self.hanging: tuple[Folder, ...] = ()
         self._numbers = 0
         self._planted: list[Planted] = []
 
@@ -207,6 +209,10 @@ class SimDisk:
         """
         self._planted.append(Planted(operation, path_part, error, after, times))
 
+    def hang(self, *names: str) -> None:
+        """Whatever waits for the platter of these folders waits long, from now on."""
+        self.hanging = tuple(self.mount(name).root for name in names)
+
     def trip_after(self, operations: int, then: Callable[[], None], *, path_part: str = "") -> None:
         """Call `then`, which ends the process, within a disk call so many calls from now."""
         self.trip = Trip(operations, path_part, then)
@@ -214,6 +220,7 @@ class SimDisk:
     def heal(self) -> None:
         """No more faults, and room again. What a process has already seen fail stays failed for it."""
         self._planted.clear()
+        self.hanging = ()
         self.capacity_bytes = self._whole_capacity_bytes
         for name in ("no_descriptor", "append_error", "read_error", "short_read", "fsync_error", "name_error"):
             setattr(self.faults, name, 0.0)
@@ -333,11 +340,13 @@ class SimDisk:
         trip.then()
         return True
 
-    async def delay(self, life: int) -> None:
+    async def delay(self, life: int, root: Folder) -> None:
         faults = self.faults
         seconds = faults.fsync_seconds * (0.25 + 1.5 * self.chance.random())
         if self.chance.random() < faults.stall_chance:
             seconds += faults.stall_seconds * self.chance.random()
+        if root in self.hanging:
+            seconds += HANG_SECONDS * self.chance.random()
         await asyncio.sleep(seconds)
         self.alive(life)
 
@@ -492,7 +501,7 @@ class Mount:
         """One wait for all of it, as one barrier is enough for a file system."""
         dirty = [(inode, inode.dirty[-1].number) for inode in self._inodes(self.device.root) if inode.dirty]
         changes = list(self.device.name_changes)
-        await self.device.delay(self.life)
+        await self.device.delay(self.life, self.root)
         try:
             with self._changing("sync_all", ""):
                 for inode, up_to in dirty:
@@ -537,7 +546,7 @@ class Mount:
 
     async def _sync_names(self, path: str) -> None:
         changes = list(self.device.name_changes)
-        await self.device.delay(self.life)
+        await self.device.delay(self.life, self.root)
         with self._changing("sync_dir", path):
             node = self.device.find(path, self.root)
             assert isinstance(node, Folder), f"{path} is a file"
@@ -680,7 +689,7 @@ class SimFile:
         """What the writer does; the caller has pinned the file."""
         inode = self._inode
         up_to = inode.dirty[-1].number if inode.dirty else 0
-        await self._device.delay(self._mount.life)
+        await self._device.delay(self._mount.life, self._mount.root)
         try:
             with self._mount._changing("fsync", self.path):
                 inode.harden(up_to)

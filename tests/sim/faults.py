@@ -21,6 +21,8 @@ from tests.sim.history import History
 from tests.sim.plan import Plan
 from tests.sim.world import Host, World, come_true
 
+PLACES = ("", "", ".log", ".index", "snapshot", "checkpoint", "__consumer", "__transaction", "compacted", "reborn")
+"""A part of the path that a process touches when it dies."""
 CLEAN_STOP_WITHIN = 60.0  # seconds after SIGTERM; what is under way is finished first, on a disk that may stall
 
 
@@ -58,6 +60,8 @@ class Fate:
             "read fails": self._fail_reads,
             "index rots": self._rot_index,
             "log rots": self._rot_log,
+            "kill while the disk hangs": lambda: self._hang(self.broker.kill),
+            "power cut while the disk hangs": lambda: self._hang(self.broker.cut_power),
         }
 
     async def run(self, ready: Callable[[], bool]) -> None:
@@ -121,7 +125,7 @@ class Fate:
         await self._trip(self.broker.cut_power)
 
     async def _trip(self, death: Callable[[], None]) -> None:
-        place = self.chance.choice(("", "", ".log", ".index", "snapshot", "checkpoint", "__consumer", "compacted"))
+        place = self.chance.choice(PLACES)
         self.disk.trip_after(self.chance.choice((1, 3, 30)), death, path_part=place)
         await come_true(lambda: not self.broker.alive, within=3)
         self.disk.trip = None
@@ -189,6 +193,13 @@ class Fate:
         self.disk.capacity_bytes = self.disk.used_bytes + self.chance.choice((0, 100, 5000))
         await asyncio.sleep(self.chance.choice((0.1, 2.0, 6.0)) * self.chance.random())
         self.disk.capacity_bytes = whole
+
+    async def _hang(self, death: Callable[[], None]) -> None:
+        """Of all disks or of one; what waits for no disk, or for another one, goes on. Then the broker dies."""
+        self.disk.hang(*self.chance.sample(self.plan.folders, self.chance.randint(1, len(self.plan.folders))))
+        await asyncio.sleep(2 * self.chance.random())
+        self.disk.hang()
+        death()
 
     async def _take_descriptors(self) -> None:
         """The process has as many files and connections open as it may. Nobody restarts it."""

@@ -269,6 +269,7 @@ class Topic:
     retention_seconds: float | None = None  # by age alone
     trimmed: bool = False  # clients delete records
     transactional: bool = False  # markers take offsets of their own
+    quiet: bool = False  # one client alone writes here, now and then
 
 
 @dataclass(slots=True)

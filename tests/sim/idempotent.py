@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from idempotence.window import WINDOW_BATCHES
 from log.ids import TopicPartition
 from service.wire.error_codes import ErrorCode
 from tests.sim.transactions import AGAIN, TRIES, ExactlyOnce, Ownership, Refused, Sending
@@ -26,6 +27,9 @@ class IdempotentWriter(ExactlyOnce):
         self._owner: Ownership | None = None
         self._session = 0
         self._known_in: set[TopicPartition] = set()
+        self._newest: dict[TopicPartition, list[Sending]] = {}  # acknowledged, as many as a broker remembers
+        self._favourite: TopicPartition | None = None
+        self._connection = 0
 
     async def turn(self) -> None:
         if self._owner is None:
@@ -35,10 +39,15 @@ class IdempotentWriter(ExactlyOnce):
             self._owner.first_sequence = first
             self._session = -self.clients.world.identity()
             self._known_in.clear()
-        topics = self.history.topics
-        partition = self.chance.choice([each for each in self.clients.partitions() if not topics[each.topic].compacted])
+            self._newest.clear()
+            self._favourite = min((self._some_partition() for _ in range(3)), key=self._segment_entries)
+        elif self.line.number != self._connection and self.clients.plan.brokers == 1:
+            self._connection = self.line.number
+            await self._repeat()
+        assert self._favourite is not None
+        partition = self._favourite if self.chance.random() < 0.7 else self._some_partition()
         version = self.chance.choice((7, 9, 11, 12, 13))
-        left = [
+        left = sent = [
             self.prepare(
                 self._owner,
                 partition,
@@ -54,11 +63,37 @@ class IdempotentWriter(ExactlyOnce):
                 left = await self._send_all(left)
                 if not left:
                     self._known_in.add(partition)
+                    self._newest[partition] = [*self._newest.get(partition, ()), *sent][-WINDOW_BATCHES:]
                     return
                 await asyncio.sleep(0.3 * self.chance.random())
         except Refused as refused:
             self.clients.world.note("idempotent producer refused", self.name, str(refused))
         self._owner = None
+
+    def _some_partition(self) -> TopicPartition:
+        topics = self.history.topics
+        return self.chance.choice([each for each in self.clients.busy_partitions() if not topics[each.topic].compacted])
+
+    def _segment_entries(self, partition: TopicPartition) -> int:
+        """How long its segments are, about."""
+        [wanted] = [wanted for wanted in self.plan.topics if wanted.topic.name == partition.topic]
+        return int(wanted.configs["segment.index.bytes"])
+
+    async def _repeat(self) -> None:
+        """What was acknowledged on a former connection is sent once more, as by a client that did not hear it: the
+        answers are the same.
+        """
+        for partition, sendings in self._newest.items():
+            for sending in sendings:
+                response = await self.line.ask(sending.request, sending.version)
+                [answer] = response.responses[0].partition_responses
+                if answer.error_code in AGAIN or partition in self.history.rotten:
+                    break
+                if (answer.error_code, answer.base_offset) != (ErrorCode.NONE, sending.write.base_offset):
+                    self.history.wrong.append(
+                        f"{self.clients.now:.6f} {self.name} was acknowledged at {sending.write.base_offset} in"
+                        f" {partition}, and asked again at {answer.base_offset} ({ErrorCode(answer.error_code).name})"
+                    )
 
     async def _send_all(self, sendings: list[Sending]) -> list[Sending]:
         """One after the other, without waiting for answers; those that are not acknowledged."""

@@ -504,6 +504,25 @@ def retention_in_half_the_time() -> contextlib.AbstractContextManager[None]:
     return replaced(log.retention, "too_old", too_old)
 
 
+def retention_decides_before_the_lock() -> contextlib.AbstractContextManager[None]:
+    """And removes as many segments, whatever has come meanwhile."""
+
+    async def remove_oldest(partition_log: PartitionLog, how_many: Callable[[], int]) -> int:
+        wanted = how_many()
+        async with partition_log.alone():
+            if wanted == len(partition_log.segments) and not partition_log._active_is_empty():
+                partition_log.roll(partition_log.segments[-1].appended_ms)
+            await partition_log._durability.settle(partition_log.end_offset)
+            return await partition_log._remove_leaving(list(partition_log.segments[:wanted]))
+
+    return replaced(PartitionLog, "remove_oldest", remove_oldest)
+
+
+def the_cleaner_goes_above_the_stable_offset() -> contextlib.AbstractContextManager[None]:
+    """What is undecided supersedes what is committed."""
+    return replaced(StableOffsets, "first_undecided_offset", lambda view: None)
+
+
 def a_swap_is_not_finished_after_a_crash() -> contextlib.AbstractContextManager[None]:
     """The plan is forgotten, half of the names are changed."""
 
@@ -541,6 +560,16 @@ def markers_of_deposed_coordinators_taken() -> contextlib.AbstractContextManager
         return ACCEPTED if isinstance(verdict, CoordinatorFenced) else verdict
 
     return replaced(ProducerStates, "check_marker", check_marker)
+
+
+def a_new_branch_keeps_the_epoch() -> contextlib.AbstractContextManager[None]:
+    """Of the one whose producer id it takes over; the writer of that one knows it."""
+    original = txn.decisions._succeed
+
+    def succeed(finished: Txn, *arguments: Any, **circumstances: Any) -> Any:
+        return original(finished._replace(producer_epoch=finished.producer_epoch - 1), *arguments, **circumstances)
+
+    return replaced(txn.decisions, "_succeed", succeed)
 
 
 @contextlib.contextmanager
@@ -728,10 +757,18 @@ MUTANTS = (
     Mutant("session forgets a partition", "it gets no more data of it", a_session_forgets_a_partition),
     Mutant("session keeps the old position", "it gets the same again", a_session_keeps_the_old_position),
     Mutant("retention too early", "records go at half their age", retention_in_half_the_time),
+    Mutant("retention decides before the lock", "and removes what came since", retention_decides_before_the_lock),
+    Mutant(
+        "cleaner goes above the stable offset",
+        "what is undecided supersedes",
+        the_cleaner_goes_above_the_stable_offset,
+        True,
+    ),
     Mutant("swap not finished", "a crash leaves old segments and new ones", a_swap_is_not_finished_after_a_crash),
     Mutant("cleaner drops markers", "of transactions that are open for readers", the_cleaner_drops_markers, True),
     Mutant("cleaner keeps aborted", "aborted records supersede", the_cleaner_keeps_what_was_aborted, True),
     Mutant("coordinator epoch unchecked", "late markers count", markers_of_deposed_coordinators_taken, True),
+    Mutant("branch keeps its epoch", "two writers have one pair", a_new_branch_keeps_the_epoch, True),
     Mutant("complete too early", "one marker counts for all", complete_after_the_first_marker, True),
     Mutant("aborted entry lost on roll", "snapshots lack the newest", aborted_entry_lost_on_roll, True),
     Mutant("token forgotten", "the same token is decided again", a_decision_forgets_its_token, True),

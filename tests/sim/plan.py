@@ -32,6 +32,7 @@ KINDS = (
     "index rots",
     "log rots",
 )
+HANGS = ("kill while the disk hangs", "power cut while the disk hangs")
 RARE = ("log rots", "index rots", "read fails", "fsync fails", "append fails")
 COSTS_MEMORY = (
     "power cut",
@@ -40,7 +41,9 @@ COSTS_MEMORY = (
     "append fails",
     "fsync fails",
 )
-INPUT, OUTPUT, LEDGER = "input", "output", "ledger"
+INPUT, OUTPUT, LEDGER, BRIEF = "input", "output", "ledger", "brief"
+BRIEF_SECONDS = 1.0
+"""How long records of that topic are kept."""
 ALWAYS_TEMPTING = ("kill", "power cut", "power cut in a disk call")
 
 
@@ -101,6 +104,19 @@ def draw_plan(chance: random.Random) -> Plan:
         plan.settings |= JUDGED_BY_TIME
     plan.settings["log.reserve.bytes"] = str(chance.choice((0, 2000, 20_000)))
     return plan
+
+
+def add_what_one_broker_has(plan: Plan, chance: random.Random) -> None:
+    """Beside what clusters have too."""
+    configs = {"retention.ms": str(int(1000 * BRIEF_SECONDS)), "segment.ms": "60000"}
+    brief = Topic(BRIEF, 1, retained=True, retention_seconds=BRIEF_SECONDS, trimmed=True, quiet=True)
+    plan.topics += (TopicPlan(brief, configs),)
+    if chance.random() < 0.3:
+        plan.settings["log.flush.offset.checkpoint.interval.ms"] = "200"
+    bears_power_cuts = not (plan.transactional and plan.durability == "os")
+    for kind in HANGS if bears_power_cuts else HANGS[:1]:
+        if chance.random() < 0.2:
+            plan.kinds += (kind,)
 
 
 def _add_transactions(plan: Plan, chance: random.Random) -> None:

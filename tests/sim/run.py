@@ -37,15 +37,17 @@ from tests.sim.branches import Driver, Preparer
 from tests.sim.checkers import CHECKERS, LATEST, Violation, judge
 from tests.sim.disk import SimDisk
 from tests.sim.env import SimEnv
+from tests.sim.expiring import Expirer
 from tests.sim.faults import Fate
 from tests.sim.history import Crash, FinalLog, History, Record
 from tests.sim.idempotent import IdempotentWriter
 from tests.sim.loop import SimLoop
-from tests.sim.plan import Plan, draw_plan
+from tests.sim.plan import Plan, add_what_one_broker_has, draw_plan
 from tests.sim.postman import Ghost, Postman
 from tests.sim.sessions import SessionReader
 from tests.sim.transactions import CommittedReader, Transactor, fetch_committed
 from tests.sim.txn_checkers import TXN_CHECKERS
+from tests.sim.wavering import Waverer
 from tests.sim.workload import BROKER, PORT, Actor, Clients, Reader, forever, start_clients, until_true
 from tests.sim.world import Host, Stalled, World, come_true
 from txn.records import BadRecord
@@ -108,6 +110,7 @@ def transactional_actors(clients: Clients) -> list[Actor]:
         Preparer(clients, "preparer", postman),
         Ghost(clients, "ghost"),
         postman,
+        *((Waverer(clients, "waverer", postman),) if clients.plan.brokers == 1 else ()),
     ]
 
 
@@ -178,6 +181,7 @@ class Simulation:
     def __post_init__(self) -> None:
         self.world = World(self.seed, trace=self.trace)
         self.plan = draw_plan(self.world.stream("plan"))
+        add_what_one_broker_has(self.plan, self.world.stream("plan of one broker"))
         self.history = History({wanted.topic.name: wanted.topic for wanted in self.plan.topics})
         self.clients = Clients(self.world, self.plan, self.history)
         self.store_faults = SimStoreFaults(self.world, self.plan)
@@ -206,6 +210,7 @@ class Simulation:
             SessionReader(self.clients, "session reader"),
             Recreator(self.clients, "recreator"),
             Tinkerer(self.clients, "tinkerer"),
+            Expirer(self.clients, "expirer"),
             *(transactional_actors(self.clients) if self.plan.transactional else ()),
         ]
         actors = start_clients(world, self.clients, others)

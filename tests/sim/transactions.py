@@ -158,13 +158,14 @@ class ExactlyOnce(Actor):
         transactional_id: str | None,
         version: int,
         order: int,
+        key: bytes | None = None,
     ) -> Sending:
-        """The owner's next batch for this partition."""
+        """The owner's next batch for this partition. Without a key given there are some where there must be."""
         name, index = partition
         first = owner.sequences.get(partition, owner.first_sequence)
         now_ms = int((self.clients.world.epoch_seconds + self.clients.now) * 1000)
         compacted = self.history.topics[name].compacted
-        keys = [b"k%d" % self.chance.randrange(6) if compacted else None for _ in values]
+        keys = [b"k%d" % self.chance.randrange(6) if compacted and key is None else key for _ in values]
         records = tuple(zip(keys, values, strict=True))
         batch = build_batch(
             [(key, value, (), now_ms) for key, value in records],
@@ -293,6 +294,9 @@ class Transactor(ExactlyOnce):
             if not commit and self.chance.random() < 0.05:
                 self._owner, self._former = None, (owner, txn)  # leave it open
                 return False
+            if not commit and self.chance.random() < 0.15:
+                self._ask_and_go(owner, txn)
+                return False
             given_up = not commit and self.chance.random() < 0.05
             if given_up:
                 await self._write(owner, txn, self.chance.choice(self._outputs()), added, left_behind=True)
@@ -348,6 +352,14 @@ class Transactor(ExactlyOnce):
             return response.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code
 
         await self.insist(f"AddPartitionsToTxn of {self.transactional_id}", self.transactional_id, ask)
+
+    def _ask_and_go(self, owner: Ownership, txn: Transaction) -> None:
+        """Ask for the commit, once, and die: whatever becomes of it, nobody asks again."""
+        self._owner = None
+        txn.committed_asked, txn.end_invoked, txn.outcome = True, self.clients.now, Outcome.UNKNOWN
+        request = EndTxnRequest(self.transactional_id, owner.producer_id, owner.epoch, True)
+        asking = asyncio.ensure_future(self.line.ask(request, 5 if self.newest else 3))
+        asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
 
     async def _end(self, owner: Ownership, txn: Transaction, *, committed: bool) -> None:
         """Ask for the end until it is known how it went."""

@@ -168,6 +168,9 @@ class Clients:
     def partitions(self) -> list[TopicPartition]:
         return list(self.history.partitions())
 
+    def busy_partitions(self) -> list[TopicPartition]:
+        return [partition for partition in self.partitions() if not self.history.topics[partition.topic].quiet]
+
     def judge_error(self, code: int, what: str) -> None:
         if code in NEVER_EXPECTED:
             self.history.wrong.append(f"{self.now:.6f} {what} was answered with {ErrorCode(code).name}")
@@ -233,7 +236,7 @@ class Writer(Actor):
         sending.result()
 
     def _choose_partitions(self) -> list[TopicPartition]:
-        partitions = self.clients.partitions()
+        partitions = self.clients.busy_partitions()
         most = 1 if self.plan.brokers > 1 else 2  # which have one leader
         return self.chance.sample(partitions, min(len(partitions), self.chance.choice((1, 1, most))))
 
@@ -295,7 +298,7 @@ class Writer(Actor):
 
     def _data(self, write: Write, damage: Callable[[bytearray], None] | None) -> TopicProduceData:
         now_ms = int((self.clients.world.epoch_seconds + self.clients.now) * 1000)
-        stamps = [now_ms + self.chance.randrange(-2000, 500) for _ in write.records]
+        stamps = [now_ms + self.aside_ms() for _ in write.records]
         write.stamped = max(stamps) / 1000 - self.clients.world.epoch_seconds
         self.clients.timestamps.setdefault(write.partition, []).append(stamps[0])
         records = [(key, value, (), stamp) for (key, value), stamp in zip(write.records, stamps, strict=True)]
@@ -305,6 +308,10 @@ class Writer(Actor):
         name, index = write.partition
         data = PartitionProduceData(index, bytes(batch))
         return TopicProduceData(name, self.clients.topic_ids[name], [data])
+
+    def aside_ms(self) -> int:
+        """How far a record's time is from the truth."""
+        return self.chance.randrange(-2000, 500)
 
     async def settle(self) -> None:
         """Write to every partition until one batch of it is acknowledged."""
@@ -497,10 +504,13 @@ class Trimmer(Actor):
 
     async def turn(self) -> None:
         await asyncio.sleep(self.chance.random())
-        partitions = [each for each in self.clients.partitions() if self.history.topics[each.topic].trimmed]
+        partitions = [each for each in self.clients.busy_partitions() if self.history.topics[each.topic].trimmed]
         partition = self.chance.choice(partitions)
         end = self.clients.known_ends.get(partition, 0)
-        deletion = Deletion(partition, self.chance.randrange(end + 1), self.plan.visible_held, self.clients.now)
+        await self.delete(partition, self.chance.randrange(end + 1))
+
+    async def delete(self, partition: TopicPartition, before_offset: int) -> None:
+        deletion = Deletion(partition, before_offset, self.plan.visible_held, self.clients.now)
         self.history.deletions.append(deletion)
         wanted = DeleteRecordsPartition(partition.partition, deletion.before_offset)
         request = DeleteRecordsRequest([DeleteRecordsTopic(partition.topic, [wanted])], timeout_ms=3000)

@@ -1,0 +1,41 @@
+"""Who lets everything in a topic get old, and writes again at the very moment when it goes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from log.ids import TopicPartition
+from tests.sim.history import Outcome
+from tests.sim.plan import BRIEF, BRIEF_SECONDS
+from tests.sim.workload import Clients, Reader, Trimmer, Writer
+
+WHERE = TopicPartition(BRIEF, 0)
+
+
+class Expirer(Writer):
+    """The only one who writes to `brief`. Its log is kept busy by deletions of records while all that is in it is old:
+    who wants to remove something must wait, and meanwhile something new comes.
+    """
+
+    def __init__(self, clients: Clients, name: str) -> None:
+        super().__init__(clients, name)
+        self._reader = Reader(clients, f"{name}'s reader")
+        self._trimmer = Trimmer(clients, f"{name}'s trimmer")
+
+    def aside_ms(self) -> int:
+        return 0
+
+    async def turn(self) -> None:
+        for _ in range(self.chance.choice((1, 10, 20))):
+            await self._send_plainly(self._new_write(WHERE, acks=-1))
+        await asyncio.sleep(BRIEF_SECONDS * (1 + 0.3 * self.chance.random()))
+        end = self.clients.known_ends.get(WHERE, 0)
+        deleting = asyncio.gather(
+            *(self._trimmer.delete(WHERE, offset) for offset in range(max(0, end - 20), end)), return_exceptions=True
+        )
+        await asyncio.sleep(0.5 * self.chance.random())
+        fresh = self._new_write(WHERE, acks=-1)
+        await self._send_plainly(fresh)
+        await deleting
+        if fresh.outcome is Outcome.OK:
+            await self._reader.read(WHERE, fresh.base_offset + len(fresh.records))
