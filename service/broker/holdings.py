@@ -142,6 +142,8 @@ class Holdings:
             await partition.log.discard()
         except DiskFault as fault:
             partition.folder.fail(fault)
+        # On a full disk there was no room to say so; now there is.
+        await self._housekeeper.forget_point(partition.folder, partition.topic_partition)
 
     def _settle(self, partition: Partition) -> None:
         """Give it the role that the metadata says."""

@@ -299,6 +299,31 @@ def test_a_new_topic_is_not_measured_by_how_far_its_predecessor_had_come(tmp_pat
     on_stage(tmp_path, second, FSYNC, metadata=metadata)
 
 
+def test_a_point_that_a_full_disk_could_not_forget_goes_once_the_deletion_has_made_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the simulation: killed then, the broker began the next topic of the name where this one had ended."""
+    write_atomic, points, folder = RealDisk.write_atomic, tmp_path / RECOVERY_POINTS, tmp_path / "orders-0"
+
+    async def has_no_room(disk: RealDisk, path: str, data: bytes) -> None:
+        if folder.exists():
+            raise DiskFault(errno.ENOSPC, "no space left", path)
+        await write_atomic(disk, path, data)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders")
+        await write(await until_served(stage), b"1", b"2")
+        await stage.broker.housekeeper.write_points(stage.broker.folders[0])
+        assert "orders 0 2" in points.read_text()
+        monkeypatch.setattr(RealDisk, "write_atomic", has_no_room)
+        await delete(stage)
+        await stage.create("orders")
+        await until_served(stage)  # the name is free
+        assert "orders 0" not in points.read_text()
+
+    on_stage(tmp_path, scene, FSYNC)
+
+
 def test_points_of_topics_that_are_gone_do_not_outlive_a_start(tmp_path: Path) -> None:
     metadata = MemoryServer(RealClock())
 
