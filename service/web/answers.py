@@ -1,12 +1,20 @@
 """Bodies in and out."""
 
-from typing import Any, TypeVar
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from service.web.problems import Problem
 from service.web.routing import JSON
+
+if TYPE_CHECKING:
+    from service.web.gateway import Gateway
+
+HASHED_AT_ONCE = 256 << 10
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
@@ -26,6 +34,21 @@ def read_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise Problem("malformed", f"the body is not JSON: {error}") from None
     except UnicodeDecodeError:
         raise Problem("malformed", "the body is not UTF-8") from None
+
+
+async def sha256_of(gateway: Gateway, *parts: bytes) -> str:
+    """Of the parts, one after the other. What is long is hashed beside the loop."""
+    if sum(map(len, parts)) <= HASHED_AT_ONCE:
+        return _sha256(*parts)
+    found: str = await gateway.broker.env.blocking(_sha256, *parts)
+    return found
+
+
+def _sha256(*parts: bytes) -> str:
+    asked = hashlib.sha256()
+    for part in parts:
+        asked.update(part)
+    return asked.hexdigest()
 
 
 def query_int(request: web.Request, name: str, default: int, *, least: int = 0, most: int = 2**63 - 1) -> int:

@@ -26,6 +26,7 @@ from log.disk import DiskFault
 from log.ids import TopicPartition
 from service.broker.internal_topics import HTTP_KEYS
 from service.broker.partition import Partition
+from service.web.answers import sha256_of
 from service.web.forwarding import forward
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem
@@ -79,16 +80,13 @@ def key_of(request: web.Request) -> str:
     return key
 
 
-def fingerprint_of(request: web.Request, body: bytes) -> str:
+async def fingerprint_of(gateway: Gateway, request: web.Request, body: bytes) -> str:
     """What tells one request from another."""
-    asked = hashlib.sha256()
-    for part in (request.method, request.path_qs, request.content_type):
-        asked.update(part.encode("utf-8", "surrogateescape") + b"\n")
+    parts = [f"{part}\n" for part in (request.method, request.path_qs, request.content_type)]
     for name, content in request.headers.items():
         if name.lower().startswith(OF_RECORDS):
-            asked.update(f"{name}:{content}\n".encode("utf-8", "surrogateescape"))
-    asked.update(body)
-    return asked.hexdigest()
+            parts.append(f"{name}:{content}\n")
+    return await sha256_of(gateway, "".join(parts).encode("utf-8", "surrogateescape"), body)
 
 
 class Keys:
@@ -106,8 +104,8 @@ class Keys:
         body: bytes,
         write: Callable[[Callable[[Producer, BatchOut], Awaitable[None]]], Awaitable[BatchOut]],
     ) -> web.StreamResponse:
-        key, fingerprint = key_of(request), fingerprint_of(request, body)
         gateway = self._gateway
+        key, fingerprint = key_of(request), await fingerprint_of(gateway, request, body)
         leader = await gateway.coordinator(HTTP_KEYS, key)
         if leader != gateway.broker.node_id:
             return await forward(gateway, leader, request, body)

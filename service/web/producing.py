@@ -19,6 +19,7 @@ from log.ids import TopicPartition
 from service.cluster.image import Topic
 from service.web.answers import as_json, query_int, read_json
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
+from service.web.looking import Look, refuse_doubles
 from service.web.problems import Outcome, Problem, of_error
 from service.web.producers import Producer
 from service.web.records import Partitioner, RecordIn, milliseconds, new_record
@@ -38,6 +39,8 @@ RECORDS_AT_ONCE = 500
 """Made into batches in one turn of the loop: 4 ms."""
 DECODED_AT_ONCE = 128 << 10
 """A longer body is taken apart first, and its records are read in turns."""
+REST_BYTES_MAX = 1 << 20
+"""Of a long body: everything but its records."""
 OCTETS = "application/octet-stream"
 RECORD_HEADER = "record-header-"
 IDEMPOTENCY_KEY = "Idempotency-Key"
@@ -77,15 +80,7 @@ class BatchIn(msgspec.Struct, forbid_unknown_fields=True):
     expected: list[ExpectedIn] = []
 
 
-class LooseBatch(msgspec.Struct, forbid_unknown_fields=True):
-    """The same, its records not looked at yet."""
-
-    records: list[Raw]
-    offsets: OffsetsIn | None = None
-    expected: list[ExpectedIn] = []
-
-
-class Place(msgspec.Struct, omit_defaults=True):
+class Place(msgspec.Struct, omit_defaults=True, gc=False):
     """Where a record is."""
 
     partition: int
@@ -109,7 +104,7 @@ class BatchOut(msgspec.Struct, omit_defaults=True):
 
 
 _batches = msgspec.json.Decoder(BatchIn)
-_loose_batches = msgspec.json.Decoder(LooseBatch)
+_lists = msgspec.json.Decoder(list[RecordIn])
 _records = msgspec.json.Decoder(RecordIn)
 _encode = msgspec.json.Encoder().encode
 
@@ -155,17 +150,26 @@ class Placed:
         records.append(record)
 
 
-async def read_batch(gateway: Gateway, body: bytes) -> tuple[LooseBatch | BatchIn, list[RecordIn]]:
+async def read_batch(body: bytes) -> tuple[BatchIn, list[RecordIn]]:
     """The body and its records. A long one is read in turns of the loop."""
     if len(body) <= DECODED_AT_ONCE:
         batch = read_json(body, _batches)
+        refuse_doubles(body, batch.records)
         return batch, batch.records
-    loose = read_json(body, _loose_batches)
-    records = []
-    for at in range(0, len(loose.records), RECORDS_AT_ONCE):
-        records += [read_json(bytes(raw), _records) for raw in loose.records[at : at + RECORDS_AT_ONCE]]
+    look = Look(body)
+    for _ in look.steps():
         await asyncio.sleep(0)
-    return loose, records
+    if look.records_end < 0:
+        raise Problem("malformed", "the body is not JSON, or has no list of records")
+    if len(look.rest) > REST_BYTES_MAX:
+        raise Problem("record-too-large", "there is more beside the records than a request may have")
+    batch = read_json(look.rest, _batches)
+    records: list[RecordIn] = []
+    for piece in look.pieces:
+        some: list[RecordIn] = read_json(piece, _lists)
+        records += some
+        await asyncio.sleep(0)
+    return batch, records
 
 
 async def place_all(
@@ -312,7 +316,7 @@ async def write_batch(gateway: Gateway, request: web.Request) -> web.StreamRespo
 
 
 async def answer_to(gateway: Gateway, body: bytes, topic_name: str | None, seal: Seal | None) -> BatchOut:
-    batch, records = await read_batch(gateway, body)
+    batch, records = await read_batch(body)
     if not records and (batch.offsets is None or not batch.offsets.offsets):
         raise Problem("invalid-request", "there are no records, and no offsets")
     placed = await place_all(gateway, records, topic_name, Partitioner(gateway.next_turn()))
@@ -370,7 +374,7 @@ async def write_octets(gateway: Gateway, request: web.Request, topic_name: str) 
 # -- a stream
 
 
-class Report(msgspec.Struct, omit_defaults=True):
+class Report(msgspec.Struct, omit_defaults=True, gc=False):
     """What became of a line."""
 
     line: int
@@ -428,6 +432,7 @@ async def _write_lines(
         reports.append(report)
         try:
             given = read_json(line, _records)
+            refuse_doubles(line, [given], is_record=True)
             name = given.topic or topic_name
             if name is None or (topic_name is not None and given.topic not in (None, topic_name)):
                 raise Problem("invalid-record", "the topic is missing, or another than the path's")

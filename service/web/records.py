@@ -25,13 +25,13 @@ from service.wire.error_codes import ErrorCode
 TIMESTAMP_MAX = 2**63 - 1
 
 
-class HeaderIn(msgspec.Struct, forbid_unknown_fields=True):
+class HeaderIn(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     name: str
     value: str | None = None
     value_base64: str | None = None
 
 
-class RecordIn(msgspec.Struct, forbid_unknown_fields=True):
+class RecordIn(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A record to write."""
 
     topic: str | None = None
@@ -45,7 +45,7 @@ class RecordIn(msgspec.Struct, forbid_unknown_fields=True):
     timestamp: int | str | None = None
 
 
-class RecordOut(msgspec.Struct, omit_defaults=True):
+class RecordOut(msgspec.Struct, omit_defaults=True, gc=False):
     """A record that was read."""
 
     topic: str

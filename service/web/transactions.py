@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import hashlib
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -32,7 +31,7 @@ from service.client.transactions import (
     transactions_of,
     write_abort_marker,
 )
-from service.web.answers import as_json, path_int, query_int, read_json
+from service.web.answers import as_json, path_int, query_int, read_json, sha256_of
 from service.web.forwarding import forward
 from service.web.gateway import Gateway
 from service.web.problems import Outcome, Problem, of_error
@@ -191,7 +190,7 @@ def name_of(text: str) -> Name:
 
 @dataclass(slots=True)
 class Written:
-    fingerprint: bytes
+    fingerprint: str
     answer: bytes
 
 
@@ -203,7 +202,7 @@ class Open:
     until_s: float
     batches: list[Written] = field(default_factory=list)
     is_empty: bool = True
-    in_part: bytes | None = None
+    in_part: str | None = None
     """The fingerprint of a batch that may be written in part: it must be put again as it is, or all be aborted."""
     is_broken: bool = False
     """A part of a batch was written, and the rest can't be: only the end is left."""
@@ -275,7 +274,7 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
             "the transaction has another broker since, which does not know its batches: commit it as it is, saying how"
             " many ?records= it must have, or abort it",
         )
-    fingerprint = hashlib.sha256(body).digest()
+    fingerprint = await sha256_of(gateway, body)
     async with open_one.turn:
         if number < len(open_one.batches):
             written = open_one.batches[number]
@@ -295,10 +294,8 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
         return web.Response(body=encoded, content_type=JSON)
 
 
-async def _write(
-    gateway: Gateway, name: Name, open_one: Open, number: int, body: bytes, fingerprint: bytes
-) -> BatchOut:
-    batch, records = await read_batch(gateway, body)
+async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body: bytes, fingerprint: str) -> BatchOut:
+    batch, records = await read_batch(body)
     if not records or batch.offsets is not None or batch.expected:
         raise Problem("invalid-request", "a batch of a transaction has records, and nothing else")
     # By its number, so that the same batch sent again goes to the same partitions.

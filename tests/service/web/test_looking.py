@@ -1,0 +1,132 @@
+"""Bodies looked through before they are decoded."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from service.web.looking import Look, refuse_doubles
+from service.web.problems import Problem
+from service.web.producing import BatchIn, read_batch
+from service.web.records import RecordIn
+
+TURN_S = 0.05
+"""Ten milliseconds are meant; others have this machine too."""
+
+
+def read(body: bytes) -> list[RecordIn]:
+    return asyncio.run(read_batch(body))[1]
+
+
+@pytest.mark.parametrize("filling", [0, 20_000])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        '{"value":1,"value":2}',
+        '{"key":"a","value":{"key":1},"key":"b"}',
+        '{"value":1,"v\\u0061lue":2}',
+        '{"key":"\\u003a","value":1,"value":2}',
+        '{"headers":{"a":"1","a":"2"},"value":1}',
+        '{"headers":[{"name":"a","name":"b","value":"1"}]}',
+        '{"key":null,"value":1,"key":"x"}',
+    ],
+)
+def test_a_member_that_is_there_twice_is_refused(wrong: str, filling: int) -> None:
+    good = '{"key":"a:b","value":{"a":"b:c","d":[{}]}},' * filling
+    body = f'{{"records":[{good}{wrong}]}}'.encode()
+    with pytest.raises(Problem, match="twice"):
+        read(body)
+
+
+def test_a_list_that_is_there_twice_is_refused() -> None:
+    with pytest.raises(Problem, match="twice"):
+        read(b'{"records":[{"value":1}],"records":[]}')
+    with pytest.raises(Problem, match="twice"):
+        read(b'{"records":[%b{}],"records":[]}' % (b'{"value":1},' * 20_000))
+
+
+@pytest.mark.parametrize("filling", [0, 20_000])
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"value": {"a": ":", "b": [{"a": 1}, {"a": 2}]}, "key": "a:b"},
+        {"key": None, "value": None},
+        {"headers": {"a": "1:2"}, "timestamp": "2026-01-01T00:00:00Z", "value_string": '"}],{'},
+        {"headers": [{"name": "a", "value": "1"}] * 2, "value": "\\", "partition": 0, "topic": "x:y"},
+        {"value": '\u2028"\\', "key": "\\u003a"},
+    ],
+)
+def test_a_body_is_read_as_the_decoder_reads_it(record: dict[str, Any], filling: int) -> None:
+    records = [record, *[{"key": "k", "value": {"n": number}} for number in range(filling)], record]
+    offsets = {"group": "g", "offsets": [{"topic": "t", "partition": 0, "offset": 1}]}
+    body = json.dumps({"offsets": offsets, "records": records, "expected": []}, indent=1).encode()
+    batch, found = asyncio.run(read_batch(body))
+    whole = msgspec.json.decode(body, type=BatchIn)
+    assert msgspec.json.encode(found) == msgspec.json.encode(whole.records)
+    assert batch.offsets == whole.offsets
+
+
+def test_members_of_a_value_are_the_clients_own() -> None:
+    read(b'{"records":[{"value":{"a":1,"a":{"a":2,"a":3}},"key":"x"},{"value":[{"b":1,"b":1}]}]}')
+    refuse_doubles(b'{"value":{"a":1,"a":2}}', [RecordIn(value=msgspec.Raw(b'{"a":1}'))], is_record=True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"records":[' + b"{}," * 99_000 + b"{}]}",
+        b'{"records":[' + b'{"value":[' + b"{}," * 5_000_000 + b"{}]}]}",
+        b'{"records":[{"value_string":"' + b"x" * 15_000_000 + b'"}]}',
+        b'{"records":['
+        + b'{"key":"user-7","value":{"n":7,"name":"someone","filling":[1,2,3,"%b"]}},' % (b"x" * 80) * 99_000
+        + b"{}]}",
+        b'"' + b'\\"' * 7_000_000,
+        b"]" * 15_000_000,
+    ],
+    ids=["empty", "one value", "one string", "many", "no end", "no beginning"],
+)
+def test_a_long_body_is_read_in_turns_of_the_loop(body: bytes) -> None:
+    longest_s = 0.0
+
+    async def watch() -> None:
+        nonlocal longest_s
+        while True:
+            before = time.thread_time()
+            await asyncio.sleep(0)
+            longest_s = max(longest_s, time.thread_time() - before)
+
+    async def scenario() -> None:
+        task = asyncio.create_task(watch())
+        try:
+            await read_batch(body)
+        except Problem as problem:
+            assert problem.slug in ("malformed", "record-too-large")
+        finally:
+            task.cancel()
+
+    gc.freeze()  # as the broker does
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.unfreeze()
+    assert longest_s < TURN_S
+
+
+def test_too_many_records_are_refused() -> None:
+    with pytest.raises(Problem, match="more than"):
+        read(b'{"records":[' + b"{}," * 100_000 + b"{}]}")
+
+
+def test_cuts_are_between_records() -> None:
+    record = b'{"value":[{"a":"},{"}]}'
+    look = Look(b'{"records":[' + (record + b" ,\n") * 9000 + record + b"]}")
+    look.all()
+    pieces = list(look.pieces)
+    assert len(pieces) > 3
+    assert sum(len(json.loads(piece)) for piece in pieces) == 9001
