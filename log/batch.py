@@ -413,19 +413,30 @@ def build_batch(
 
 
 def build_plain_batch(
-    records: Sequence[tuple[bytes, bytes | None]],
+    records: Sequence[tuple[bytes | None, bytes | None]] | Sequence[tuple[bytes, bytes | None]],
     timestamp_ms: int,
     *,
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = NO_PRODUCER_EPOCH,
 ) -> bytearray:
-    """What `build_batch` makes of records that have a key, perhaps a value, one time and nothing else, at a third of
-    the cost: decisions of coordinators. With a producer they are of its transaction.
+    """What `build_batch` makes of records that have perhaps a key, perhaps a value, one time and nothing else, at a
+    third of the cost. With a producer they are of its transaction.
     """
-    parts: list[bytes] = []
+    sizes, known, parts = SIZES, len(SIZES), list[bytes]()
     for index, (key, value) in enumerate(records):
-        body = b"\0\0%b%b%b%b\0" % (_size(index), _size(len(key)), key, _nullable(value))
-        parts += (_size(len(body)), body)
+        # Looked up here and not in a function: half of the time.
+        if key is None:
+            key, key_size = b"", b"\x01"
+        else:
+            key_size = sizes[size] if (size := len(key)) < known else _varint(size)
+        if value is None:
+            value, value_size = b"", b"\x01"
+        else:
+            value_size = sizes[size] if (size := len(value)) < known else _varint(size)
+        place = sizes[index] if index < known else _varint(index)
+        body = b"\0\0%b%b%b%b%b\0" % (place, key_size, key, value_size, value)
+        parts.append(sizes[size] if (size := len(body)) < known else _varint(size))
+        parts.append(body)
     header = BatchHeader(
         *(0, 0, NO_EPOCH, MAGIC, 0, TRANSACTIONAL if producer_id >= 0 else 0, len(records) - 1),
         *(timestamp_ms, timestamp_ms, producer_id, producer_epoch, NO_SEQUENCE, len(records)),
@@ -506,4 +517,5 @@ def _size(number: int) -> bytes:
 
 
 ONE_BYTE: Final = tuple(bytes((number,)) for number in range(0x80))
-SIZES: Final = tuple(map(_varint, range(0x200)))
+SIZES: Final = tuple(map(_varint, range(1 << 13)))
+"""Those of up to two bytes: sizes and places of most records."""

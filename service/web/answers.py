@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+import zstandard
 from aiohttp import web
+from isal import igzip
 
 from service.web.problems import Problem
 from service.web.routing import JSON
@@ -15,6 +18,11 @@ if TYPE_CHECKING:
     from service.web.gateway import Gateway
 
 HASHED_AT_ONCE = 256 << 10
+PACKED_FROM_BYTES = 1400
+CODECS: dict[str, Callable[[bytes], bytes]] = {
+    "zstd": lambda body: zstandard.ZstdCompressor(level=1).compress(body),
+    "gzip": lambda body: igzip.compress(body, 1),
+}
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
@@ -34,6 +42,11 @@ def read_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise Problem("malformed", f"the body is not JSON: {error}") from None
     except UnicodeDecodeError:
         raise Problem("malformed", "the body is not UTF-8") from None
+
+
+def codec_of(accepted: str) -> str | None:
+    """What an answer is packed with for a client that accepts these."""
+    return next((each for each in CODECS if each in accepted), None)
 
 
 async def sha256_of(gateway: Gateway, *parts: bytes) -> str:

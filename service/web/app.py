@@ -9,10 +9,8 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 
-import zstandard
 from aiohttp import ClientConnectionError, web
 from aiohttp.typedefs import Middleware
-from isal import igzip
 
 from log.tally import Histogram
 from service.broker.data_folder import StartError
@@ -34,8 +32,10 @@ from service.web import (
     topics,
     transactions,
 )
+from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of
 from service.web.gateway import Gateway
 from service.web.idempotency import REPLAYED, Keys
+from service.web.lane import Lane, Lanes
 from service.web.members import Members
 from service.web.pages import routes as pages
 from service.web.problems import Problem, of_failure
@@ -78,11 +78,7 @@ PREFLIGHT = {
     "Access-Control-Max-Age": "600",
 }
 EXPOSED = "Location, ETag, Retry-After, Idempotency-Replayed, Batch-Replayed, X-Request-Id"
-PACKED_FROM_BYTES, PACKED_AT_ONCE_BYTES = 1400, 64 << 10
-CODECS: dict[str, Callable[[bytes], bytes]] = {
-    "zstd": lambda body: zstandard.ZstdCompressor(level=1).compress(body),
-    "gzip": lambda body: igzip.compress(body, 1),
-}
+PACKED_AT_ONCE_BYTES = 64 << 10
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "record-too-large", 415: "unsupported-media-type"}
 
 
@@ -112,6 +108,7 @@ class WebServer:
         self.gateway.keys = Keys(self.gateway)
         self.gateway.open_transactions = OpenTransactions()
         self.gateway.members = Members(self.gateway)
+        self._lanes = Lanes(self.gateway)
         self._origins = set(broker.config.http_cors_origins)
         self.endpoints: list[Endpoint] = []
         """Where it listens, with the ports that were found."""
@@ -160,9 +157,10 @@ class WebServer:
         assert server is not None
         if len(server.connections) >= self._connections_max:
             return TooMany()
-        connection = server()
+        return Lane(self._lanes, server(), self._left_the_lane, HEAD_S)
+
+    def _left_the_lane(self, connection: web.RequestHandler) -> None:
         self._silent[connection] = asyncio.get_running_loop().call_later(HEAD_S, self._end_silent, connection)
-        return connection
 
     def _end_silent(self, connection: web.RequestHandler) -> None:
         del self._silent[connection]
@@ -179,6 +177,8 @@ class WebServer:
         for timer in self._silent.values():
             timer.cancel()
         await self.gateway.close()
+        if self._lanes.writing:
+            await asyncio.wait(self._lanes.writing, timeout=STOP_S)
         await self._runner.cleanup()
 
     @web.middleware
@@ -208,7 +208,7 @@ class WebServer:
     async def _pack(self, request: web.Request, response: web.Response) -> None:
         """As the client likes it best; what takes long is done beside the loop."""
         accepted = request.headers.get("Accept-Encoding", "")
-        codec = next((each for each in CODECS if each in accepted), None)
+        codec = codec_of(accepted)
         body = response.body
         if codec is None or "Content-Encoding" in response.headers or not isinstance(body, bytes):
             return

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from service.settings.broker import Endpoint
-from service.web import app
+from service.web import app, lane
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.web.kit import PATIENCE_S, Http, Served, read_all
 
@@ -162,6 +162,7 @@ def test_who_says_nothing_or_never_ends_a_body_is_ended(tmp_path: Path, monkeypa
     """In this process, so that the time it takes can be cut."""
     monkeypatch.setattr(app, "HEAD_S", 0.2)
     monkeypatch.setattr(app, "BODY_S", 0.2)
+    monkeypatch.setattr(lane, "BODY_S", 0.2)
 
     async def scene(stage: Stage) -> None:
         server = app.WebServer(stage.broker, connections_max=3)

@@ -1,0 +1,132 @@
+# Hot path: one call a request that writes to one partition here; `python -m tests.bench --only web` answers for it.
+"""Requests to write that need nothing but an append: a JSON batch of keys and values, or bytes, for one partition that
+this broker leads. What needs more goes the general way (`producing.py`), from its beginning: nothing was done then.
+
+What always holds: the answer is what the general way would have answered, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+
+import msgspec
+from msgspec import Raw
+
+from log.batch import build_plain_batch
+from log.ids import TopicPartition
+from service.broker.acceptance import Refused
+from service.broker.partition import ACKS_ALL, Appended
+from service.broker.session import Session
+from service.broker.writing import Terms, Write, Writing
+from service.client.partitioner import partition_for_key
+from service.cluster.image import Topic
+from service.web.gateway import CLIENT_ID, TIMEOUT_S, Gateway
+from service.web.records import NULL
+from service.web.sending import Outgoing
+
+BODY_BYTES_MAX = 128 << 10
+"""A longer body takes turns of the loop."""
+RECORDS_MAX = 2000
+TERMS = Terms(
+    ACKS_ALL,
+    int(TIMEOUT_S * 1000),
+    None,
+    adds_partitions=True,
+    knows_abortable=True,
+    knows_zstd=True,
+    may_write_internal=False,
+)
+Plain = tuple[bytes | None, bytes | None]
+Answer = bytes | Awaitable[bytes] | None
+"""None: the general way must be gone. An awaitable may raise a problem."""
+
+
+class PlainRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    key: str | None = None
+    value: Raw = Raw(NULL)
+
+
+class PlainBatch(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    records: list[PlainRecord]
+
+
+_plain = msgspec.json.Decoder(PlainBatch).decode
+
+
+def write_json(gateway: Gateway, topic_name: str, body: bytes) -> Answer:
+    if len(body) > BODY_BYTES_MAX:
+        return None
+    try:
+        given = _plain(body).records
+        keys = [None if each.key is None else each.key.encode() for each in given]
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return None  # something is wrong with it, or it has more
+    if not 0 < len(given) <= RECORDS_MAX:
+        return None
+    values = [bytes(each.value) for each in given]
+    members = 1 + len(values) + len(keys) - keys.count(None)
+    texts = [*values, *(each for each in keys if each is not None and b":" in each)]
+    if body.count(b":") != members + b"".join(texts).count(b":") or b"\\u" in body:
+        return None  # a member may be there twice (see looking.py)
+    records = [(key, None if value == NULL else value) for key, value in zip(keys, values, strict=True)]
+    return _write(gateway, topic_name, records)
+
+
+def write_bytes(gateway: Gateway, topic_name: str, body: bytes) -> Answer:
+    return _write(gateway, topic_name, [(None, body)])
+
+
+def _write(gateway: Gateway, topic_name: str, records: Sequence[Plain]) -> Answer:
+    broker = gateway.broker
+    topic = broker.image.topics.get(topic_name)
+    partitions = broker.partitions.topic(topic_name)
+    if topic is None or partitions is None:
+        return None
+    index = _partition(gateway, topic, records)
+    if index < 0:
+        return None
+    partition = partitions.get(index)
+    if partition is None or partition.replicas is None or topic.partitions[index].leader != broker.node_id:
+        return None
+    now_ms = broker.env.clock.wall_ms()
+    batch = build_plain_batch(records, now_ms)
+    write = Write(partitions, index, memoryview(batch))
+    writing = Writing(broker, TERMS, (write,))
+    if not writing.begin():
+        return None
+    writing.append()
+    if not isinstance(write.outcome, Appended):
+        return None  # it was refused: the general way says why
+    if writing.is_settled:
+        return _answer(topic_name, index, write.outcome, len(records), now_ms)
+    return _when_settled(topic_name, index, writing, len(records), now_ms)
+
+
+def _partition(gateway: Gateway, topic: Topic, records: Sequence[Plain]) -> int:
+    """Where all of them go; -1 if they go to several."""
+    count = len(topic.partitions)
+    if count == 1:
+        return 0
+    first = records[0][0]
+    if any(key != first for key, _ in records):
+        return -1
+    return gateway.next_turn() % count if first is None else partition_for_key(first, count)
+
+
+async def _when_settled(topic_name: str, index: int, writing: Writing, records: int, now_ms: int) -> bytes:
+    await writing.settle(Session(CLIENT_ID, 0))
+    (write,) = writing.writes
+    outcome = write.outcome
+    if isinstance(outcome, Refused):
+        refused = Outgoing(TopicPartition(topic_name, index), b"", records, in_doubt=True)
+        refused.refused(outcome.error, outcome.message)
+        raise refused.problem()
+    return _answer(topic_name, index, outcome, records, now_ms)
+
+
+def _answer(topic_name: str, index: int, appended: Appended, records: int, now_ms: int) -> bytes:
+    first = appended.base_offset
+    timestamp = appended.log_append_time_ms if appended.log_append_time_ms >= 0 else now_ms
+    head, tail = b'{"partition":%d,"offset":' % index, b',"timestamp":%d}' % timestamp
+    places = (tail + b"," + head).join([b"%d" % offset for offset in range(first, first + records)])
+    return b'{"outcome":"applied","results":[%b%b%b],"topic":"%b"}' % (head, places, tail, topic_name.encode())

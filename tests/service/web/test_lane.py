@@ -1,0 +1,172 @@
+"""The short way: the same answers and the same records as the general one, and nothing that is not exactly its form."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import pytest
+
+from service.web.lane import read_head
+from tests.service.web.kit import PATIENCE_S, Http, Served, read_all
+
+JSON_HEAD = (
+    b"POST /v1/topics/%b/records HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d%b\r\n\r\n"
+)
+GENERAL = b"\r\nX-Request-Id: x"
+"""A header that the short way does not know."""
+
+
+class Raw:
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.rest = b""
+
+    def send(self, content: bytes) -> None:
+        self.connection.sendall(content)
+
+    def answer(self) -> tuple[int, bytes]:
+        while b"\r\n\r\n" not in self.rest:
+            self._more()
+        head, _, self.rest = self.rest.partition(b"\r\n\r\n")
+        found = re.search(rb"Content-Length: (\d+)", head, re.IGNORECASE)
+        assert found is not None, head
+        while len(self.rest) < int(found[1]):
+            self._more()
+        body, self.rest = self.rest[: int(found[1])], self.rest[int(found[1]) :]
+        return int(head.split(b" ")[1]), body
+
+    def _more(self) -> None:
+        some = self.connection.recv(65536)
+        assert some, "the connection has ended"
+        self.rest += some
+
+
+@contextmanager
+def raw(served: Served) -> Iterator[Raw]:
+    place = urlsplit(served.url)
+    with socket.create_connection((place.hostname, place.port), PATIENCE_S) as connection:
+        yield Raw(connection)
+
+
+def request(topic: str, body: bytes, more: bytes = b"") -> bytes:
+    return JSON_HEAD % (topic.encode(), len(body), more) + body
+
+
+BODIES = [
+    b'{"records":[{"key":"a","value":{"n":1.10}}]}',
+    b'{"records":[{"key":"a:b","value":"x:y"},{"value":null},{"key":"\xc3\xa9"},{"value":[1,2]}]}',
+    b'{ "records" : [ {"value": {"a": 1, "a": 2}} ,\n {"key":null,"value":1} ] }',
+    b'{"records":[{"value":"\\u003a\\n"}]}',
+    b'{"records":[' + b",".join(b'{"key":"k%d","value":%d}' % (each, each) for each in range(2000)) + b"]}",
+    b'{"records":[{"value":1,"headers":{"a":"1"}}]}',
+    b'{"records":[{"value":1,"value":2}]}',
+    b'{"records":[]}',
+    b'{"records":[{"value":NaN}]}',
+    b'{"records":[{"key":"\xff"}]}',
+    b'{"records":[{"key":"\\ud800","value":1}]}',
+    b'{"records":[{"partition":0,"value":1}]}',
+    b'{"records":[{"partition":9,"value":1}]}',
+    b"",
+]
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
+def test_both_ways_answer_and_write_the_same(
+    served: Served, http: Http, topic: str, body: bytes, partitions: int
+) -> None:
+    ways: list[tuple[int, bytes, list[tuple[bytes, bytes, int]]]] = []
+    for more in (b"", GENERAL):
+        name = f"{topic}-{len(more)}"
+        assert http.post("/v1/topics", {"name": name, "partitions": partitions}).status == 201
+        with raw(served) as connection:
+            connection.send(request(name, body, more))
+            status, answer = connection.answer()
+        written = sorted((each.key or b"", each.value or b"", each.offset) for each in read_all(served.bootstrap, name))
+        ways.append((status, re.sub(rb'"(partition|timestamp)":\d+', b"", answer.replace(name.encode(), b"")), written))
+        if partitions > 1:
+            # The partition of what has no key is anyone, and so is its offset.
+            ways[-1] = status, b"", [(key, value, 0) for key, value, _ in written]
+    assert ways[0] == ways[1]
+
+
+def test_requests_are_answered_in_their_order_however_they_are_cut(served: Served, http: Http, topic: str) -> None:
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    requests = b"".join(request(topic, b'{"records":[{"value":%d}]}' % each) for each in range(5))
+    requests += b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" + request(topic, b'{"records":[{"value":5}]}')
+    for size in (1, 7, 100, len(requests)):
+        with raw(served) as connection:
+            for at in range(0, len(requests), size):
+                connection.send(requests[at : at + size])
+            answers = [connection.answer() for _ in range(7)]
+        assert [status for status, _ in answers] == [200] * 7
+        offsets = [json.loads(body)["results"][0]["offset"] for _, body in answers[:5]]
+        assert offsets == list(range(offsets[0], offsets[0] + 5))
+        assert json.loads(answers[5][1]) == {"alive": True}
+    assert [each.value for each in read_all(served.bootstrap, topic)] == [b"0", b"1", b"2", b"3", b"4", b"5"] * 4
+
+
+def test_bytes_are_written_as_they_are(served: Served, http: Http, topic: str) -> None:
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    body = bytes(range(256)) * 4
+    for more in (b"", GENERAL):
+        with raw(served) as connection:
+            head = JSON_HEAD.replace(b"application/json", b"application/octet-stream")
+            connection.send(head % (topic.encode(), len(body), more) + body)
+            assert connection.answer()[0] == 200
+    assert [(each.key, each.value) for each in read_all(served.bootstrap, topic)] == [(None, body)] * 2
+
+
+def test_an_answer_is_packed_for_who_likes_that(http: Http, topic: str) -> None:
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    body = json.dumps({"records": [{"value": each} for each in range(200)]})
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip", "Connection": "keep-alive"}
+    answer = http.post(f"/v1/topics/{topic}/records", body, headers=headers)
+    assert (answer.status, answer.headers["Content-Encoding"]) == (200, "gzip")
+    assert [each["offset"] for each in answer.json["results"]] == list(range(200))
+
+
+SIMPLE = b"POST /v1/topics/t/records HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 5"
+
+
+def test_the_simple_form_is_taken() -> None:
+    asked = read_head(SIMPLE + b"\r\nUser-Agent: curl/8\r\nAccept: */*\r\nConnection: Keep-Alive")
+    assert asked is not None
+    assert (asked.topic, asked.body_bytes) == ("t", 5)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        SIMPLE.replace(b"POST", b"PUT"),
+        SIMPLE.replace(b"1.1", b"1.0"),
+        SIMPLE.replace(b"/t/", b"/%74/"),
+        SIMPLE.replace(b"records", b"records?key=x"),
+        SIMPLE.replace(b"Host: x\r\n", b""),
+        SIMPLE.replace(b"Length: 5", b"Length: +5"),
+        SIMPLE.replace(b"Length: 5", b"Length: 5, 5"),
+        SIMPLE.replace(b"Length: 5", b"Length: 99999999"),
+        SIMPLE.replace(b"Host: x", b"Host : x"),
+        SIMPLE.replace(b"Host: x", b"Host: x\ny: z"),
+        SIMPLE.replace(b"Host: x", b"Host: x\x00"),
+        SIMPLE.replace(b"application/json", b"application/x-ndjson"),
+        SIMPLE + b"\r\nContent-Length: 5",
+        SIMPLE + b"\r\nTransfer-Encoding: chunked",
+        SIMPLE + b"\r\nContent-Encoding: gzip",
+        SIMPLE + b"\r\nExpect: 100-continue",
+        SIMPLE + b"\r\nIdempotency-Key: a",
+        SIMPLE + b"\r\nOrigin: http://x",
+        SIMPLE + b"\r\nConnection: close",
+        SIMPLE + b"\r\nConnection: upgrade",
+        SIMPLE + b"\r\n folded: x",
+        SIMPLE + b"\r\nX-Oncelog-Forwarded: 1",
+        b"",
+    ],
+)
+def test_what_is_not_of_the_simple_form_is_left_to_aiohttp(head: bytes) -> None:
+    assert read_head(head) is None
