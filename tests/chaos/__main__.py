@@ -1,4 +1,5 @@
-"""`make chaos`: kill clients and broker while three client libraries copy a topic in transactions.
+"""`make chaos`: kill clients and broker while three client libraries, and two clients that have nothing but HTTP,
+copy a topic in transactions.
 
 `python -m tests.chaos --seconds 120 --seed 7`; the seed chooses who is killed when, the machine does the rest.
 """

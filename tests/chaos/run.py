@@ -22,7 +22,7 @@ from tests.chaos.worker import CLIENTS
 from tests.clients.offsets import committed_offsets
 from tests.clients.topics import Topics
 from tests.peers.ours import Oncelog
-from tests.peers.process import QUICK_SETTINGS, ROOT, BrokerProcess
+from tests.peers.process import QUICK_SETTINGS, ROOT, BrokerProcess, free_port
 
 PARTITIONS = 3
 KEYS = 6
@@ -55,12 +55,12 @@ class Report:
 class Copier:
     """One client library at work; it is started again whenever it is gone."""
 
-    def __init__(self, client: str, bootstrap: str, source: str, target: str, folder: Path) -> None:
+    def __init__(self, client: str, bootstrap: str, url: str, source: str, target: str, folder: Path) -> None:
         self.client = client
         self.target = target
-        self.group = f"copy-{client}"
+        self.group = f"copy-{client.replace(' ', '-')}"
         self.starts = 0
-        self._arguments = [bootstrap, source, target, self.group]
+        self._arguments = [bootstrap, url, source, target, self.group]
         self._log = folder / f"{client}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -126,8 +126,10 @@ def run(
     """Kill for `seconds`; then wait until the copies are whole, and judge them."""
     chance = random.Random(seed)
     clients = tuple(clients)
+    url = f"http://127.0.0.1:{free_port()}"
     settings = {
         **QUICK_SETTINGS,
+        "http.listeners": url,
         "log.durability": durability,
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
     }
@@ -136,7 +138,7 @@ def run(
     report = Report(client_kills=dict.fromkeys(clients, 0))
     topics = Topics(broker.bootstrap, "chaos")
     source = topics.create(partitions=PARTITIONS)
-    copiers = [Copier(name, broker.bootstrap, source, topics.create(PARTITIONS), folder) for name in clients]
+    copiers = [Copier(name, broker.bootstrap, url, source, topics.create(PARTITIONS), folder) for name in clients]
     feeder = Feeder(broker.bootstrap, source)
     try:
         _disturb(chance, time.monotonic() + seconds, broker, copiers, feeder, report, broker_pause, client_pause)
