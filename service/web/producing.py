@@ -7,7 +7,7 @@ transaction of this broker's. A line of a stream is written by itself, and its r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -37,6 +37,8 @@ BATCH_BYTES = 800_000
 """Of records, as JSON: below the 1 MiB that topics take by default."""
 RECORDS_AT_ONCE = 500
 """Made into batches in one turn of the loop: 4 ms."""
+RUN_RECORDS = 4 * RECORDS_AT_ONCE
+"""At most in one batch."""
 DECODED_AT_ONCE = 128 << 10
 """A longer body is taken apart first, and its records are read in turns."""
 REST_BYTES_MAX = 1 << 20
@@ -201,11 +203,22 @@ def cut(records: Sequence[NewRecord]) -> list[list[NewRecord]]:
         own_bytes = 40 + len(key or b"") + len(value or b"")
         for name, content in headers:
             own_bytes += len(name) + len(content or b"") + 10
-        if size_bytes + own_bytes > BATCH_BYTES or len(runs[-1]) >= 4 * RECORDS_AT_ONCE:
+        if size_bytes + own_bytes > BATCH_BYTES or len(runs[-1]) >= RUN_RECORDS:
             runs.append([])
             size_bytes = 0
         runs[-1].append(record)
         size_bytes += own_bytes
+    return runs
+
+
+async def in_runs(placed: Placed) -> list[tuple[TopicPartition, list[NewRecord]]]:
+    """All of them, cut in turns of the loop: each partition's in their order."""
+    runs: list[tuple[TopicPartition, list[NewRecord]]] = []
+    for partition, records in placed.by_partition.items():
+        for at in range(0, len(records), RUN_RECORDS):
+            runs += [(partition, run) for run in cut(records[at : at + RUN_RECORDS])]
+            if at:
+                await asyncio.sleep(0)
     return runs
 
 
@@ -232,14 +245,14 @@ async def write_together(
         if not 0 <= each.next_offset < 2**63:
             raise Problem("invalid-request", f"{each.next_offset} is no offset")
         wanted[partition] = each.next_offset
-    runs = [(partition, run) for partition, records in placed.by_partition.items() for run in cut(records)]
+    runs = await in_runs(placed)
     if len(runs) == 1 and offsets is None and seal is None:
         ((partition, run),) = runs
         batches = [Outgoing(partition, build_batch(run), len(run), wanted.get(partition))]
         await send(gateway, batches)
         if batches[0].error:
             raise batches[0].problem()
-        return BatchOut("applied", results_of(placed, batches))
+        return BatchOut("applied", await results_of(placed, batches))
     async with gateway.producers.transaction() as producer:
         batches = []
         first: set[TopicPartition] = set()
@@ -254,7 +267,7 @@ async def write_together(
             await commit_offsets(producer, offsets)
         await producer.write(batches)
         transaction = TransactionOut(producer.producer_id, producer.epoch)
-        answer = BatchOut("applied", results_of(placed, batches), transaction=transaction)
+        answer = BatchOut("applied", await results_of(placed, batches), transaction=transaction)
         if seal is not None:
             await seal(producer, answer)
     return answer
@@ -280,19 +293,27 @@ async def commit_offsets(producer: Producer, offsets: OffsetsIn) -> None:
     )
 
 
-def results_of(placed: Placed, batches: Sequence[Outgoing]) -> list[Place]:
-    """Where each record is, in the order they came."""
-    offsets: dict[TopicPartition, list[tuple[int, int]]] = {}
+async def results_of(placed: Placed, batches: Sequence[Outgoing]) -> list[Place]:
+    """Where each record is, in the order they came; told in turns of the loop."""
+    of_partition: dict[TopicPartition, list[Outgoing]] = {}
     for batch in batches:
-        offsets.setdefault(batch.partition, []).extend(
-            (batch.base_offset + number, batch.append_time_ms) for number in range(batch.records)
-        )
-    results = []
+        of_partition.setdefault(batch.partition, []).append(batch)
+    offsets = {partition: _offsets(those) for partition, those in of_partition.items()}
+    results: list[Place] = []
     for partition, number in placed.order:
-        offset, append_time_ms = offsets[partition][number]
+        offset, append_time_ms = next(offsets[partition])
         timestamp = append_time_ms if append_time_ms >= 0 else placed.by_partition[partition][number][3]
         results.append(Place(partition.partition, offset, partition.topic, timestamp))
+        if len(results) % RUN_RECORDS == 0:
+            await asyncio.sleep(0)
     return results
+
+
+def _offsets(batches: Sequence[Outgoing]) -> Iterator[tuple[int, int]]:
+    """Of each record, and when the broker says that it was appended."""
+    for batch in batches:
+        for offset in range(batch.base_offset, batch.base_offset + batch.records):
+            yield offset, batch.append_time_ms
 
 
 async def write_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse:

@@ -41,7 +41,7 @@ from service.web.producing import (
     BatchOut,
     OffsetsIn,
     commit_offsets,
-    cut,
+    in_runs,
     place_all,
     read_batch,
     results_of,
@@ -303,8 +303,8 @@ async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body
     producer = open_one.producer
     before = dict(producer.sequences)
     batches: list[Outgoing] = []
-    for partition, of_partition in placed.by_partition.items():
-        batches.extend(producer.build(partition, run) for run in cut(of_partition))
+    for partition, run in await in_runs(placed):
+        batches.append(producer.build(partition, run))
         await asyncio.sleep(0)
     open_one.is_empty = False
     try:
@@ -320,7 +320,7 @@ async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body
             open_one.is_broken = not may_repeat
         problem.outcome = "none" if not may_repeat else problem.outcome
         raise
-    return BatchOut("none", results_of(placed, batches))
+    return BatchOut("none", await results_of(placed, batches))
 
 
 async def put_offsets(gateway: Gateway, request: web.Request) -> web.StreamResponse:
