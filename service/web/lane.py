@@ -206,7 +206,8 @@ class Lane(asyncio.Protocol):
 
     def _serve(self, asked: Asked, body: bytes) -> bool:
         """False, and nothing done, if it must go the general way."""
-        if not self._gateway.broker.ready.is_set():
+        broker = self._gateway.broker
+        if not broker.ready.is_set() or len(body) > broker.config.http_max_body_bytes:
             return False
         self._seen_s = began_s = self._loop.time()
         self._patience_s = IDLE_S

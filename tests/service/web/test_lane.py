@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -129,6 +130,20 @@ def test_an_answer_is_packed_for_who_likes_that(http: Http, topic: str) -> None:
     answer = http.post(f"/v1/topics/{topic}/records", body, headers=headers)
     assert (answer.status, answer.headers["Content-Encoding"]) == (200, "gzip")
     assert [each["offset"] for each in answer.json["results"]] == list(range(200))
+
+
+def test_a_body_longer_than_is_set_is_refused(tmp_path: Path) -> None:
+    served = Served(tmp_path / "data", **{"http.max.body.bytes": "2000"})
+    http = Http(served.url)
+    try:
+        assert http.post("/v1/topics", {"name": "t", "partitions": 1}).status == 201
+        with raw(served) as connection:
+            for size, status in ((1000, 200), (3000, 413)):
+                connection.send(request("t", b'{"records":[{"value":"%b"}]}' % (b"x" * size)))
+                assert connection.answer()[0] == status
+    finally:
+        http.session.close()
+        served.stop()
 
 
 SIMPLE = b"POST /v1/topics/t/records HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 5"
