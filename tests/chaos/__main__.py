@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.chaos.over_http import OVER_HTTP
 from tests.chaos.run import run
 from tests.chaos.worker import CLIENTS
 
@@ -21,7 +22,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120.0, help="how long there is killing, for each durability")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--durability", choices=("auto", "fsync", "os"), action="append", help="default: auto and os")
-    parser.add_argument("--client", choices=tuple(CLIENTS), action="append", help="default: all")
+    parser.add_argument("--client", choices=(*CLIENTS, *OVER_HTTP), action="append", help="default: all")
     parser.add_argument("--keep", type=Path, default=None, help="keep data and logs in this folder")
     chosen = parser.parse_args()
     seed = random.randrange(1 << 32) if chosen.seed is None else chosen.seed
@@ -36,7 +37,7 @@ def main() -> int:
                 seconds=chosen.seconds,
                 seed=seed,
                 durability=durability,
-                clients=chosen.client or tuple(CLIENTS),
+                clients=chosen.client or (*CLIENTS, *OVER_HTTP),
             )
             print(report, flush=True)
             faults += len(report.faults)

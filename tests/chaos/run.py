@@ -18,6 +18,7 @@ from pathlib import Path
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from tests.chaos.over_http import OVER_HTTP
 from tests.chaos.worker import CLIENTS
 from tests.clients.offsets import committed_offsets
 from tests.clients.topics import Topics
@@ -55,7 +56,7 @@ class Report:
 class Copier:
     """One client library at work; it is started again whenever it is gone."""
 
-    def __init__(self, client: str, bootstrap: str, url: str, source: str, target: str, folder: Path) -> None:
+    def __init__(self, client: str, bootstrap: str, source: str, target: str, folder: Path, url: str = "") -> None:
         self.client = client
         self.target = target
         self.group = f"copy-{client.replace(' ', '-')}"
@@ -119,7 +120,7 @@ def run(
     seconds: float,
     seed: int,
     durability: str = "auto",
-    clients: Iterable[str] = tuple(CLIENTS),
+    clients: Iterable[str] = (*CLIENTS, *OVER_HTTP),
     broker_pause: tuple[float, float] = (2.0, 8.0),
     client_pause: tuple[float, float] = (0.5, 3.0),
 ) -> Report:
@@ -138,7 +139,7 @@ def run(
     report = Report(client_kills=dict.fromkeys(clients, 0))
     topics = Topics(broker.bootstrap, "chaos")
     source = topics.create(partitions=PARTITIONS)
-    copiers = [Copier(name, broker.bootstrap, url, source, topics.create(PARTITIONS), folder) for name in clients]
+    copiers = [Copier(name, broker.bootstrap, source, topics.create(PARTITIONS), folder, url) for name in clients]
     feeder = Feeder(broker.bootstrap, source)
     try:
         _disturb(chance, time.monotonic() + seconds, broker, copiers, feeder, report, broker_pause, client_pause)

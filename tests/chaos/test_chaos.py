@@ -18,3 +18,12 @@ def test_a_copy_is_exact_although_client_and_broker_are_killed(tmp_path: Path) -
     assert not report.faults, str(report)
     assert report.broker_kills
     assert report.client_kills["confluent-kafka"]
+
+
+@pytest.mark.timeout(240)
+def test_a_copy_over_http_is_exact_although_client_and_broker_are_killed(tmp_path: Path) -> None:
+    clients = ["http with keys", "http transactions"]
+    report = run(tmp_path, seconds=10, seed=3, clients=clients, broker_pause=(2.0, 4.0), client_pause=(0.5, 2.0))
+    assert not report.faults, str(report)
+    assert report.broker_kills
+    assert sum(report.client_kills.values())

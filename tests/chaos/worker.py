@@ -186,7 +186,6 @@ CLIENTS: dict[str, Callable[[str, str, str, str, float], None]] = {
     "confluent-kafka": run_confluent,
     "aiokafka": run_aiokafka,
     "kafka-python": run_kafka_python,
-    **OVER_HTTP,
 }
 
 
@@ -198,7 +197,10 @@ def main() -> int:
             if client not in OVER_HTTP:  # these have a timeout of their own for all they ask
                 _alive()
             # An abort does not take the reader back (KAFKA-17582): then new clients begin where the group stands.
-            CLIENTS[client](url if client in OVER_HTTP else bootstrap, source, target, group, until)
+            if client in OVER_HTTP:
+                OVER_HTTP[client](url, source, target, group, until)
+            else:
+                CLIENTS[client](bootstrap, source, target, group, until)
     except (KafkaException, AiokafkaError, kafka.errors.KafkaError, Refused, TimeoutError, OSError) as failure:
         print(f"{client}: {type(failure).__name__}: {failure}", file=sys.stderr, flush=True)
         return GAVE_UP
