@@ -1,0 +1,204 @@
+"""The gate alone: what a coordinator says, here or at another broker, and what the writer is told."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from idempotence.producers import Guard
+from log.ids import TopicPartition
+from service.broker.acceptance import Refused
+from service.broker.coordinators import Coordinators
+from service.broker.partition import Partition
+from service.broker.peers import PeerAway, Peers
+from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
+from service.broker.transaction_gate import ATTEMPTS, TRY_AGAIN, TransactionGate, Writer
+from service.ports import Env
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopicResult,
+)
+from txn.commands import AddPartitions, VerifyPartitions
+from txn.coordinator import TxnCoordinator
+from txn.states import State
+from txn.verdicts import Added, Busy, Fenced, UnknownId, Verdict, Verified, WrongState
+
+FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
+ELSEWHERE = 7
+
+
+def writer(*, newest: bool = True, knows_abortable: bool = True) -> Writer:
+    return Writer("pay", 5, 3, 0, adds_itself=newest, knows_abortable=knows_abortable)
+
+
+def guard(number: int) -> Guard:
+    """The number stands for what a partition gives out: the gate hands it on, and looks at nothing in it."""
+    return cast(Guard, number)
+
+
+@dataclass
+class Producers:
+    """What a partition knows of the producer. A guard is good so many times, beginning with the last."""
+
+    is_open: bool = False
+    spoiled: int = 0
+    given: int = 0
+
+    def start_verification(self, *_: object, **__: object) -> Guard | None:
+        if self.is_open:
+            return None
+        self.given += 1
+        return guard(self.given)
+
+    def is_current(self, given: Guard) -> bool:
+        return cast(int, given) > self.spoiled
+
+
+@dataclass
+class Coordinator:
+    """Answers every question with the same, and keeps what it was asked."""
+
+    answer: Verdict | Exception
+    asked: list[Any] = field(default_factory=list)
+
+    async def handle(self, transactional_id: str, command: Any) -> Verdict:
+        self.asked.append(command)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def leader(self, transactional_id: str) -> int:
+        return ELSEWHERE
+
+
+@dataclass
+class Far:
+    """The coordinator at another broker: a code for each partition."""
+
+    codes: dict[TopicPartition, ErrorCode] | None
+    asked: list[AddPartitionsToTxnRequest] = field(default_factory=list)
+
+    async def ask(self, node: int, request: AddPartitionsToTxnRequest, *, lane: int) -> AddPartitionsToTxnResponse:
+        assert node == ELSEWHERE
+        self.asked.append(request)
+        if self.codes is None:
+            raise PeerAway
+        rows = [AddPartitionsToTxnPartitionResult(each.partition, code) for each, code in self.codes.items()]
+        topic = AddPartitionsToTxnTopicResult("orders", rows)
+        return AddPartitionsToTxnResponse(results_by_transaction=[AddPartitionsToTxnResult("pay", [topic])])
+
+
+def admitted(
+    coordinator: Coordinator,
+    *,
+    peers: Far | None = None,
+    who: Writer | None = None,
+    partitions: Sequence[tuple[TopicPartition, Producers]] | None = None,
+) -> list[Guard | Refused | None]:
+    gate = TransactionGate(
+        cast(Coordinators[TxnCoordinator], coordinator),
+        cast(Peers, peers or Far(None)),
+        cast(Env, SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: 1))),
+    )
+    wanted = [
+        (cast(Partition, SimpleNamespace(topic_partition=name, producers=producers)), who or writer())
+        for name, producers in partitions or [(FIRST, Producers())]
+    ]
+    return asyncio.run(gate.admit(wanted, timeout_ms=500))
+
+
+def code(outcome: Guard | Refused | None) -> ErrorCode | None:
+    return outcome.error if isinstance(outcome, Refused) else None
+
+
+def test_where_the_transaction_is_open_nobody_is_asked() -> None:
+    coordinator = Coordinator(Added())
+    assert admitted(coordinator, partitions=[(FIRST, Producers(is_open=True))]) == [None]
+    assert not coordinator.asked
+
+
+def test_a_new_client_has_its_partitions_added_and_an_older_one_is_looked_up() -> None:
+    coordinator = Coordinator(Added())
+    assert admitted(coordinator, partitions=[(FIRST, Producers()), (SECOND, Producers())]) == [guard(1), guard(1)]
+    (asked,) = coordinator.asked
+    assert isinstance(asked, AddPartitions), "one question for all"
+    assert (asked.partitions, asked.patience_ms) == ((FIRST, SECOND), 500)
+    coordinator = Coordinator(Verified(()))
+    assert admitted(coordinator, who=writer(newest=False)) == [guard(1)]
+    assert isinstance(coordinator.asked[0], VerifyPartitions)
+
+
+@pytest.mark.parametrize(
+    ("answer", "who", "told"),
+    [
+        (Busy(), writer(), ErrorCode.CONCURRENT_TRANSACTIONS),
+        (Busy(), writer(newest=False), ErrorCode.NOT_ENOUGH_REPLICAS),
+        (Fenced(2, 3), writer(), ErrorCode.INVALID_PRODUCER_EPOCH),
+        (UnknownId(), writer(), ErrorCode.INVALID_PRODUCER_ID_MAPPING),
+        (WrongState(State.EMPTY), writer(), ErrorCode.INVALID_TXN_STATE),
+        (Verified((FIRST,)), writer(newest=False), ErrorCode.TRANSACTION_ABORTABLE),
+        (Verified((FIRST,)), writer(newest=False, knows_abortable=False), ErrorCode.INVALID_TXN_STATE),
+        (CoordinatorLoading(), writer(), ErrorCode.NOT_ENOUGH_REPLICAS),
+        (DecisionFailed(), writer(), ErrorCode.UNKNOWN_SERVER_ERROR),
+    ],
+)
+def test_each_answer_tells_the_writer_what_to_do_next(
+    answer: Verdict | Exception, who: Writer, told: ErrorCode
+) -> None:
+    assert [code(each) for each in admitted(Coordinator(answer), who=who)] == [told]
+
+
+def test_only_what_is_missing_is_refused() -> None:
+    both = [(FIRST, Producers()), (SECOND, Producers())]
+    outcome = admitted(Coordinator(Verified((SECOND,))), who=writer(newest=False), partitions=both)
+    assert [code(each) for each in outcome] == [None, ErrorCode.TRANSACTION_ABORTABLE]
+    assert outcome[0] == guard(1)
+
+
+def test_a_guard_that_was_overtaken_is_taken_and_asked_about_again() -> None:
+    """The marker of the producer's last transaction came in while the coordinator was asked."""
+    coordinator = Coordinator(Added())
+    overtaken = [(FIRST, Producers()), (SECOND, Producers(spoiled=1))]
+    assert admitted(coordinator, partitions=overtaken) == [guard(1), guard(2)]
+    assert [each.partitions for each in coordinator.asked] == [(FIRST, SECOND), (SECOND,)]
+    coordinator = Coordinator(Added())
+    assert admitted(coordinator, partitions=[(FIRST, Producers(spoiled=ATTEMPTS))]) == [TRY_AGAIN]
+    assert len(coordinator.asked) == ATTEMPTS
+
+
+@pytest.mark.parametrize(
+    ("answered", "who", "told"),
+    [
+        (ErrorCode.NONE, writer(), None),
+        (ErrorCode.CONCURRENT_TRANSACTIONS, writer(), ErrorCode.CONCURRENT_TRANSACTIONS),
+        (ErrorCode.CONCURRENT_TRANSACTIONS, writer(newest=False), ErrorCode.NOT_ENOUGH_REPLICAS),
+        (ErrorCode.PRODUCER_FENCED, writer(), ErrorCode.INVALID_PRODUCER_EPOCH),
+        (ErrorCode.TRANSACTION_ABORTABLE, writer(knows_abortable=False), ErrorCode.INVALID_TXN_STATE),
+        (ErrorCode.NOT_COORDINATOR, writer(), ErrorCode.NOT_ENOUGH_REPLICAS),
+        (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, writer(), ErrorCode.NOT_ENOUGH_REPLICAS),
+    ],
+)
+def test_another_brokers_coordinator_is_asked_and_its_words_are_those_of_ours(
+    answered: ErrorCode, who: Writer, told: ErrorCode | None
+) -> None:
+    far = Far({FIRST: answered})
+    assert [code(each) for each in admitted(Coordinator(NotCoordinator()), peers=far, who=who)] == [told]
+    (transaction,) = far.asked[0].transactions
+    assert transaction.verify_only is not who.adds_itself
+
+
+def test_a_partition_that_another_broker_says_nothing_of_is_refused() -> None:
+    both = [(FIRST, Producers()), (SECOND, Producers())]
+    outcome = admitted(Coordinator(NotCoordinator()), peers=Far({FIRST: ErrorCode.NONE}), partitions=both)
+    assert [code(each) for each in outcome] == [None, ErrorCode.UNKNOWN_SERVER_ERROR]
+
+
+def test_a_coordinator_that_is_away_is_asked_again_by_the_client() -> None:
+    assert admitted(Coordinator(NotCoordinator()), peers=Far(None)) == [TRY_AGAIN]
