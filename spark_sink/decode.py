@@ -266,21 +266,23 @@ def _snappy_block(block: memoryview) -> bytes:
             return plain
 
 
-# The size of a record with the varint of its length, by the first two bytes (little-endian). What can't be a record
-# leads away, over any end: a length that is negative, too small, or takes more than two bytes (8 KiB and more).
+# By the two bytes where a varint begins (little-endian): its number, if it takes no more of them; and the size of a
+# record whose length it is, with the varint. What can't be a record leads away, over any end: a length that is
+# negative, too small, or takes more than two bytes (8 KiB and more).
 ASTRAY = 1 << 40
 SMALLEST_RECORD_BYTES = 7
 
 
-def _sizes_by_two_bytes() -> Ints:
+def _by_two_bytes() -> tuple[Ints, Ints]:
     high, low = np.divmod(np.arange(1 << 16), 256)
     zigzag = np.where(low < 0x80, low, low & 0x7F | high << 7)
-    size = np.where(low < 0x80, 1, 2) + (zigzag >> 1)
-    impossible = (zigzag & 1 == 1) | (size < SMALLEST_RECORD_BYTES) | (low >= 0x80) & (high >= 0x80)
-    return np.where(impossible, ASTRAY, size)
+    number = (zigzag >> 1) ^ -(zigzag & 1)
+    size = np.where(low < 0x80, 1, 2) + number
+    impossible = (size < SMALLEST_RECORD_BYTES) | (low >= 0x80) & (high >= 0x80)
+    return number, np.where(impossible, ASTRAY, size)
 
 
-SIZES = _sizes_by_two_bytes()
+NUMBERS, SIZES = _by_two_bytes()
 LANE_RECORDS = 64
 FEWEST_LANES = 32  # below, walking them one by one is as fast
 MOST_STEPS = 8 * LANE_RECORDS
@@ -395,6 +397,17 @@ def _look_like_starts(data: bytes, buffer: Bytes, pairs: npt.NDArray[np.uint16],
 
 def _varints(buffer: Bytes, at: Ints) -> tuple[Ints, Ints]:
     """The signed varints that stand at these places, and where each ends."""
+    low = buffer.take(at)
+    if low.max(initial=0) < 0x80:
+        return NUMBERS.take(low), at + 1
+    high = buffer.take(at + 1, mode="clip")  # there is none behind a number of one byte that is the last
+    if (low & high).max() < 0x80:
+        return NUMBERS.take(low | high.astype(np.uint16) << 8), at + 1 + (low >> 7)
+    return _long_varints(buffer, at)
+
+
+def _long_varints(buffer: Bytes, at: Ints) -> tuple[Ints, Ints]:
+    """Whatever their lengths are."""
     byte = buffer.take(at)
     value = (byte & 0x7F).astype(np.int64)
     at = at + 1

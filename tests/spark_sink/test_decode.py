@@ -18,7 +18,7 @@ from spark_sink import decode
 from spark_sink.decode import Decoder, visible, whole_batches
 from spark_sink.errors import CorruptBatch
 from tests.spark_sink import plain
-from tests.spark_sink.plain import ABORT, COMMIT, NONE, SNAPPY, Record, StoredBatch, marker, write_batch
+from tests.spark_sink.plain import ABORT, COMMIT, NONE, SNAPPY, Record, StoredBatch, marker, varint, write_batch
 
 FOREVER = 1 << 62
 
@@ -188,6 +188,21 @@ def test_large_batches_are_walked_in_lanes_and_rightly(kind: str) -> None:
     if kind != "some large":  # a record of 8 KiB and more is walked over one by one
         assert in_lanes is not None
         assert len(in_lanes) == 12_000
+
+
+@pytest.mark.parametrize("bits", [6, 13, 20, 63])
+def test_numbers_of_any_length_are_read_also_where_the_bytes_end(bits: int) -> None:
+    """Columns of numbers of one byte, of one or two, and of more are read in ways of their own."""
+    numbers = [number for bit in range(bits + 1) for number in ((1 << bit) - 1, -(1 << bit))]
+    for column in (numbers, numbers[:2], numbers[-2:], numbers[::-1]):
+        written = [varint(number) for number in column]
+        ends = np.cumsum([len(one) for one in written])
+        begins = ends - [len(one) for one in written]
+        found, after = decode._varints(np.frombuffer(b"".join(written), np.uint8), begins)
+        assert found.tolist() == column
+        assert after.tolist() == ends.tolist()
+        with pytest.raises(IndexError):
+            decode._varints(np.frombuffer(b"".join(written)[:-1], np.uint8), begins)
 
 
 def test_a_flipped_bit_is_noticed() -> None:
