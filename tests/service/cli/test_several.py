@@ -135,11 +135,11 @@ def _free_ports(count: int) -> int:
 
 
 def _until(running: Running, last: str) -> str:
-    told = ""
+    """A ZooKeeper and three brokers take their time on a machine that has other things to do."""
+    told, deadline = "", time.monotonic() + 4 * PATIENCE_S
     while last not in told:
-        line = running.line().decode()
-        assert line, told
-        told += line
+        told += running.line().decode()
+        assert running.poll() is None and time.monotonic() < deadline, told
     return told
 
 
