@@ -15,7 +15,7 @@ ARGS   ?=
 # quick-tests, install and install-dev are steps of others; the rest is for people.
 .PHONY: help install install-dev serve clean check test lint types format quick-tests docs site boards screens transcripts sim sim-cluster \
         sim-groups mutants mutants-cluster mutants-groups conformance clients clients-java clients-more fuzz fuzz-http chaos chaos-cluster churn \
-        alarms bench bench-spark spark-demo spark-cluster spark-connector spark-versions spark-crashes spark-chaos spark-extremes
+        alarms demo-whole bench bench-spark spark-demo spark-cluster spark-connector spark-versions spark-crashes spark-chaos spark-extremes
 
 help: ## this list
 	@awk -F ':.*## ' '/^##@ /{printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -138,6 +138,9 @@ chaos-cluster: install-dev ## three brokers and three ZooKeepers, killed and cut
 
 churn: install-dev ## groups of real clients while members and the broker are killed and paused: ARGS="--minutes 10 --seed 7"
 	$(PYTHON_RUN) -m tests.chaos.churn $(ARGS)
+
+demo-whole: install-dev ## `oncelog demo` with ZooKeeper, load, Spark and Prometheus, while a broker dies
+	$(PYTHON_RUN) -m pytest tests/deploy/whole_demo.py $(ARGS)
 
 alarms: install-dev ## what goes wrong for real makes the right alerts fire: Prometheus, Alertmanager, three brokers
 	$(PYTHON_RUN) -m pytest tests/monitoring/alarms.py $(ARGS)

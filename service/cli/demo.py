@@ -18,6 +18,7 @@ import click
 from service.cli.failures import CliError, Exit
 
 if TYPE_CHECKING:
+    from service.cli.companions import Companions
     from service.supervisor import Member
 
 PATIENCE_S = 30.0
@@ -28,15 +29,23 @@ PATIENCE_S = 30.0
 @click.option(
     "--zookeeper", is_flag=True, help="Metadata in a real ZooKeeper (needs Java and pyspark, whose jars have it)."
 )
+@click.option(
+    "--load", is_flag=True, help="Producers that write in transactions, and a group that reads; Prometheus too."
+)
+@click.option(
+    "--spark", is_flag=True, help="A pipeline of Spark's, exactly once (needs Java, pyspark and oncelog-spark)."
+)
 @click.option("--port", type=click.IntRange(0, 65000), default=9092, show_default=True, help="The first broker's port.")
-def command(brokers: int, zookeeper: bool, port: int) -> None:
+def command(brokers: int, zookeeper: bool, load: bool, spark: bool, port: int) -> None:
     """Run a whole cluster to try things on, and clean up after it.
 
     Every record has several copies, and a broker that dies is started again. Ctrl-C stops all and removes its data.
     """
+    from service.cli.companions import Companions, pipeline_of_spark
     from service.cli.serve import _log_to_stderr, serve_several
     from service.settings.sources import load_config
 
+    pipeline = pipeline_of_spark() if spark else None
     with tempfile.TemporaryDirectory(prefix="oncelog-demo-") as folder, contextlib.ExitStack() as stack:
         settings = {
             "log.dirs": f"{folder}/data",
@@ -55,12 +64,22 @@ def command(brokers: int, zookeeper: bool, port: int) -> None:
         _log_to_stderr()
         flags = [f"-o{each}" for each in given]
         config, log = load_config(None, {}, given), Path(folder) / "brokers.log"
-        describe = partial(_describe, log=log)
+        companions = stack.enter_context(Companions(Path(folder), load=load, pipeline=pipeline, partitions=2 * brokers))
+        describe = partial(_begin, log=log, companions=companions)
         status = serve_several(config, brokers, flags, defaults=defaults, log=log, describe=describe)
     raise click.exceptions.Exit(status)
 
 
-def _describe(members: list[Member], *, log: Path) -> str:
+def _begin(members: list[Member], *, log: Path, companions: Companions) -> str:
+    """The brokers are up: what runs beside them begins, and a person is told where all of it is."""
+    companions.begin(
+        ",".join(member.facts["bootstrap"] for member in members),
+        [url for member in members for url in member.facts["http"]],
+    )
+    return _describe(members, log, companions.told())
+
+
+def _describe(members: list[Member], log: Path, beside: list[str]) -> str:
     bootstrap = ",".join(member.facts["bootstrap"] for member in members)
     first = members[0].facts["bootstrap"]
     victim = members[-1].facts
@@ -69,6 +88,8 @@ def _describe(members: list[Member], *, log: Path) -> str:
         f"  broker {each.facts['node_id']}   {each.facts['bootstrap']:<18} process {each.facts['process_id']}"
         for each in members
     ]
+    pages = [f"  page         {url}/ui" for url in members[0].facts["http"]]
+    lines += ["", *pages, *beside]
     lines += [
         "",
         f"What the brokers say goes to {log}.",

@@ -1,0 +1,157 @@
+"""What runs beside the brokers of `oncelog demo`: a load, a group that reads, a Spark pipeline, Prometheus. Processes
+of their own, which say what they have to say to files, and end with the demo.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from service.cli.failures import CliError, Exit
+
+PATIENCE_S = 60.0
+TOPICS = ("transfers", "entries")
+PIPELINE = "transfers.py"
+PROMETHEUS_PORT = 9090
+STOP_S = 15.0
+
+
+def pipeline_of_spark() -> Path:
+    """The script that Spark runs; what it needs is looked for first."""
+    spec = find_spec("spark_sink")
+    if shutil.which("java") is None or find_spec("pyspark") is None or spec is None or spec.origin is None:
+        raise CliError(
+            "--spark needs java on the path, pyspark and oncelog-spark (make install-dev has them)", Exit.USAGE
+        )
+    script = Path(spec.origin).parent / "demo" / PIPELINE
+    if not script.exists():
+        raise CliError(f"--spark needs {script}, which is in a clone of the repository", Exit.USAGE)
+    return script
+
+
+class Companions:
+    """Told what there shall be; started when the brokers are up."""
+
+    def __init__(self, folder: Path, *, load: bool, pipeline: Path | None, partitions: int) -> None:
+        self._folder = folder
+        self._load = load
+        self._pipeline = pipeline
+        self._partitions = partitions
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.prometheus = _free_port(PROMETHEUS_PORT) if load and shutil.which("prometheus") else None
+        """Its port, if there is one to be had."""
+
+    def __enter__(self) -> Companions:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing that was started is left, Spark's own children neither."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+        for process in self._processes:
+            _signal(process, signal.SIGTERM)
+        until = time.monotonic() + STOP_S
+        for process in self._processes:
+            try:
+                process.wait(max(until - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                _signal(process, signal.SIGKILL)
+                process.wait()
+
+    def told(self) -> list[str]:
+        """A line for each, for a person."""
+        lines = []
+        if self._load:
+            lines.append(f"  load         3 producers write transactions to {TOPICS[0]}, group demo-readers reads")
+        if self._pipeline is not None:
+            lines.append(f"  Spark        {self._pipeline.name} makes {TOPICS[1]} of {TOPICS[0]}, exactly once")
+        if self.prometheus is not None:
+            lines.append(f"  Prometheus   http://127.0.0.1:{self.prometheus}/alerts")
+        elif self._load:
+            lines.append("  Prometheus   not here: there is none on the path (Debian: apt install prometheus)")
+        return lines
+
+    def begin(self, bootstrap: str, web: Sequence[str]) -> None:
+        """Returns at once: topics are made, and that may not be waited for where the metadata store lives."""
+        self._thread = threading.Thread(target=self._begin, args=(bootstrap, web))
+        self._thread.start()
+
+    def _begin(self, bootstrap: str, web: Sequence[str]) -> None:
+        if self.prometheus is not None:
+            self._watch(web, self.prometheus)
+        if not (self._load or self._pipeline):
+            return
+        ours = [sys.executable, "-m", "service.cli"]
+        until = time.monotonic() + PATIENCE_S
+        for topic in TOPICS:
+            create = [*ours, "topic", "create", topic, "-p", str(self._partitions), "-b", bootstrap]
+            while subprocess.run(create, capture_output=True, check=False).returncode not in (0, 1):
+                if self._ending.wait(1) or time.monotonic() > until:
+                    return
+        read = "transfers"
+        if self._load:
+            self._start("load", [sys.executable, "-m", "service.cli.demo_load", bootstrap])
+        if self._pipeline is not None:
+            read = "entries"
+            checkpoint = str(self._folder / "checkpoint")
+            self._start("spark", [sys.executable, "-P", str(self._pipeline), bootstrap, checkpoint])
+        if self._load:
+            self._start("readers", [*ours, "consume", read, "--group", "demo-readers", "-b", bootstrap], quiet=True)
+
+    def _watch(self, web: Sequence[str], port: int) -> None:
+        rules = importlib.resources.files("monitoring") / "alerts" / "oncelog.rules.yml"
+        (self._folder / "rules.yml").write_text(rules.read_text())
+        targets = [each.removeprefix("http://") for each in web]
+        config = {
+            "global": {"scrape_interval": "5s", "evaluation_interval": "5s"},
+            "rule_files": ["rules.yml"],
+            "scrape_configs": [{"job_name": "oncelog", "static_configs": [{"targets": targets}]}],
+        }
+        (self._folder / "prometheus.yml").write_text(json.dumps(config))
+        data, listen = self._folder / "prometheus", f"127.0.0.1:{port}"
+        settings = f"--config.file={self._folder}/prometheus.yml", f"--storage.tsdb.path={data}"
+        self._start("prometheus", ["prometheus", *settings, f"--web.listen-address={listen}"])
+
+    def _start(self, name: str, command: Sequence[str], *, quiet: bool = False) -> None:
+        if self._ending.is_set():
+            return
+        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+        with (self._folder / f"{name}.log").open("ab") as log:
+            out = subprocess.DEVNULL if quiet else log
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, env=environment, start_new_session=True
+            )
+        self._processes.append(process)
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    """To the process and all that it started."""
+    if process.poll() is None:
+        os.killpg(process.pid, number)
+
+
+def _free_port(wanted: int) -> int:
+    """That one, or any."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            found: int = probe.getsockname()[1]
+            return found
+    raise AssertionError("no port is free")
