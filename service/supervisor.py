@@ -12,6 +12,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -43,6 +44,14 @@ ON_ONE_MACHINE = {
 """What holds unless it is set: copies on the same disk cost three times and save from nothing but a broker's death."""
 
 
+def tied(command: Sequence[str]) -> list[str]:
+    """The command, so that it ends when this thread does, however the process ends; as it is where nothing does that
+    (util-linux has it).
+    """
+    setpriv = shutil.which("setpriv")
+    return list(command) if setpriv is None else [setpriv, "--pdeathsig", "KILL", "--", *command]
+
+
 class Member:
     """One of the brokers."""
 
@@ -58,7 +67,7 @@ class Member:
         log = None if self._log is None else os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             process = self._process = await asyncio.create_subprocess_exec(
-                *self._command,
+                *tied(self._command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,

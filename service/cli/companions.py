@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from service.cli.failures import CliError, Exit
+from service.supervisor import tied
 
 PATIENCE_S = 60.0
 TOPICS = ("transfers", "entries")
@@ -94,6 +95,7 @@ class Companions:
         if self.prometheus is not None:
             self._watch(web, self.prometheus)
         if not (self._load or self._pipeline):
+            self._ending.wait()
             return
         ours = [sys.executable, "-m", "service.cli"]
         until = time.monotonic() + PATIENCE_S
@@ -111,6 +113,7 @@ class Companions:
             self._start("spark", [sys.executable, "-P", str(self._pipeline), bootstrap, checkpoint])
         if self._load:
             self._start("readers", [*ours, "consume", read, "--group", "demo-readers", "-b", bootstrap], quiet=True)
+        self._ending.wait()  # what it started ends with this thread
 
     def _watch(self, web: Sequence[str], port: int) -> None:
         rules = importlib.resources.files("monitoring") / "alerts" / "oncelog.rules.yml"
@@ -133,7 +136,7 @@ class Companions:
         with (self._folder / f"{name}.log").open("ab") as log:
             out = subprocess.DEVNULL if quiet else log
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, env=environment, start_new_session=True
+                tied(command), stdin=subprocess.DEVNULL, stdout=out, stderr=log, env=environment, start_new_session=True
             )
         self._processes.append(process)
 

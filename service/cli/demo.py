@@ -115,6 +115,8 @@ def _zookeeper(folder: Path) -> Iterator[str]:
     """A ZooKeeper server from pyspark's jars, until the context ends; its address."""
     from importlib.util import find_spec
 
+    from service.supervisor import tied
+
     spec = find_spec("pyspark")
     if shutil.which("java") is None or spec is None or spec.origin is None:
         raise CliError("--zookeeper needs java on the path, and pyspark (pip install pyspark)", Exit.USAGE)
@@ -132,7 +134,8 @@ def _zookeeper(folder: Path) -> Iterator[str]:
     jars = Path(spec.origin).parent / "jars"
     server = ["java", "-Xmx128m", "-cp", f"{jars}/*", "org.apache.zookeeper.server.ZooKeeperServerMain"]
     with (folder / "server.log").open("ab") as log:
-        process = subprocess.Popen([*server, str(folder / "zoo.cfg")], stdout=log, stderr=log, start_new_session=True)
+        command = tied([*server, str(folder / "zoo.cfg")])
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
         _wait(port, process)
         yield f"127.0.0.1:{port}"

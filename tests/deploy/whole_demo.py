@@ -84,3 +84,16 @@ def test_one_command_brings_up_all_of_it_and_takes_all_of_it_down(monkeypatch: p
         _, alive = psutil.wait_procs(children, 20)
         assert alive == []
         assert not os.path.exists(folder)
+
+
+def test_nothing_is_left_of_a_demo_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONCELOG_HTTP_LISTENERS")
+    port = _free_ports(1)
+    with Running("demo", "--brokers", "1", "--zookeeper", "--load", "--port", str(port)) as demo:
+        wait(lambda: demo.line() or demo.poll() is not None, "it is up")
+        time.sleep(2)
+        children = psutil.Process(demo.pid).children(recursive=True)
+        assert len(children) >= 3
+        demo.kill()
+        _, alive = psutil.wait_procs(children, 20)
+        assert alive == []

@@ -16,7 +16,7 @@ from log.ids import TopicPartition
 from service.broker.node import Broker
 from service.client.cluster import EARLIEST, LATEST, READ_COMMITTED, by_topic
 from service.client.failures import ClientFailure, error_name
-from service.client.groups import committed_offsets, list_groups
+from service.client.groups import committed_offsets
 from service.client.reader import Reader, ReadRecord, Wanted
 from service.client.transactions import (
     OPEN_STATES,
@@ -36,6 +36,7 @@ from service.wire.messages import (
     DescribeConfigsResourceResult,
     DescribeLogDirsRequest,
     DescribeLogDirsResult,
+    ListedGroup,
     ProducerState,
 )
 from txn.states import State
@@ -360,8 +361,9 @@ class GroupRow:
     partitions: list[PartitionLag] = field(default_factory=list)
 
 
-async def groups(broker: Broker, cluster: NearCluster, *, search: str, number: int) -> Cut:
-    listed = await list_groups(cluster)
+async def groups(
+    broker: Broker, cluster: NearCluster, listed: Sequence[ListedGroup], *, search: str, number: int
+) -> Cut:
     found = [GroupRow(each.group_id, each.group_state, each.group_type) for each in listed if search in each.group_id]
     shown = cut(found, number, GROUPS_PAGE)
     for row in shown.rows:

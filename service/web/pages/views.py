@@ -7,6 +7,7 @@ that are the same share what was gathered for the last two seconds, so that a hu
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,7 +17,7 @@ from aiohttp import web
 
 from log.ids import TopicPartition
 from service.broker.internal_topics import INTERNAL_TOPICS
-from service.client.groups import describe_group
+from service.client.groups import describe_group, list_groups
 from service.client.transactions import find_root, find_transaction, producers_of
 from service.web.gateway import Gateway
 from service.web.pages import facts, tracing
@@ -25,6 +26,7 @@ from service.web.pages.near import NearCluster
 from service.web.pages.render import HEADERS, fragment, page, render
 from service.web.problems import Problem
 from service.web.routing import STREAMING
+from service.wire.messages import ListedGroup
 
 LIVE_S: Final = 2.0
 STREAMS_MAX: Final = 200
@@ -32,6 +34,7 @@ HISTORY: Final = 150
 """Samples of the overview's curves: five minutes, while somebody looks."""
 PRODUCERS_MAX: Final = 200
 CACHED_MAX: Final = 100
+GROUPS_FRESH_S: Final = 5.0
 TRACED_PARTITIONS: Final = 20
 BATCHES_MAX: Final = 300
 
@@ -56,6 +59,9 @@ class Kept:
     history: list[Sample] = field(default_factory=list)
     locks: dict[str, asyncio.Lock] = field(default_factory=dict)
     rendered: dict[str, tuple[float, str, int]] = field(default_factory=dict)
+    groups: list[ListedGroup] = field(default_factory=list)
+    groups_s: float = -math.inf
+    """When they were listed."""
 
 
 @dataclass(slots=True)
@@ -474,11 +480,21 @@ async def producers(look: Look) -> Facts:
     }
 
 
+async def _listed_groups(kept: Kept) -> list[ListedGroup]:
+    """Ten thousand of them take longer to list than a page may take: for a while the list is as it was."""
+    now_s = asyncio.get_running_loop().time()
+    if now_s - kept.groups_s > GROUPS_FRESH_S:
+        kept.groups = await list_groups(kept.cluster)
+        kept.groups_s = now_s
+    return kept.groups
+
+
 async def groups(look: Look) -> Facts:
     broker = look.gateway.broker
+    listed = await look.told.ask("groups", _listed_groups(look.kept), [])
     shown = await look.told.ask(
-        "groups",
-        facts.groups(broker, look.cluster, search=look.search, number=look.number),
+        "their lag",
+        facts.groups(broker, look.cluster, listed, search=look.search, number=look.number),
         facts.cut([], 1),
     )
     return {
