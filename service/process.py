@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from sqlalchemy import URL
 
 from log.disk import OPEN_FILES_MAX, DiskFault, RealDisk
-from service.api.door import BrokerDoor
+from service.api.broker_door import BrokerDoor
 from service.api.listener import Listener
 from service.api.routes import OFFERED
 from service.broker.data_folder import StartError, read_all

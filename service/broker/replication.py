@@ -25,8 +25,7 @@ from service.broker.partition_table import PartitionTable
 from service.broker.throttling import Throttle, Throttles
 from service.client.connection import Client, ClientError
 from service.client.failures import error_name
-from service.cluster.image import Broker as RegisteredBroker
-from service.cluster.image import Delta, PartitionState
+from service.cluster.image import Delta, PartitionState, RegisteredBroker
 from service.cluster.metadata import ClusterMetadata
 from service.ports import Env
 from service.settings.broker import BrokerConfig

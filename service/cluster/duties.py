@@ -11,7 +11,7 @@ import logging
 from typing import TypeVar
 
 from service.cluster.controller import Command, FenceBroker, PreferLeaders, RemoveDead
-from service.cluster.image import NO_BROKER, Broker, Delta, Topic
+from service.cluster.image import NO_BROKER, Delta, RegisteredBroker, Topic
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
 from service.settings.broker import BrokerConfig
@@ -61,7 +61,7 @@ class Duties:
         await asyncio.sleep(AGAIN_S)
         self._stirred.set()
 
-    async def replace_dead(self, broker: Broker) -> None:
+    async def replace_dead(self, broker: RegisteredBroker) -> None:
         """The process of `broker` has died, though its session lasts: nobody waits for it."""
         metadata = self._metadata
         logger.warning("broker %d refuses connections: it is taken for dead", broker.id)

@@ -81,7 +81,7 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class RegisteredBroker:
     """A registered broker. `epoch` tells its lives apart and is never used twice; `session` is the store's, in which
     it registered.
     """
@@ -136,7 +136,7 @@ class Image:
     producer_ids: Counter = ABSENT
     dotted_names: Counter = ABSENT
     features: Features = NO_FEATURES
-    brokers: Mapping[int, Broker] = field(default_factory=dict)
+    brokers: Mapping[int, RegisteredBroker] = field(default_factory=dict)
     topics: Mapping[str, Topic] = field(default_factory=dict)
     topic_names: Mapping[TopicId, str] = field(default_factory=dict)
     broker_configs: Mapping[str, StoredConfig] = field(default_factory=dict)
@@ -280,7 +280,7 @@ class _Draft:
     def __init__(self, old: Image) -> None:
         self._old = old
         self._fields: dict[str, Any] = {}
-        self._brokers: dict[int, Broker] | None = None
+        self._brokers: dict[int, RegisteredBroker] | None = None
         self._topics: dict[str, Topic] = {}
         self._names: dict[TopicId, str] = {}
         self._configs: dict[str, StoredConfig] | None = None
@@ -393,7 +393,7 @@ class _Draft:
             return
         value = json.loads(entry.value)
         endpoints = tuple(Endpoint(*endpoint) for endpoint in value["endpoints"])
-        self._brokers[broker_id] = Broker(
+        self._brokers[broker_id] = RegisteredBroker(
             broker_id,
             value["epoch"],
             value["session"],

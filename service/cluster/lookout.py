@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from service.cluster.image import Broker, Delta
+from service.cluster.image import Delta, RegisteredBroker
 from service.cluster.metadata import ClusterMetadata
 from service.ports import Env
 
@@ -38,8 +38,8 @@ class Lookout:
         self,
         env: Env,
         metadata: ClusterMetadata,
-        address_of: Callable[[Broker], tuple[str, int]],
-        on_dead: Callable[[Broker], Awaitable[None]],
+        address_of: Callable[[RegisteredBroker], tuple[str, int]],
+        on_dead: Callable[[RegisteredBroker], Awaitable[None]],
     ) -> None:
         self._env = env
         self._metadata = metadata
@@ -60,15 +60,15 @@ class Lookout:
                 self._watched[broker.id] = broker.epoch
                 self._env.tasks.spawn(f"lookout for broker {broker.id}", self._watch(broker))
 
-    def _concerns_us(self, broker: Broker) -> bool:
+    def _concerns_us(self, broker: RegisteredBroker) -> bool:
         metadata = self._metadata
         return broker.id != metadata.broker_id and (metadata.controlling or broker.id == metadata.image.controller_id)
 
-    def _lives(self, broker: Broker) -> bool:
+    def _lives(self, broker: RegisteredBroker) -> bool:
         now = self._metadata.image.brokers.get(broker.id)
         return now is not None and now.epoch == broker.epoch and self._concerns_us(broker)
 
-    async def _watch(self, broker: Broker) -> None:
+    async def _watch(self, broker: RegisteredBroker) -> None:
         loop, seen = asyncio.get_running_loop(), False
         try:
             while self._lives(broker):

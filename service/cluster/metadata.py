@@ -33,9 +33,9 @@ from service.cluster.image import (
     BROKER_EPOCH,
     CONTROLLER_EPOCH,
     NO_BROKER,
-    Broker,
     Delta,
     Image,
+    RegisteredBroker,
     broker_key,
     difference,
     load,
@@ -49,11 +49,11 @@ from service.stores.port import (
     MetadataStore,
     Op,
     Result,
-    Session,
     SessionExpired,
     Snapshot,
     StoreError,
     StoreFailed,
+    StoreSession,
 )
 from service.wire.error_codes import ErrorCode
 
@@ -107,8 +107,8 @@ class ClusterMetadata:
         self._store = store
         self._env = env
         self._session_timeout_s = session_timeout_s
-        self._session: Session | None = None
-        self._opened: Session | None = None  # the last one, also when it is over for us
+        self._session: StoreSession | None = None
+        self._opened: StoreSession | None = None  # the last one, also when it is over for us
         self._registration: _Registration | None = None
         self._trusted = False
         self._listeners: list[Listener] = []
@@ -209,7 +209,7 @@ class ClusterMetadata:
         except (StoreError, SessionExpired, OSError) as error:
             logger.debug("session %d could not be closed: %r", session.id, error)
 
-    async def _watch_lease(self, session: Session) -> None:
+    async def _watch_lease(self, session: StoreSession) -> None:
         """Between a broker and its store there may be silence for so long that others act as if it were dead."""
         while self._session is session:
             trusted = session.lease_left() > 0
@@ -368,7 +368,7 @@ class ClusterMetadata:
             doubtful = doubtful or result is Result.UNKNOWN
         raise MetadataLost(ErrorCode.REQUEST_TIMED_OUT, "The metadata store did not accept the claim to control.")
 
-    async def take_over(self, dead: Broker) -> None:
+    async def take_over(self, dead: RegisteredBroker) -> None:
         """Become the controller in place of one whose process has died, in the next epoch (R1)."""
         session, image = self._session, self.image
         registered = image.brokers.get(dead.id)
@@ -396,7 +396,7 @@ class ClusterMetadata:
         await self._reach(number)
         return result, number
 
-    async def _barrier(self, session: Session) -> int:
+    async def _barrier(self, session: StoreSession) -> int:
         """The number of a commit of nothing: everything before it shows in an image that has reached it."""
         deadline_s = self._env.clock.monotonic() + PATIENCE_S
         delay_s = RETRY_DELAY_S
@@ -419,7 +419,7 @@ class ClusterMetadata:
 
     # --- following ---
 
-    async def _follow(self, session: Session, begun: asyncio.Future[None]) -> None:
+    async def _follow(self, session: StoreSession, begun: asyncio.Future[None]) -> None:
         over = MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
         try:
             over = await self._watch(session, begun) or over
@@ -431,7 +431,7 @@ class ClusterMetadata:
         elif self._session is session:
             self._lost(str(over))
 
-    async def _watch(self, session: Session, begun: asyncio.Future[None]) -> MetadataLost | None:
+    async def _watch(self, session: StoreSession, begun: asyncio.Future[None]) -> MetadataLost | None:
         """Until the session is over; or why it may not be followed any further."""
         async for event in session.watch():
             match event:

@@ -6,10 +6,10 @@ Pure.
 from collections import deque
 from collections.abc import Iterable
 
-from service.cluster.image import Broker
+from service.cluster.image import RegisteredBroker
 
 
-def place(brokers: Iterable[Broker], *, partitions: int, replicas: int, start: int) -> list[tuple[int, ...]]:
+def place(brokers: Iterable[RegisteredBroker], *, partitions: int, replicas: int, start: int) -> list[tuple[int, ...]]:
     """Replicas of each partition, the preferred leader first. There must be at least `replicas` brokers.
 
     Leaders take turns from the broker at `start` on. The followers of a leader are those after it, beginning one
@@ -29,9 +29,9 @@ def place(brokers: Iterable[Broker], *, partitions: int, replicas: int, start: i
     return placed
 
 
-def _alternate_racks(brokers: Iterable[Broker]) -> list[Broker]:
+def _alternate_racks(brokers: Iterable[RegisteredBroker]) -> list[RegisteredBroker]:
     """One broker of each rack after the other, so that neighbours stand in different racks."""
-    racks: dict[str | None, deque[Broker]] = {}
+    racks: dict[str | None, deque[RegisteredBroker]] = {}
     for broker in sorted(brokers, key=lambda broker: broker.id):
         racks.setdefault(broker.rack, deque()).append(broker)
     order = []
@@ -43,7 +43,7 @@ def _alternate_racks(brokers: Iterable[Broker]) -> list[Broker]:
     return order
 
 
-def _choose(leader: Broker, others: list[Broker], replicas: int) -> list[Broker]:
+def _choose(leader: RegisteredBroker, others: list[RegisteredBroker], replicas: int) -> list[RegisteredBroker]:
     chosen, waiting = [leader], list(others)
     used = {leader.rack}
     while len(chosen) < replicas:

@@ -104,7 +104,7 @@ class StoreTooNew(StoreError):
     """The store was written by a newer version."""
 
 
-class Session(Protocol):
+class StoreSession(Protocol):
     @property
     def id(self) -> int: ...
 
@@ -140,6 +140,6 @@ class SessionExpired(Exception):
 
 
 class MetadataStore(Protocol):
-    async def session(self, timeout_s: float) -> Session: ...
+    async def session(self, timeout_s: float) -> StoreSession: ...
 
     async def close(self) -> None: ...

@@ -29,11 +29,11 @@ from service.stores.port import (
     Op,
     Put,
     Result,
-    Session,
     SessionExpired,
     Snapshot,
     StoreError,
     StoreFailed,
+    StoreSession,
 )
 
 logger = logging.getLogger("oncelog.store")
@@ -157,7 +157,7 @@ class StoreServer:
             await session.close()
             await _closed(writer)
 
-    async def _answer(self, session: Session, request: Any, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, session: StoreSession, request: Any, writer: asyncio.StreamWriter) -> None:
         number, what, *told = request
         try:
             if what == "commit":

@@ -31,9 +31,9 @@ from service.stores.port import (
     Op,
     Put,
     Result,
-    Session,
     SessionExpired,
     Snapshot,
+    StoreSession,
 )
 from service.stores.postgres import PostgresSession
 from service.stores.shared import SharedStore, StoreServer
@@ -45,9 +45,9 @@ from tests.peers.zookeeper import ZooKeeperServer, missing
 
 
 class Harness(Protocol):
-    async def session(self) -> Session: ...
+    async def session(self) -> StoreSession: ...
 
-    async def expire(self, session: Session) -> None:
+    async def expire(self, session: StoreSession) -> None:
         """End the session from the store's side."""
         ...
 
@@ -57,10 +57,10 @@ class MemoryHarness:
         self.server = MemoryServer(env.clock)
         self.store = MemoryStore(self.server, env)
 
-    async def session(self) -> Session:
+    async def session(self) -> StoreSession:
         return await self.store.session(60)
 
-    async def expire(self, session: Session) -> None:
+    async def expire(self, session: StoreSession) -> None:
         self.server.end_session(session.id)
 
 
@@ -68,10 +68,10 @@ class SqlHarness:
     def __init__(self, store: SqlStore) -> None:
         self.store = store
 
-    async def session(self) -> Session:
+    async def session(self) -> StoreSession:
         return await self.store.session(60)
 
-    async def expire(self, session: Session) -> None:
+    async def expire(self, session: StoreSession) -> None:
         await session.close()
 
 
@@ -87,10 +87,10 @@ class ZooKeeperHarness:
         self._ledgers[ledger.id] = ledger
         return ledger
 
-    async def session(self) -> Session:
+    async def session(self) -> StoreSession:
         return await self.store.session(60)
 
-    async def expire(self, session: Session) -> None:
+    async def expire(self, session: StoreSession) -> None:
         """As another client that has the session's password: ZooKeeper then ends it for both."""
         twin = KazooClient(self._place.connect, client_id=self._ledgers[session.id]._client.client_id)
         await self._env.blocking(twin.start)
@@ -107,10 +107,10 @@ class PostgresHarness:
     async def _connect(self, timeout_s: float) -> PostgresSession:
         return await PostgresSession.connect(self._url, timeout_s, self._env)
 
-    async def session(self) -> Session:
+    async def session(self) -> StoreSession:
         return await self.store.session(60)
 
-    async def expire(self, session: Session) -> None:
+    async def expire(self, session: StoreSession) -> None:
         """As the database's clock would."""
         async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
             timed_out = "UPDATE oncelog_sessions SET lives_until = '-infinity' WHERE id = %s"
@@ -129,11 +129,11 @@ class SharedHarness:
         self.server = StoreServer(sql, env, path)
         self.stores: list[SharedStore] = []
 
-    async def session(self) -> Session:
+    async def session(self) -> StoreSession:
         self.stores.append(SharedStore(self._path, self._env))
         return await self.stores[-1].session(60)
 
-    async def expire(self, session: Session) -> None:
+    async def expire(self, session: StoreSession) -> None:
         [held] = [each for each in self._sql._sessions if each.id == session.id]
         await held.close()
 
@@ -230,7 +230,7 @@ def holds(
     return run
 
 
-async def result(session: Session, *ops: Op) -> Result:
+async def result(session: StoreSession, *ops: Op) -> Result:
     return (await session.commit(*ops))[0]
 
 

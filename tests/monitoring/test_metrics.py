@@ -13,7 +13,7 @@ from monitoring.collectors import SLICE, Scrape
 from monitoring.exposition import Lines
 from monitoring.families import REGISTRY
 from monitoring.scraping import Scraper
-from service.api.door import BrokerDoor
+from service.api.broker_door import BrokerDoor
 from service.api.listener import Listener
 from service.net.door import PeerInfo
 from service.wire.codec import RequestHeader, encode_request

@@ -14,7 +14,7 @@ import pytest
 from log.batch import CRC_AT, DELETE_HORIZON, Record, build_batch, crc32c, read_header, read_records
 from log.ids import TopicPartition
 from service.api import produce
-from service.api.door import BrokerDoor
+from service.api.broker_door import BrokerDoor
 from service.api.listener import Listener
 from service.broker.acceptance import RECORDS_AT_ONCE, Opening
 from service.broker.partition import Partition

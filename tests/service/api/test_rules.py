@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from log.batch import build_batch
-from service.api.door import BrokerDoor
+from service.api.broker_door import BrokerDoor
 from service.api.listener import Listener
 from service.broker.session import ANONYMOUS, Principal
 from service.net.door import CLOSE, Held, PeerInfo

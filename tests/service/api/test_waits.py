@@ -9,7 +9,7 @@ import pytest
 
 from log.batch import build_batch
 from service.api import list_offsets
-from service.api.door import BrokerDoor
+from service.api.broker_door import BrokerDoor
 from service.api.listener import Listener
 from service.broker import reading
 from service.broker.flusher import Flusher

@@ -5,12 +5,12 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.cluster.image import Broker
+from service.cluster.image import RegisteredBroker
 from service.cluster.placement import place
 
 
-def brokers(racks: list[str | None]) -> list[Broker]:
-    return [Broker(number, 1, 1, (), rack) for number, rack in enumerate(racks)]
+def brokers(racks: list[str | None]) -> list[RegisteredBroker]:
+    return [RegisteredBroker(number, 1, 1, (), rack) for number, rack in enumerate(racks)]
 
 
 @given(

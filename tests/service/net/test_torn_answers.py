@@ -16,7 +16,7 @@ import pytest
 
 from log.batch import build_batch
 from log.disk import FileSlice, RealDisk
-from service.api.door import BrokerDoor
+from service.api.broker_door import BrokerDoor
 from service.api.listener import Listener
 from service.client.connection import Client
 from service.net import outbox

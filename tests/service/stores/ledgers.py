@@ -10,7 +10,7 @@ from typing import Any
 from log.disk import RealDisk
 from service.ports import Env, RealEnv
 from service.stores.ledger import LedgerSession, LedgerStore
-from service.stores.port import Create, Result, Session
+from service.stores.port import Create, Result, StoreSession
 
 Connect = Callable[[float, Env], Coroutine[Any, Any, LedgerSession]]
 """A session of so many seconds with the server."""
@@ -35,7 +35,7 @@ def play(connect: Connect, promise: Callable[[LedgerStore], Awaitable[None]], wi
     asyncio.run(main())
 
 
-async def until_ok(session: Session, key: str) -> None:
+async def until_ok(session: StoreSession, key: str) -> None:
     """Create `key` again and again until that is done, however often the answer is lost."""
     while True:
         result, _ = await session.commit(Create(key, b""))
