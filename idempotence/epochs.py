@@ -1,8 +1,8 @@
 """Producer epochs: who is the older incarnation, and when the numbers run out.
 
 An epoch is a signed 16-bit number. A producer writes with at most 32766: the last one, 32767, is kept back so that
-whoever wrote with 32766 can still be fenced by a marker. After that the transactional id gets a new producer id,
-which starts at epoch 0.
+a producer that wrote with 32766 can still be fenced by a marker. After that the transactional id gets a new producer
+id, which starts at epoch 0.
 
 Used by the producers' view of a partition and by the transaction coordinator; both must agree on what is exhausted.
 """

@@ -1,8 +1,8 @@
 """How many producers the partitions of one broker may remember together, and who goes when there are too many.
 
-Each costs 200 to 400 bytes for as long as `producer.id.expiration.ms`, and whoever sends batches can make up as many as
-they like (KIP-936). What always holds: who is remembered goes on; only producers that a partition has not met yet are
-refused, and only after such as are idle have been looked for.
+Each costs 200 to 400 bytes for as long as `producer.id.expiration.ms`, and a client that sends batches can make up as
+many as it likes (KIP-936). What always holds: who is remembered goes on; only producers that a partition has not met
+yet are refused, and only after such as are idle have been looked for.
 """
 
 from __future__ import annotations

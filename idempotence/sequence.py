@@ -4,7 +4,7 @@ A producer numbers its records for each partition from 0; 2147483647 is followed
 number of its first record, the last one follows from the batch's offset delta. -1 stands for "nothing written yet",
 so that its successor is 0.
 
-Used by the window, by the producers' view and by whoever builds batches for a producer of ours.
+Used by the window, by the producers' view and where batches are built for a producer of ours.
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
 """Packed producers by id, on shelves, so that all of them can be handed out at once and at no cost.
 
-What always holds: what `lend` gave out stays as it was then. Whoever changes a shelf that was lent first puts a copy in
-its place: a million producers stand on 64 shelves, and to copy one takes half a millisecond. A few stand on one.
+What always holds: what `lend` gave out stays as it was then. A shelf that was lent is changed only after a copy was put
+in its place: a million producers stand on 64 shelves, and to copy one takes half a millisecond. A few stand on one.
 """
 
 from collections.abc import Collection, Iterator, Mapping

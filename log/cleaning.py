@@ -10,7 +10,7 @@ chunks are brought together: of those with the same key all but the last are dea
 out. However many keys there are, it takes one pass; rows that don't fit into the memory lie in a file meanwhile.
 
 Two keys that had the same 128 bits would be one: the hash is drawn anew for each pass, from a family (multilinear, by
-words of 32 bits) in which that happens to two given keys once in 2^128, whoever chose them.
+words of 32 bits) in which that happens to two given keys once in 2^128, even to keys that an enemy chose.
 """
 
 import tempfile

@@ -175,7 +175,7 @@ async def compact(
         pass
     except BaseException:
         # What cannot be thrown away now, the next start throws away. The disk's refusal must not take the place of a
-        # cancellation: the task would go on, and whoever waits for its end would wait for ever.
+        # cancellation: the task would go on, and a wait for its end would last for ever.
         with suppress(DiskFault):
             cleaning.throw_away()
         raise
@@ -272,8 +272,8 @@ class _Cleaning:
                 raise
             raise _Overtaken from None  # the whole log was discarded, and its files are gone
         if self.dropped_abort_markers:
-            # Whoever is told of an aborted transaction waits for its marker; so the telling ends before the marker
-            # goes, in the view and in every snapshot that could bring it back.
+            # A reader that is told of an aborted transaction waits for its marker; so the telling ends before the
+            # marker goes, in the view and in every snapshot that could bring it back.
             self.facts.forget_aborted(self.dropped_abort_markers)
             await self.log.renew_snapshots(self.now_ms)
         async with self.log.alone():
@@ -287,7 +287,7 @@ class _Cleaning:
             if self._still_there():
                 self.report.swapped = True
                 for segment in self.work.segments:
-                    segment.close_file()  # while it is open, removing it waits for whoever closes it
+                    segment.close_file()  # while it is open, removing it waits until it is closed
                 change_names(self.disk, self.log.folder, plan)
                 for segment in self.new:
                     segment.take_its_name()

@@ -138,7 +138,7 @@ class Space(NamedTuple):
 
 
 class FileSlice:
-    """Stored bytes on their way out. Whoever keeps one past the next await pins it, and unpins it once."""
+    """Stored bytes on their way out. A caller that keeps one past the next await pins it, and unpins it once."""
 
     __slots__ = ("file", "position", "size")
 
@@ -325,7 +325,7 @@ class RealDisk:
         return descriptor
 
     def _close_one(self, spare: RealFile | None = None) -> bool:
-        """Second chance: whoever was used since its last turn goes to the back of the queue."""
+        """Second chance: a file used since its last turn goes to the back of the queue."""
         for _ in range(2 * len(self._open_files)):
             oldest = next(iter(self._open_files))
             if oldest is not spare and not oldest.used and oldest.release():

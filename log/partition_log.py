@@ -339,8 +339,8 @@ class PartitionLog:
     # -- cutting
 
     async def distrust(self, offset: int) -> None:
-        """Nothing in the folder says any more that what stands from `offset` on was durable once: whoever means to cut
-        there does this first, or a crash in between would look like damage.
+        """Nothing in the folder says any more that what stands from `offset` on was durable once: a caller that means
+        to cut there does this first, or a crash in between would look like damage.
         """
         for checkpoint in (CLEANED_OFFSET, GAPS_OFFSET):
             if (read_offset(self._disk, self.folder, checkpoint) or 0) > offset:

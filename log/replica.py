@@ -3,8 +3,8 @@ log), and what a follower must cut off before it may copy on.
 
 What always holds: the high watermark never falls while this leader leads, and never passes what any member of the
 in-sync set, or of a set that may have been proposed (R7), is known to hold durably. While fewer are in sync than must
-be, it stays where it is: whoever leaves the set then has everything that was ever committed. A partition on a single
-broker is a set of one member, and the same rule then says: what this broker holds durably.
+be, it stays where it is: a replica that leaves the set then has everything that was ever committed. A partition on a
+single broker is a set of one member, and the same rule then says: what this broker holds durably.
 
 What a follower has shown counts for the life of the broker that showed it: a broker that began another life may have
 lost what it held (R8).

@@ -1,4 +1,4 @@
-"""What is counted while work is done: plain numbers that whoever watches looks at when it likes.
+"""What is counted while work is done: plain numbers, to be looked at when one likes.
 
 Adding costs a search in a dozen bounds and two additions; nothing is locked, named or formatted here.
 """

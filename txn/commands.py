@@ -1,4 +1,4 @@
-"""What a transaction coordinator can be asked, whoever asks and over whatever protocol.
+"""What a transaction coordinator can be asked, by anybody and over any protocol.
 
 `patience_ms`: how long the caller would rather wait than be told `Busy` while markers of the id's last transaction
 are travelling. Kafka answers at once and its clients come back after 20 ms or more; here the answer comes as soon as
@@ -61,7 +61,9 @@ class EndTransaction:
 
 @dataclass(frozen=True, slots=True)
 class NamedBranch:
-    """One branch that takes part in a decision: its id, and the pair that its seal answered (-1: whoever sealed it)."""
+    """One branch that takes part in a decision: its id, and the pair that its seal answered (-1: any writer that sealed
+    it).
+    """
 
     transactional_id: str
     producer_id: int = NO_PRODUCER_ID

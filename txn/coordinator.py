@@ -66,7 +66,7 @@ from txn.verdicts import (
 MAX_WAITING: Final = 10_000
 """Commands that wait for markers; one more is told `Busy` at once, as Kafka would."""
 END_AT_ONCE: Final = 100
-"""Transactions ended by time in one decision; the others follow at once, after whoever else waits for the loop."""
+"""Transactions ended by time in one decision; the others follow at once, after what else waits for the loop."""
 LOOKED_AT_ONCE: Final = 1_000
 """Ids looked at in one decision for whether they are still used; the others follow at once."""
 ROOT_TIMEOUT_MS: Final = 60_000

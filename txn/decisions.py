@@ -102,8 +102,8 @@ def create(transactional_id: str, timeout_ms: int, *, wall_ms: int, take_id: Tak
 
 
 def _succeed(finished: Txn, transactional_id: str, timeout_ms: int, *, wall_ms: int) -> Outcome:
-    """A new id under the producer id of one that is finished, with the next epoch: whoever still writes as the old
-    one is fenced.
+    """A new id under the producer id of one that is finished, with the next epoch: a client that still writes as the
+    old one is fenced.
     """
     epoch = bumped(finished.producer_epoch)
     txn = Txn(transactional_id, finished.producer_id, epoch, State.EMPTY, timeout_ms, wall_ms)
@@ -148,7 +148,8 @@ def resume(txn: Txn, *, wall_ms: int, take_id: TakeId) -> Outcome:
 def hand_on(txn: Txn, *, same_client: bool, wall_ms: int, take_id: TakeId) -> Txn | None:
     """The transaction as it is, in the hands of a fresh pair. None if that takes a producer id and there is none.
 
-    The transaction's own pair stays: its markers must carry it. Whoever held it before is fenced by the new epoch.
+    The transaction's own pair stays: its markers must carry it. A client that held it before is fenced by the new
+    epoch.
     """
     holder_id, holder_epoch = txn.holder
     next_id: int | None
@@ -389,7 +390,7 @@ def fence(txn: Txn, *, same_client: bool, wall_ms: int, take_id: TakeId) -> Txn:
     """
     aborted = prepare(txn, commit=False, wall_ms=wall_ms, take_id=take_id)
     if aborted is None:
-        # No fresh id: the epoch of the fence is then the last one, and nobody may be told of it; whoever comes next
+        # No fresh id: the epoch of the fence is then the last one, and nobody may be told of it; the next client
         # gets a fresh id.
         aborted = prepare(txn, commit=False, wall_ms=wall_ms, take_id=take_id, rotate=False)
         same_client = False

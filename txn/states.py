@@ -22,7 +22,7 @@
     CompleteAbort  -> (gone)          expire reuse
 
 A test draws these lines from `MOVES` and holds `TxnCoordinator.apply` to them: a record that makes another move is a
-bug of ours or of whoever wrote the log.
+bug of ours or of the log's writer.
 
 What may be trusted:
  - Empty, CompleteCommit, CompleteAbort: no partition waits for a marker of this id, and its partitions are none.

@@ -1,4 +1,4 @@
-"""How transactions ended since the start of this process, and how long it took: for whoever watches.
+"""How transactions ended since the start of this process, and how long it took.
 
 Counted once, when a decision is taken up; never in a replay. `TxnCoordinator` adds to it, nobody reads it to decide.
 """

@@ -145,7 +145,7 @@ class NoProducerIds:
 
 @dataclass(frozen=True, slots=True)
 class TokenDecided:
-    """A branch of a token that is decided already: whoever writes it is too late."""
+    """A branch of a token that is decided already: its writer is too late."""
 
     token: int
     decided_token: int
