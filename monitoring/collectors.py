@@ -1,8 +1,8 @@
 """What one broker has to say about itself, gathered for a scrape.
 
 Every collector is a generator that yields when it has worked long enough for one turn of the event loop (two
-milliseconds, see SLICE): whoever drives it lets others have theirs. What belongs together (the offsets of a partition)
-is read in one step, so it fits together; between two steps the world moves on.
+milliseconds, see SLICE): the caller that drives it lets others have theirs. What belongs together (the offsets of a
+partition) is read in one step, so it fits together; between two steps the world moves on.
 
 A part that can't be told (a coordinator that is loading, a disk that does not answer) is left out, and another metric
 says that it is.

@@ -10,8 +10,8 @@ HEAD: Final = """\
 
 Written by `make docs` from the registry of metrics; a test holds it to that.
 
-Every broker shows its metrics at `http://BROKER:8082/metrics` (the setting `http.listeners`), to Prometheus and to whoever
-reads text. There is no exporter to run beside it: the names that people's boards and rules know from kafka_exporter and
+Every broker shows its metrics at `http://BROKER:8082/metrics` (the setting `http.listeners`), to Prometheus and, as text, to
+people. There is no exporter to run beside it: the names that people's boards and rules know from kafka_exporter and
 from Strimzi are there, and under `oncelog_` what an exactly-once log has to tell besides.
 
 - **Boards** for Grafana lie in `monitoring/dashboards/`: overview, exactly-once, topics and groups, requests. Written by

@@ -2,7 +2,7 @@
 it one of each partition, of the time until the decision, and of the markers.
 
 A coordinator tells each move of a transaction; spans are made of them when its last marker is written. Names and ids of
-a trace follow from the transaction alone: whoever coordinates it, and whoever looks, comes to the same ones.
+a trace follow from the transaction alone: the coordinator, and all who look, come to the same ones.
 
 What always holds: so many transactions are followed and so many spans kept, and not one more; what is too much is
 counted and forgotten. Nothing waits for any of it.

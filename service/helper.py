@@ -2,7 +2,7 @@
 the event loop.
 
 What always holds: it does one thing after another, of a low priority, and ends with the broker, however that ends: its
-end of the pipe closes then. If it dies, whoever waits for it is told, and the next one who asks gets a new one.
+end of the pipe closes then. If it dies, the waiting caller is told, and the next one gets a new helper.
 
 `Helper` is the broker's side, `main` the other.
 """
@@ -92,7 +92,7 @@ class Helper:
         process.stdin.close()
         if process.returncode is None:
             process.kill()
-        # Whoever is cancelled meanwhile, by a broker that stops, still leaves nothing open behind.
+        # A caller that is cancelled meanwhile, by a broker that stops, still leaves nothing open behind.
         await unbroken(process.communicate())
 
 
@@ -133,7 +133,7 @@ def _do(function: str, arguments: tuple[Any, ...]) -> tuple[Any, Exception | Non
     module, name = function.split(":")
     try:
         return getattr(importlib.import_module(module), name)(*arguments), None, ""
-    except Exception as error:  # noqa: BLE001 - it is told to whoever asked
+    except Exception as error:  # noqa: BLE001 - it is told to the caller
         told = traceback.format_exc()
         try:
             pickle.loads(pickle.dumps(error))

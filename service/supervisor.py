@@ -102,7 +102,7 @@ class Supervisor:
         log: Path | None = None,
     ) -> None:
         """`arguments`: what `oncelog serve` was given, and the members are given too. `log`: where they write what they
-        would say to whoever started them.
+        would say to their operator.
         """
         self._log = log
         self._config = config

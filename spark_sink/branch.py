@@ -136,7 +136,7 @@ class Branch:
         assert not any(self._unacknowledged.values()), "what was sent is acknowledged or in flight"
 
     def seal(self) -> NamedBranch:
-        """Say that all is written. What is returned names the branch to whoever decides."""
+        """Say that all is written. What is returned names the branch to the one who decides."""
         self.flush()
         answer = self._client.retrying(lambda: self._end(committed=True))
         return NamedBranch(

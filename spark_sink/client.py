@@ -103,7 +103,7 @@ class Pending(Generic[R]):
         self.correlation_id = correlation_id
         self.size_bytes = size_bytes
         self.deadline = time.monotonic() + timeout_seconds
-        # Whoever comes to collect late finds the answer on its way: it had to wait for him, not he for it.
+        # A caller that comes late finds the answer on its way: it had to wait for the caller.
         self.grace_seconds = min(timeout_seconds, LATE_ANSWER_SECONDS)
         self.settled: R | ConnectionLost | None = None
 

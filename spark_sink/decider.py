@@ -1,8 +1,8 @@
 """Who decided: the name that a sink gives itself with each decision, and what it makes of one that it finds made.
 
 The broker remembers for each root who made its last decision and the one before. A batch that Spark runs again after a
-crash finds its own query there, and has nothing to do. Whoever else is found there has written rows of his own under
-this number: to pass that over would drop the rows of this batch in silence.
+crash finds its own query there, and has nothing to do. Another query that is found there has written rows of its own
+under this number: to pass that over would drop the rows of this batch in silence.
 """
 
 from __future__ import annotations

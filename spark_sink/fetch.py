@@ -143,7 +143,7 @@ class _Fetcher:
         self._record_bytes = size_bytes / offsets
 
     def close(self) -> None:
-        """Whoever gives up half-way must not leave an answer behind that the next one would have to read."""
+        """A caller that gives up half-way leaves no answer behind that the next one would have to read."""
         if self._ahead is not None:
             self._ahead[1].connection.close()
 

@@ -34,7 +34,9 @@ class _DescribeBranches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedBranch(_EndBranches):
-    """A branch that takes part; the pair is what EndTxn answered to its writer, -1 and -1: whoever sealed it."""
+    """A branch that takes part; the pair is what EndTxn answered to its writer, -1 and -1: any writer that sealed
+    it.
+    """
 
     __type__: ClassVar = EntityType.nested
     __header_schema__: ClassVar[type[RequestHeader]] = RequestHeader

@@ -385,7 +385,7 @@ def _check_is_assigned(place: Place, subscription: Subscription) -> None:
 
 
 def check_names_all(place: Place, named: Iterable[TopicPartition], assigned: Iterable[TopicPartition]) -> None:
-    """As in Spark, whoever names partitions names all of them."""
+    """As in Spark, a user who names partitions names all of them."""
     missing, unknown = sorted({*assigned} - {*named}), sorted({*named} - {*assigned})
     if missing or unknown:
         assert not isinstance(place, Edge)

@@ -1,5 +1,5 @@
 """DeleteRecords, versions 0 to 2: move the log's start up to an offset (-1: to the high watermark). It is answered when
-every replica that is in sync has deleted, too: whoever leads next must not bring anything back.
+every replica that is in sync has deleted, too: the next leader must not bring anything back.
 """
 
 import asyncio

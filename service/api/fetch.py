@@ -9,7 +9,7 @@ what it holds.
 
 Where `replica.selector.class` says so, a consumer is sent to a follower in its rack (version 11), and reads there.
 
-Gap: a diverging epoch (version 12) is told to whoever sends its last fetched epoch.
+Gap: a diverging epoch (version 12) is told to a reader that sends its last fetched epoch.
 """
 
 from collections.abc import Awaitable, Container, Iterable

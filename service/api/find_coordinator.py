@@ -1,7 +1,7 @@
 """FindCoordinator, versions 0 to 6 (1: of transactions too, 4: several keys at once, 6: share groups, which are
 refused).
 
-The broker that leads the key's partition of the internal topic. Whoever asks first brings the topic about, and is told
+The broker that leads the key's partition of the internal topic. The first to ask brings the topic about, and is told
 COORDINATOR_NOT_AVAILABLE until it is there.
 """
 

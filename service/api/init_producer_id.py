@@ -1,7 +1,7 @@
 """InitProducerId, versions 0 to 6 (3: epochs are bumped after errors, 4: PRODUCER_FENCED, 5: TRANSACTION_ABORTABLE).
 
-Without a transactional id: a fresh producer id, epoch 0, whoever asks. With one: the coordinator fences whoever
-held it, ends what was open, and hands out
+Without a transactional id: a fresh producer id, epoch 0, for any client. With one: the coordinator fences the
+producer that held it, ends what was open, and hands out
 the next epoch. Version 6 (external two-phase commit) is unstable in Kafka and is offered where the operator allows it.
 """
 

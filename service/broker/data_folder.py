@@ -24,7 +24,7 @@ metadata.
 
 
 class StartError(Exception):
-    """The broker can't start; the text is one clear line for whoever started it."""
+    """The broker can't start; the text is one clear line for the operator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ AGAIN_S = 0.1
 
 class Flushable(Protocol):
     async def flush(self) -> None:
-        """Make durable what was appended before the call, and tell whoever waits for it."""
+        """Make durable what was appended before the call, and tell those who wait for it."""
         ...
 
 
@@ -58,7 +58,7 @@ class Flusher:
                     return
                 asyncio.get_running_loop().call_later(AGAIN_S, self.request, partition)
             except Exception as bug:
-                # Whoever waits for this partition would wait for ever; what is not flushed must not be promised.
+                # Waits for this partition would last for ever; what is not flushed must not be promised.
                 self._on_fault(DiskFault(errno.EIO, f"flushing ended with {bug!r}"))
                 raise
             self._flushing.discard(partition)

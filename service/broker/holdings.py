@@ -120,7 +120,7 @@ class Holdings:
             self._settle(partition)
 
     def _drop(self, partition: Partition) -> None:
-        """Serve it no longer. Its folder goes when whoever is at work on it has finished; until then nobody else may
+        """Serve it no longer. Its folder goes when all work on it has finished; until then nobody else may
         have the name.
         """
         self._partitions.remove(partition)

@@ -200,7 +200,7 @@ class MarkerCourier:
         if fenced and self._is_current(owed):
             await self._catch_up(owed)
         await asyncio.sleep(owed.delay_s)
-        if self._is_current(owed) and self._settled_now(owed):  # else whoever coordinates now derives it from the log
+        if self._is_current(owed) and self._settled_now(owed):  # else the coordinator of now derives it from the log
             self._tell([owed])
 
     async def _catch_up(self, owed: Owed) -> None:

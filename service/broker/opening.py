@@ -35,7 +35,7 @@ OPENED_AT_ONCE = 256
 
 
 class Opening:
-    """How far a start has come. Read at any time, from the loop; added to by whoever opens logs."""
+    """How far a start has come. Read at any time, from the loop; added to where logs are opened."""
 
     def __init__(self) -> None:
         self.partitions = self.opened = self.read_bytes = 0

@@ -10,7 +10,7 @@ What always holds:
    follower's batches have the offsets and epochs that their leader gave them.
  - Readers see nothing at or above the high watermark, and the high watermark covers only what every in-sync
    replica holds (durably, where durability is `fsync`). A follower knows of it what its leaders told it.
- - Whoever waits for an offset is answered once: when the high watermark has passed it, or when this broker can no
+ - A wait for an offset is answered once: when the high watermark has passed it, or when this broker can no
    longer promise it.
  - After a disk fault the partition is not served any more: neither appended to nor read. No room on the disk is none:
    producers are told to send again, and everybody else is served.

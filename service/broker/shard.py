@@ -4,7 +4,7 @@ The machine decides; the shard makes its decision durable and only then lets the
 durable state is changed by `apply` alone,
 here and when the partition is replayed, so there is one path to state. An append that fails is not undone: the
 shard is dropped, everybody who waits is
-told to look for the coordinator again, and whoever leads next replays the log; this broker itself, a little later, if
+told to look for the coordinator again, and the next leader replays the log; this broker itself, a little later, if
 it still leads (`coordinators.py`).
 
 What always holds: answers leave in the order of their decisions, after every record they rest on (their own and
@@ -272,7 +272,7 @@ class Shard(Generic[MachineT]):
                 answer.set_exception(DecisionFailed())
 
     def tell(self, command: Any) -> None:
-        """Decide on a command nobody waits for: what is not done is done by whoever coordinates next, or was not
+        """Decide on a command nobody waits for: what is not done is done by the next coordinator, or was not
         worth it.
         """
         self.handle(command).add_done_callback(lambda answer: answer.cancelled() or answer.exception())
@@ -330,7 +330,7 @@ class Shard(Generic[MachineT]):
             for effect in decision.effects:
                 self._post(effect)
         except Exception:
-            # What has to be done follows from the log: whoever replays it does it.
+            # What has to be done follows from the log: a replay does it.
             logger.exception("%s: what follows from a decision can't be done", self.partition.topic_partition)
             self._give_up()
 

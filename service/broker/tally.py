@@ -1,4 +1,4 @@
-"""What the broker counts while it serves: plain integers, added to where the work is done and read by whoever watches.
+"""What the broker counts while it serves: plain integers, added to where the work is done, and read at any time.
 
 Counts begin at zero with the process, and those of a partition with its place in the table.
 """

@@ -17,7 +17,7 @@ LOCK_FILE = ".lock"
 
 
 class FolderUnusable(Exception):
-    """The folder can't be a data folder now; the text is one line for whoever started the broker."""
+    """The folder can't be a data folder now; the text is one line for the operator."""
 
 
 @contextlib.contextmanager

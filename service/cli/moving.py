@@ -136,7 +136,7 @@ async def under_way(cluster: Cluster) -> set[TopicPartition]:
 async def elect(
     cluster: Cluster, partitions: Sequence[TopicPartition] | None, *, unclean: bool, output: Output
 ) -> None:
-    """Elections of preferred leaders, or of whoever lives; None: wherever one is needed."""
+    """Elections of preferred leaders, or of any replica that lives; None: wherever one is needed."""
     asked = None
     if partitions is not None:
         topics: dict[str, ElectLeadersRequestTopicPartitions] = {}

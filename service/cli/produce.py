@@ -212,7 +212,7 @@ def _source(path: Path | None) -> Iterator[Callable[[], bytes]]:
             yield partial(file.read, READ_BYTES)
         return
     try:
-        # Not through `sys.stdin`: closing that waits for whoever reads it, and at a keyboard that is for ever.
+        # Not through `sys.stdin`: closing that waits for the read under way, and at a keyboard that is for ever.
         descriptor = sys.stdin.fileno()
     except OSError:  # none behind it: a test
         yield partial(sys.stdin.buffer.read, READ_BYTES)

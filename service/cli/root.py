@@ -35,7 +35,7 @@ COMMANDS = {
 
 
 class ReaderLeft(Exception):
-    """Whoever read our output has gone."""
+    """The reader of our output has gone."""
 
 
 class LazyGroup(click.Group):

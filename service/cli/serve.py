@@ -289,7 +289,7 @@ async def _serve(config: BrokerConfig, print_banner: Callable[[Broker, Sequence[
             asked_s = loop.time()
             stop.set()
         elif loop.time() - asked_s > AGAIN_S:
-            # Whoever presses ctrl-C again does not want to wait. What was acknowledged is as safe as after a crash.
+            # A second ctrl-C means: don't wait. What was acknowledged is as safe as after a crash.
             _say_and_leave("stopped without waiting; the next start reads the logs again", 128 + number)
 
     for number in (signal.SIGTERM, signal.SIGINT):

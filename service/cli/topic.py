@@ -399,7 +399,7 @@ def _taking_turns(topic: MetadataResponseTopic, brokers: str) -> list[Move]:
 @output_option
 @with_cluster
 async def elect_leaders(cluster: Cluster, topic: str, unclean: bool, yes: bool, output: Output) -> None:
-    """Let the first replicas lead TOPIC again, or with --unclean whoever lives, where nobody in sync does."""
+    """Let the first replicas lead TOPIC again, or with --unclean any that lives, where none in sync does."""
     (described,) = await cluster.metadata([topic])
     if described.error_code:
         raise refused(f"topic {topic}", described.error_code)

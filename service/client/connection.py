@@ -233,7 +233,7 @@ class Wire(asyncio.BufferedProtocol):
             raise ClientError("an answer to no request")
         _, body_at = read_response_header(waiting.api_key, waiting.version, frame)
         version = waiting.version
-        # Whoever asked in a version the broker does not know gets the oldest answer, which names the known ones.
+        # A question in a version the broker does not know gets the oldest answer, which names the known ones.
         if waiting.api_key == ApiKey.API_VERSIONS and frame[4:6] == UNSUPPORTED_VERSION:
             version = 0
         answer = decode_response(waiting.api_key, version, frame[body_at:])

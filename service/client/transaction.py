@@ -1,8 +1,8 @@
 """Owning a transactional id, as a producer does.
 
 What always holds: what is written between two commits becomes visible together or not at all; a commit that nobody
-answered is asked for again until somebody does, and if nobody does, that is said; whoever initializes the
-id later shuts this producer out.
+answered is asked for again until somebody does, and if nobody does, that is said; a producer that
+initializes the id later shuts this one out.
 
 It speaks the older form of the protocol (partitions are added by request, the epoch stays), which every broker with
 transactions understands.
@@ -29,7 +29,7 @@ from service.wire.messages import (
 R = TypeVar("R", bound=Struct)
 
 TIMEOUT_MS = 60_000
-"""As Kafka's producers: whoever reads only what is committed waits no longer for one that died."""
+"""As Kafka's producers: a reader of what is committed waits no longer for one that died."""
 ADD_PARTITIONS_VERSION = 3
 END_VERSION = 4
 PRODUCE_VERSION = 11

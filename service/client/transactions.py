@@ -46,7 +46,7 @@ TRANSACTION = 1
 NO_TIMEOUT_MS = 2**31 - 1
 """The timeout of a transaction that an outside coordinator decides (KIP-939): it never ends by itself."""
 NEXT_TIMEOUT_MS = 1
-"""Whoever initializes next brings its own timeout; one must be named."""
+"""The next to initialize brings its own timeout; one must be named."""
 
 GRACE_MS = 15_000
 """Coordinators look for what is overdue every ten seconds, and their clocks need not be ours."""

@@ -315,7 +315,7 @@ class AlterPartition:
             return Decision(state)
         if (refusal := self._refusal(image, state)) is not None:
             return Decision(refusal)
-        # Whoever is admitted must live, and in the life in which it caught up (R8), when this is committed.
+        # A replica that is admitted must live, and in the life in which it caught up (R8), when this is committed.
         admitted = [image.brokers[member] for member in members if member not in state.isr]
         lives = [Check(broker_key(broker.id), broker.version) for broker in admitted]
         if lives:

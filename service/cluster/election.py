@@ -1,6 +1,6 @@
 """Who controls the cluster, who leads a partition, and when a reassignment is over, as pure functions.
 
-The controller is whoever holds the ephemeral key `controller`. Rule R1: every commit of a controller checks the
+The controller is the broker that holds the ephemeral key `controller`. Rule R1: every commit of a controller checks the
 version of `controller_epoch`, and a claim raises it, so a controller that was replaced while it slept can change
 nothing. Rule R2: a claim whose answer was lost is read back; if the key is ours, we claim again one epoch up, because
 nobody can know which of our claims won.

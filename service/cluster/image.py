@@ -1,7 +1,7 @@
 """The cluster's metadata as of one commit of the store, and the keys and values that hold it there.
 
 An `Image` never changes: `after` makes the next one, sharing everything the change did not touch, and says what it
-touched. So whoever holds an image across an await holds a consistent one. The same decoding serves a load and a
+touched. So an image that is held across an await is a consistent one. The same decoding serves a load and a
 change: one path to state.
 
 | key | value |

@@ -9,7 +9,7 @@ Every broker carries out commands, since each op is a compare-and-set. From its 
 it still is registered, and that nobody has registered since the image it decided on. What a controller alone decides
 checks the controller's epoch too (R1).
 
-A lost session is a state: whoever serves is told to stop, everything that rested on the session is void (R11), and this
+A lost session is a state: what serves is told to stop, everything that rested on the session is void (R11), and this
 broker joins again by itself, in a new session and with a new epoch.
 """
 
@@ -132,7 +132,7 @@ class ClusterMetadata:
         await self._begin_session()
         self.broker_id = broker_id
         if self.broker_id < 0:
-            # Before the claim, because the claim names the broker; whoever else takes a number meets a conflict.
+            # Before the claim, because the claim names the broker; another that takes the number meets a conflict.
             self.broker_id = await self._carry_out(TakeBrokerId())
         await self.claim()
         self._tasks.append(self._env.tasks.spawn("metadata commands", self._serve()))
@@ -294,11 +294,11 @@ class ClusterMetadata:
                 command, answers = self._with_others(command, answer)
             try:
                 reply = await self._carry_out(command, as_controller=as_controller)
-            except Exception as error:  # noqa: BLE001 - whoever asked is told; the next command is another's
+            except Exception as error:  # noqa: BLE001 - the caller is told; the next command is another's
                 for each in answers:
                     if not each.done():
                         each.set_exception(error)
-                        each.exception()  # whoever asked may be gone
+                        each.exception()  # the caller may be gone
             else:
                 for each, its_reply in zip(answers, reply if isinstance(command, Together) else [reply], strict=True):
                     if not each.done():
@@ -484,7 +484,7 @@ class ClusterMetadata:
         self._session = None
         self._refuse_waiting(why)
         if self.broker_epoch < 0:
-            return  # still joining: whoever is at it is told
+            return  # still joining: the task that joins is told
         self.sessions_lost += 1
         self.broker_epoch = -1
         if self._trusted:
@@ -499,4 +499,4 @@ class ClusterMetadata:
         for _, waiter in waiting:
             if not waiter.done():
                 waiter.set_exception(MetadataLost(ErrorCode.NOT_CONTROLLER, why))
-                waiter.exception()  # whoever waited may be gone, and then nobody else looks at it
+                waiter.exception()  # the caller may be gone, and then nobody else looks at it

@@ -92,8 +92,8 @@ def _taken_back(state: PartitionState, image: Image) -> PartitionState | tuple[E
 
 @dataclass(frozen=True, slots=True)
 class ElectLeaders:
-    """Elections somebody asks for: of the preferred leaders, or (unclean) of whoever lives, where nobody leads. None:
-    all partitions, and then those are left out that need none.
+    """Elections somebody asks for: of the preferred leaders, or (unclean) of any replica that lives, where nobody
+    leads. None: all partitions, and then those are left out that need none.
     """
 
     kind: int

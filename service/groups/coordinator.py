@@ -121,7 +121,7 @@ class GroupCoordinator:
         self._offsets = Offsets()
         self._deadlines: Deadlines[DeadlineName] = Deadlines()
         self._is_live = False
-        self._asleep: dict[str, None] = {}  # groups that are as the log left them: whoever asks for one wakes it
+        self._asleep: dict[str, None] = {}  # groups that are as the log left them: a question about one wakes it
         self._classic = ClassicDecisions(settings, self._deadlines)
         self._consumer = ConsumerDecisions(settings, topics, self._deadlines)
         self._migration = Migration(settings, topics, self._deadlines, self._classic, self._consumer)

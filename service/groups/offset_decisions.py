@@ -1,7 +1,7 @@
 """Committing, fetching and deleting offsets.
 
-Reads offsets and the group they belong to, and writes records into the draft. Whoever commits must be of the group as
-it stands: a member of the present generation, or nobody's member while the group is empty.
+Reads offsets and the group they belong to, and writes records into the draft. A committing client must be of the group
+as it stands: a member of the present generation, or nobody's member while the group is empty.
 """
 
 from collections.abc import Callable

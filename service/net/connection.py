@@ -467,7 +467,7 @@ def _client_named(frame: memoryview) -> str:
 
 
 def _what_it_speaks(size: int) -> str:
-    """Whoever does not speak Kafka's protocol begins with four bytes that are no size, and tell what it is."""
+    """A client of another protocol begins with four bytes that are no size, and tell what it speaks."""
     first = size.to_bytes(4, "big", signed=True)
     if first[:2] == b"\x16\x03":
         return " (as a TLS client does; this listener speaks plain text)"

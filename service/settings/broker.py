@@ -130,7 +130,7 @@ class BrokerConfig(BrokerSettings):
         yield from self._listener_problems()
 
     def _hopes(self) -> Iterator[str]:
-        """What holds, but hardly means what whoever set it for a cluster had in mind."""
+        """What holds, but is hardly what was meant for a cluster."""
         if self.may_have_company:
             return
         if self.default_replication_factor > 1:

@@ -1,7 +1,7 @@
 """A metadata store over a ledger: numbered records that many processes append to, one after the other.
 
 The state is the fold over the records. Everybody who is in session keeps it in memory and follows; a commit is decided
-on that memory and appended under the next number, which only one can take. Whoever was too late reads what came
+on that memory and appended under the next number, which only one can take. A writer that was too late reads what came
 before and decides again. So a commit of any size is one record, commits have one order, and conditions on versions
 hold although the ledger itself knows no keys.
 

@@ -1,8 +1,8 @@
 """A metadata store in memory, for tests and the simulation: same seed, same run.
 
 `MemoryServer` is the state everybody shares and outlives the brokers; a `MemoryStore` is one broker's way to it, on
-which `Faults` may delay a request, lose it, or lose its answer. Sessions expire by the server's clock: whoever drives
-the simulation calls `expire_due`, and every request does.
+which `Faults` may delay a request, lose it, or lose its answer. Sessions expire by the server's clock: the test that
+drives the simulation calls `expire_due`, and every request does.
 """
 
 import asyncio

@@ -5,8 +5,8 @@ behind it:
 - A commit happens wholly or not at all, and commits have one order, given by a number that rises.
 - `Create` makes a key with version 0 and fails if it exists; `Put` raises the version by one; `Put`, `Delete` and
   `Check` fail unless the version is the one named. A
-key that was deleted and made again starts at 0: whoever must not be fooled by that fences on a counter that is never
-deleted.
+key that was deleted and made again starts at 0: a caller that must not be fooled by that fences on a counter that is
+never deleted.
 - An ephemeral key goes when its session ends. A session's id is never used again, and a session that ended never
   comes back.
 - `UNKNOWN` means that the answer was lost: the commit may have happened or not, or may happen while nobody waits.
@@ -93,7 +93,7 @@ Event = Snapshot | Change | Gap
 
 
 class StoreError(Exception):
-    """The store can't be used; the text is one clear line for whoever started the broker."""
+    """The store can't be used; the text is one clear line for the operator."""
 
 
 class StoreFailed(StoreError):

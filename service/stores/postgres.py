@@ -9,7 +9,7 @@
 
 What always holds: an append is one transaction of the database's, so a record is there wholly or not at all. A session
 is over when its row is gone, and nothing else ends it: an append reads its session's row under a lock, so it comes
-before the end or not at all. Whoever looks for the living first takes away those whose time is up, by the database's
+before the end or not at all. A look for the living first takes away those whose time is up, by the database's
 clock. After an answer was lost, the next append waits for the lost one at the row of the head.
 
 The database says that there is something new by NOTIFY; that is a hint, and may be lost. Several addresses

@@ -289,9 +289,9 @@ class SharedStore:
             reader, writer = await asyncio.open_unix_connection(self._path, limit=LONGEST_LINE)
             line = await reader.readline()
         except OSError as error:
-            raise StoreError(f"whoever holds the metadata store is gone: {error.strerror}") from None
+            raise StoreError(f"the process that holds the metadata store is gone: {error.strerror}") from None
         if not line:
-            raise StoreError("whoever holds the metadata store is stopping")
+            raise StoreError("the process that holds the metadata store is stopping")
         self._session = SharedSession(reader, writer, json.loads(line), self._env)
         return self._session
 

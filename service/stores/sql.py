@@ -1,6 +1,6 @@
 """The metadata store in SQLite, through SQLAlchemy: embedded, one file in the data folder, one broker.
 
-The file is opened exclusively, so whoever has it open is the only broker: a session lives as long as the store is
+The file is opened exclusively, so the one that has it open is the only broker: a session lives as long as the store is
 open, and those of former lives end when it is opened. A commit is one transaction (BEGIN IMMEDIATE, write-ahead log,
 synchronous=FULL): answered means on the platter. All statements run one after the other, beside the event loop,
 through the `blocking` that the broker's `Env` gives. The statements are SQLAlchemy's, so that another database can be

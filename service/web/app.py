@@ -152,7 +152,7 @@ class WebServer:
             self.endpoints.append(endpoint._replace(port=server.sockets[0].getsockname()[1]))
 
     def _connected(self) -> asyncio.Protocol:
-        """Whoever is too much, or says nothing, must not take what a log needs to be written."""
+        """Connections that are too many, or silent, must not take what a log needs to be written."""
         server = self._runner.server
         assert server is not None
         if len(server.connections) >= self._connections_max:

@@ -3,8 +3,8 @@
 Every question is one of Kafka's version-free messages, asked of the broker that can answer it. If that is this one, the
 message goes to the same handler that serves the wire, without socket and codec; otherwise to that broker's listener.
 
-What always holds: no answer is made up here. Whoever led or coordinated when a question was asked says so in its error
-code, and those who ask know from it whether anything was done.
+What always holds: no answer is made up here. The broker that led or coordinated when a question was asked says so in
+its error code, and those who ask know from it whether anything was done.
 """
 
 from __future__ import annotations

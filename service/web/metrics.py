@@ -1,4 +1,4 @@
-"""`/metrics`: what this broker has to say about itself, for Prometheus and whoever reads text (`monitoring/`)."""
+"""`/metrics`: what this broker has to say about itself, for Prometheus and people who read text (`monitoring/`)."""
 
 import asyncio
 from collections.abc import Collection

@@ -1,9 +1,9 @@
 """Transactions as resources: begun, filled with numbered batches, ended by a word, asked about at any time.
 
-A transaction's name holds the producer id and epoch with which it was begun, so that whoever has the name can end it or
-ask about it at any broker, also after restarts; the numbers of its batches are known to the broker that coordinates it,
-and others forward to that. A number names a batch for good: sent again it is answered again, and written once, since it
-stands for sequence numbers of the producer.
+A transaction's name holds the producer id and epoch with which it was begun, so that any client that has the name can
+end it or ask about it at any broker, also after restarts; the numbers of its batches are known to the broker that
+coordinates it, and others forward to that. A number names a batch for good: sent again it is answered again, and
+written once, since it stands for sequence numbers of the producer.
 
 What always holds: every answer says what became of the transaction; an `unknown` one is resolved by asking.
 """

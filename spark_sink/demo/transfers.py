@@ -30,7 +30,7 @@ records = (
     .load()
 )
 
-# Whoever sends a transfer may have sent it twice, to be sure. Spark remembers the ids of the last hour.
+# The sender of a transfer may have sent it twice, to be sure. Spark remembers the ids of the last hour.
 transfers = (
     records.select(
         "timestamp",

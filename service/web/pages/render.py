@@ -1,6 +1,6 @@
 """From facts to HTML: the templates, how figures are written, and what a browser may do with a page.
 
-What always holds: every name and value is escaped, whoever chose it; a page needs nothing from any other host, runs no
+What always holds: every name and value is escaped; a page needs nothing from any other host, runs no
 script but our own file, and says so in its headers.
 """
 
