@@ -125,7 +125,7 @@ def idempotence(contender: Contender, effort: Effort) -> Rows:
 
 
 def read_committed(contender: Contender, effort: Effort) -> Rows:
-    """Reading all of a topic of which a tenth of the transactions was aborted, in both isolations. Whoever reads
+    """Reading all of a topic of which a tenth of the transactions was aborted, in both isolations. A client that reads
     committed messages is handed fewer of them; what it costs is how much longer the same log takes.
     """
     count = effort.messages(3_000_000)

@@ -274,7 +274,7 @@ class Talk:
             correlation_id, at = read_response_header(sent.key, version, frame)
             body = frame[at:]
             if sent.key == API_VERSIONS and body[:2] == b"\x00\x23":
-                version = 0  # whoever asks in a version that the broker lacks is answered in the first one
+                version = 0  # a question in a version that the broker lacks is answered in the first one
             response: Response = decode_response(sent.key, version, body)
         except MalformedRequest as wrong:
             return None, {"unreadable": str(wrong), "bytes": frame.hex()}

@@ -116,7 +116,7 @@ class PostgresHarness:
             timed_out = "UPDATE oncelog_sessions SET lives_until = '-infinity' WHERE id = %s"
             await connection.execute(timed_out, (session.id,))
         observer = await self.store.session(60)
-        await observer.read("")  # whoever looks for the living ends the others
+        await observer.read("")  # a look for the living ends the others
 
 
 class SharedHarness:

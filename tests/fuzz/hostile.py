@@ -1,6 +1,6 @@
 """Requests that are well made and mean harm: every field of every API at the edge of what its type can say.
 
-Names are drawn from a world: what exists and may be harmed (whoever may ask may delete it), what exists and may only be
+Names are drawn from a world: what exists and may be harmed (any client may delete it), what exists and may only be
 asked about, and what does not exist. All choices come from one `random.Random`.
 """
 

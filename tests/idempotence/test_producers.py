@@ -566,7 +566,7 @@ def test_the_idle_go_before_anybody_is_refused() -> None:
     assert partition.write(3, sequence=0) == Duplicate(2, 2, 1_000)
 
 
-@rule("B.6", "markers fill no partition with producers that never wrote: whoever writes goes first")
+@rule("B.6", "markers fill no partition with producers that never wrote: writers go first")
 def test_markers_take_no_room_from_producers() -> None:
     partition = Partition(limit=3)
     partition.write(1)

@@ -330,8 +330,8 @@ def test_all_of_a_log_can_expire_and_its_offsets_are_not_given_again() -> None:
 
 @pytest.mark.parametrize("turns", range(12))
 def test_what_is_appended_while_retention_waits_stays(turns: int) -> None:
-    """Every segment has expired. The check waits for whoever is at work on the log, then for the disk; meanwhile a
-    fresh record arrives.
+    """Every segment has expired. The check waits for the work on the log that is under way, then for the disk;
+    meanwhile a fresh record arrives.
     """
 
     async def main() -> None:

@@ -98,7 +98,7 @@ def test_an_older_set_that_is_heard_of_late_changes_nothing() -> None:
 
 
 def test_nothing_is_committed_while_too_few_are_in_sync() -> None:
-    """Whoever left the set then lacks nothing that was committed."""
+    """A replica that left the set then lacks nothing that was committed."""
     replicas = three(min_in_sync=2)
     replicas.holds(5)
     assert not replicas.decided((1,), 1)

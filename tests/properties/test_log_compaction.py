@@ -1,4 +1,4 @@
-"""Compaction against a dictionary: whoever reads all of the log knows the same before and after.
+"""Compaction against a dictionary: a reader of all of the log knows the same before and after.
 
 Method: Hypothesis writes keys, tombstones and transactions, and cleans now and then, with much memory and with next to
 none; every time the cleaner's files are those of its plain twin, to the byte. In the second test the disk fails at any

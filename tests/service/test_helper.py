@@ -134,7 +134,7 @@ def test_the_folder_a_broker_is_started_from_lends_no_modules(tmp_path: Path, mo
     asyncio.run(main())
 
 
-def test_whoever_stops_waiting_ends_the_work(tmp_path: Path) -> None:
+def test_a_caller_that_stops_waiting_ends_the_work(tmp_path: Path) -> None:
     async def main() -> int:
         async with Helper() as helper:
             work = asyncio.ensure_future(helper.run(f"{HERE}:sleep_long", str(tmp_path / "started")))

@@ -1,5 +1,5 @@
 """One transaction with many writers: drivers that let branches be written and sealed, and decide over them; and
-transactions that outlive whoever prepared them, because somebody else decides.
+transactions that outlive the client that prepared them, because somebody else decides.
 
 Two drivers share a root, as a Spark query that runs twice by mistake does: of one token only one attempt may count.
 They leave branches open, unnamed or unsealed, ask again after doubts, come back with tokens that are decided, and let

@@ -135,7 +135,7 @@ class Seen:
 
 
 class OffsetsNeverReused:
-    """One offset of one partition never holds two values, whoever was told of them."""
+    """One offset of one partition never holds two values, no matter who was told of them."""
 
     def check(self, history: History) -> Iterator[str]:
         told: dict[tuple[TopicPartition, int], list[Seen]] = {}

@@ -232,7 +232,7 @@ class ClusterSimulation:
         try:
             await broker.open()
             servers = await listen(broker)
-        except (DiskFault, MetadataLost, StoreError) as fault:  # a start that is made again by whoever made it
+        except (DiskFault, MetadataLost, StoreError) as fault:  # a start that its maker makes again
             if isinstance(fault, DiskFault) and not fault.passing:
                 raise
             self.world.note("start failed", host.name, str(fault))

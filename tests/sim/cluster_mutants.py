@@ -144,7 +144,7 @@ def folds_stay_as_they_were_when_the_log_is_cut() -> Planting:
 
 
 def folds_are_not_fed_by_what_is_copied() -> Planting:
-    """Producers' last batches and open transactions are forgotten by whoever leads next."""
+    """Producers' last batches and open transactions are forgotten by the next leader."""
     original = Partition.append_replicated
 
     def append(partition: Partition, *arguments: Any, **named: Any) -> None:

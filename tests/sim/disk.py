@@ -226,7 +226,7 @@ class SimDisk:
             setattr(self.faults, name, 0.0)
 
     def flip_bit(self, path: str, position: int, bit: int) -> None:
-        """Rot: the platter has changed, and whoever reads sees it."""
+        """Rot: the platter has changed, and a reader sees it."""
         inode = self.find(path)
         assert isinstance(inode, Inode)
         inode.cache[position] ^= 1 << bit

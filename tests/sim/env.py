@@ -16,7 +16,7 @@ from tests.sim.world import Host
 T = TypeVar("T")
 
 APART_S = 0.02
-"""Time for the log to change under whoever reads it apart."""
+"""Time for the log to change under a helper that reads it apart."""
 
 
 class SimEnv:

@@ -142,7 +142,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 return
             try:
                 result = func(*args)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to whoever awaits
+            except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the one who awaits
                 outcome.set_exception(error)
             else:
                 outcome.set_result(result)

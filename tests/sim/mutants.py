@@ -402,7 +402,7 @@ def transactions_of_one_epoch() -> Iterator[None]:
 
 @contextlib.contextmanager
 def writes_not_confirmed() -> Iterator[None]:
-    """No guard: whoever has the epoch that a partition knows may open a transaction there."""
+    """No guard: a producer of the epoch that a partition knows may open a transaction there."""
     original = ProducerStates.check
 
     def check(view: ProducerStates, header: BatchHeader, **circumstances: Any) -> Verdict:
@@ -619,7 +619,7 @@ def a_decision_leaves_other_branches_open() -> contextlib.AbstractContextManager
     return replaced(txn.coordinator, "decide_together", decide_together)
 
 
-def a_decision_commits_whoever_is_sealed() -> contextlib.AbstractContextManager[None]:
+def a_decision_commits_all_that_is_sealed() -> contextlib.AbstractContextManager[None]:
     """Also the branches of another attempt, and those nobody named."""
     original = txn.branches.decide_together
 
@@ -631,7 +631,7 @@ def a_decision_commits_whoever_is_sealed() -> contextlib.AbstractContextManager[
 
 
 def a_branch_is_sealed_twice() -> contextlib.AbstractContextManager[None]:
-    """Whoever repeats the commit of a branch commits it."""
+    """A repeated commit of a branch commits it."""
     original = txn.decisions._seal
 
     def seal(branch: Txn, ask: EndTransaction, **circumstances: Any) -> Any:
@@ -773,10 +773,10 @@ MUTANTS = (
     Mutant("aborted entry lost on roll", "snapshots lack the newest", aborted_entry_lost_on_roll, True),
     Mutant("token forgotten", "the same token is decided again", a_decision_forgets_its_token, True),
     Mutant("other branches left open", "unnamed ones are not aborted", a_decision_leaves_other_branches_open, True),
-    Mutant("sealed is committed", "unnamed branches commit too", a_decision_commits_whoever_is_sealed, True),
+    Mutant("sealed is committed", "unnamed branches commit too", a_decision_commits_all_that_is_sealed, True),
     Mutant("sealed twice", "the repeat of a seal commits", a_branch_is_sealed_twice, True),
     Mutant("prepared ends by time", "nobody could decide it any more", what_is_prepared_ends_by_time, True),
-    Mutant("prepared is not kept", "whoever comes back finds it aborted", what_is_prepared_is_not_kept, True),
+    Mutant("prepared is not kept", "the client that comes back finds it aborted", what_is_prepared_is_not_kept, True),
     Mutant("live is not the log", "a coordinator differs from its replay", what_lives_is_not_what_is_written, True),
 )
 

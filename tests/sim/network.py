@@ -10,7 +10,7 @@ What always holds:
    something to a machine that is up again.
  - Kernels go on while a process is paused: connections are accepted and bytes received for it.
 
-Called by `SimLoop.create_server` and `create_connection`, and by whoever plants faults.
+`SimLoop.create_server` and `create_connection` call it, and what plants faults.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class SimStoreFaults(StoreFaults):
 
 
 class EmbeddedStore(MemoryStore):
-    """As SQLite in the data folder: whoever opens it is alone, so former sessions are over and its
+    """As SQLite in the data folder: the one that opens it is alone, so former sessions are over and its
     own never expires.
     """
 

@@ -143,7 +143,7 @@ def test_the_decoder_agrees_with_its_plain_twin(
 def test_malformed_records_are_reported_and_never_misread(
     log: tuple[list[StoredBatch], list[tuple[int, int]]], data: st.DataObject
 ) -> None:
-    """Records that lie under a right checksum: whoever wrote them is at fault, and nothing is made up from them."""
+    """Records that lie under a right checksum: their writer is at fault, and nothing is made up from them."""
     batch = data.draw(st.sampled_from([batch for batch in log[0] if batch.marker is None] or [marker(0, 1, ABORT)]))
     stored = bytearray(plain.compress(b"".join(plain.write_record(batch, each) for each in batch.records), batch.codec))
     for _ in range(data.draw(st.integers(1, 3))):

@@ -1,4 +1,4 @@
-"""A branch is written once, whatever is lost on the way and whoever dies; late writers write nothing."""
+"""A branch is written once, whatever is lost on the way and dies; late writers write nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAULTS = [
     (request, fault)
     for request in (InitProducerIdRequest, ProduceRequest, EndTxnRequest, EndBranchesRequest)
     for fault in (Fault.LOSE_REQUEST, Fault.LOSE_ANSWER, Fault.TWICE)
-    # Whoever initializes a second time takes over from the first: that is no fault of the network's to repair.
+    # To initialize a second time is to take over from the first: that is no fault of the network's to repair.
     if (request, fault) != (InitProducerIdRequest, Fault.TWICE)
 ]
 

@@ -67,3 +67,13 @@ def test_no_error_is_swallowed(path: Path) -> None:
 def test_no_docstring_says_who_calls(path: Path) -> None:
     """Nothing holds such a sentence true, and a search tells it."""
     assert not re.search(r"\bCalled\s+by\b", path.read_text())
+
+
+@pytest.mark.parametrize("folder", [*PACKAGES, "tests", "docs", "deploy"])
+def test_a_subject_has_a_name(folder: str) -> None:
+    """The caller, the client, the next leader: a word that means any of them makes the reader guess which."""
+    vague = re.compile("who" + "ever", re.IGNORECASE)
+    kinds = {".py", ".md", ".html", ".js", ".json", ".txt", ".yml", ".yaml", ".toml"}
+    for path in [*ROOT.glob("*.md"), ROOT / "Makefile", *(ROOT / folder).rglob("*")]:
+        if path.suffix in kinds or path.name == "Makefile":
+            assert not vague.search(path.read_text()), name_of(path)

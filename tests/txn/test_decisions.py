@@ -470,7 +470,9 @@ def _decided_by_who_resumed() -> Outcome:
     return end(resumed, resumed.holder[1], commit=True)
 
 
-@rule("B.5", "whoever goes on with the pair that an end told waits for the markers, when that pair is another one too")
+@rule(
+    "B.5", "a writer that goes on with the pair that an end told waits for the markers, also when the pair is another"
+)
 @pytest.mark.parametrize("decide", [_decided_at_the_last_epoch, _decided_by_who_resumed])
 def test_the_pair_that_was_told_waits_for_the_markers(decide: Callable[[], Outcome]) -> None:
     outcome = decide()

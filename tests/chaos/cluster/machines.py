@@ -33,7 +33,7 @@ SETTINGS = {
 }
 SAFE = {"min.insync.replicas": "2", "transaction.state.log.min.isr": "2"}
 CARELESS = {"min.insync.replicas": "1", "transaction.state.log.min.isr": "1", "unclean.leader.election.enable": "true"}
-"""With `acks=1` these lose what was acknowledged, and whoever judges must notice."""
+"""With `acks=1` these lose what was acknowledged, and the judge must notice."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Short runs of what `make chaos-cluster` does for minutes; the second shows that whoever judges notices a loss."""
+"""Short runs of what `make chaos-cluster` does for minutes; the second shows that the judge notices a loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_nothing_acknowledged_is_lost_when_brokers_die_and_are_cut_off() -> None
 
 @pytest.mark.timeout(420)
 def test_a_loss_is_noticed_where_settings_allow_it() -> None:
-    """One acknowledgement is enough there, and whoever lives may lead."""
+    """One acknowledgement is enough there, and any replica that lives may lead."""
     status, told = chaos("--seconds", "9", "--careless", "--kind", "alone and killed", "--client", "none")
     assert status == 1, told
     assert "lost 0" not in told, told

@@ -86,7 +86,7 @@ def test_no_partition_starves_behind_busy_ones(tmp_path: Path, moved: int) -> No
         served = set()
         for _ in range(PARTITIONS):
             got = await fetched(stage, caller, dict.fromkeys(numbers, 0))
-            assert list(got) == numbers  # as asked, whoever had his turn
+            assert list(got) == numbers  # as asked, whose turn it was before
             served |= {number for number, size in got.items() if size}
             numbers = numbers[moved:] + numbers[:moved]
         assert served == set(numbers)

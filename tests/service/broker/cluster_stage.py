@@ -131,7 +131,7 @@ class ClusterStage:
         return state
 
     def leader(self) -> Partition | None:
-        """Whoever leads in the latest epoch."""
+        """The leader of the latest epoch."""
         state = self.state()
         if state.leader not in self.lives:
             return None
@@ -143,7 +143,7 @@ class ClusterStage:
         await until(lambda: set(self.state().isr) == set(members) and self.leader() is not None)
 
     async def write(self, *values: str, acks: int = -1, **of: Any) -> Appended:
-        """By whoever leads. With acks=all it returns when they are committed."""
+        """By the leader. With acks=all it returns when they are committed."""
         await until(lambda: self.leader() is not None)
         leader = self.leader()
         assert leader is not None

@@ -144,7 +144,7 @@ def test_the_reserve_is_given_up_when_it_is_needed_and_set_aside_again_before_pr
 
 
 def test_without_a_reserve_a_full_disk_is_tried_before_it_counts_as_having_room() -> None:
-    """A quota says nothing of itself to whoever asks how much is free."""
+    """A quota says nothing of itself when asked how much is free."""
 
     async def scene(disk: Disk, device: SimDisk) -> None:
         headroom = await begun(disk, 0)

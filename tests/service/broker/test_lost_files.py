@@ -1,5 +1,5 @@
-"""Files that are missing or rotten when they are wanted: whoever removed a partition's folder, a segment, or what a bad
-disk made of one, harms that partition and nobody else, and no offset is given twice.
+"""Files that are missing or rotten when they are wanted. A partition's folder or a segment that was removed, or what a
+bad disk made of one, harms that partition and nobody else, and no offset is given twice.
 
 Found by removing them: a consumer's connection was closed at each of its fetches, all its other partitions included; a
 producer's too; one rotten batch ended the compaction of every topic.

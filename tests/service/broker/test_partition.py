@@ -185,7 +185,7 @@ def test_a_follower_takes_no_batch_that_can_not_be_next(tmp_path: Path, wrong: s
     on_stage(tmp_path, scene, OS)
 
 
-def test_a_partition_whose_disk_has_failed_stays_offline_whoever_leads(tmp_path: Path) -> None:
+def test_a_partition_whose_disk_has_failed_stays_offline_under_any_leader(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         partition = await led(stage)
         partition.fail()

@@ -215,7 +215,7 @@ def test_a_broker_that_stops_follows_nobody_any_more_whatever_it_hears(tmp_path:
 
 
 def test_folds_of_a_follower_are_those_of_its_leader(tmp_path: Path) -> None:
-    """Whoever leads next knows every producer's last batches, and what was aborted."""
+    """The next leader knows every producer's last batches, and what was aborted."""
 
     async def scene(stage: ClusterStage) -> None:
         await stage.create(1, 2, min_insync_replicas="2")

@@ -221,7 +221,7 @@ def test_input_that_is_no_record_aborts_the_transaction(run: Run, topic: str) ->
     run("produce", topic, "--txn-size", "2", stdin=b"a", status=2)
 
 
-def test_whoever_loses_its_transactional_id_is_told_so(broker: str, run: Run, topic: str) -> None:
+def test_a_writer_that_loses_its_transactional_id_is_told_so(broker: str, run: Run, topic: str) -> None:
     with Running("produce", topic, "--txn-id", "stolen", "-b", broker, stdin=subprocess.PIPE) as writing:
         assert writing.stdin is not None
         writing.stdin.write(b"first\n")

@@ -75,5 +75,5 @@ def test_the_exit_statuses_are_the_documented_ones() -> None:
 
 
 def test_the_page_of_settings_is_the_one_that_the_tables_give() -> None:
-    """`make docs` writes it; whoever changes a setting runs that."""
+    """`make docs` writes it, after a change of the settings."""
     assert (ROOT / "docs" / "configuration.md").read_text() == document(), "run: make docs"

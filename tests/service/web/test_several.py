@@ -1,4 +1,4 @@
-"""Three brokers: each answers every request, whoever leads or coordinates what it is about."""
+"""Three brokers: each answers every request, also about what another leads or coordinates."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_member_is_served_by_whichever_broker(several: Several) -> None:
     assert several.clients[2].delete(member).status == 204
 
 
-def test_an_expected_offset_is_looked_at_by_whoever_leads_the_partition(several: Several) -> None:
+def test_an_expected_offset_is_looked_at_by_the_leader_of_the_partition(several: Several) -> None:
     make(several, "expected", 3)
     for number, client in enumerate(several.clients):
         for partitions in ([0], [0, 1, 2]):

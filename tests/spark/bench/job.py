@@ -71,7 +71,7 @@ class Bench:
         return self.sink_rows / (time.monotonic() - began)
 
     def stream_sink(self, who: Contender) -> float:
-        """From Spark's own source, whoever the sink is."""
+        """From Spark's own source, into whichever sink."""
         source = self._source(who).option("maxOffsetsPerTrigger", str(A_SINK_TRIGGER))
         stream = self._to(source.load().select("value").writeStream, who)
         return _throughput(self._run(stream, triggers=min(self.rows // A_SINK_TRIGGER, SINK_TRIGGERS)))
