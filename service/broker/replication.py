@@ -50,6 +50,8 @@ connection and a session.
 """
 HELD_BACK_S = 0.1
 """So often it is looked whether a throttle lets more through."""
+SLOW_FLUSH_S = 0.05
+"""A partition whose flush takes longer holds up no other: it is asked for when it is durable."""
 NO_SESSION, SESSION_BEGINS = 0, 0
 LAST_SESSION_EPOCH = 2**31 - 1
 
@@ -155,6 +157,7 @@ class Place:
     rest_s: float = 0.0
     rests_until_s: float = 0.0
     trouble: str = ""
+    flushing: asyncio.Task[None] | None = None
 
     @property
     def holds(self) -> bool:
@@ -260,9 +263,7 @@ class Fetcher:
 
     async def _round(self) -> None:
         self._woken.clear()
-        for place in self.places():
-            if place.partition.must_flush:  # the flusher has begun with all of them
-                await self._flush(place)
+        await self._flush()
         try:
             client = await self._connected()
         except (OSError, ClientError, TimeoutError) as error:
@@ -278,7 +279,11 @@ class Fetcher:
             for key, place in self._places.items()
             if place.rests_until_s <= now_s and not place.partition.must_flush
         }
-        resting = [place.rests_until_s - now_s for key, place in self._places.items() if key not in due]
+        resting = [
+            SLOW_FLUSH_S if place.partition.must_flush else place.rests_until_s - now_s
+            for key, place in self._places.items()
+            if key not in due
+        ]
         if not due:
             await self._wait(min(resting, default=FIRST_REST_S))
             return
@@ -492,7 +497,18 @@ class Fetcher:
             if place.holds:
                 partition.start_over(offset)
 
-    async def _flush(self, place: Place) -> None:
+    async def _flush(self) -> None:
+        """Make durable what was copied; who has been at it since an earlier round is not waited for."""
+        begun: list[asyncio.Task[None]] = []
+        for place in self._places.values():
+            if place.partition.must_flush and (place.flushing is None or place.flushing.done()):
+                name = f"flush {place.partition.topic_partition}"
+                place.flushing = self._env.tasks.spawn(name, self._flush_one(place))
+                begun.append(place.flushing)
+        if begun:
+            await asyncio.wait(begun, timeout=SLOW_FLUSH_S)
+
+    async def _flush_one(self, place: Place) -> None:
         partition = place.partition
         try:
             await partition.flush()

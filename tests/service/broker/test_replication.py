@@ -9,9 +9,10 @@ import pytest
 from log.batch import build_batch, read_header, restamp
 from log.disk import DiskFault
 from log.ids import TopicPartition
+from log.partition_log import PartitionLog
 from log.views import whole
 from service.broker.holdings import Holdings
-from service.broker.partition import NOBODY, Following, Partition, PartitionLost
+from service.broker.partition import NOBODY, Appended, Following, Partition, PartitionLost
 from service.broker.replication import Fetcher, Key, Place
 from service.client.connection import Client
 from service.cluster.image import Delta
@@ -425,3 +426,32 @@ def test_who_waits_at_a_follower_gets_what_is_committed_at_once(tmp_path: Path) 
             assert loop.time() - began_s < 2
 
     on_cluster_stage(tmp_path, scene, given={**OS, **NEAR, "replica.fetch.wait.max.ms": "8000"}, each=racks)
+
+
+def test_a_partition_whose_flush_takes_long_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, name="slow")
+        await stage.create(1, 2)
+        await stage.write("both")
+        slow = stage.broker(2).partitions.get(TopicPartition("slow", 0))
+        leader = stage.broker(1).partitions.get(TopicPartition("slow", 0))
+        assert slow is not None and leader is not None
+        flush, flushed = PartitionLog.flush, asyncio.Event()
+
+        async def flushes(log: PartitionLog) -> int:
+            if log is slow.log:
+                await flushed.wait()
+            return await flush(log)
+
+        monkeypatch.setattr(PartitionLog, "flush", flushes)
+        batch = bytearray(build_batch([(None, b"waits for the platter", (), 0)]))
+        assert isinstance(leader.append_from_client(memoryview(batch), acks=-1, now_ms=1), Appended)
+        await until(lambda: slow.must_flush)
+        for number in range(3):
+            await stage.write(f"value {number}")
+        assert leader.high_watermark == 0
+        flushed.set()
+        await until(lambda: leader.high_watermark == 1)
+
+    patient = {"log.durability": "fsync", "replica.lag.time.max.ms": "60000"}
+    on_cluster_stage(tmp_path, scene, 1, 2, given=patient)
