@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 
 from log.ids import TopicPartition
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     DescribeBranchesRequest,
+    DescribeTransactionsRequest,
     EndBranchesRequest,
     EndTxnRequest,
     InitProducerIdRequest,
@@ -25,7 +27,7 @@ from tests.sim.history import Outcome, TokenTold, Transaction
 from tests.sim.plan import OUTPUT
 from tests.sim.postman import Postman
 from tests.sim.transactions import AGAIN, TRIES, ExactlyOnce, Ownership, Refused
-from tests.sim.workload import SETTLE_WITHIN, Clients, Unanswered
+from tests.sim.workload import SETTLE_WITHIN, Clients, Unanswered, until_true
 
 ROOT = "streams"
 NEWEST_PRODUCE, NEWEST_END = 12, 5
@@ -183,15 +185,8 @@ class Driver(Participant):
         if stray is not None and self.chance.random() < 0.5:
             stray.sealed = await self.end(stray.transactional_id, stray.owner, committed=True)
         counts = await self._decide(txn, token, branches, committed=commit or self.chance.random() < 0.9)
-        # Over several brokers a marker takes its time, and what is written before it comes belongs to what is ended.
-        alone = self.clients.plan.brokers == 1
-        if alone and not commit and txn.outcome is not Outcome.UNKNOWN and self.chance.random() < 0.3:
-            zombie_txn = self.begin(f"{ROOT}::{token}")
-            # What a sealed branch writes before its marker has come to another broker is of its transaction still, as
-            # in Kafka: there, only those who were never sealed are tried.
-            zombie = stray or (self.chance.choice(branches) if self.plan.brokers == 1 else None)
-            if zombie is not None:
-                await self.write(zombie.transactional_id, zombie.owner, zombie_txn, zombie.order)
+        if not commit and txn.outcome is not Outcome.UNKNOWN and self.chance.random() < 0.3:
+            await self._write_too_late(token, stray or self.chance.choice(branches))
         return counts
 
     async def _quit(self, token: int, timeout_ms: int) -> None:
@@ -212,6 +207,22 @@ class Driver(Participant):
         self._tries += 1
         if self._tries == MANY_TRIES:
             self._quitter = None
+
+    async def _write_too_late(self, token: int, branch: Branch) -> None:
+        """What a writer sends in a transaction that is over is seen by nobody.
+
+        Over several brokers markers take their time, and what is written before they come belongs to what is ended, as
+        in Kafka: there it is waited for them.
+        """
+        if self.plan.brokers > 1 and not await until_true(self.clients, partial(self._is_complete, branch)):
+            return
+        await self.write(branch.transactional_id, branch.owner, self.begin(f"{ROOT}::{token}"), branch.order)
+
+    async def _is_complete(self, branch: Branch) -> bool:
+        answer = await self.line.ask(DescribeTransactionsRequest([branch.transactional_id]))
+        [told] = answer.transaction_states
+        forgotten = told.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND  # its producer id has gone to another
+        return forgotten or (not told.error_code and told.transaction_state.startswith("Complete"))
 
     async def _open(self, token: int, txn: Transaction, timeout_ms: int) -> Branch:
         self._opened += 1

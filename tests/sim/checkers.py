@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from log.ids import TopicPartition
-from tests.sim.history import NEVER, CommitSeen, FinalLog, Held, History, Listed, Outcome, Read, Write
+from tests.sim.history import NEVER, CommitSeen, FinalLog, Held, History, Listed, Outcome, Read, Record, Write
 
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 MAX_PER_PROMISE = 5  # more violations of one promise say nothing new
@@ -50,13 +50,39 @@ def intact(history: History, partition: TopicPartition) -> FinalLog | None:
     return None if partition in history.rotten else history.final.get(partition)
 
 
+Newest = dict[tuple[TopicPartition, bytes | None], float]
+
+
+def newest_places(history: History) -> Newest:
+    """The newest place of each key; of a tombstone that went the way of what it deleted, where it stood."""
+    newest: Newest = {}
+    for partition, log in history.final.items():
+        newest.update(((partition, record.key), record.offset) for record in log.records)
+    for write in history.writes:
+        for index, (key, value) in enumerate(write.records):
+            if value is None and write.outcome is not Outcome.FAILED:
+                place = write.base_offset + index if write.outcome is Outcome.OK else NEVER
+                newest[write.partition, key] = max(newest.get((write.partition, key), -1), place)
+    return newest
+
+
+def may_be_compacted(history: History, partition: TopicPartition, record: Record, newest: Newest) -> bool:
+    """Whether one replica may lack what another holds still: each compacts in its own time."""
+    topic = history.topics[partition.topic]
+    if not (history.replicas_compact and topic.compacted):
+        return False
+    # What was aborted goes, too; whether something was, its transaction knows.
+    superseded = newest.get((partition, record.key), -1) > record.offset
+    return topic.transactional or record.value is None or superseded
+
+
 class NothingAcknowledgedIsLost:
     """Every acknowledged record stands at its offset in the end, unless it was deleted or
     superseded as the topic asks.
     """
 
     def check(self, history: History) -> Iterator[str]:
-        newest = self._newest(history)
+        newest = newest_places(history)
         for write in history.writes:
             log = intact(history, write.partition)
             if write.outcome is not Outcome.OK or log is None or history.excused(write.held, write.invoked):
@@ -79,19 +105,6 @@ class NothingAcknowledgedIsLost:
                     f"{write.partition} offset {offset}: {value!r:.60} of {write.writer} was acknowledged at"
                     f" {write.completed:.6f}, found {found}"
                 )
-
-    @staticmethod
-    def _newest(history: History) -> dict[tuple[TopicPartition, bytes | None], float]:
-        """The newest place of each key; of a tombstone that went the way of what it deleted, where it stood."""
-        newest: dict[tuple[TopicPartition, bytes | None], float] = {}
-        for partition, log in history.final.items():
-            newest.update(((partition, record.key), record.offset) for record in log.records)
-        for write in history.writes:
-            for index, (key, value) in enumerate(write.records):
-                if value is None and write.outcome is not Outcome.FAILED:
-                    place = write.base_offset + index if write.outcome is Outcome.OK else NEVER
-                    newest[write.partition, key] = max(newest.get((write.partition, key), -1), place)
-        return newest
 
 
 class NothingIsInvented:
@@ -197,12 +210,13 @@ class ReadersAgree:
     """
 
     def check(self, history: History) -> Iterator[str]:
+        newest = newest_places(history)
         for read in history.reads:
             topic = history.topics[read.partition.topic]
             yield from self._shape(read, dense=not (topic.compacted or topic.transactional))
             log = intact(history, read.partition)
             if log is not None and not history.excused(read.held, read.invoked):
-                yield from self._contents(read, log, history)
+                yield from self._contents(read, log, history, newest)
 
     @staticmethod
     def _shape(read: Read, *, dense: bool) -> Iterator[str]:
@@ -218,7 +232,7 @@ class ReadersAgree:
             yield f"{where}: offset {offsets[-1]} at or above the high watermark {read.high_watermark}"
 
     @staticmethod
-    def _contents(read: Read, log: FinalLog, history: History) -> Iterator[str]:
+    def _contents(read: Read, log: FinalLog, history: History, newest: Newest) -> Iterator[str]:
         compacted = history.topics[read.partition.topic].compacted
         given = {record.offset: record for record in read.records}
         where = f"{read.partition} read by {read.reader} at {read.completed:.6f}"
@@ -230,13 +244,15 @@ class ReadersAgree:
             elif log.records[place] != record:
                 stored = log.records[place].value
                 yield f"{where}: offset {record.offset} held {record.value!r:.60}, in the end {stored!r:.60}"
-        if compacted and history.replicas_compact:
-            return  # another replica may have kept what this one had compacted away
         first = bisect_left(log.records, read.from_offset, key=lambda record: record.offset)
         for record in log.records[first:]:
             if record.offset >= read.to_offset:
                 break
-            if record.offset not in given and read.completed <= log.read_at:
+            if (
+                record.offset not in given
+                and read.completed <= log.read_at
+                and not may_be_compacted(history, read.partition, record, newest)
+            ):
                 yield f"{where}: offset {record.offset} is stored and was not given"
 
 
@@ -416,12 +432,11 @@ class ListedOffsetsAreTrue:
     """A lookup by timestamp gives the first record that is not older, and its timestamp."""
 
     def check(self, history: History) -> Iterator[str]:
+        newest = newest_places(history)
         for listed in history.listed:
             log = intact(history, listed.partition)
             if log is None or listed.asked < 0 or history.excused(listed.held, listed.invoked):
                 continue
-            if history.replicas_compact and history.topics[listed.partition.topic].compacted:
-                continue  # another replica may have kept what this one had compacted away
             asked = f"{listed.partition}: timestamp {listed.asked} asked at {listed.invoked:.6f}"
             where = f"{asked}, offset {listed.offset} answered"
             place = at(log, listed.offset)
@@ -436,7 +451,11 @@ class ListedOffsetsAreTrue:
             for record in log.records:
                 if record.offset >= end:
                     break
-                if record.offset >= hidden and record.timestamp >= listed.asked:
+                if (
+                    record.offset >= hidden
+                    and record.timestamp >= listed.asked
+                    and not may_be_compacted(history, listed.partition, record, newest)
+                ):
                     yield f"{where}, but offset {record.offset} has timestamp {record.timestamp}"
                     break
 

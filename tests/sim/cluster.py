@@ -26,6 +26,7 @@ from log.ids import TopicPartition
 from service.api.routes import OFFERED
 from service.broker.node import Broker
 from service.broker.partition import Partition
+from service.cluster.image import load
 from service.cluster.metadata import MetadataLost
 from service.process import listen
 from service.settings.broker import BrokerConfig
@@ -34,7 +35,7 @@ from service.stores.memory import Faults as StoreFaults
 from service.stores.memory import MemoryServer, MemorySession, MemoryStore
 from service.stores.port import Event, StoreError
 from tests.sim.checkers import CHECKERS, HighWatermarkKeepsItsWord, Violation, judge
-from tests.sim.cluster_faults import ClusterFate, draw_cluster_plan
+from tests.sim.cluster_faults import ALONE, ClusterFate, draw_cluster_plan
 from tests.sim.cluster_operator import Operator
 from tests.sim.disk import SimDisk
 from tests.sim.env import SimEnv
@@ -360,6 +361,12 @@ class ClusterSimulation:
                     lacking.append(f"{topic.name}-{index} {tuple(seen)} of {state.replicas}, leader {state.leader}")
         return lacking
 
+    def all_are_in_sync(self) -> bool:
+        """By the store's word of now."""
+        topics = load(self.server.snapshot()).topics.values()
+        states = [state for topic in topics for state in topic.partitions.values()]
+        return not any(map(self._absent, self.names)) and all(set(each.isr) == set(each.replicas) for each in states)
+
     def _absent(self, name: str) -> bool:
         broker = self.brokers.get(name)
         return not self.world.hosts[name].alive or broker is None or not broker.metadata.in_session
@@ -402,7 +409,9 @@ class ClusterSimulation:
     def _report(self) -> ClusterReport:
         world, history = self.world, self.history
         for name in self.names:
-            history.crashes.extend(Crash(moment, power) for moment, power in world.hosts[name].deaths)
+            # Where one machine at a time loses power, what others hold in memory is promised to survive that.
+            deaths, alone = world.hosts[name].deaths, ALONE in self.plan.kinds
+            history.crashes.extend(Crash(moment, power and not alone) for moment, power in deaths)
         history.crashes.sort(key=lambda crash: crash.at)
         if not self.finished and not world.failures and not history.stuck:
             history.stuck.append(f"the run did not come to its end within {LONGEST_RUN} virtual seconds")

@@ -35,6 +35,18 @@ KINDS = (
     "clocks go apart",
 )
 COSTS_MEMORY = ("power cut", "disk fails")
+ALONE = "one machine loses power"
+"""And no other does, nor does a process die, until all replicas are in sync again: memory is enough for that."""
+ENDS_NOBODY = (
+    "pause",
+    "long pause",
+    "connections cut",
+    "brokers split",
+    "broker cut off",
+    "slow network",
+    "session ends",
+    "store silent",
+)
 CLOCKS_APART_S = 40.0
 RATES_APART = 0.05
 """A lease is trusted for three quarters of its time: clocks that run so much faster or slower do no harm."""
@@ -48,11 +60,13 @@ def draw_cluster_plan(chance: random.Random) -> Plan:
     plan.kinds = tuple(kind for kind in KINDS if chance.random() < likely) or (chance.choice(KINDS),)
     if plan.durability != "fsync":
         plan.kinds = tuple(kind for kind in plan.kinds if kind not in COSTS_MEMORY) or ("kill",)
+        if chance.random() < 0.5:
+            plan.kinds = (ALONE, *(kind for kind in plan.kinds if kind in ENDS_NOBODY))
     plan.folders = ("data",)
     plan.down_seconds = chance.choice((0.02, 0.5, 5.0, 10.0))
     plan.store_loss = chance.choice((0.0, 0.0, 0.02, 0.1))
     plan.moves = chance.random() < 0.5
-    least = chance.choice(("1", "2", "2"))
+    least = chance.choice(("1", "2", "2")) if ALONE not in plan.kinds else "2"
     plan.settings |= {
         "log.durability": plan.durability,
         "broker.session.timeout.ms": chance.choice(("1500", "3000")),
@@ -99,6 +113,7 @@ class ClusterFate:
             "store silent": self._silence_store,
             "everything dies": self._end_everything,
             "disk fails": self._fail_disk,
+            ALONE: self._lose_one_machine,
             "clocks go apart": self._part_clocks,
         }
 
@@ -196,6 +211,10 @@ class ClusterFate:
         host.cut_power()
         host.disk.heal()
         host.may_fail = False
+
+    async def _lose_one_machine(self, host: Host) -> None:
+        if await come_true(self._simulation.all_are_in_sync, within=20, every=0.1):
+            host.cut_power()
 
     async def _part_clocks(self, host: Host) -> None:
         """Its wall clock is set, and the other runs a little faster or slower than those of others."""

@@ -7,27 +7,46 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import os
+import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
+import service.api.write_txn_markers
 import service.broker.reading
+import service.cluster.controller
+import service.cluster.election
+import tests.sim.cluster
+import tests.sim.cluster_faults
+from isolation.stable import StableOffsets
+from log.control import ControlType
+from log.epochs import LeaderEpochs
 from log.partition_log import PartitionLog
 from log.replica import ReplicaSet
+from service.broker.acceptance import Refused
 from service.broker.in_sync import InSyncSets
-from service.broker.partition import Following, Partition
+from service.broker.marker_courier import MarkerCourier
+from service.broker.partition import Appended, Following, Partition
 from service.broker.reading import Found, Reading
 from service.broker.replication import Fetcher, Place
-from service.cluster.controller import AlterPartition
+from service.broker.shard import Shard
+from service.broker.transaction_gate import TransactionGate
+from service.cluster.controller import AlterPartition, Decision, Refusal, changed
+from service.cluster.election import settled
+from service.cluster.image import Image, PartitionState
 from service.cluster.metadata import ClusterMetadata
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition
-from tests.sim.cluster import run
-from tests.sim.mutants import Caught
+from tests.sim.cluster import ClusterSimulation, run
+from tests.sim.mutants import Caught, complete_after_the_first_marker, markers_of_deposed_coordinators_taken
+from tests.sim.plan import Plan
 from tests.sim.run import processes, replaced
+from txn.coordinator import TxnCoordinator
+from txn.markers import SendMarkers
 
 MAX_SEEDS = 60
 
@@ -169,37 +188,240 @@ def deleted_here_is_deleted() -> Planting:
     return replaced(Partition, "deleted", lambda partition, offset: None)
 
 
-MUTANTS: dict[str, Callable[[], Planting]] = {
-    plant.__name__: plant
-    for plant in (
-        acknowledged_before_the_in_sync_set_has_it,
-        cut_to_the_high_watermark_and_not_by_epochs,
-        never_cut,
-        counted_though_its_history_parted,
-        a_pending_member_does_not_count,
-        in_sync_without_having_caught_up,
-        the_in_sync_set_is_written_whatever_it_is_by_now,
-        what_is_not_flushed_is_said_to_be_held,
-        a_new_leader_takes_its_end_for_committed,
-        nobody_is_fenced_by_a_leader_epoch,
-        who_lost_its_tail_is_taken_for_clean,
-        folds_stay_as_they_were_when_the_log_is_cut,
-        folds_are_not_fed_by_what_is_copied,
-        who_was_replaced_tells_producers_to_give_up,
-        deleted_here_is_deleted,
+@contextlib.contextmanager
+def a_new_leader_takes_no_new_epoch() -> Iterator[None]:
+    """An early takeover without its fence: whom it replaces goes on in the same epoch."""
+
+    def elect(state: PartitionState, alive: Container[int], *, unclean: bool = False) -> PartitionState:
+        elected = original(state, alive, unclean=unclean)
+        return elected._replace(leader_epoch=max(state.leader_epoch, 0))
+
+    original = service.cluster.election.elect
+    with replaced(service.cluster.controller, "elect", elect), replaced(service.cluster.election, "elect", elect):
+        yield
+
+
+@contextlib.contextmanager
+def whoever_lives_may_lead() -> Iterator[None]:
+    def elect(state: PartitionState, alive: Container[int], *, unclean: bool = False) -> PartitionState:
+        living = [replica for replica in reversed(state.replicas) if replica in alive]
+        if not living:
+            return original(state, alive, unclean=unclean)
+        isr = tuple(dict.fromkeys((living[0], *(member for member in state.isr if member in alive))))
+        return state._replace(leader=living[0], isr=isr, leader_epoch=state.leader_epoch + 1)
+
+    original = service.cluster.election.elect
+    with replaced(service.cluster.controller, "elect", elect), replaced(service.cluster.election, "elect", elect):
+        yield
+
+
+def a_former_grant_holds_in_the_next_life() -> Planting:
+    """Who comes back leads on in its old epoch, whatever of its log it has lost (R4, R5)."""
+
+    def after_return(state: PartitionState, *_: Any, **__: Any) -> PartitionState:
+        return state
+
+    return replaced(service.cluster.controller, "_after_return", after_return)
+
+
+def a_former_life_counts() -> Planting:
+    """What a follower has shown before it came back is taken for what it holds (R8)."""
+    return replaced(ReplicaSet, "began_another_life", lambda replicas, member, broker_epoch, *, now_ms: None)
+
+
+def a_reassignment_ends_before_anybody_caught_up() -> Planting:
+    def settled_at_once(command: AlterPartition, image: Image, *, retried: bool) -> Decision[PartitionState | Refusal]:
+        decision = original(command, image, retried=retried)
+        if isinstance(decision.reply, Refusal) or not decision.reply.adding:
+            return decision
+        state = decision.reply
+        before = state._replace(partition_epoch=command.partition_epoch)
+        new = settled(state._replace(isr=state.replicas), image.brokers)
+        return Decision(new, (changed(command.topic_id, command.index, before, new),))
+
+    original = AlterPartition.decide
+    return replaced(AlterPartition, "decide", settled_at_once)
+
+
+def nobody_comes_in_again() -> Planting:
+    return replaced(ReplicaSet, "_has_caught_up", lambda *_: False)
+
+
+def followers_are_not_told_what_is_committed() -> Planting:
+    return replaced(Partition, "learn_high_watermark", lambda partition, high_watermark: None)
+
+
+def epochs_stay_as_they_were_when_the_log_is_cut() -> Planting:
+    return replaced(LeaderEpochs, "truncate_from_end", lambda epochs, end_offset: None)
+
+
+def aborted_ranges_are_not_copied() -> Planting:
+    """Whoever leads next gives readers what was aborted."""
+    original = StableOffsets._end
+
+    def end(stable: StableOffsets, producer_id: int, marker_offset: int, outcome: ControlType | None) -> None:
+        caller = sys._getframe(1)
+        while caller.f_back is not None and caller.f_code is not Partition.append_replicated.__code__:
+            caller = caller.f_back
+        copied = caller.f_code is Partition.append_replicated.__code__
+        original(stable, producer_id, marker_offset, ControlType.COMMIT if copied and outcome else outcome)
+
+    return replaced(StableOffsets, "_end", end)
+
+
+def a_repeated_batch_is_acknowledged_before_it_is_committed() -> Planting:
+    original = Partition.append_from_client
+
+    def append(partition: Partition, *arguments: Any, **named: Any) -> Appended | Refused:
+        outcome = original(partition, *arguments, **named)
+        if isinstance(outcome, Appended) and outcome.duplicate:
+            return dataclasses.replace(outcome, end_offset=0)
+        return outcome
+
+    return replaced(Partition, "append_from_client", append)
+
+
+def markers_before_the_decision() -> Planting:
+    """They leave before the decision is committed, which the next coordinator may not find."""
+    original = Shard._carry_out
+
+    def carry_out(shard: Shard[Any], decision: Any) -> None:
+        for effect in decision.effects:
+            if isinstance(effect, SendMarkers):
+                shard._post(effect)
+        original(shard, decision)
+
+    return replaced(Shard, "_carry_out", carry_out)
+
+
+def a_marker_counts_before_it_is_committed() -> Planting:
+    async def at_once(partition: Partition, leader_epoch: int, end_offset: int, deadline: float) -> ErrorCode:
+        return ErrorCode.NONE
+
+    return replaced(service.api.write_txn_markers, "committed_or_error", at_once)
+
+
+def markers_of_who_was_replaced_are_obeyed() -> Planting:
+    """A deposed coordinator ends what its successor began."""
+    return both(
+        markers_of_deposed_coordinators_taken(),
+        replaced(MarkerCourier, "_is_current", lambda courier, owed: True),
     )
-}
+
+
+def what_a_coordinator_owed_is_forgotten_when_it_moves() -> Planting:
+    return replaced(TxnCoordinator, "owed_markers", lambda coordinator: iter(()))
+
+
+def a_coordinator_answers_before_its_decision_is_committed() -> Planting:
+    original = Partition.committed
+
+    def committed(partition: Partition, end_offset: int) -> Any:
+        if sys._getframe(1).f_code is Shard._carry_out.__code__:
+            return None
+        return original(partition, end_offset)
+
+    return replaced(Partition, "committed", committed)
+
+
+def another_brokers_coordinator_is_not_asked() -> Planting:
+    """A transactional write is taken where nobody will ever bring its marker."""
+
+    async def nobody_asked(*_: Any) -> dict[Any, Any]:
+        return {}
+
+    return replaced(TransactionGate, "_ask_elsewhere", nobody_asked)
+
+
+def a_coordinator_reads_only_what_it_knows_to_be_committed() -> Planting:
+    """It has forgotten what its predecessor decided last."""
+    original = PartitionLog.scan
+
+    def scan(log: PartitionLog, from_offset: int, limit_offset: int | None = None) -> Any:
+        partition = sys._getframe(1).f_locals.get("self")
+        if isinstance(partition, Shard) and limit_offset is not None:
+            limit_offset = min(limit_offset, partition.partition.leads_from_offset - 1)
+        return original(log, from_offset, limit_offset)
+
+    return replaced(PartitionLog, "scan", scan)
+
+
+def elections_that_may_lose() -> Planting:
+    """No bug, but what an operator may choose; and then the checkers must say what is lost."""
+    original = tests.sim.cluster_faults.draw_cluster_plan
+
+    def draw(chance: random.Random) -> Plan:
+        plan = original(chance)
+        plan.settings |= {
+            "unclean.leader.election.enable": "true",
+            "min.insync.replicas": "1",
+            "transaction.state.log.min.isr": "1",
+        }
+        plan.kinds = ("kill", "kill the controller", "broker cut off", "restart")
+        plan.down_seconds, plan.calm_seconds, plan.fault_seconds = 5.0, 0.3, 12.0
+        return plan
+
+    return replaced(tests.sim.cluster, "draw_cluster_plan", draw)
+
+
+@contextlib.contextmanager
+def both(first: Planting, second: Planting) -> Iterator[None]:
+    with first, second:
+        yield
+
+
+ANYWHERE = (
+    acknowledged_before_the_in_sync_set_has_it,
+    cut_to_the_high_watermark_and_not_by_epochs,
+    never_cut,
+    counted_though_its_history_parted,
+    a_pending_member_does_not_count,
+    in_sync_without_having_caught_up,
+    the_in_sync_set_is_written_whatever_it_is_by_now,
+    what_is_not_flushed_is_said_to_be_held,
+    a_new_leader_takes_its_end_for_committed,
+    nobody_is_fenced_by_a_leader_epoch,
+    who_lost_its_tail_is_taken_for_clean,
+    folds_stay_as_they_were_when_the_log_is_cut,
+    folds_are_not_fed_by_what_is_copied,
+    deleted_here_is_deleted,
+    a_new_leader_takes_no_new_epoch,
+    whoever_lives_may_lead,
+    a_former_grant_holds_in_the_next_life,
+    a_former_life_counts,
+    a_reassignment_ends_before_anybody_caught_up,
+    nobody_comes_in_again,
+    followers_are_not_told_what_is_committed,
+    epochs_stay_as_they_were_when_the_log_is_cut,
+    elections_that_may_lose,
+)
+WITH_TRANSACTIONS = (
+    who_was_replaced_tells_producers_to_give_up,
+    aborted_ranges_are_not_copied,
+    a_repeated_batch_is_acknowledged_before_it_is_committed,
+    complete_after_the_first_marker,
+    markers_before_the_decision,
+    a_marker_counts_before_it_is_committed,
+    markers_of_who_was_replaced_are_obeyed,
+    what_a_coordinator_owed_is_forgotten_when_it_moves,
+    a_coordinator_answers_before_its_decision_is_committed,
+    another_brokers_coordinator_is_not_asked,
+    a_coordinator_reads_only_what_it_knows_to_be_committed,
+)
+"""Only seeds with transactions can show these."""
+MUTANTS: dict[str, Callable[[], Planting]] = {plant.__name__: plant for plant in ANYWHERE + WITH_TRANSACTIONS}
 
 
 def hunt(name: str, max_seeds: int = MAX_SEEDS) -> Caught:
     """Seed after seed, until the mutant of that name is caught."""
-    begun = time.process_time()
-    for seed in range(1, max_seeds + 1):
-        with MUTANTS[name]():
+    begun, plant = time.process_time(), MUTANTS[name]
+    seeds = (seed for seed in itertools.count(1) if plant in ANYWHERE or ClusterSimulation(seed).plan.transactional)
+    for tried, seed in enumerate(itertools.islice(seeds, max_seeds), start=1):
+        with plant():
             report = run(seed)
         if not report.right and run(seed).right:  # and not wrong anyway
             broken = ", ".join(dict.fromkeys(violation.promise for violation in report.violations))
-            return Caught(name, seed, broken, time.process_time() - begun)
+            return Caught(name, tried, broken, time.process_time() - begun)
     return Caught(name, max_seeds, "", time.process_time() - begun)
 
 

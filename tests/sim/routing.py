@@ -17,6 +17,7 @@ from service.wire.messages import (
     DeleteRecordsRequest,
     DescribeBranchesRequest,
     DescribeProducersRequest,
+    DescribeTransactionsRequest,
     EndBranchesRequest,
     EndTxnRequest,
     FetchRequest,
@@ -84,6 +85,8 @@ def place_of(request: Struct) -> Place:
             return None if request.transactional_id is None else (TRANSACTION, request.transactional_id)
         case EndBranchesRequest():
             return TRANSACTION, request.root
+        case DescribeTransactionsRequest():
+            return TRANSACTION, request.transactional_ids[0]
         case DescribeBranchesRequest():
             return TRANSACTION, request.roots[0]
         case _:
