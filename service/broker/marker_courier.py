@@ -6,6 +6,13 @@ gone, or a newer coordinator has been there; what is owed follows from the coord
 between only means that some markers are written twice, which changes nothing. Nothing is told to a coordinator but to
 the very shard that owed it: after a change of leaders, or a replay, the same pair may be in its next transaction.
 
+A marker whose answer was lost may still be on its way. From transaction version 2 on its epoch names the transaction,
+so that coming late it ends no other. Of older clients the next transaction has the same epoch: before the marker is
+sent again the coordinator takes another epoch, so that the partition obeys the earlier copy no more.
+
+A partition is named as its transaction names it. Where a topic was deleted and made again meanwhile, the marker goes to
+the new one: it ends nothing there but what the same transaction wrote to it, and nobody can know whether it did.
+
 Mostly every partition is led here and nothing waits for a disk: then all of it happens in one step of the loop, and the
 next transaction of the producer finds its predecessor complete. Markers for partitions that another broker leads go
 there together. One partition that can't take its marker holds up no other: it is tried again by itself.
@@ -46,6 +53,8 @@ RETRY_S = 0.1
 LONGEST_RETRY_S = 2.0
 """Each wait is twice as long as the one before, up to this."""
 SENT_TOGETHER = 1000
+EPOCH_NAMES_TRANSACTION = 2
+"""The transaction version from which on the producer's epoch rises with every transaction."""
 QUICK, SLOW = 0, 1
 LANES = 2
 
@@ -101,6 +110,8 @@ class Owed:
     markers: SendMarkers
     topic_partition: TopicPartition
     delay_s: float = 0.0
+    may_come_late: bool = False
+    """A copy of it that ends whatever transaction it meets."""
 
     @property
     def name(self) -> str:
@@ -200,32 +211,39 @@ class MarkerCourier:
         if fenced and self._is_current(owed):
             await self._catch_up(owed)
         await asyncio.sleep(owed.delay_s)
-        if self._is_current(owed) and self._settled_now(owed):  # else the coordinator of now derives it from the log
+        if owed.may_come_late and self._is_current(owed):
+            await self._raise_epoch(owed, owed.epoch + 1)
+            if self._is_current(owed):
+                self._later(owed)
+        elif self._is_current(owed) and self._settled_now(owed):  # else the coordinator of now derives it
             self._tell([owed])
 
     async def _catch_up(self, owed: Owed) -> None:
         """Lead in the latest coordinator epoch that a partition has heard of, should it be above this one's: a marker
         sent by hand may have named it. The shard is loaded again in the new epoch, and sends what is owed then.
         """
-        coordinator, epoch = owed.coordinator, owed.epoch
         latest = await self._latest_epoch(owed)
-        if latest <= epoch or not self._is_current(owed):
-            return
+        if latest > owed.epoch and self._is_current(owed):
+            await self._raise_epoch(owed, latest)
+
+    async def _raise_epoch(self, owed: Owed, at_least: int) -> None:
+        """Where it comes to that, what is owed is not this shard's any more."""
+        coordinator, epoch = owed.coordinator, owed.epoch
         raised: int | Refusal
         try:
-            command = RaiseLeaderEpoch(coordinator.topic_partition, self._metadata.broker_id, latest)
+            command = RaiseLeaderEpoch(coordinator.topic_partition, self._metadata.broker_id, at_least)
             raised = await self._metadata.execute(command)
         except MetadataLost as lost:
             raised = Refusal(lost.error, str(lost))
         if isinstance(raised, Refusal):
             logger.error(
-                "%s leads in epoch %d, but the partitions of a transaction obey epoch %d: %s",
-                *(coordinator.topic_partition, epoch, latest, raised.message or raised.error.name),
+                "%s leads in epoch %d, but the partitions of a transaction are to obey epoch %d: %s",
+                *(coordinator.topic_partition, epoch, at_least, raised.message or raised.error.name),
             )
         else:
             logger.warning(
-                "%s led in epoch %d, but the partitions of a transaction obey epoch %d: it leads in epoch %d now",
-                *(coordinator.topic_partition, epoch, latest, raised),
+                "%s led in epoch %d, the partitions of a transaction are to obey epoch %d: it leads in epoch %d now",
+                *(coordinator.topic_partition, epoch, at_least, raised),
             )
 
     async def _latest_epoch(self, owed: Owed) -> int:
@@ -283,6 +301,8 @@ class MarkerCourier:
         except PeerAway as away:
             logger.info("markers for broker %d: %s", broker_id, away)
             for owed in batch:
+                older = owed.markers.transaction_version < EPOCH_NAMES_TRANSACTION
+                owed.may_come_late = owed.may_come_late or (older and away.may_come_late)
                 self._later(owed)
             return
         settled: list[Owed] = []

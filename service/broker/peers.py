@@ -17,7 +17,11 @@ R = TypeVar("R", bound=Struct)
 
 
 class PeerAway(Exception):
-    """No answer came."""
+    """No answer came. `may_come_late`: the question is on its way, perhaps, and may be carried out at any time."""
+
+    def __init__(self, message: str = "", *, may_come_late: bool = False) -> None:
+        super().__init__(message)
+        self.may_come_late = may_come_late
 
 
 class Peers:
@@ -34,10 +38,14 @@ class Peers:
         if broker is None:
             raise PeerAway(f"broker {broker_id} is not registered")
         address = Address(*address_of(broker, self._config.inter_broker_listener_name))
+        pool = self._pools[lane % len(self._pools)]
+        sent = False
         try:
-            return await self._pools[lane % len(self._pools)].ask(address, request, wait_s=wait_s)
+            await pool.client(address)
+            sent = True
+            return await pool.ask(address, request, wait_s=wait_s)
         except ClientFailure as failure:
-            raise PeerAway(failure.message) from None
+            raise PeerAway(failure.message, may_come_late=sent) from None
 
     async def close(self) -> None:
         for pool in self._pools:

@@ -16,6 +16,8 @@ from service.wire.messages import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTransaction,
+    DeleteTopicsRequest,
+    DeleteTopicState,
     DescribeProducersRequest,
     DescribeProducersRequestTopicRequest,
     DescribeTransactionsRequest,
@@ -457,6 +459,38 @@ def test_transactions_are_described_and_listed(tmp_path: Path) -> None:
 
 
 @rule("B.2", "a write of the next transaction waits for the last one's marker instead of being refused for good")
+@pytest.mark.parametrize("writes_on", [False, True], ids=["nothing more", "and writes on"])
+@pytest.mark.parametrize("commit", [False, True], ids=["abort", "commit"])
+def test_a_topic_made_again_within_a_transaction_takes_its_marker_and_no_harm(
+    tmp_path: Path, commit: bool, writes_on: bool
+) -> None:
+    """The transaction knows it by its name. What it wrote to the new one must be ended, others' must not."""
+
+    async def scene(stage: TxnStage) -> None:
+        one, other = Writer(stage, "pay"), Writer(stage, "sell")
+        await one.init()
+        await other.init()
+        assert await one.write("orders", "to the former topic") == 0
+        await stage.ask(DeleteTopicsRequest([DeleteTopicState("orders")]))
+        await stage.create("orders", 2)
+        await stage.served("orders")
+        assert await other.write("orders", "other's") == 0
+        if writes_on:
+            assert await one.write("orders", "mine") == 0
+        assert (await one.end(commit=commit)).error_code == 0
+        partition = await stage.served("orders")
+        assert list(partition.stable.open_transactions) == [other.producer_id]
+        assert (await other.end(commit=True)).error_code == 0
+        await until(lambda: partition.last_stable_offset == partition.log.end_offset)
+        shown = await values(stage, "orders")
+        assert shown == (["other's", "mine"] if writes_on and commit else ["other's"])
+        assert await one.write("orders", "in the next") == 0
+        assert (await one.end(commit=True)).error_code == 0
+        assert await values(stage, "orders") == [*shown, "in the next"]
+
+    on_txn_stage(tmp_path, scene)
+
+
 def test_the_next_transaction_waits_for_the_marker_of_the_last(tmp_path: Path) -> None:
     """After a commit is answered its markers may be late: a leader elsewhere, a restart. The client goes on at once."""
 

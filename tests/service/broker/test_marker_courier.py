@@ -11,7 +11,9 @@ from log.ids import TopicPartition
 from service.broker import marker_courier
 from service.broker.marker_courier import LONGEST_RETRY_S, QUICK, RETRY_S, SLOW, MarkerCourier
 from service.broker.peers import PeerAway
+from service.cluster.controller import RaiseLeaderEpoch
 from service.cluster.image import PartitionState
+from service.cluster.metadata import MetadataLost
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     WritableTxnMarkerPartitionResult,
@@ -46,7 +48,10 @@ class Stage:
             leader_epoch=3, replicas="led", topic_partition=TopicPartition("__transaction_state", 5)
         )
         monkeypatch.setattr(marker_courier, "asyncio", SimpleNamespace(sleep=self.sleep))
-        metadata: Any = SimpleNamespace(image=SimpleNamespace(partition=self.state), broker_id=HERE)
+        self.raised_to: list[int] = []
+        self.refused_raises = 0
+        image = SimpleNamespace(partition=self.state)
+        metadata: Any = SimpleNamespace(image=image, broker_id=HERE, execute=self.execute)
         transactions: Any = SimpleNamespace(at=lambda index: self.shard)
         peers: Any = SimpleNamespace(ask=self.ask, is_there=lambda broker_id: True)
         env: Any = SimpleNamespace(tasks=SimpleNamespace(spawn=lambda name, work: self.work.append(work)))
@@ -63,6 +68,14 @@ class Stage:
                 await self.work.pop(0)
 
         asyncio.run(main())
+
+    async def execute(self, command: RaiseLeaderEpoch) -> int:
+        self.raised_to.append(command.at_least)
+        if self.refused_raises:
+            self.refused_raises -= 1
+            raise MetadataLost(ErrorCode.NOT_CONTROLLER, "the store does not answer")
+        self.coordinator.leader_epoch = command.at_least
+        return command.at_least
 
     async def sleep(self, delay_s: float) -> None:
         self.delays.append(delay_s)
@@ -205,3 +218,47 @@ def test_an_answer_that_comes_after_the_coordinator_changed_is_told_to_nobody(mo
     stage.post()
     stage.run()
     assert stage.told == [told(ORDERS)]
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize("sent", [False, True], ids=["never left", "may come late"])
+def test_a_marker_of_an_older_client_that_may_come_late_is_outdated_before_it_goes_again(
+    monkeypatch: pytest.MonkeyPatch, version: int, sent: bool
+) -> None:
+    """The next transaction has the same epoch: the copy under way would end it."""
+    stage = Stage(monkeypatch, payments_led_by=THERE)
+    markers = SendMarkers("pay", 7, 1, True, version, (ORDERS, PAYMENTS))
+
+    def once(request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+        stage.answer = stage.taken
+        raise PeerAway("the connection broke", may_come_late=sent)
+
+    stage.answer = once
+    stage.post(markers)
+    stage.run()
+    if sent and version < 2:
+        assert stage.raised_to == [4]
+        assert len(stage.asked) == 1, "whoever coordinates in the next epoch sends it"
+        assert stage.told == [told(ORDERS, of=markers)]
+    else:
+        assert stage.raised_to == []
+        assert len(stage.asked) == 2
+        assert stage.told == [told(ORDERS, of=markers), told(PAYMENTS, of=markers)]
+
+
+def test_while_the_epoch_can_not_be_raised_a_marker_that_may_come_late_is_not_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(monkeypatch, payments_led_by=THERE)
+    stage.refused_raises = 3
+    markers = SendMarkers("pay", 7, 1, True, 0, (PAYMENTS,))
+
+    def lost(request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+        raise PeerAway("the connection broke", may_come_late=True)
+
+    stage.answer = lost
+    stage.post(markers)
+    stage.run()
+    assert stage.raised_to == [4] * 4
+    assert len(stage.asked) == 1
+    assert stage.told == []
