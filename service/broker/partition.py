@@ -101,6 +101,8 @@ class Following:
 
     leader: int = NOBODY
     leader_epoch: int = NO_EPOCH
+    in_sync: bool = False
+    """As far as this broker has heard."""
 
 
 @dataclass(slots=True, eq=False)

@@ -87,9 +87,9 @@ def leader_epoch_error(partition: Partition, epoch: int) -> ErrorCode:
 
 
 def reader_error(partition: Partition, epoch: int) -> ErrorCode:
-    """The same for a reader who takes a follower's answer too."""
+    """The same for a reader who takes a follower's answer too. One out of sync may hold what was deleted long ago."""
     role = partition.role
-    if isinstance(role, Following) and role.leader != NOBODY:
+    if isinstance(role, Following) and role.leader != NOBODY and role.in_sync:
         return _epoch_error(partition, epoch)
     return leader_epoch_error(partition, epoch)
 

@@ -104,6 +104,7 @@ class Replication:
     def follow(self, partition: Partition, state: PartitionState, *, fsync: bool) -> None:
         """Another broker leads, or nobody does."""
         role = partition.follow(state.leader, state.leader_epoch, fsync=fsync)
+        role.in_sync = self._metadata.broker_id in state.isr
         if state.leader == NOBODY:
             self._forget(partition)
             return

@@ -13,6 +13,7 @@ from log.partition_log import PartitionLog
 from log.views import whole
 from service.broker.holdings import Holdings
 from service.broker.partition import NOBODY, Appended, Following, Partition, PartitionLost
+from service.broker.reading import reader_error
 from service.broker.replication import Fetcher, Key, Place
 from service.client.connection import Client
 from service.cluster.image import Delta
@@ -455,3 +456,23 @@ def test_a_partition_whose_flush_takes_long_holds_up_no_other(tmp_path: Path, mo
 
     patient = {"log.durability": "fsync", "replica.lag.time.max.ms": "60000"}
     on_cluster_stage(tmp_path, scene, 1, 2, given=patient)
+
+
+def test_a_follower_out_of_sync_answers_no_reader(tmp_path: Path) -> None:
+    """It may hold what the client that deleted it was told is gone."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.write("both")
+        await stage.in_sync(1, 2)
+        follower = stage.partition(2)
+        await until(lambda: reader_error(follower, -1) is ErrorCode.NONE)
+        stage.broker(2).replication.stop(follower)
+        await stage.write("nobody waits for 2 for ever")
+        await stage.in_sync(1)
+        stage.broker(2).replication.follow(follower, stage.state(), fsync=False)
+        assert reader_error(follower, -1) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        await stage.in_sync(1, 2)
+        await until(lambda: reader_error(follower, -1) is ErrorCode.NONE)
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
