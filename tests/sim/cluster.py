@@ -42,7 +42,7 @@ from tests.sim.env import SimEnv
 from tests.sim.history import Crash, History
 from tests.sim.many import Kind, main
 from tests.sim.plan import Plan
-from tests.sim.replicas import difference, transactions, unlike_its_log
+from tests.sim.replicas import difference, group_facts, transactions, unlike_its_log
 from tests.sim.routing import Router
 from tests.sim.run import (
     LONGEST_RUN,
@@ -402,7 +402,7 @@ class ClusterSimulation:
                 *unlike_its_log(
                     broker.transactions, lambda machine: {txn.transactional_id: txn for txn in machine.all()}
                 ),
-                *unlike_its_log(broker.groups, lambda machine: machine.durable_facts()),
+                *unlike_its_log(broker.groups, group_facts),
             ]
             self.history.wrong.extend(each for each in unlike if each is not None)
 

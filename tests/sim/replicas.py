@@ -76,6 +76,12 @@ def transactions(brokers: list[Broker]) -> dict[str, object]:
     }
 
 
+def group_facts(machine: Any) -> object:
+    """What the log says of groups and offsets. A group of which it says nothing is there in memory or is not."""
+    groups, offsets = machine.durable_facts()
+    return {group_id: group for group_id, group in groups.items() if group is not None}, offsets
+
+
 def unlike_its_log(coordinators: Coordinators[Any], facts: Callable[[Any], object]) -> Iterator[str | None]:
     """For each coordinator that lives and can read its log: how it differs from what that log makes."""
     for shard in coordinators.shards():
