@@ -202,7 +202,7 @@ def a_new_leader_takes_no_new_epoch() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def whoever_lives_may_lead() -> Iterator[None]:
+def any_that_lives_may_lead() -> Iterator[None]:
     def elect(state: PartitionState, alive: Container[int], *, unclean: bool = False) -> PartitionState:
         living = [replica for replica in reversed(state.replicas) if replica in alive]
         if not living:
@@ -256,7 +256,7 @@ def epochs_stay_as_they_were_when_the_log_is_cut() -> Planting:
 
 
 def aborted_ranges_are_not_copied() -> Planting:
-    """Whoever leads next gives readers what was aborted."""
+    """The next leader gives readers what was aborted."""
     original = StableOffsets._end
 
     def end(stable: StableOffsets, producer_id: int, marker_offset: int, outcome: ControlType | None) -> None:
@@ -386,7 +386,7 @@ ANYWHERE = (
     folds_are_not_fed_by_what_is_copied,
     deleted_here_is_deleted,
     a_new_leader_takes_no_new_epoch,
-    whoever_lives_may_lead,
+    any_that_lives_may_lead,
     a_former_grant_holds_in_the_next_life,
     a_former_life_counts,
     a_reassignment_ends_before_anybody_caught_up,

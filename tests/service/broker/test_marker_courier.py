@@ -238,7 +238,7 @@ def test_a_marker_of_an_older_client_that_may_come_late_is_outdated_before_it_go
     stage.run()
     if sent and version < 2:
         assert stage.raised_to == [4]
-        assert len(stage.asked) == 1, "whoever coordinates in the next epoch sends it"
+        assert len(stage.asked) == 1, "the coordinator of the next epoch sends it"
         assert stage.told == [told(ORDERS, of=markers)]
     else:
         assert stage.raised_to == []
