@@ -32,6 +32,8 @@ logger = logging.getLogger("oncelog.http")
 HEAD_BYTES_MAX = 4096
 BODY_BYTES_MAX = 1 << 20
 REST_BYTES_MAX = 64 << 10
+REQUESTS_AT_ONCE = 30
+"""Served in one turn of the loop, of those that came together."""
 HEADS_MAX = 1000
 """Remembered, so that each is read once."""
 BODY_S, IDLE_S = 60.0, 75.0
@@ -160,13 +162,16 @@ class Lane(asyncio.Protocol):
     # -- requests
 
     def _resume(self) -> None:
+        if self._is_slow:
+            return  # it says itself when it is read from
         if self._task is None and not self._is_paused and not self._transport.is_closing():
             self._transport.resume_reading()
             self._go_on(self._rest)
 
     def _go_on(self, data: bytes) -> None:
-        """Serve what is there, one request after the other."""
+        """Serve what is there, one request after the other: so many in this turn of the loop."""
         lanes = self._lanes
+        left = REQUESTS_AT_ONCE
         while data:
             self._rest = data
             if self._task is not None or self._is_paused:
@@ -174,10 +179,18 @@ class Lane(asyncio.Protocol):
                     self._transport.pause_reading()
                 return
             end = data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
+            if end < 0:
+                self._leave()
+                return
+            if not left:
+                self._transport.pause_reading()
+                self._loop.call_soon(self._resume)
+                return
+            left -= 1
             head = data[:end]
             asked = lanes.heads.get(head)
             if asked is None:
-                asked = read_head(head) if end >= 0 else None
+                asked = read_head(head)
                 if asked is None:
                     self._leave()
                     return

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock, patch
 from urllib.parse import urlsplit
 
 import pytest
 
-from service.web.lane import read_head
+from service.broker.tally import HttpTally
+from service.web import lane as lane_module
+from service.web.lane import REQUESTS_AT_ONCE, Lane, Lanes, read_head
 from tests.service.web.kit import PATIENCE_S, Http, Served, read_all
 
 JSON_HEAD = (
@@ -121,6 +126,51 @@ def test_bytes_are_written_as_they_are(served: Served, http: Http, topic: str) -
             connection.send(head % (topic.encode(), len(body), more) + body)
             assert connection.answer()[0] == 200
     assert [(each.key, each.value) for each in read_all(served.bootstrap, topic)] == [(None, body)] * 2
+
+
+@pytest.mark.parametrize("arrived", range(5))
+def test_a_head_that_was_read_before_may_come_in_two_parts(
+    served: Served, http: Http, topic: str, arrived: int
+) -> None:
+    """`arrived`: so much of the empty line after it comes with the first part."""
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    head = JSON_HEAD.replace(b"application/json", b"application/octet-stream") % (topic.encode(), 3, b"")
+    first = len(head) - 4 + arrived
+    with raw(served) as connection:
+        connection.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.send(head + b"one")
+        assert connection.answer()[0] == 200
+        connection.send(head[:first])
+        time.sleep(0.1)
+        connection.send(head[first:] + b"two")
+        assert connection.answer()[0] == 200
+    assert [each.value for each in read_all(served.bootstrap, topic)] == [b"one", b"two"]
+
+
+def test_many_requests_that_come_at_once_are_served_in_turns() -> None:
+    count = 20 * REQUESTS_AT_ONCE
+    steps: list[int] = []
+
+    async def scene() -> None:
+        transport = Mock(is_closing=lambda: False)
+        gateway = Mock()
+        gateway.broker.config.http_max_body_bytes = 100
+        gateway.broker.requests.http = HttpTally()
+        lane = Lane(Lanes(gateway), Mock(), Mock(), 1.0)
+        lane.connection_made(transport)
+        lane.data_received(request("t", b"{}") * count)
+        while len(steps) < count:
+            answered = transport.write.call_count
+            steps.append(answered - sum(steps))
+            if answered == count:
+                break
+            await asyncio.sleep(0)
+        lane.connection_lost(None)
+
+    with patch.dict(lane_module._WRITE, {b"application/json": lambda *_: b"{}"}):
+        asyncio.run(scene())
+    assert sum(steps) == count
+    assert max(steps) == REQUESTS_AT_ONCE
 
 
 def test_an_answer_is_packed_for_who_likes_that(http: Http, topic: str) -> None:
