@@ -50,12 +50,7 @@ async def _append(
     if wrong is not None:
         writing.refuse(wrong)
         return _answer(writing)
-    if writing.looks_far or not writing.begin():
-        await writing.prepare()
-    if writing.takes_turns:
-        await writing.append_in_turns()
-    else:
-        writing.append()
+    await writing.append_when_ready(is_ready=not writing.looks_far and writing.begin())
     return _answer(writing) if writing.is_settled else _when_settled(session, writing)
 
 

@@ -89,12 +89,7 @@ def _partitions(broker: Broker, version: int, topic: TopicProduceData) -> TopicP
 async def _append_later(
     session: Session, request: ProduceRequest, writing: Writing, *, is_ready: bool
 ) -> ProduceResponse | Signal | Awaitable[ProduceResponse | Signal]:
-    if not is_ready:
-        await writing.prepare()
-    if writing.takes_turns:
-        await writing.append_in_turns()
-    else:
-        writing.append()
+    await writing.append_when_ready(is_ready=is_ready)
     return _appended(session, request, writing)
 
 

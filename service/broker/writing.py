@@ -6,8 +6,8 @@ a topic wants looked into is looked into under the settings that hold when it is
 order they are named, in one turn of the loop unless they are very many; with acks=all an outcome is `Appended` only
 when every in-sync replica holds the batch, and otherwise it may become committed later.
 
-`begin`, and where that says no `keep` and `prepare`; then `append` (or, where it `takes_turns`, `keep` and
-`append_in_turns`); then `settle`, unless `is_settled`.
+`begin`; then `append`, or where that said no, or where it `takes_turns`, `keep` and `append_when_ready`; then `settle`,
+unless `is_settled`.
 """
 
 import asyncio
@@ -151,7 +151,7 @@ class Writing:
             if not isinstance(write.batch, Refused):
                 write.batch = memoryview(bytearray(write.batch))
 
-    async def prepare(self) -> None:
+    async def _prepare(self) -> None:
         await self._open(self.writes)
         unconfirmed = list(self._unconfirmed())
         wanted = [(partition, writer) for partition, _, writer in unconfirmed]
@@ -238,7 +238,16 @@ class Writing:
     def size_bytes(self) -> int:
         return sum(len(write.batch) for write in self.writes if not isinstance(write.batch, Refused))
 
-    async def append_in_turns(self) -> None:
+    async def append_when_ready(self, *, is_ready: bool) -> None:
+        """`is_ready`: as `begin` said."""
+        if not is_ready:
+            await self._prepare()
+        if self.takes_turns:
+            await self._append_in_turns()
+        else:
+            self.append()
+
+    async def _append_in_turns(self) -> None:
         """The same where it takes turns: batches of others come between, but keep the order of these."""
         left = list(reversed(self.writes))
         while left:

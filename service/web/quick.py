@@ -15,27 +15,18 @@ from msgspec import Raw
 from log.batch import build_plain_batch
 from log.ids import TopicPartition
 from service.broker.acceptance import Refused
-from service.broker.partition import ACKS_ALL, Appended
+from service.broker.partition import Appended
 from service.broker.session import Session
-from service.broker.writing import Terms, Write, Writing
+from service.broker.writing import Write, Writing
 from service.client.partitioner import partition_for_key
 from service.cluster.image import Topic
-from service.web.gateway import CLIENT_ID, TIMEOUT_S, Gateway
+from service.web.gateway import CLIENT_ID, Gateway
 from service.web.records import NULL
-from service.web.sending import Outgoing
+from service.web.sending import TERMS, Outgoing
 
 BODY_BYTES_MAX = 128 << 10
 """A longer body takes turns of the loop."""
 RECORDS_MAX = 2000
-TERMS = Terms(
-    ACKS_ALL,
-    int(TIMEOUT_S * 1000),
-    None,
-    adds_partitions=True,
-    knows_abortable=True,
-    knows_zstd=True,
-    may_write_internal=False,
-)
 Plain = tuple[bytes | None, bytes | None]
 Answer = bytes | Awaitable[bytes] | None
 """None: the general way must be gone. An awaitable may raise a problem."""

@@ -27,6 +27,16 @@ from service.web.problems import Problem, of_error
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import ConditionalBatch, ConditionalProduceRequest, InitProducerIdRequest
 
+TERMS = Terms(
+    ACKS_ALL,
+    int(TIMEOUT_S * 1000),
+    None,
+    adds_partitions=True,
+    knows_abortable=True,
+    knows_zstd=True,
+    may_write_internal=False,
+)
+"""Of a plain batch."""
 REPLICAS_WITHIN_S = 3.0
 NOWHERE = Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 TOO_FEW = frozenset({ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
@@ -228,22 +238,8 @@ async def _send_here(
         write = Write(topic, each.partition.partition, memoryview(bytearray(each.batch)))
         write.expected_offset = each.expected_offset
         writes.append(write)
-    terms = Terms(
-        ACKS_ALL,
-        int(TIMEOUT_S * 1000),
-        transactional_id,
-        adds_partitions=True,
-        knows_abortable=True,
-        knows_zstd=True,
-        may_write_internal=internal,
-    )
-    writing = Writing(broker, terms, writes)
-    if writing.looks_far or not writing.begin():
-        await writing.prepare()
-    if writing.takes_turns:
-        await writing.append_in_turns()
-    else:
-        writing.append()
+    writing = Writing(broker, TERMS._replace(transactional_id=transactional_id, may_write_internal=internal), writes)
+    await writing.append_when_ready(is_ready=not writing.looks_far and writing.begin())
     if not writing.is_settled:
         await writing.settle(Session(CLIENT_ID, 0))
     for each, write in zip(batches, writes, strict=True):

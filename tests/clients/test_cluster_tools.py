@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from tests.clients.kits import Confluent, Message
 from tests.clients.three import out_of_sync, three_brokers, within_minutes
@@ -118,7 +119,7 @@ def test_the_tools_say_what_is_under_replicated_and_elect_who_should_lead(broker
     assert topics(one, *here, "--under-min-isr-partitions").count(f"Topic: {TOPIC}") == 2
     assert topics(one, *here, "--unavailable-partitions") == ""
     brokers[2].start(patience_seconds=180)
-    within_minutes(lambda: out_of_sync(one.bootstrap), lambda lacking: not lacking)
+    within_minutes(lambda: out_of_sync(AdminClient({"bootstrap.servers": one.bootstrap})), lambda lacking: not lacking)
     assert topics(one, *here, "--at-min-isr-partitions").count(f"Topic: {TOPIC}") == 2
     election = ["--election-type", "preferred", "--topic", TOPIC, "--partition"]
     name = "org.apache.kafka.tools.LeaderElectionCommand"

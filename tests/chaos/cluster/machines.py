@@ -92,19 +92,6 @@ class Cluster:
     def admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.bootstrap, "socket.timeout.ms": 3_000, "log_level": 0})
 
-    def out_of_sync(self) -> list[str]:
-        """Partitions that lack a replica in sync or a leader; one word when nobody says."""
-        try:
-            topics = self.admin().list_topics(timeout=5).topics.values()
-        except KafkaException as failure:
-            return [str(failure)]
-        return [
-            f"{topic.topic}-{number}"
-            for topic in topics
-            for number, each in topic.partitions.items()
-            if each.leader < 0 or len(each.isrs) < len(each.replicas)
-        ]
-
     def leader(self, topic: str, partition: int) -> int:
         """-1 when nobody says."""
         try:

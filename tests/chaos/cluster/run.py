@@ -26,6 +26,7 @@ from tests.chaos.cluster.verdict import (
 from tests.chaos.cluster.writers import Ending, SteadyWriter, TransactionalWriter
 from tests.chaos.run import PARTITIONS as COPIED_PARTITIONS
 from tests.chaos.run import Copier, Feeder, judge, let_finish
+from tests.clients.three import out_of_sync
 from tests.clients.topics import Topics
 from tests.peers.network import Network
 
@@ -196,7 +197,7 @@ def _heal(cluster: Cluster, faults: Faults, summary: Summary) -> None:
                 make_whole(cluster)
             except (OSError, TimeoutError):
                 continue
-        lacking = cluster.out_of_sync()
+        lacking = out_of_sync(cluster.admin())
     summary.whole_after_s = time.monotonic() - began_s
 
 
