@@ -273,6 +273,8 @@ class Driver(Participant):
 class Preparer(Participant):
     """Prepares transactions for somebody else to decide over, goes away, comes back, and ends them as was decided."""
 
+    _unanswered = 0  # inits; each may still arrive, and abort what is prepared by then
+
     async def turn(self) -> None:
         await asyncio.sleep(self.chance.random())
         with contextlib.suppress(Refused):
@@ -299,6 +301,8 @@ class Preparer(Participant):
         await asyncio.sleep(self.chance.choice((0.0, 0.5, 3.0)) * self.chance.random())
         heir, ongoing = await self._take(keep=True)
         if ongoing != (owner.producer_id, owner.epoch):
+            if self._unanswered and heir.epoch > owner.epoch + 1:
+                return False
             self.history.wrong.append(
                 f"{self.clients.now:.6f} {self.name} prepared {owner.producer_id, owner.epoch}, kept is {ongoing}"
             )
@@ -314,7 +318,9 @@ class Preparer(Participant):
 
         async def ask() -> int:
             request = InitProducerIdRequest(self.name, 2000, enable2_pc=True, keep_prepared_txn=keep)
+            self._unanswered += 1
             response = await self.line.ask(request, 6)
+            self._unanswered -= 1
             if response.error_code == ErrorCode.NONE:
                 owner = Ownership(response.producer_id, response.producer_epoch)
                 taken.append((owner, (response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch)))

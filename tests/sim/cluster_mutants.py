@@ -27,6 +27,7 @@ from log.control import ControlType
 from log.epochs import LeaderEpochs
 from log.partition_log import PartitionLog
 from log.replica import ReplicaSet
+from log.snapshots import Snapshots
 from service.broker.acceptance import Refused
 from service.broker.in_sync import InSyncSets
 from service.broker.marker_courier import MarkerCourier
@@ -159,7 +160,7 @@ def who_lost_its_tail_is_taken_for_clean() -> Planting:
 
 
 def folds_stay_as_they_were_when_the_log_is_cut() -> Planting:
-    return replaced(PartitionLog, "_restore_views", lambda partition_log: partition_log.end_offset)
+    return replaced(Snapshots, "restore", lambda snapshots, views, *, epochs, end_offset: end_offset)
 
 
 def folds_are_not_fed_by_what_is_copied() -> Planting:

@@ -46,6 +46,7 @@ from log.batch import BatchHeader, Buffer
 from log.checkpoints import START_OFFSET, read_offset
 from log.config import LogConfig
 from log.disk import Disk, DiskFault, FileSlice
+from log.durability import Durability
 from log.ids import NO_TIMESTAMP, TopicPartition
 from log.manifest import MANIFEST, Manifest, read_and_remove_manifest, write_recovery_points
 from log.partition_log import PartitionLog
@@ -137,10 +138,10 @@ def take_a_failed_fsync_for_done() -> contextlib.AbstractContextManager[None]:
 
 
 def roll_without_syncing_the_folder() -> contextlib.AbstractContextManager[None]:
-    async def nothing(log: PartitionLog) -> None:
+    async def nothing(durability: Durability) -> None:
         return
 
-    return replaced(PartitionLog, "_sync_names", nothing)
+    return replaced(Durability, "_sync_names", nothing)
 
 
 def recovery_point_before_fsync() -> contextlib.AbstractContextManager[None]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sim import cluster_mutants, group_mutants
 from tests.sim.conftest import drawn
 from tests.sim.mutants import MUTANTS, hunt_all
 from tests.sim.run import fresh_seed, processes, run
@@ -58,3 +59,10 @@ def test_planted_bugs_are_caught() -> None:
     hunted = MUTANTS[secrets.randbelow(PARTS) :: PARTS]
     drawn.append("mutants hunted: " + ", ".join(mutant.name for mutant in hunted))
     assert [caught.mutant for caught in hunt_all(hunted) if not caught.broken] == []
+
+
+def test_every_planted_bug_finds_what_it_replaces() -> None:
+    plants = [mutant.plant for mutant in MUTANTS]
+    for plant in (*plants, *group_mutants.MUTANTS.values(), *cluster_mutants.MUTANTS.values()):
+        with plant():
+            pass

@@ -458,7 +458,6 @@ def test_transactions_are_described_and_listed(tmp_path: Path) -> None:
     on_txn_stage(tmp_path, scene)
 
 
-@rule("B.2", "a write of the next transaction waits for the last one's marker instead of being refused for good")
 @pytest.mark.parametrize("writes_on", [False, True], ids=["nothing more", "and writes on"])
 @pytest.mark.parametrize("commit", [False, True], ids=["abort", "commit"])
 def test_a_topic_made_again_within_a_transaction_takes_its_marker_and_no_harm(
@@ -491,6 +490,7 @@ def test_a_topic_made_again_within_a_transaction_takes_its_marker_and_no_harm(
     on_txn_stage(tmp_path, scene)
 
 
+@rule("B.2", "a write of the next transaction waits for the last one's marker instead of being refused for good")
 def test_the_next_transaction_waits_for_the_marker_of_the_last(tmp_path: Path) -> None:
     """After a commit is answered its markers may be late: a leader elsewhere, a restart. The client goes on at once."""
 
