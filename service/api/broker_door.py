@@ -16,7 +16,7 @@ from typing import Any
 
 from service.api import api_versions
 from service.api.listener import Listener
-from service.api.routes import ROUTES, NotAllowed, Route
+from service.api.routes import ROUTES, Route
 from service.api.turns import done_in_turns, now_or_in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
@@ -95,9 +95,6 @@ class BrokerDoor:
     ) -> Reply | Awaitable[Reply] | Held[Reply]:
         try:
             answer = route.ask(self._broker, session, header, request)
-        except NotAllowed as refusal:
-            logger.warning("%s:%d is refused: %s", session.host, session.port, refusal)
-            return CLOSE
         except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
             return self._failed(session, route)
         if isinstance(answer, Held):

@@ -43,6 +43,12 @@ def handle(
     return Held(_append(session, writing))
 
 
+def refused(request: ConditionalProduceRequest) -> ConditionalProduceResponse:
+    """To a session that may not ask."""
+    denied = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    return ConditionalProduceResponse(results=[ConditionalResult(denied) for _ in request.batches])
+
+
 async def _append(
     session: Session, writing: Writing
 ) -> ConditionalProduceResponse | Awaitable[ConditionalProduceResponse]:

@@ -180,6 +180,24 @@ class Answer:
         return news
 
 
+def refused(request: FetchRequest) -> FetchResponse:
+    """To a session that may not copy: no fetch session, and the same error for each partition, as Kafka has it."""
+    topics = [
+        FetchableTopicResponse(
+            topic.topic,
+            topic.topic_id,
+            [
+                FetchResponsePartitionData(
+                    each.partition, ErrorCode.TOPIC_AUTHORIZATION_FAILED, high_watermark=-1, records=NO_RECORDS
+                )
+                for each in topic.partitions
+            ],
+        )
+        for topic in request.topics
+    ]
+    return FetchResponse(responses=topics)
+
+
 def _partition_data(index: int, found: Found) -> FetchResponsePartitionData:
     data = FetchResponsePartitionData(
         index,

@@ -4,6 +4,7 @@ What always holds: ApiVersions tells exactly this table, and the door lets nothi
 calls unstable is not offered.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -56,11 +57,13 @@ from service.api import (
     txn_offset_commit,
     write_txn_markers,
 )
-from service.api.rules import anybody, brokers, readers_and_brokers
+from service.api.rules import Rule, anybody, brokers, readers_and_brokers
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.wire.codec import RequestHeader
 from service.wire.messages.versions import NEWEST_IS_UNSTABLE, VERSIONS, ApiKey
+
+logger = logging.getLogger("oncelog.door")
 
 Part = Callable[[Broker], Any]
 
@@ -75,9 +78,11 @@ METADATA: Part = attrgetter("metadata")
 PARTITIONS: Part = attrgetter("partitions")
 TRANSACTIONS: Part = attrgetter("transactions")
 
-HANDLED: dict[ApiKey, tuple[Callable[..., Any], Part, Callable[[Session, Any], bool]]] = {
+Handler = Callable[..., Any]
+Row = tuple[Handler, Part, Rule] | tuple[Handler, Part, Rule, Callable[[Any], Any]]
+HANDLED: dict[ApiKey, Row] = {
     ApiKey.PRODUCE: (produce.handle, the_broker, anybody),
-    ApiKey.FETCH: (fetch.handle, the_broker, readers_and_brokers),
+    ApiKey.FETCH: (fetch.handle, the_broker, readers_and_brokers, fetch.refused),
     ApiKey.LIST_OFFSETS: (list_offsets.handle, the_broker, anybody),
     ApiKey.METADATA: (metadata.handle, the_broker, anybody),
     ApiKey.OFFSET_COMMIT: (offset_commit.handle, the_broker, anybody),
@@ -98,7 +103,7 @@ HANDLED: dict[ApiKey, tuple[Callable[..., Any], Part, Callable[[Session, Any], b
     ApiKey.ADD_PARTITIONS_TO_TXN: (add_partitions_to_txn.handle, the_broker, anybody),
     ApiKey.ADD_OFFSETS_TO_TXN: (add_offsets_to_txn.handle, the_broker, anybody),
     ApiKey.END_TXN: (end_txn.handle, TRANSACTIONS, anybody),
-    ApiKey.WRITE_TXN_MARKERS: (write_txn_markers.handle, the_broker, brokers),
+    ApiKey.WRITE_TXN_MARKERS: (write_txn_markers.handle, the_broker, brokers, write_txn_markers.refused),
     ApiKey.TXN_OFFSET_COMMIT: (txn_offset_commit.handle, the_broker, anybody),
     ApiKey.DESCRIBE_CONFIGS: (describe_configs.handle, the_broker, anybody),
     ApiKey.ALTER_CONFIGS: (alter_configs.handle, the_broker, anybody),
@@ -120,16 +125,12 @@ HANDLED: dict[ApiKey, tuple[Callable[..., Any], Part, Callable[[Session, Any], b
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: (describe_topic_partitions.handle, the_broker, anybody),
     ApiKey.END_BRANCHES: (end_branches.handle, TRANSACTIONS, anybody),
     ApiKey.DESCRIBE_BRANCHES: (describe_branches.handle, TRANSACTIONS, anybody),
-    ApiKey.CONDITIONAL_PRODUCE: (conditional_produce.handle, the_broker, brokers),
+    ApiKey.CONDITIONAL_PRODUCE: (conditional_produce.handle, the_broker, brokers, conditional_produce.refused),
 }
-"""What answers, which part of the broker it takes, and who may ask."""
+"""What answers, which part of the broker it takes, and who may ask; where not anybody may, what the others are told."""
 
 STABLE_HERE = (ApiKey.INIT_PRODUCER_ID,)
 """Version 6, external two-phase commit (KIP-939): whole here, a stub in Kafka."""
-
-
-class NotAllowed(Exception):
-    """Its rule does not let the session ask this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +138,24 @@ class Route:
     name: str
     lowest: int
     highest: int
-    handle: Callable[..., Any]
+    handle: Handler
     part: Part
-    authorize: Callable[[Session, Any], bool]
+    authorize: Rule
+    refused: Callable[[Any], Any] | None = None
+
+    def refusal(self, session: Session, request: Any) -> Any:
+        """Kafka's authorization error if the session may not ask, else None."""
+        if self.authorize(session, request):
+            return None
+        asked = session.host, session.port, ":".join(session.principal), self.name
+        logger.warning("%s:%d is refused: %s may not ask %s", *asked)
+        assert self.refused is not None, "a rule that refuses has something to say"
+        return self.refused(request)
 
     def ask(self, broker: Broker, session: Session, header: RequestHeader, request: Any) -> Any:
-        """The handler's answer, or what it awaits. NotAllowed when the session may not ask."""
-        if not self.authorize(session, request):
-            raise NotAllowed(f"{':'.join(session.principal)} may not ask {self.name}")
-        return self.handle(self.part(broker), session, header, request)
+        """The handler's answer, what it awaits, or a refusal."""
+        refusal = self.refusal(session, request)
+        return self.handle(self.part(broker), session, header, request) if refusal is None else refusal
 
 
 def _route(key: ApiKey) -> Route:

@@ -1,15 +1,19 @@
-"""Who may ask what: a rule for each API in the table of routes. Every request passes its rule on the way to its
-handler, also when HTTP asks it. What HTTP writes and reads without a handler (`web/sending.py`, `web/fetching.py`)
-passes none.
+"""Who may ask what: a rule for each API of the wire (`routes.py`) and for each operation of HTTP (the tables of
+routes in `service/web`). A request passes its rule before anything is done for it. What HTTP asks of the wire's
+handlers passes their rules too, as its client's question.
 
 No listener asks for proof yet, so every session is ANONYMOUS, and every rule lets it pass. A principal that was proven
 may ask what any client may; for what brokers ask of each other it would have to be a broker's, and none is yet.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from service.broker.session import ANONYMOUS, Session
 from service.wire.messages import FetchRequest
+
+Rule = Callable[[Session, Any], bool]
+"""Whether the session may ask this: a request of the wire, or what the path of an HTTP request names."""
 
 
 def anybody(session: Session, request: Any) -> bool:

@@ -50,6 +50,21 @@ async def handle(
     )
 
 
+def refused(request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+    """To a session that may not ask."""
+    denied = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    results = []
+    for marker in request.markers:
+        topics = [
+            WritableTxnMarkerTopicResult(
+                topic.name, [WritableTxnMarkerPartitionResult(index, denied) for index in topic.partition_indexes]
+            )
+            for topic in marker.topics
+        ]
+        results.append(WritableTxnMarkerResult(marker.producer_id, topics))
+    return WriteTxnMarkersResponse(results)
+
+
 Written = tuple[Partition, int, Appended] | ErrorCode
 
 

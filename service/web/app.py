@@ -13,10 +13,13 @@ from aiohttp import ClientConnectionError, web
 from aiohttp.typedefs import Middleware
 
 from log.tally import Histogram
+from service.api.listener import Listener
 from service.broker.data_folder import StartError
 from service.broker.node import Broker
+from service.broker.session import Session
 from service.broker.tally import HttpTally
 from service.client.failures import ClientFailure
+from service.net.door import PeerInfo
 from service.settings.broker import Endpoint
 from service.web import (
     cluster,
@@ -33,7 +36,7 @@ from service.web import (
     transactions,
 )
 from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of
-from service.web.gateway import Gateway
+from service.web.gateway import ASKING, Gateway
 from service.web.idempotency import REPLAYED, Keys
 from service.web.lane import Lane, Lanes
 from service.web.members import Members
@@ -62,6 +65,7 @@ TABLES: tuple[Sequence[Route], ...] = (
     openapi.ROUTES,
 )
 """Every operation there is: a resource adds its table here."""
+LISTENER = Listener("HTTP")
 STOP_S = 3.0
 HEAD_S, BODY_S = 30.0, 60.0
 """Within which a new connection must have sent the head of its first request, and a client the body of one that is read
@@ -92,8 +96,9 @@ class TooMany(asyncio.Protocol):
 class WebServer:
     """Listening for one broker."""
 
-    def __init__(self, broker: Broker, connections_max: int) -> None:
+    def __init__(self, broker: Broker, connections_max: int, listener: Listener = LISTENER) -> None:
         self._connections_max = connections_max
+        self._listener = listener
         self._servers: list[asyncio.Server] = []
         self._silent: dict[object, asyncio.TimerHandle] = {}
         """Connections on which no whole head of a request has come yet, and when they are ended."""
@@ -103,31 +108,35 @@ class WebServer:
             lambda producer_ids: metrics.holders_elsewhere(self.gateway, producer_ids),
         )
         self.gateway = Gateway(broker, scraper)
+        self.gateway.routes = [route for table in TABLES for route in table]
         self.gateway.numbers = Numbers(self.gateway)
         self.gateway.producers = Producers(self.gateway)
         self.gateway.keys = Keys(self.gateway)
         self.gateway.open_transactions = OpenTransactions()
         self.gateway.members = Members(self.gateway)
-        self._lanes = Lanes(self.gateway)
+        self._lanes = Lanes(self.gateway, self._session)
         self._origins = set(broker.config.http_cors_origins)
         self.endpoints: list[Endpoint] = []
         """Where it listens, with the ports that were found."""
         counted = _counted(broker.requests.http)
         app = web.Application(middlewares=[counted, self._around], client_max_size=broker.config.http_max_body_bytes)
-        self.gateway.routes = [route for table in TABLES for route in table]
         for table in TABLES:
             for route in table:
                 app.router.add_route(route.method, route.path, self._bound(route))
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S, logger=_one_line_each())
 
     def _bound(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        gateway, handle, waits = self.gateway, route.handle, route.tag != "health"
+        gateway, handle, authorize, waits = self.gateway, route.handle, route.authorize, route.tag != "health"
         reads = route.body is not None
         ready = gateway.broker.ready
 
         async def bound(request: web.Request) -> web.StreamResponse:
             if waits and not ready.is_set():
                 raise Problem("not-now", "the broker is not ready")
+            session = self._session(request.transport)
+            if not authorize(session, request.match_info):
+                raise Problem("denied", f"{':'.join(session.principal)} may not do this")
+            ASKING.set(session)
             if reads and not request.content.is_eof() and request.content_type != NDJSON:
                 try:
                     async with asyncio.timeout(BODY_S):
@@ -137,6 +146,13 @@ class WebServer:
             return await handle(gateway, request)
 
         return bound
+
+    def _session(self, transport: asyncio.BaseTransport | None) -> Session:
+        """Who is at the other end."""
+        peer = transport.get_extra_info("peername") if transport is not None else None
+        host, port = (peer[0], peer[1]) if peer else ("?", 0)
+        principal = self._listener.authenticate(PeerInfo(host, port))
+        return Session(host, port, listener=self._listener.name, principal=principal)
 
     async def start(self, endpoints: Sequence[Endpoint]) -> None:
         """Raises StartError with one line."""

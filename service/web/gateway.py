@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from aiohttp import ClientSession, ClientTimeout, web
+from aiohttp import ClientSession, ClientTimeout
 
 from log.ids import TopicPartition
 from monitoring.scraping import Scraper
@@ -48,6 +49,8 @@ CLIENT_ID = "oncelog-http"
 TIMEOUT_S = 30.0
 PAUSE_S = 0.02
 """Before a question is asked again of what is just being made or elected."""
+ASKING: ContextVar[Session] = ContextVar("asking")
+"""Whose HTTP request is served."""
 NEWEST = {key: newest - (key in NEWEST_IS_UNSTABLE) for key, (_, newest) in OFFERED.items()}
 
 
@@ -73,6 +76,8 @@ class Gateway:
         self._http: ClientSession | None = None
         self._pool = Pool(client_id=CLIENT_ID, timeout_s=TIMEOUT_S)
         self._listener = broker.config.endpoints[0].listener
+        self.own_session = Session(CLIENT_ID, 0, listener=self._listener)
+        """For what this broker asks on its own account."""
 
     async def close(self) -> None:
         """Streams and long polls end; what writes goes on."""
@@ -152,8 +157,16 @@ class Gateway:
     # Asking
 
     async def ask(self, node: int, request: Request[R], *, session: Session | None = None, wait_s: float = 0.0) -> R:
-        """The answer of a broker. ClientFailure when it can't be had."""
+        """The answer of a broker. ClientFailure when it can't be had.
+
+        Without a session it is judged here as the client's question that is being served, since the other broker sees
+        only this one.
+        """
         key = api_key_of(type(request))
+        session = session or ASKING.get(self.own_session)
+        refusal = ROUTES[key].refusal(session, request)
+        if refusal is not None:
+            return cast(R, refusal)
         if node != self.broker.node_id:
             broker = self.broker.image.brokers.get(node)
             endpoint = None if broker is None else broker.endpoint(self._listener) or broker.endpoints[0]
@@ -161,7 +174,6 @@ class Gateway:
                 raise ClientFailure(f"broker {node} is away", Kind.UNREACHABLE)
             return await self._pool.ask(Address(endpoint.host, endpoint.port), request, wait_s=wait_s)
         header = RequestHeader(key, NEWEST[key], 0, CLIENT_ID)
-        session = session or Session(CLIENT_ID, 0, listener=self._listener)
         answer: Any = ROUTES[key].ask(self.broker, session, header, request)
         if isinstance(answer, Held):
             answer = await answer.first
@@ -212,10 +224,3 @@ def first_error(answer: Any) -> int:
                 if isinstance(each, Struct) and (code := first_error(each)):
                     return code
     return 0
-
-
-def session_of(request: web.Request) -> Session:
-    """Who asks, for what the wire's handlers want to know."""
-    peer = request.transport.get_extra_info("peername") if request.transport is not None else None
-    host, port = (peer[0], peer[1]) if peer else ("?", 0)
-    return Session(host, port)

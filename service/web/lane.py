@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import NamedTuple, cast
@@ -22,6 +22,7 @@ from typing import NamedTuple, cast
 from aiohttp import web
 
 from log.tally import Histogram
+from service.broker.session import Session
 from service.web import quick
 from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of
 from service.web.gateway import Gateway
@@ -54,7 +55,8 @@ class Asked(NamedTuple):
     """The head of a request that may go the short way."""
 
     path: str
-    topic: str
+    names: Mapping[str, str]
+    """What the path names: the topic."""
     write: Writes
     body_bytes: int
     codec: str | None
@@ -82,14 +84,17 @@ def read_head(head: bytes) -> Asked | None:
         return None
     if not found.keys() <= _HARMLESS:
         return None
-    return Asked(asked[1].decode(), asked[2].decode(), write, int(length), codec)
+    return Asked(asked[1].decode(), {"topic": asked[2].decode()}, write, int(length), codec)
 
 
 class Lanes:
     """What the connections of one server share."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, session: Callable[[asyncio.BaseTransport], Session]) -> None:
         self.gateway = gateway
+        self.session = session
+        """Who is at the other end of a connection."""
+        self.authorize = next(each.authorize for each in gateway.routes if (each.method, each.path) == ("POST", PATH))
         self.heads: dict[bytes, Asked] = {}
         self.writing: set[asyncio.Task[None]] = set()
         """Requests whose answers are waited for."""
@@ -130,6 +135,7 @@ class Lane(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not derive from it
+        self._session = self._lanes.session(transport)
         self._slow.connection_made(transport)
 
     def connection_lost(self, error: BaseException | None) -> None:
@@ -222,9 +228,11 @@ class Lane(asyncio.Protocol):
         broker = self._gateway.broker
         if not broker.ready.is_set() or len(body) > broker.config.http_max_body_bytes:
             return False
+        if not self._lanes.authorize(self._session, asked.names):
+            return False  # the general way says so
         self._seen_s = began_s = self._loop.time()
         self._patience_s = IDLE_S
-        answer = asked.write(self._gateway, asked.topic, body)
+        answer = asked.write(self._gateway, asked.names["topic"], body)
         if answer is None:
             return False
         if isinstance(answer, bytes):

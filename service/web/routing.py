@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from service.api.rules import Rule, anybody
+
 if TYPE_CHECKING:
     from service.web.gateway import Gateway
 
@@ -50,6 +52,8 @@ class Route:
     problems: Sequence[int] = ()
     parameters: Sequence[Parameter] = ()
     documented: bool = True
+    authorize: Rule = anybody
+    """Who may: judged by the session and by what the path names."""
 
 
 def integer(name: str, about: str, *, least: int = 0, most: int = 2**63 - 1) -> Parameter:

@@ -258,7 +258,7 @@ async def _send_there(gateway: Gateway, node: int, batches: Sequence[Outgoing], 
         expected = -1 if each.expected_offset is None else each.expected_offset
         request.batches.append(ConditionalBatch(*each.partition, expected, bytes(each.batch)))
     try:
-        answer = await gateway.ask(node, request)
+        answer = await gateway.ask(node, request, session=gateway.own_session)
     except ClientFailure as failure:
         for each in batches:
             each.refused(ErrorCode.REQUEST_TIMED_OUT, failure.message)

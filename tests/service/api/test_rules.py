@@ -11,20 +11,28 @@ import pytest
 from log.batch import build_batch
 from service.api.broker_door import BrokerDoor
 from service.api.listener import Listener
+from service.api.routes import ROUTES
+from service.api.rules import anybody
 from service.broker.session import ANONYMOUS, Principal
 from service.net.door import CLOSE, Held, PeerInfo
 from service.wire.base import Request
 from service.wire.codec import RequestHeader, decode_response, encode_request
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
+    ConditionalBatch,
+    ConditionalProduceRequest,
     FetchPartition,
     FetchRequest,
+    FetchResponse,
     FetchTopic,
     HeartbeatRequest,
     PartitionProduceData,
     ProduceRequest,
     TopicProduceData,
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
 )
 from service.wire.messages.schemas import MESSAGES
 from tests.service.api.txn_stage import TxnStage, on_txn_stage
@@ -62,17 +70,48 @@ def test_a_session_is_whom_its_listener_takes_it_for(tmp_path: Path) -> None:
     on_txn_stage(tmp_path, scene)
 
 
-@pytest.mark.parametrize(("request_", "version"), [(WriteTxnMarkersRequest([]), 1), (FOLLOWER, 12)])
+MARKERS = WriteTxnMarkersRequest([WritableTxnMarker(7, 0, True, [WritableTxnMarkerTopic("orders", [0])], 0)])
+CONDITIONAL = ConditionalProduceRequest(None, 5_000, [ConditionalBatch("orders", 0, -1, b"")])
+
+
+def codes(answer: Any) -> list[int]:
+    """The error of each partition."""
+    match answer:
+        case FetchResponse():
+            return [each.error_code for topic in answer.responses for each in topic.partitions]
+        case WriteTxnMarkersResponse():
+            topics = [topic for marker in answer.markers for topic in marker.topics]
+            return [each.error_code for topic in topics for each in topic.partitions]
+        case _:
+            return [each.error_code for each in answer.results]
+
+
+@pytest.mark.parametrize(
+    ("request_", "version", "error"),
+    [
+        (MARKERS, 1, ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
+        (CONDITIONAL, 0, ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
+        (FOLLOWER, 12, ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+    ],
+)
 def test_what_brokers_ask_of_each_other_a_proven_client_may_not_ask(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, request_: Request[Any], version: int
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, request_: Request[Any], version: int, error: ErrorCode
 ) -> None:
+    """It is told so by the error that Kafka has for it, and its connection goes on."""
+
     async def scene(stage: TxnStage) -> None:
-        assert await asked(stage, OPEN, request_, version) is not CLOSE
+        assert codes(await asked(stage, OPEN, request_, version)) not in ([], [error])
         with caplog.at_level(logging.WARNING):
-            assert await asked(stage, PROVEN, request_, version) is CLOSE
+            assert codes(await asked(stage, PROVEN, request_, version)) == [error]
         assert "User:alice may not ask" in caplog.text
 
     on_txn_stage(tmp_path, scene)
+
+
+def test_every_api_that_not_anybody_may_ask_says_so_to_the_others() -> None:
+    refusing = [route.name for route in ROUTES.values() if route.authorize is not anybody]
+    assert refusing == [route.name for route in ROUTES.values() if route.refused is not None]
+    assert {"FETCH", "WRITE_TXN_MARKERS", "CONDITIONAL_PRODUCE"} == set(refusing)
 
 
 def test_what_every_client_asks_a_proven_one_may_ask(tmp_path: Path) -> None:

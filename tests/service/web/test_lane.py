@@ -17,6 +17,7 @@ import pytest
 
 from service.broker.tally import HttpTally
 from service.web import lane as lane_module
+from service.web import producing
 from service.web.lane import REQUESTS_AT_ONCE, Lane, Lanes, read_head
 from tests.service.web.kit import PATIENCE_S, Http, Served, read_all
 
@@ -156,7 +157,8 @@ def test_many_requests_that_come_at_once_are_served_in_turns() -> None:
         gateway = Mock()
         gateway.broker.config.http_max_body_bytes = 100
         gateway.broker.requests.http = HttpTally()
-        lane = Lane(Lanes(gateway), Mock(), Mock(), 1.0)
+        gateway.routes = producing.ROUTES
+        lane = Lane(Lanes(gateway, Mock()), Mock(), Mock(), 1.0)
         lane.connection_made(transport)
         lane.data_received(request("t", b"{}") * count)
         while len(steps) < count:
@@ -202,7 +204,7 @@ SIMPLE = b"POST /v1/topics/t/records HTTP/1.1\r\nHost: x\r\nContent-Type: applic
 def test_the_simple_form_is_taken() -> None:
     asked = read_head(SIMPLE + b"\r\nUser-Agent: curl/8\r\nAccept: */*\r\nConnection: Keep-Alive")
     assert asked is not None
-    assert (asked.topic, asked.body_bytes) == ("t", 5)
+    assert (asked.names, asked.body_bytes) == ({"topic": "t"}, 5)
 
 
 @pytest.mark.parametrize(
