@@ -414,8 +414,9 @@ def test_a_watcher_too_slow_is_told_of_the_gap_and_given_everything(
         await one.commit(Create("a", b""))
         events = aiter(one.watch())
         await anext(events)
-        for version in range(limit + 5):
+        for version in range(limit + 4):
             await other.commit(Put("a", b"", version))
+        await one.commit(Put("a", b"", limit + 4))  # whose session has then seen all before it
         seen: list[Event] = [await anext(events), await anext(events)]
         assert isinstance(seen[0], Gap)
         assert isinstance(seen[1], Snapshot)
