@@ -80,6 +80,8 @@ def figure(title: str, means: str, expression: str, **more: Any) -> Panel:
 
 
 COMMITTED: Final = 'result="commit"'
+CLEAN: Final = 'clean="true"'
+UNCLEAN: Final = 'clean="false"'
 TOPIC: Final = 'topic=~"$topic"'
 WHERE: Final = "{{topic}}-{{partition}}"
 
@@ -199,6 +201,35 @@ OVERVIEW: Final = Board(
                         (
                             f"sum by (instance, listener) ({of('kafka_server_socket_server_metrics_connection_count')})",
                             "{{instance}} {{listener}}",
+                        ),
+                    ),
+                ),
+                Panel(
+                    "In-sync sets",
+                    "How often a replica fell out of them and came back, by the broker that leads; flapping: three times in ten minutes.",
+                    (
+                        (
+                            f"sum by (instance) (increase({of('oncelog_isr_shrinks_total')}[$__rate_interval]))",
+                            "fell out, {{instance}}",
+                        ),
+                        (
+                            f"sum by (instance) (increase({of('oncelog_isr_expands_total')}[$__rate_interval]))",
+                            "came back, {{instance}}",
+                        ),
+                        (of("oncelog_isr_flapping_partitions"), "flapping, {{instance}}"),
+                    ),
+                ),
+                Panel(
+                    "Elections",
+                    "Leaderships that began; an unclean one loses records that were acknowledged.",
+                    (
+                        (
+                            f"sum by (instance) (increase({of('oncelog_leader_elections_total', CLEAN)}[$__rate_interval]))",
+                            "{{instance}}",
+                        ),
+                        (
+                            f"sum by (instance) (increase({of('oncelog_leader_elections_total', UNCLEAN)}[$__rate_interval]))",
+                            "unclean, {{instance}}",
                         ),
                     ),
                 ),
@@ -401,6 +432,11 @@ EXACTLY_ONCE: Final = Board(
                     ),
                     kind="heatmap",
                     unit="s",
+                ),
+                Panel(
+                    "Spans lost",
+                    "Parts of traces that were not sent, a second; none are made where otlp.endpoint is not set.",
+                    ((per_second("oncelog_spans_lost_total", "instance"), "{{instance}}"),),
                 ),
                 Panel(
                     "Partitions of a transaction",

@@ -116,11 +116,23 @@ class Scrape:
         lines.add(of.PRODUCERS_REFUSED, broker.producer_room.refused)
         lines.add(of.TXN_MAX_TIMEOUT, broker.config.transaction_max_timeout_ms / 1000)
         lines.add_histogram(of.LOOP_LAG, broker.loop_watch.lag)
+        self._leaderships(lines)
         for kind, mishaps in (("group", broker.groups.mishaps), ("transaction", broker.transactions.mishaps)):
             lines.add(of.MISHAPS, mishaps.decisions, kind, "decision")
             lines.add(of.MISHAPS, mishaps.expiries, kind, "expiry")
             lines.add(of.MISHAPS, mishaps.records, kind, "record")
             lines.add(of.MISHAPS, mishaps.rebuilt, kind, "rebuilt")
+
+    def _leaderships(self, lines: Lines) -> None:
+        tally = self._broker.leaderships
+        lines.add(of.SHRINKS, tally.shrunk)
+        lines.add(of.ISR_SHRINKS, tally.shrunk)
+        lines.add(of.EXPANDS, tally.grown)
+        lines.add(of.ISR_EXPANDS, tally.grown)
+        lines.add(of.FLAPPING, tally.flapping(int(self._broker.env.clock.monotonic() * 1000)))
+        lines.add(of.ELECTIONS, tally.elected, "true")
+        lines.add(of.ELECTIONS, tally.unclean, "false")
+        lines.add(of.UNCLEAN_ELECTIONS, tally.unclean)
 
     # -- partitions
 
@@ -237,6 +249,7 @@ class Scrape:
         if (ends := broker.requests.apis.get("END_TXN")) is not None:
             lines.add_histogram(of.TXN_COMMIT_LATENCY, ends.seconds, "prepare")
         lines.add_histogram(of.TXN_COMMIT_LATENCY, tally.markers, "markers")
+        lines.add(of.SPANS_LOST, 0 if tally.follower is None else tally.follower.lost)
         lines.add(of.TXN_HANGING, self._hanging(blockers, holders))
         if not self._transaction_coordinators():
             strangers = (each for each in blockers if each.producer_id not in holders)

@@ -166,6 +166,17 @@ LATE_COUNT = _gauge(
     "kafka_server_replicamanager_partitionswithlatetransactionscount",
     "Led here, with a transaction open for longer than transaction.max.timeout.ms and five minutes.",
 )
+ISR_SHRINKS = _counter(
+    "kafka_server_replicamanager_isrshrinks_total", "In-sync sets led here that lost a member.", uncharted=_THEIRS
+)
+ISR_EXPANDS = _counter(
+    "kafka_server_replicamanager_isrexpands_total", "In-sync sets led here that got one.", uncharted=_THEIRS
+)
+UNCLEAN_ELECTIONS = _counter(
+    "kafka_controller_controllerstats_uncleanleaderelections_total",
+    "Leaderships that began here though this broker was not in sync.",
+    uncharted=_THEIRS,
+)
 ACTIVE_CONTROLLER = _gauge(
     "kafka_controller_kafkacontroller_activecontrollercount", "1 on the broker that controls the cluster."
 )
@@ -244,6 +255,11 @@ TXN_MARKERS_PENDING = _gauge(
     "oncelog_txn_markers_pending", "Partitions that still owe a decided transaction its marker."
 )
 
+SPANS_LOST = _counter(
+    "oncelog_spans_lost_total",
+    "Spans of transactions that were not sent: the collector did not take them, or there was no room for them.",
+)
+
 PARTITION_START = _gauge(
     "oncelog_partition_log_start_offset", "The first offset there is.", "topic", "partition", uncharted=_BESIDE
 )
@@ -315,6 +331,18 @@ REGISTERED = _gauge(
     "oncelog_broker_registered",
     "1 if the metadata names this broker as alive.",
     uncharted="the alert on kafka_brokers says it for the cluster",
+)
+
+SHRINKS = _counter("oncelog_isr_shrinks_total", "In-sync sets led here that lost a member.")
+EXPANDS = _counter("oncelog_isr_expands_total", "In-sync sets led here that got one.")
+FLAPPING = _gauge(
+    "oncelog_isr_flapping_partitions",
+    "Led here, and their in-sync sets have lost a member three times or more in ten minutes.",
+)
+ELECTIONS = _counter(
+    "oncelog_leader_elections_total",
+    "Leaderships that began here. clean=false: this broker was not in sync, and what it lacked is lost.",
+    "clean",
 )
 
 FSYNC = _histogram("oncelog_fsync_seconds", "Flushes of a partition's log that went well.", "folder")

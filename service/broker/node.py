@@ -25,10 +25,10 @@ from service.broker.opener import Opener
 from service.broker.opening import PartitionMaker
 from service.broker.partition_table import PartitionTable
 from service.broker.replication import Replication, address_of
-from service.broker.tally import RequestTally
+from service.broker.tally import LeadershipTally, RequestTally
 from service.cluster.controller import RemoveFromLeadership
 from service.cluster.duties import Duties
-from service.cluster.image import Image
+from service.cluster.image import Delta, Image
 from service.cluster.lookout import Lookout
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
@@ -56,6 +56,7 @@ class Broker:
         self.metadata = ClusterMetadata(store, env, session_timeout_s=config.session_timeout_s)
         self.partitions = PartitionTable()
         self.requests = RequestTally()
+        self.leaderships = LeadershipTally()
         self.folders = [
             LogFolder(
                 name,
@@ -154,6 +155,7 @@ class Broker:
         """Join the cluster and lead what the metadata gives us; afterwards requests are answered."""
         self.bootstrap = endpoints[0].address
         self.metadata.subscribe(self.holdings.follow)
+        self.metadata.subscribe(self._count_leaderships)
         self.metadata.subscribe(self.duties.heard)
         self.metadata.subscribe(self.lookout.heard)
         try:
@@ -173,6 +175,10 @@ class Broker:
         self.env.tasks.spawn("duties in the cluster", self.duties.run())
         self.lookout.look()
         self.ready.set()
+
+    def _count_leaderships(self, delta: Delta) -> None:
+        now_ms = int(self.env.clock.monotonic() * 1000)
+        self.leaderships.heard(delta, broker_id=self.node_id, now_ms=now_ms)
 
     def _regained(self) -> None:
         self.holdings.begin()

@@ -3,12 +3,22 @@
 Counts begin at zero with the process, and those of a partition with its place in the table.
 """
 
-from collections import Counter
+import logging
+from collections import Counter, deque
+from typing import Final
 
 from idempotence.verdicts import Duplicate, Fenced, NotInTransaction, OutOfOrder, TransactionOpen, Verdict
+from log.ids import TopicPartition
 from log.tally import Histogram
+from service.cluster.image import Delta
+
+logger = logging.getLogger("oncelog.replication")
 
 NO_ERROR = 0
+FLAPS: Final = 3
+FLAPS_WITHIN_MS: Final = 600_000
+"""A restart of each of its replicas takes a partition two members at the same leader, so three in ten minutes are more."""
+FLAPS_FOLLOWED_MAX: Final = 10_000
 
 
 class PartitionTally:
@@ -93,3 +103,42 @@ class RequestTally:
         error = getattr(answer, "error_code", NO_ERROR)
         if error:
             tally.errors[error] += 1
+
+
+class LeadershipTally:
+    """What the metadata did to the partitions that a broker leads afterwards."""
+
+    def __init__(self) -> None:
+        self.shrunk = self.grown = 0
+        """In-sync sets that lost a member; that got one."""
+        self.elected = 0
+        """Leaderships that began: this broker was in sync."""
+        self.unclean = 0
+        """Leaderships that began though this broker was not in sync: what it lacked is lost."""
+        self._left: dict[TopicPartition, deque[int]] = {}
+
+    def heard(self, delta: Delta, *, broker_id: int, now_ms: int) -> None:
+        """The metadata has changed."""
+        for partition in delta.partitions:
+            old, new = delta.old.partition(partition), delta.new.partition(partition)
+            if old is None or new is None or new.leader != broker_id:
+                continue
+            if delta.old.topics[partition.topic].id != delta.new.topics[partition.topic].id:
+                continue
+            if old.leader_epoch != new.leader_epoch:
+                if broker_id in old.isr:
+                    self.elected += 1
+                else:
+                    self.unclean += 1
+                    logger.error("%s: this broker leads though it was not in sync: what it lacks is lost", partition)
+            self.grown += not set(new.isr) <= set(old.isr)
+            if not set(old.isr) <= set(new.isr):
+                self.shrunk += 1
+                if partition in self._left or len(self._left) < FLAPS_FOLLOWED_MAX:
+                    self._left.setdefault(partition, deque(maxlen=FLAPS)).append(now_ms)
+
+    def flapping(self, now_ms: int) -> int:
+        """Partitions whose in-sync set has lost a member again and again lately."""
+        since_ms = now_ms - FLAPS_WITHIN_MS
+        self._left = {partition: left for partition, left in self._left.items() if left[-1] >= since_ms}
+        return sum(len(left) == FLAPS and left[0] >= since_ms for left in self._left.values())

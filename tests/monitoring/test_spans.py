@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from confluent_kafka import Producer
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -41,11 +43,16 @@ def ids_as_bytes(given: Any) -> Any:
     return given
 
 
-def read(told: Any) -> dict[str, Any]:
+def spans_in(told: Any) -> list[Any]:
     """By OpenTelemetry's definitions, which refuse what they don't know."""
     request = ParseDict(ids_as_bytes(told), ExportTraceServiceRequest())
     ((scope,),) = (each.scope_spans for each in request.resource_spans)
-    return {span.name: span for span in scope.spans}
+    return list(scope.spans)
+
+
+def read(told: Any) -> dict[str, Any]:
+    """The spans of one transaction, by their names."""
+    return {span.name: span for span in spans_in(told)}
 
 
 def test_a_transaction_is_told_from_its_first_partition_to_its_last_marker() -> None:
@@ -120,7 +127,7 @@ class Collector:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 known = self.path == "/v1/traces" and self.headers["Content-Type"] == "application/json"
                 if known:
-                    collector.spans += read(json.loads(body)).values()
+                    collector.spans += spans_in(json.loads(body))
                 self.send_response(200 if known else 400)
                 self.end_headers()
 
@@ -171,6 +178,8 @@ def test_a_collector_that_is_away_is_told_of_once_and_disturbs_nobody(tmp_path: 
     for number in range(3):
         in_transaction(served.bootstrap, f"pay-{number}", "orders").commit_transaction(PATIENCE_S)
     wait_for(lambda: "spans can't be sent" in served.log)
+    metrics = requests.get(f"{served.url}/metrics", timeout=PATIENCE_S).text
+    assert re.search(r"^oncelog_spans_lost_total [1-9]", metrics, re.MULTILINE)
     assert served.stop() == 0
     assert served.log.count("spans can't be sent") == 1
 

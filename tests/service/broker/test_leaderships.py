@@ -1,0 +1,78 @@
+"""What the metadata does to the partitions that a broker leads is counted by that broker, and by no other."""
+
+from pathlib import Path
+
+import pytest
+
+from log.ids import TopicId, TopicPartition
+from service.broker.tally import FLAPS, FLAPS_WITHIN_MS, LeadershipTally
+from service.cluster.image import Delta, Image, PartitionState, Topic
+from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, until
+
+PLACE = TopicPartition("orders", 0)
+CALM = PartitionState(replicas=(1, 2, 3), isr=(1, 2, 3), leader=1, leader_epoch=4)
+
+
+def image(state: PartitionState, topic_id: TopicId = TopicId(bytes(16))) -> Image:
+    return Image(topics={"orders": Topic("orders", topic_id, 0, {}, {0: state})})
+
+
+def heard(tally: LeadershipTally, old: Image, new: Image, now_ms: int = 0, broker_id: int = 1) -> LeadershipTally:
+    tally.heard(Delta(old, new, partitions=(PLACE,)), broker_id=broker_id, now_ms=now_ms)
+    return tally
+
+
+def counts(tally: LeadershipTally) -> tuple[int, int, int, int]:
+    return tally.shrunk, tally.grown, tally.elected, tally.unclean
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (CALM, CALM._replace(isr=(1, 2)), (1, 0, 0, 0)),
+        (CALM._replace(isr=(1, 2)), CALM, (0, 1, 0, 0)),
+        (CALM._replace(isr=(1, 2)), CALM._replace(isr=(1, 3)), (1, 1, 0, 0)),
+        (CALM, CALM._replace(leader=2, leader_epoch=5, isr=(2, 3)), (0, 0, 0, 0)),
+        (CALM._replace(leader=2), CALM._replace(leader_epoch=5, isr=(1, 3)), (1, 0, 1, 0)),
+        (CALM._replace(leader=-1, isr=(2,)), CALM._replace(leader_epoch=5, isr=(1,)), (1, 1, 0, 1)),
+    ],
+    ids=["fell out", "came back", "one for another", "another leads", "elected", "elected out of sync"],
+)
+def test_what_happened_is_counted_where_it_is_led(
+    old: PartitionState, new: PartitionState, expected: tuple[int, int, int, int]
+) -> None:
+    assert counts(heard(LeadershipTally(), image(old), image(new))) == expected
+
+
+def test_a_topic_made_again_is_no_election() -> None:
+    new = image(CALM._replace(leader_epoch=0), TopicId(b"another topic id"))
+    assert counts(heard(LeadershipTally(), image(CALM._replace(isr=(2,))), new)) == (0, 0, 0, 0)
+
+
+def test_an_in_sync_set_flaps_that_lost_a_member_three_times_lately() -> None:
+    tally = LeadershipTally()
+    for now_ms in range(FLAPS - 1):
+        heard(tally, image(CALM), image(CALM._replace(isr=(1, 2))), now_ms)
+    assert tally.flapping(FLAPS) == 0
+    heard(tally, image(CALM), image(CALM._replace(isr=(1, 2))), FLAPS)
+    assert tally.flapping(FLAPS) == 1
+    assert tally.flapping(FLAPS_WITHIN_MS) == 1
+    assert tally.flapping(FLAPS_WITHIN_MS + 1) == 0
+
+
+def test_who_leads_without_having_been_in_sync_says_so(tmp_path: Path) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, unclean_leader_election_enable="true")
+        await stage.write("both have it")
+        await stage.kill(2)
+        await stage.in_sync(1)
+        assert counts(stage.broker(1).leaderships)[0] == 1
+        await stage.write("one has it")
+        await stage.kill(1)
+        await until(lambda: stage.broker(3).image.partition(PLACE) is not None)
+        await stage.start(2)
+        await until(lambda: stage.state().leader == 2)
+        assert counts(stage.broker(2).leaderships)[2:] == (0, 1)
+        assert counts(stage.broker(3).leaderships) == (0, 0, 0, 0)
+
+    on_cluster_stage(tmp_path, scene)
