@@ -17,7 +17,7 @@ logger = logging.getLogger("oncelog.replication")
 NO_ERROR = 0
 FLAPS: Final = 3
 FLAPS_WITHIN_MS: Final = 600_000
-"""A restart of each of its replicas takes a partition two members at the same leader, so three in ten minutes are more."""
+"""When each of its replicas is started again once, a partition of three loses two members under the same leader."""
 FLAPS_FOLLOWED_MAX: Final = 10_000
 
 

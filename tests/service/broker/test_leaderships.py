@@ -13,7 +13,10 @@ PLACE = TopicPartition("orders", 0)
 CALM = PartitionState(replicas=(1, 2, 3), isr=(1, 2, 3), leader=1, leader_epoch=4)
 
 
-def image(state: PartitionState, topic_id: TopicId = TopicId(bytes(16))) -> Image:
+OLD, NEW = TopicId(bytes(16)), TopicId(b"another topic id")
+
+
+def image(state: PartitionState, topic_id: TopicId = OLD) -> Image:
     return Image(topics={"orders": Topic("orders", topic_id, 0, {}, {0: state})})
 
 
@@ -45,7 +48,7 @@ def test_what_happened_is_counted_where_it_is_led(
 
 
 def test_a_topic_made_again_is_no_election() -> None:
-    new = image(CALM._replace(leader_epoch=0), TopicId(b"another topic id"))
+    new = image(CALM._replace(leader_epoch=0), NEW)
     assert counts(heard(LeadershipTally(), image(CALM._replace(isr=(2,))), new)) == (0, 0, 0, 0)
 
 
