@@ -24,6 +24,9 @@ CODECS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": lambda body: igzip.compress(body, 1),
 }
 
+_NONE = "q=0"
+_UNWANTED = frozenset({_NONE, "q=0.", "q=0.0", "q=0.00", "q=0.000"})
+
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 
@@ -46,7 +49,13 @@ def read_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 def codec_of(accepted: str) -> str | None:
     """What an answer is packed with for a client that accepts these."""
-    return next((each for each in CODECS if each in accepted), None)
+    if not accepted:
+        return None
+    offered = {}
+    for part in accepted.lower().split(","):
+        name, _, quality = part.partition(";")
+        offered[name.strip()] = quality.strip().replace(" ", "")
+    return next((each for each in CODECS if offered.get(each, _NONE) not in _UNWANTED), None)
 
 
 async def sha256_of(gateway: Gateway, *parts: bytes) -> str:

@@ -192,6 +192,7 @@ class WebServer:
             server.close()
         for timer in self._silent.values():
             timer.cancel()
+        self._lanes.are_closed = True
         await self.gateway.close()
         if self._lanes.writing:
             await asyncio.wait(self._lanes.writing, timeout=STOP_S)

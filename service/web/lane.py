@@ -37,8 +37,10 @@ REQUESTS_AT_ONCE = 30
 """Served in one turn of the loop, of those that came together."""
 HEADS_MAX = 1000
 """Remembered, so that each is read once."""
-BODY_S, IDLE_S = 60.0, 75.0
-"""Within which a body must have come, and how long a connection is kept that says nothing."""
+BODY_S, UNREAD_S = 60.0, 120.0
+"""Within which a body must have come, and an answer must be taken."""
+IDLE_S = 3630.0
+"""How long a connection is kept that says nothing: longer than any proxy keeps one, as aiohttp does."""
 PATH = "/v1/topics/{topic}/records"
 STATUS_LINES = {200: b"200 OK\r\nContent-Type: application/json"} | {
     kind.status: f"{kind.status} {HTTPStatus(kind.status).phrase}\r\nContent-Type: {MEDIA_TYPE}".encode()
@@ -98,6 +100,8 @@ class Lanes:
         self.heads: dict[bytes, Asked] = {}
         self.writing: set[asyncio.Task[None]] = set()
         """Requests whose answers are waited for."""
+        self.are_closed = False
+        """Whatever comes from now on is aiohttp's."""
         self._date = b""
         self._dated_s = -1
 
@@ -121,11 +125,15 @@ class Lane(asyncio.Protocol):
         self._on_leave = leave
         self._is_slow = False
         self._transport: asyncio.Transport
-        self._rest = b""
+        self._rest = bytearray()
         """What has come of requests that are not begun."""
+        self._lacks_bytes = 0
+        """Of the body of the first of them, as far as that is known."""
         self._task: asyncio.Task[None] | None = None
         """Of a request whose answer is waited for."""
         self._is_paused = False
+        self._has_ended = False
+        """The client says no more, but may wait for an answer."""
         self._loop = asyncio.get_running_loop()
         self._seen_s = self._loop.time()
         self._patience_s = head_s
@@ -137,13 +145,19 @@ class Lane(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not derive from it
         self._session = self._lanes.session(transport)
         self._slow.connection_made(transport)
+        self._slow.keep_alive(True)  # aiohttp would end what is idle for it, which may be busy here
 
     def connection_lost(self, error: BaseException | None) -> None:
         self._timer.cancel()
         self._slow.connection_lost(error)
 
-    def eof_received(self) -> None:
-        self._slow.eof_received()
+    def eof_received(self) -> bool:
+        """Whether the connection stays open for what is to be answered."""
+        if self._is_slow:
+            self._slow.eof_received()
+            return False
+        self._has_ended = True
+        return self._task is not None or (bool(self._rest) and self._lacks_bytes <= 0)
 
     def pause_writing(self) -> None:
         if self._is_slow:
@@ -151,88 +165,116 @@ class Lane(asyncio.Protocol):
         else:
             self._is_paused = True
             self._transport.pause_reading()
+            self._wait(UNREAD_S)
 
     def resume_writing(self) -> None:
         if self._is_slow:
             self._slow.resume_writing()
         else:
             self._is_paused = False
+            self._wait(IDLE_S)
             self._resume()
 
     def data_received(self, data: bytes) -> None:
         if self._is_slow:
             self._slow.data_received(data)
-        else:
-            self._go_on(self._rest + data if self._rest else data)
+            return
+        if self._rest:
+            self._rest += data
+            self._lacks_bytes -= len(data)
+            if self._lacks_bytes > 0:
+                return
+            data = self._take_rest()
+        self._go_on(data)
 
     # -- requests
+
+    def _take_rest(self) -> bytes:
+        data = bytes(self._rest)
+        self._rest.clear()
+        return data
 
     def _resume(self) -> None:
         if self._is_slow:
             return  # it says itself when it is read from
         if self._task is None and not self._is_paused and not self._transport.is_closing():
-            self._transport.resume_reading()
-            self._go_on(self._rest)
+            if not self._has_ended:
+                self._transport.resume_reading()
+            self._go_on(self._take_rest())
 
     def _go_on(self, data: bytes) -> None:
         """Serve what is there, one request after the other: so many in this turn of the loop."""
+        at = self._serve_some(data)
+        self._rest += data[at:]
+        if self._has_ended and self._task is None and (at == len(data) or self._lacks_bytes > 0):
+            self._transport.close()
+
+    def _serve_some(self, data: bytes) -> int:
+        """So far."""
         lanes = self._lanes
-        left = REQUESTS_AT_ONCE
-        while data:
-            self._rest = data
+        at, left = 0, REQUESTS_AT_ONCE
+        self._lacks_bytes = 0
+        while at < len(data):
             if self._task is not None or self._is_paused:
-                if len(data) > REST_BYTES_MAX:
+                if len(data) - at > REST_BYTES_MAX:
                     self._transport.pause_reading()
-                return
-            end = data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
+                return at
+            end = data.find(b"\r\n\r\n", at, at + HEAD_BYTES_MAX)
             if end < 0:
-                self._leave()
-                return
+                break
             if not left:
                 self._transport.pause_reading()
                 self._loop.call_soon(self._resume)
-                return
+                return at
             left -= 1
-            head = data[:end]
+            head = data[at:end]
             asked = lanes.heads.get(head)
             if asked is None:
                 asked = read_head(head)
                 if asked is None:
-                    self._leave()
-                    return
+                    break
                 if len(lanes.heads) >= HEADS_MAX:
                     lanes.heads.clear()
                 lanes.heads[head] = asked
             whole = end + 4 + asked.body_bytes
             if len(data) < whole:
+                self._lacks_bytes = whole - len(data)
                 if self._patience_s != BODY_S:
                     self._wait(BODY_S)
-                return
-            self._rest = b""
+                return at
             if not self._serve(asked, data[end + 4 : whole]):
-                self._rest = data
-                self._leave()
-                return
-            data = data[whole:]
+                break
+            at = whole
+        else:
+            return at
+        self._leave(data[at:])
+        return len(data)
 
-    def _leave(self) -> None:
+    def _leave(self, data: bytes) -> None:
         """To aiohttp, for good."""
+        if self._has_ended:
+            self._transport.close()  # as aiohttp does then
+            return
         self._is_slow = True
         self._timer.cancel()
         self._on_leave(self._slow)
-        data, self._rest = self._rest, b""
         self._slow.data_received(data)
 
     def _serve(self, asked: Asked, body: bytes) -> bool:
         """False, and nothing done, if it must go the general way."""
         broker = self._gateway.broker
-        if not broker.ready.is_set() or len(body) > broker.config.http_max_body_bytes:
+        if not broker.ready.is_set() or self._lanes.are_closed or len(body) > broker.config.http_max_body_bytes:
             return False
         if not self._lanes.authorize(self._session, asked.names):
             return False  # the general way says so
         self._seen_s = began_s = self._loop.time()
         self._patience_s = IDLE_S
-        answer = asked.write(self._gateway, asked.names["topic"], body)
+        try:
+            answer = asked.write(self._gateway, asked.names["topic"], body)
+        except Exception:  # logged with its trace; whatever it is, only this request ends
+            logger.exception("POST %s failed", asked.path)
+            self._answer_problem(asked, Problem("server-error", outcome="unknown"), began_s)
+            return True
         if answer is None:
             return False
         if isinstance(answer, bytes):
@@ -248,11 +290,10 @@ class Lane(asyncio.Protocol):
         try:
             self._answer(asked, 200, await answer, began_s)
         except Problem as problem:
-            tally.problems[problem.slug] += 1
-            self._answer(asked, problem.kind.status, problem.body(asked.path), began_s)
-        except Exception:  # logged with its trace; whatever it is, only this connection ends
+            self._answer_problem(asked, problem, began_s)
+        except Exception:  # logged with its trace; whatever it is, only this request ends
             logger.exception("POST %s failed", asked.path)
-            self._transport.abort()
+            self._answer_problem(asked, Problem("server-error", outcome="unknown"), began_s)
         finally:
             tally.under_way -= 1
             assert self._task is not None
@@ -260,19 +301,23 @@ class Lane(asyncio.Protocol):
             self._task = None
         self._resume()
 
-    def _answer(self, asked: Asked, status: int, body: bytes, began_s: float) -> None:
+    def _answer_problem(self, asked: Asked, problem: Problem, began_s: float) -> None:
+        self._gateway.broker.requests.http.problems[problem.slug] += 1
+        more = "".join(f"{name}: {value}\r\n" for name, value in problem.all_headers.items())
+        self._answer(asked, problem.kind.status, problem.body(asked.path), began_s, more.encode())
+
+    def _answer(self, asked: Asked, status: int, body: bytes, began_s: float, more: bytes = b"") -> None:
         now_s = self._loop.time()
         tally = self._gateway.broker.requests.http
         tally.answered[PATH, "POST", status] += 1
         tally.seconds.setdefault(PATH, Histogram()).add(now_s - began_s)
-        packed = b""
         if asked.codec is not None and len(body) >= PACKED_FROM_BYTES:
             body = CODECS[asked.codec](body)
-            packed = b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % asked.codec.encode()
+            more += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % asked.codec.encode()
         if not self._transport.is_closing():
             self._transport.write(
                 b"HTTP/1.1 %b\r\n%b%bContent-Length: %d\r\n\r\n%b"
-                % (STATUS_LINES[status], packed, self._lanes.date(now_s), len(body), body)
+                % (STATUS_LINES[status], more, self._lanes.date(now_s), len(body), body)
             )
 
     # -- time
@@ -283,11 +328,11 @@ class Lane(asyncio.Protocol):
         self._timer = self._loop.call_later(patience_s, self._look)
 
     def _look(self) -> None:
-        """Who says nothing is ended; a body that does not end is left to aiohttp, which says so."""
+        """Who says nothing or takes no answer is ended; a body that does not end is left to aiohttp, which says so."""
         left_s = self._seen_s + self._patience_s - self._loop.time()
-        if left_s > 0 or self._task is not None or self._is_paused:
+        if left_s > 0 or self._task is not None:
             self._timer = self._loop.call_later(max(left_s, 1.0), self._look)
-        elif self._rest:
-            self._leave()
+        elif self._rest and not self._is_paused:
+            self._leave(self._take_rest())
         else:
             self._transport.abort()

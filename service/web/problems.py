@@ -178,12 +178,19 @@ class Problem(Exception):
             return msgspec.json.encode(details)
         return msgspec.json.encode(msgspec.to_builtins(details) | self.more)
 
-    def response(self, request: web.Request) -> web.Response:
-        headers = self.headers
+    @property
+    def all_headers(self) -> dict[str, str]:
+        """With when to come again, where that helps."""
         if self.kind.retriable and self.kind.status in (409, 429, 503):
-            headers.setdefault("Retry-After", RETRY_AFTER_S)
+            return {"Retry-After": RETRY_AFTER_S, **self.headers}
+        return self.headers
+
+    def response(self, request: web.Request) -> web.Response:
         return web.Response(
-            body=self.body(request.path), status=self.kind.status, content_type=MEDIA_TYPE, headers=headers
+            body=self.body(request.path),
+            status=self.kind.status,
+            content_type=MEDIA_TYPE,
+            headers=self.all_headers,
         )
 
 

@@ -33,8 +33,8 @@ Answer = bytes | Awaitable[bytes] | None
 
 
 class PlainRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    value: Raw
     key: str | None = None
-    value: Raw = Raw(NULL)
 
 
 class PlainBatch(msgspec.Struct, forbid_unknown_fields=True, gc=False):

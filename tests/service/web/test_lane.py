@@ -18,6 +18,7 @@ import pytest
 from service.broker.tally import HttpTally
 from service.web import lane as lane_module
 from service.web import producing
+from service.web.answers import codec_of
 from service.web.lane import REQUESTS_AT_ONCE, Lane, Lanes, read_head
 from tests.service.web.kit import PATIENCE_S, Http, Served, read_all
 
@@ -182,6 +183,21 @@ def test_an_answer_is_packed_for_who_likes_that(http: Http, topic: str) -> None:
     answer = http.post(f"/v1/topics/{topic}/records", body, headers=headers)
     assert (answer.status, answer.headers["Content-Encoding"]) == (200, "gzip")
     assert [each["offset"] for each in answer.json["results"]] == list(range(200))
+
+
+@pytest.mark.parametrize(
+    ("accepted", "codec"),
+    [
+        ("", None),
+        ("gzip", "gzip"),
+        ("gzip, zstd", "zstd"),
+        ("GZIP;q=0.5", "gzip"),
+        ("zstd;q=0, gzip; q=0.0", None),
+        ("x-gzip", None),
+    ],
+)
+def test_what_a_client_does_not_want_is_not_packed(accepted: str, codec: str | None) -> None:
+    assert codec_of(accepted) == codec
 
 
 def test_a_body_longer_than_is_set_is_refused(tmp_path: Path) -> None:
