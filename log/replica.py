@@ -3,8 +3,9 @@ log), and what a follower must cut off before it may copy on.
 
 What always holds: the high watermark never falls while this leader leads, and never passes what any member of the
 in-sync set, or of a set that may have been proposed (R7), is known to hold durably. While fewer are in sync than must
-be, it stays where it is: a replica that leaves the set then has everything that was ever committed. A partition on a
-single broker is a set of one member, and the same rule then says: what this broker holds durably.
+be, or others are eligible to lead, it stays where it is: who left the set then has everything that was ever committed
+(R14). A partition on a single broker is a set of one member, and the same rule then says: what this broker holds
+durably.
 
 What a follower has shown counts for the life of the broker that showed it: a broker that began another life may have
 lost what it held (R8).
@@ -40,7 +41,8 @@ Proposal = tuple[tuple[int, int], ...]
 
 class ReplicaSet:
     """Leader's view. `isr` is what the metadata store holds; `pending_isr` names the members of every proposal since
-    then that may have been accepted, and they count too.
+    then that may have been accepted, and they count too. `eligible` are those that may lead next though they are not in
+    sync.
     """
 
     __slots__ = (
@@ -52,6 +54,7 @@ class ReplicaSet:
         "_is_proposing",
         "_min_in_sync",
         "_own_end_offset",
+        "eligible",
         "is_short",
         "isr",
         "leader",
@@ -71,6 +74,7 @@ class ReplicaSet:
         high_watermark: int,
         epoch_start_offset: int = 0,
         partition_epoch: int = 0,
+        eligible: tuple[int, ...] = (),
         min_in_sync: int = 1,
         doubtful: tuple[int, ...] = (),
         now_ms: int = 0,
@@ -80,6 +84,7 @@ class ReplicaSet:
         self.leader_epoch = leader_epoch
         self.replicas = replicas
         self.isr = isr
+        self.eligible = eligible
         self.partition_epoch = partition_epoch
         self.pending_isr = doubtful
         self._doubtful = doubtful  # those of them whose proposal was answered by nobody
@@ -154,7 +159,7 @@ class ReplicaSet:
         """Whether nobody who may lead next has anything below `offset`, but this leader."""
         return all(
             member == self.leader or self._followers[member].start_offset >= offset
-            for member in (*self.isr, *self.pending_isr)
+            for member in (*self.isr, *self.pending_isr, *self.eligible)
         )
 
     def require(self, min_in_sync: int) -> bool:
@@ -166,10 +171,15 @@ class ReplicaSet:
     def _note_who_counts(self) -> None:
         # Whether fewer are in sync than must be. A set can't be asked for more members than it has.
         self.is_short = len(self.isr) < min(self._min_in_sync, len(self.replicas))
-        self._is_alone = len(self.isr) == 1 and not self.pending_isr and not self.is_short
+        self._is_alone = len(self.isr) == 1 and not self.pending_isr and not self.is_short and not self.eligible
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether enough are in sync, and yet nothing is committed, since others may lead next."""
+        return not self.is_short and bool(self.eligible)
 
     def _advance(self) -> bool:
-        if self.is_short:
+        if self.is_short or self.eligible:
             return False
         counted = dict.fromkeys((*self.isr, *self.pending_isr))
         lowest = min(
@@ -194,7 +204,7 @@ class ReplicaSet:
         have committed more than this one knows; nothing that was deleted; and who has shown that in its present life.
 
         While there is a doubt the set is proposed even if it is the one that holds: what was proposed before can't be
-        accepted then, and nobody has to be counted for it.
+        accepted then, and nobody has to be counted for it. So it is while this leader is held back.
         """
         if self._is_proposing:
             return None
@@ -209,7 +219,7 @@ class ReplicaSet:
             )
         )
         members = tuple(member for member in members if member in lives)
-        is_known = sorted(members) == sorted(self.isr) and not self._doubtful
+        is_known = sorted(members) == sorted(self.isr) and not self._doubtful and not self.is_held_back
         if is_known or self.leader not in members:
             return None
         kept = tuple(member for member in self.isr if member in members)
@@ -251,14 +261,15 @@ class ReplicaSet:
         self._note_who_counts()
         return self._advance()
 
-    def decided(self, isr: tuple[int, ...], partition_epoch: int) -> bool:
-        """The metadata store holds `isr` since `partition_epoch`; nothing that was proposed before can be accepted any
-        more. True if the high watermark moved.
+    def decided(self, isr: tuple[int, ...], partition_epoch: int, eligible: tuple[int, ...] = ()) -> bool:
+        """The metadata store holds `isr` and `eligible` since `partition_epoch`; nothing that was proposed before can
+        be accepted any more. True if the high watermark moved.
         """
         assert self.leader in isr
         if partition_epoch <= self.partition_epoch:
             return False  # known already
-        self.isr, self.partition_epoch, self.pending_isr, self._doubtful = isr, partition_epoch, (), ()
+        self.isr, self.eligible, self.partition_epoch = isr, eligible, partition_epoch
+        self.pending_isr, self._doubtful = (), ()
         self._is_proposing = False
         self._note_who_counts()
         return self._advance()

@@ -1,8 +1,7 @@
 """DescribeTopicPartitions, version 0: partitions of many topics, a page at a time.
 
 Topics come in the order of their names; a page holds at most the smaller of the caller's limit and
-max.request.partition.size.limit, at least one partition, and ends with a cursor where more follow. There are no
-eligible leaders besides the in-sync replicas, so those lists are empty.
+max.request.partition.size.limit, at least one partition, and ends with a cursor where more follow.
 """
 
 from service.api.admin_answers import TOPIC_OPERATIONS, leader_of, offline
@@ -81,8 +80,8 @@ def _described(
                 state.leader_epoch,
                 list(state.replicas),
                 list(state.isr),
-                eligible_leader_replicas=[],
-                last_known_elr=[],
+                eligible_leader_replicas=list(state.eligible),
+                last_known_elr=list(state.last_known),
                 offline_replicas=offline(image, state),
             )
         )

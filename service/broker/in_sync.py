@@ -82,6 +82,7 @@ class InSyncSets:
             replicas.leader_epoch,
             replicas.partition_epoch,
             proposal,
+            self._config.min_insync_replicas,
         )
         doubtful = False
         try:
@@ -98,18 +99,22 @@ class InSyncSets:
             partition.not_accepted(doubtful=doubtful)
         else:
             logger.info("%s: in sync are %s", partition.topic_partition, list(reply.isr))
-            partition.decided(reply.isr, reply.partition_epoch)
+            partition.decided(reply.isr, reply.partition_epoch, reply.eligible)
 
     # -- what can't be served
 
     def give_up(self, partition: Partition) -> None:
         """Its disk has failed: let another lead that is in sync, and nobody wait for this replica."""
         state = self._metadata.image.partition(partition.topic_partition)
-        if state is not None and self._metadata.broker_id in state.isr and len(state.isr) > 1:
+        own = self._metadata.broker_id
+        if state is not None and (
+            own in state.eligible or (own in state.isr and (*state.isr, *state.eligible) != (own,))
+        ):
             self._env.tasks.spawn(f"give up {partition.topic_partition}", self._give_up(partition))
 
     async def _give_up(self, partition: Partition) -> None:
-        command = GiveUpReplica(partition.topic_id, partition.topic_partition.partition, self._metadata.broker_id)
+        index, own = partition.topic_partition.partition, self._metadata.broker_id
+        command = GiveUpReplica(partition.topic_id, index, own, self._config.min_insync_replicas)
         try:
             if await self._metadata.execute(command):
                 logger.warning("%s is left to other replicas", partition.topic_partition)

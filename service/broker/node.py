@@ -160,7 +160,11 @@ class Broker:
         self.metadata.subscribe(self.lookout.heard)
         try:
             await self.metadata.register(
-                tuple(endpoints), rack=self.config.broker_rack, clean=self.maker.was_clean, home=self._home
+                tuple(endpoints),
+                rack=self.config.broker_rack,
+                clean=self.maker.was_clean,
+                home=self._home,
+                min_in_sync=self.config.min_insync_replicas,
             )
         except MetadataLost as lost:
             raise StartError(f"the cluster refused this broker: {lost}") from None
@@ -191,7 +195,7 @@ class Broker:
             return
         try:
             async with asyncio.timeout(HAND_OVER_S):
-                await self.metadata.execute(RemoveFromLeadership(self.node_id))
+                await self.metadata.execute(RemoveFromLeadership(self.node_id, self.config.min_insync_replicas))
         except (MetadataLost, TimeoutError) as lost:
             logger.warning("what this broker leads could not be handed over: %s", lost)
 

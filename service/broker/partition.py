@@ -199,6 +199,7 @@ class Partition:
         *,
         fsync: bool,
         partition_epoch: int = 0,
+        eligible: tuple[int, ...] = (),
         now_ms: int = 0,
     ) -> None:
         """Start to lead in `leader_epoch`. What the log holds from before counts as held by this replica, and what an
@@ -220,6 +221,7 @@ class Partition:
             high_watermark=self.high_watermark,
             epoch_start_offset=self.leads_from_offset,
             partition_epoch=partition_epoch,
+            eligible=eligible,
             min_in_sync=self.log.config.min_insync_replicas,
             doubtful=proposed if proposed_at == partition_epoch else (),
             now_ms=now_ms,
@@ -273,10 +275,10 @@ class Partition:
 
     # -- leading
 
-    def decided(self, isr: tuple[int, ...], partition_epoch: int) -> None:
-        """The metadata names these as in sync now."""
+    def decided(self, isr: tuple[int, ...], partition_epoch: int, eligible: tuple[int, ...]) -> None:
+        """The metadata names these as in sync now, and these as eligible beside them."""
         assert self.replicas is not None
-        self._settled(moved=self.replicas.decided(isr, partition_epoch))
+        self._settled(moved=self.replicas.decided(isr, partition_epoch, eligible))
 
     def not_accepted(self, *, doubtful: bool) -> None:
         """The in-sync set that was proposed is refused; or, `doubtful`, nobody knows."""

@@ -86,7 +86,8 @@ class Replication:
         """This broker leads; True if a leadership begins, else something about the one there is may have changed."""
         replicas = partition.replicas
         if replicas is not None and (replicas.leader_epoch, replicas.replicas) == (state.leader_epoch, state.replicas):
-            partition.decided(state.isr, state.partition_epoch)
+            partition.decided(state.isr, state.partition_epoch, state.eligible)
+            self._release(partition)
             return False
         begins = replicas is None or partition.leader_epoch != state.leader_epoch
         self._forget(partition)
@@ -97,9 +98,16 @@ class Replication:
             state.isr,
             fsync=fsync,
             partition_epoch=state.partition_epoch,
+            eligible=state.eligible,
             now_ms=self.in_sync.now_ms(),
         )
+        self._release(partition)
         return begins
+
+    def _release(self, partition: Partition) -> None:
+        """Others may still be eligible though enough are in sync by now, since fewer must be: nobody waits for them."""
+        if partition.replicas is not None and partition.replicas.is_held_back:
+            self.in_sync.consider(partition)
 
     def follow(self, partition: Partition, state: PartitionState, *, fsync: bool) -> None:
         """Another broker leads, or nobody does."""

@@ -26,10 +26,11 @@ class BrokerRow:
     leads: int
     holds: int
     out_of_sync: int
+    eligible: int
     prefers: int
 
 
-COLUMNS = ("broker", "address", "controller", "leads", "holds", "out_of_sync", "prefers")
+COLUMNS = ("broker", "address", "controller", "leads", "holds", "out_of_sync", "eligible", "prefers")
 
 
 class StatusByDefault(click.Group):
@@ -52,7 +53,13 @@ def command() -> None:
 async def status(cluster: Cluster, output: Output) -> None:
     """Show who is there, who controls, and what is not in sync, not led or not where it belongs."""
     told = await cluster.ask(DescribeClusterRequest())
-    partitions = [each for topic in await cluster.metadata(None) for each in topic.partitions]
+    topics = await cluster.metadata(None)
+    partitions = [each for topic in topics for each in topic.partitions]
+    eligible = await cluster.eligible(
+        topic.name
+        for topic in topics
+        if topic.name and any(len(each.isr_nodes) < len(each.replica_nodes) for each in topic.partitions)
+    )
     rows = [
         BrokerRow(
             broker=broker.broker_id,
@@ -64,6 +71,7 @@ async def status(cluster: Cluster, output: Output) -> None:
             out_of_sync=sum(
                 broker.broker_id in each.replica_nodes and broker.broker_id not in each.isr_nodes for each in partitions
             ),
+            eligible=sum(broker.broker_id in each for each in eligible),
             prefers=sum(bool(each.replica_nodes) and each.replica_nodes[0] == broker.broker_id for each in partitions),
         )
         for broker in told.brokers

@@ -17,6 +17,9 @@ from service.client.pool import Address, Pool
 from service.wire.base import Request, Struct
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsRequestCursor,
+    DescribeTopicPartitionsRequestTopicRequest,
     FindCoordinatorRequest,
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
@@ -158,6 +161,19 @@ class Cluster:
             if (code not in MOVED and not being_made) or deadline.passed():
                 raise refused(f"topic {name}", code)
             await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def eligible(self, topics: Iterable[str]) -> list[list[int]]:
+        """For each partition of these topics: who may lead it next though it is not in sync."""
+        named = [DescribeTopicPartitionsRequestTopicRequest(name) for name in sorted(topics)]
+        request = DescribeTopicPartitionsRequest(named)
+        found: list[list[int]] = []
+        while named and await self.offers(request):
+            page = await self.ask(request)
+            found += [each.eligible_leader_replicas or [] for topic in page.topics for each in topic.partitions]
+            if (cursor := page.next_cursor) is None:
+                break
+            request.cursor = DescribeTopicPartitionsRequestCursor(cursor.topic_name, cursor.partition_index)
+        return found
 
     def topic_id(self, name: str) -> bytes:
         return self._topics[name].topic_id if name in self._topics else bytes(16)

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from idempotence.producer_ids import ProducerIdBlock, next_block
 from log.ids import TopicId, TopicPartition
-from service.cluster.election import elect, is_caught_up, settled
+from service.cluster.election import elect, is_caught_up, least_in_sync, settled, with_isr
 from service.cluster.image import (
     ABSENT,
     BROKER_EPOCH,
@@ -114,7 +114,8 @@ class RegisterBroker:
 
     The registration and the counter its epoch comes from change in one commit, so epochs order lives (R3). `clean`
     says that its former life ended in order and lost nothing. After any other end its log may lack a tail it was
-    trusted with: it gets no old grant back (R4), and where others are in sync it leaves the in-sync set first (R5).
+    trusted with: it gets no old grant back (R4), and where others hold everything it leaves the in-sync set and is not
+    eligible (R5, R14). `min_in_sync` counts for topics that don't say it.
     """
 
     broker_id: int
@@ -124,6 +125,7 @@ class RegisterBroker:
     clean: bool = False
     home: str = ""
     """The id of its data folder. Only one process can have that, so what is registered with it is a former life."""
+    min_in_sync: int = 1
 
     def decide(self, image: Image, *, retried: bool) -> Decision[int | Refusal]:
         present = image.brokers.get(self.broker_id)
@@ -143,31 +145,38 @@ class RegisterBroker:
                 raised(BROKER_EPOCH, image.broker_epoch, epoch),
                 *former,
                 Create(broker_key(self.broker_id), registration, ephemeral=True),
-                *_returned(image, self.broker_id, clean=self.clean),
+                *_returned(image, self.broker_id, self.min_in_sync, clean=self.clean),
             ),
         )
 
 
-def _returned(image: Image, broker_id: int, *, clean: bool) -> Iterator[Op]:
+def _returned(image: Image, broker_id: int, min_in_sync: int, *, clean: bool) -> Iterator[Op]:
     """What becomes of the partitions of a broker that is there again."""
     alive = (*image.brokers, broker_id)
     for topic in image.topics.values():
+        least = least_in_sync(topic, min_in_sync)
         for index, state in topic.partitions.items():
-            if broker_id not in state.replicas:
+            if broker_id not in state.isr and broker_id not in state.eligible:
                 continue
-            new = _after_return(state, broker_id, alive, clean=clean)
+            new = _after_return(state, broker_id, alive, least, clean=clean)
             if new != state:
                 yield changed(topic.id, index, state, new)
 
 
-def _after_return(state: PartitionState, broker_id: int, alive: tuple[int, ...], *, clean: bool) -> PartitionState:
-    others_in_sync = tuple(member for member in state.isr if member != broker_id)
-    if not clean and broker_id in state.isr and others_in_sync:
-        left = state._replace(isr=others_in_sync)
-        return elect(left, alive) if state.leader in (broker_id, NO_LEADER) else left
+def _after_return(
+    state: PartitionState, broker_id: int, alive: tuple[int, ...], least: int, *, clean: bool
+) -> PartitionState:
+    # While nobody leads, who is eligible holds no less than who is in sync.
+    others = _but(broker_id, state.isr) or _but(broker_id, state.eligible)
+    if not clean and others:
+        state = with_isr(state, others, least, lost=(broker_id,))
     if state.leader == NO_LEADER or (state.leader == broker_id and not clean):
-        return elect(state, alive) if broker_id in state.isr else state
+        return elect(state, alive, least)
     return state
+
+
+def _but(broker_id: int, members: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(member for member in members if member != broker_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +186,11 @@ class RemoveFromLeadership:
     """
 
     broker_id: int
+    min_in_sync: int = 1
 
     def decide(self, image: Image, *, retried: bool) -> Decision[int]:
         alive = tuple(broker for broker in image.brokers if broker != self.broker_id)
-        ops = tuple(_without(image, alive, lambda state: self.broker_id in state.isr))
+        ops = tuple(_without(image, alive, lambda state: self.broker_id in state.isr, self.min_in_sync))
         return Decision(len(ops), ops)
 
 
@@ -190,11 +200,12 @@ class RemoveDead:
     waits for them. Decided on what the image says, so it comes to the same however often it is done. The reply is
     the number of partitions that changed: of very many only some do, and then it is for the caller to go on.
 
-    A partition whose in-sync replicas are all gone stays as it is: they hold everything acknowledged, so one of
-    them leads next. Only where `unclean` allows it another one does, and what it lacks is lost.
+    A partition whose in-sync and eligible replicas are all gone stays as it is: they hold everything acknowledged, so
+    one of them leads next. Only where `unclean` allows it another one does, and what it lacks is lost.
     """
 
     unclean: Callable[[Topic], bool] = lambda topic: False
+    min_in_sync: int = 1
 
     def decide(self, image: Image, *, retried: bool) -> Decision[int]:
         alive = image.brokers
@@ -205,7 +216,7 @@ class RemoveDead:
                 known = touched[state.isr] = any(member not in alive for member in state.isr)
             return known or state.leader not in alive
 
-        ops = tuple(islice(_without(image, alive, concerned, self.unclean), MOST_AT_ONCE))
+        ops = tuple(islice(_without(image, alive, concerned, self.min_in_sync, self.unclean), MOST_AT_ONCE))
         return Decision(len(ops), ops)
 
 
@@ -252,19 +263,20 @@ def _without(
     image: Image,
     alive: Container[int],
     concerned: Callable[[PartitionState], bool],
+    min_in_sync: int,
     unclean: Callable[[Topic], bool] = lambda topic: False,
 ) -> Iterator[Op]:
     """The changes by which partitions that are `concerned` do without brokers that are not `alive`."""
     for topic in image.topics.values():
-        may_lose = False
+        may_lose, least = False, least_in_sync(topic, min_in_sync)
         for index, state in topic.partitions.items():
             if not concerned(state):
                 continue
             if state.leader in alive:
-                new = state._replace(isr=tuple(member for member in state.isr if member in alive))
+                new = with_isr(state, tuple(member for member in state.isr if member in alive), least)
             else:
                 may_lose = may_lose or unclean(topic)
-                new = elect(state, alive, unclean=may_lose)
+                new = elect(state, alive, least, unclean=may_lose)
             if new != state and new.leader != NO_LEADER:
                 yield changed(topic.id, index, state, new)
 
@@ -304,11 +316,12 @@ class AlterPartition:
     leader_epoch: int
     partition_epoch: int
     isr: tuple[tuple[int, int], ...]
+    min_in_sync: int = 1
 
     def decide(self, image: Image, *, retried: bool) -> Decision[PartitionState | Refusal]:
         topic = image.topic_by_id(self.topic_id)
         state = topic.partitions.get(self.index) if topic is not None else None
-        if state is None:
+        if topic is None or state is None:
             return Decision(Refusal(ErrorCode.UNKNOWN_TOPIC_ID))
         members = tuple(member for member, _ in self.isr)
         if retried and state.isr == members and state.partition_epoch == self.partition_epoch + 1:
@@ -320,9 +333,10 @@ class AlterPartition:
         lives = [Check(broker_key(broker.id), broker.version) for broker in admitted]
         if lives:
             lives.append(Check(BROKER_EPOCH, image.broker_epoch.version))
-        new = state._replace(isr=members, partition_epoch=state.partition_epoch + 1)
+        least = least_in_sync(topic, self.min_in_sync)
+        new = with_isr(state, members, least)._replace(partition_epoch=state.partition_epoch + 1)
         if (new.adding or new.removing) and is_caught_up(new):
-            new = settled(new, image.brokers)
+            new = settled(new, image.brokers, least)
         return Decision(new, (*lives, changed(self.topic_id, self.index, state, new)))
 
     def _refusal(self, image: Image, state: PartitionState) -> Refusal | None:
@@ -349,22 +363,24 @@ class AlterPartition:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpReplica:
-    """A broker can't serve its replica any more, for its disk has failed: another that is in sync leads, and nobody
-    waits for this one. Where no other is in sync nothing changes. The reply says whether something did.
+    """A broker can't serve its replica any more, for its disk has failed: another that is in sync or eligible leads,
+    and nobody waits for this one. Where there is no other nothing changes. The reply says whether something did.
     """
 
     topic_id: TopicId
     index: int
     broker_id: int
+    min_in_sync: int = 1
 
     def decide(self, image: Image, *, retried: bool) -> Decision[bool]:
         topic = image.topic_by_id(self.topic_id)
         state = topic.partitions.get(self.index) if topic is not None else None
-        if state is None or self.broker_id not in state.isr:
+        if topic is None or state is None or self.broker_id not in (*state.isr, *state.eligible):
             return Decision(False)
-        new = state._replace(isr=tuple(member for member in state.isr if member != self.broker_id))
+        least = least_in_sync(topic, self.min_in_sync)
+        new = with_isr(state, _but(self.broker_id, state.isr), least, lost=(self.broker_id,))
         if state.leader == self.broker_id:
-            new = elect(new, tuple(broker for broker in image.brokers if broker != self.broker_id))
+            new = elect(new, tuple(broker for broker in image.brokers if broker != self.broker_id), least)
         if not new.isr or new.leader == NO_LEADER:
             return Decision(False)
         return Decision(True, (changed(self.topic_id, self.index, state, new),))

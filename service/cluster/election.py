@@ -6,7 +6,7 @@ nothing. Rule R2: a claim whose answer was lost is read back; if the key is ours
 nobody can know which of our claims won.
 """
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 
 from service.cluster.image import (
     ABSENT,
@@ -16,6 +16,7 @@ from service.cluster.image import (
     NO_LEADER,
     Image,
     PartitionState,
+    Topic,
     encode_controller,
     encode_counter,
 )
@@ -40,20 +41,48 @@ def claim(image: Image, *, broker_id: int, session: int, dead: int = NO_BROKER) 
     return raised, Delete(CONTROLLER, image.controller_version), own
 
 
-def elect(state: PartitionState, alive: Container[int], *, unclean: bool = False) -> PartitionState:
-    """Who leads next, in the next leader epoch: the first replica that is alive and in sync, else nobody.
+def least_in_sync(topic: Topic, default: int) -> int:
+    """How many replicas must be in sync for a write to be committed; `default` where the topic does not say it."""
+    return int(topic.config.get("min.insync.replicas", default))
 
-    With `unclean` a replica that is only alive will do, and then it alone is in sync: records that it lacks are lost.
-    Without a leader the in-sync set stays as it is: those are the replicas that hold everything acknowledged.
+
+def with_isr(state: PartitionState, isr: tuple[int, ...], least: int, *, lost: Collection[int] = ()) -> PartitionState:
+    """`state` with this in-sync set, and who is eligible beside it (R14).
+
+    While fewer than `least` are in sync nothing is committed, so a replica that leaves has everything that ever was,
+    unless it is among those that have `lost` some of it. Once enough are in sync they alone are known to have that.
     """
-    in_sync = tuple(replica for replica in state.replicas if replica in state.isr and replica in alive)
-    if in_sync:
-        remaining = tuple(member for member in state.isr if member in alive)
-        return state._replace(leader=in_sync[0], isr=remaining, leader_epoch=state.leader_epoch + 1)
+    if len(isr) >= min(least, len(state.replicas)):
+        return state._replace(isr=isr, eligible=(), last_known=())
+    others = tuple(replica for replica in state.replicas if replica not in isr)
+    holders = (*state.isr, *state.eligible)
+    eligible = tuple(other for other in others if other in holders and other not in lost)
+    last_known = tuple(
+        other for other in others if other not in eligible and (other in holders or other in state.last_known)
+    )
+    return state._replace(isr=isr, eligible=eligible, last_known=last_known)
+
+
+def elect(state: PartitionState, alive: Container[int], least: int, *, unclean: bool = False) -> PartitionState:
+    """Who leads next, in the next leader epoch: the first replica that is alive and in sync, else the first that is
+    alive and eligible, else nobody. `least`: so many must be in sync for a write.
+
+    With `unclean` a replica that is only alive will do, one that was eligible before others, and then it alone is in
+    sync: records that it lacks are lost. Without a leader the in-sync set stays as it is: with those that are eligible
+    these are the replicas that hold everything acknowledged.
+    """
     living = tuple(replica for replica in state.replicas if replica in alive)
+    in_sync = tuple(member for member in state.isr if member in alive)
+    leader = next((replica for replica in living if replica in in_sync), NO_LEADER)
+    if leader == NO_LEADER:
+        leader = next((replica for replica in living if replica in state.eligible), NO_LEADER)
+        in_sync = (leader,)
+    if leader != NO_LEADER:
+        return with_isr(state, in_sync, least)._replace(leader=leader, leader_epoch=state.leader_epoch + 1)
     if unclean and living:
-        return state._replace(leader=living[0], isr=living[:1], leader_epoch=state.leader_epoch + 1)
-    return state._replace(leader=NO_LEADER, leader_epoch=state.leader_epoch + 1)
+        leader = next((replica for replica in living if replica in state.last_known), living[0])
+        state = state._replace(isr=(leader,), eligible=(), last_known=())
+    return state._replace(leader=leader, leader_epoch=state.leader_epoch + 1)
 
 
 def target_of(state: PartitionState) -> tuple[int, ...]:
@@ -68,9 +97,13 @@ def is_caught_up(state: PartitionState) -> bool:
     )
 
 
-def settled(state: PartitionState, alive: Container[int]) -> PartitionState:
+def settled(state: PartitionState, alive: Container[int], least: int) -> PartitionState:
     """The end of a reassignment: only its target is left, and one of it leads."""
-    target = target_of(state)
-    isr = tuple(member for member in state.isr if member in target)
-    new = state._replace(replicas=target, isr=isr, adding=(), removing=())
-    return new if new.leader in target else elect(new, alive)
+    return held_by(target_of(state), state, alive, least)
+
+
+def held_by(replicas: tuple[int, ...], state: PartitionState, alive: Container[int], least: int) -> PartitionState:
+    """The partition with these of its replicas alone, one of which leads. Nothing is under way any more."""
+    isr = tuple(member for member in state.isr if member in replicas)
+    new = with_isr(state._replace(replicas=replicas, adding=(), removing=()), isr, least)
+    return new if new.leader in replicas else elect(new, alive, least)

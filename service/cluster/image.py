@@ -13,8 +13,8 @@ change: one path to state.
 | `broker_ids` | counter: the highest id ever given to a broker that brought none |
 | `brokers/<id>` | ephemeral: a registered broker |
 | `topics/<name>` | a topic: id, partitions, own configuration |
-| `partitions/<topic id>/<index>` | `[replicas, isr, leader, leader epoch]` and, while it moves, adding and removing;
-the key's version is the partition epoch |
+| `partitions/<topic id>/<index>` | `[replicas, isr, leader, leader epoch]`; while it moves, or too few are in sync,
+adding, removing, eligible and last known follow; the key's version is the partition epoch |
 | `broker_configs/<id, or default>` | dynamic configuration of a broker, or of all |
 | `group_configs/<group id, percent-encoded>` | what was set for one group |
 | `producer_ids` | counter: the first producer id not handed out yet |
@@ -67,6 +67,10 @@ class PartitionState(NamedTuple):
     partition_epoch: int = 0
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
+    eligible: tuple[int, ...] = ()
+    """Who is not in sync and may lead when nobody in sync can, for it has everything that was ever committed (R14)."""
+    last_known: tuple[int, ...] = ()
+    """Who was eligible or in sync since enough were, and may have lost something of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +234,9 @@ def encode_topic(topic_id: TopicId, partition_count: int, config: Mapping[str, s
 
 def encode_partition(state: PartitionState) -> bytes:
     value: list[Any] = [state.replicas, state.isr, state.leader, state.leader_epoch]
-    if state.adding or state.removing:
-        value += [state.adding, state.removing]
+    more = (state.adding, state.removing, state.eligible, state.last_known)
+    if any(more):
+        value += more
     return _encode(value)
 
 
@@ -264,11 +269,8 @@ def group_config_key(group_id: str) -> str:
 
 
 def _decode_partition(entry: Entry) -> PartitionState:
-    replicas, isr, leader, leader_epoch, *moving = json.loads(entry.value)
-    adding, removing = moving or ((), ())
-    return PartitionState(
-        tuple(replicas), tuple(isr), leader, leader_epoch, entry.version, tuple(adding), tuple(removing)
-    )
+    replicas, isr, leader, leader_epoch, *more = json.loads(entry.value)
+    return PartitionState(tuple(replicas), tuple(isr), leader, leader_epoch, entry.version, *map(tuple, more))
 
 
 # --- the next image --------------------------------------------------------------------------------------------------

@@ -94,6 +94,7 @@ class _Registration(NamedTuple):
     endpoints: tuple[Endpoint, ...]
     rack: str | None
     home: str
+    min_in_sync: int
 
 
 class ClusterMetadata:
@@ -139,11 +140,14 @@ class ClusterMetadata:
         if founding and not self.image.cluster_id:
             await self.execute(FoundCluster(cluster_id))
 
-    async def register(self, endpoints: tuple[Endpoint, ...], *, rack: str | None, clean: bool, home: str = "") -> int:
+    async def register(
+        self, endpoints: tuple[Endpoint, ...], *, rack: str | None, clean: bool, home: str = "", min_in_sync: int = 1
+    ) -> int:
         """Begin this broker's life in the cluster; its epoch. `clean`: its former life ended in order; `home`: the id
-        of its data folder. Raises `MetadataLost` while another broker has its id.
+        of its data folder; `min_in_sync`: of topics that don't say it. Raises `MetadataLost` while another broker has
+        its id.
         """
-        self._registration = _Registration(endpoints, rack, home)
+        self._registration = _Registration(endpoints, rack, home, min_in_sync)
         deadline_s = self._env.clock.monotonic() + 2 * self._session_timeout_s
         delay_s = REJOIN_S_MIN
         while True:
@@ -171,7 +175,7 @@ class ClusterMetadata:
             raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
         self.broker_epoch = -1
         epoch = await self._carry_out(
-            RegisterBroker(self.broker_id, session.id, own.endpoints, own.rack, clean, own.home)
+            RegisterBroker(self.broker_id, session.id, own.endpoints, own.rack, clean, own.home, own.min_in_sync)
         )
         if isinstance(epoch, Refusal):
             return epoch

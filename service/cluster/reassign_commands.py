@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from log.ids import TopicPartition
 from service.cluster.controller import Decision, changed
-from service.cluster.election import elect, is_caught_up, settled, target_of
+from service.cluster.election import elect, held_by, is_caught_up, least_in_sync, settled, target_of
 from service.cluster.image import NO_LEADER, Image, PartitionState
 from service.stores.port import Op
 from service.wire.error_codes import ErrorCode
 
 PREFERRED, UNCLEAN = 0, 1
+UNTOLD = 1
+"""So many must be in sync at least. Should it be more, a replica that is eligible may be forgotten, which is safe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,10 @@ class Reassign:
                 message = "The topic does not exist." if topic is None else "The partition does not exist."
                 results.append(PartitionResult(partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
                 continue
-            new = _taken_back(state, image) if replicas is None else self._assigned(state, replicas, image)
+            least = least_in_sync(topic, UNTOLD)
+            new = (
+                _taken_back(state, image, least) if replicas is None else self._assigned(state, replicas, image, least)
+            )
             if isinstance(new, PartitionState):
                 results.append(PartitionResult(partition))
                 if new != state:
@@ -53,7 +58,7 @@ class Reassign:
         return Decision(results, tuple(ops))
 
     def _assigned(
-        self, state: PartitionState, replicas: tuple[int, ...], image: Image
+        self, state: PartitionState, replicas: tuple[int, ...], image: Image, least: int
     ) -> PartitionState | tuple[ErrorCode, str]:
         if not replicas or len(set(replicas)) < len(replicas):
             return ErrorCode.INVALID_REPLICA_ASSIGNMENT, "The replicas of a partition are several, each named once."
@@ -67,27 +72,25 @@ class Reassign:
         if not self.may_change_factor and len(replicas) != len(held):
             message = f"The replication factor is changed from {len(held)} to {len(replicas)}, which was not allowed."
             return ErrorCode.INVALID_REPLICATION_FACTOR, message
-        return reassigned(state, replicas, image)
+        return _reassigned(state, replicas, image, least)
 
 
-def reassigned(state: PartitionState, target: tuple[int, ...], image: Image) -> PartitionState:
+def _reassigned(state: PartitionState, target: tuple[int, ...], image: Image, least: int) -> PartitionState:
     """The state in which `target` becomes who holds the partition; at once where nobody has to catch up."""
     adding = tuple(replica for replica in target if replica not in state.replicas or replica in state.adding)
     removing = tuple(replica for replica in state.replicas if replica not in target)
     new = state._replace(replicas=(*target, *removing), adding=adding, removing=removing)
-    return settled(new, image.brokers) if is_caught_up(new) else new
+    return settled(new, image.brokers, least) if is_caught_up(new) else new
 
 
-def _taken_back(state: PartitionState, image: Image) -> PartitionState | tuple[ErrorCode, str]:
+def _taken_back(state: PartitionState, image: Image, least: int) -> PartitionState | tuple[ErrorCode, str]:
     if not state.adding and not state.removing:
         return ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress."
     former = tuple(replica for replica in state.replicas if replica not in state.adding)
-    kept = tuple(member for member in state.isr if member in former)
-    if not former or not kept:
+    if not any(member in state.isr for member in former):
         message = "None of the former replicas is in sync."
         return ErrorCode.INVALID_REPLICA_ASSIGNMENT, message
-    new = state._replace(replicas=former, isr=kept, adding=(), removing=())
-    return new if new.leader in former else elect(new, image.brokers)
+    return held_by(former, state, image.brokers, least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ class ElectLeaders:
                 message = f"No such partition as {partition.topic}-{partition.partition}"
                 results.append(PartitionResult(partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
                 continue
-            new = self._elected(state, image)
+            new = self._elected(state, image, least_in_sync(topic, UNTOLD))
             if isinstance(new, PartitionState):
                 results.append(PartitionResult(partition))
                 ops.append(changed(topic.id, partition.partition, state, new))
@@ -122,11 +125,11 @@ class ElectLeaders:
             return self.only
         return tuple(TopicPartition(topic.name, index) for topic in image.topics.values() for index in topic.partitions)
 
-    def _elected(self, state: PartitionState, image: Image) -> PartitionState | ErrorCode:
+    def _elected(self, state: PartitionState, image: Image, least: int) -> PartitionState | ErrorCode:
         if self.kind == UNCLEAN:
             if state.leader in image.brokers:
                 return ErrorCode.ELECTION_NOT_NEEDED
-            new = elect(state, image.brokers, unclean=True)
+            new = elect(state, image.brokers, least, unclean=True)
             return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE if new.leader == NO_LEADER else new
         first = state.replicas[0]
         if state.leader == first and first in image.brokers:

@@ -60,6 +60,19 @@ def test_a_proposed_member_counts_before_the_proposal_is_answered() -> None:
     assert replicas.high_watermark == 3
 
 
+def test_nothing_is_committed_while_others_are_eligible_and_they_are_let_go_when_enough_are_in_sync() -> None:
+    """R14: who is eligible may lead next, and lacks what is written now."""
+    replicas = ReplicaSet(1, 0, (1, 2, 3), (1,), high_watermark=0, min_in_sync=2, eligible=(2,))
+    assert not replicas.holds(5)
+    assert not replicas.require(1)
+    assert not replicas.start_at(1), "who may lead next would bring back what was deleted"
+    same = proposal(replicas)
+    assert same == ((1, 11),)
+    replicas.proposed(same)
+    assert replicas.decided((1,), 1, ())
+    assert replicas.high_watermark == 5 and proposal(replicas) is None
+
+
 def test_a_refused_proposal_counts_no_more_unless_nobody_knows() -> None:
     doubtful, refused = three(isr=(1,)), three(isr=(1,))
     for replicas in (doubtful, refused):

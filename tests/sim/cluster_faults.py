@@ -27,6 +27,7 @@ KINDS = (
     "connections cut",
     "brokers split",
     "broker cut off",
+    "left alone",
     "slow network",
     "session ends",
     "store silent",
@@ -108,6 +109,7 @@ class ClusterFate:
             "connections cut": self._cut_connections,
             "brokers split": self._split,
             "broker cut off": self._cut_off,
+            "left alone": self._leave_alone,
             "slow network": self._slow_network,
             "session ends": self._end_session,
             "store silent": self._silence_store,
@@ -213,8 +215,20 @@ class ClusterFate:
         host.may_fail = False
 
     async def _lose_one_machine(self, host: Host) -> None:
-        if await come_true(self._simulation.all_are_in_sync, within=20, every=0.1):
+        if not await come_true(self._simulation.all_are_in_sync, within=20, every=0.1):
+            return
+        if self._chance.random() < 0.5:
             host.cut_power()
+            return
+        # It is out of sync by then, and back before its leader is taken for dead.
+        leader = self._chance.choice([name for name in self._names if name != host.name])
+        await self._become_last(leader)
+        host.cut_power()
+        host.boot()
+        await asyncio.sleep(3 * self._chance.random())
+        await self._end_session(self._world.hosts[leader])
+        await asyncio.sleep(3 * self._chance.random())
+        self._world.network.heal()
 
     async def _part_clocks(self, host: Host) -> None:
         """Its wall clock is set, and the other runs a little faster or slower than those of others."""
@@ -249,6 +263,23 @@ class ClusterFate:
         await asyncio.sleep(8 * self._chance.random())
         way.silent = False
         self._world.network.heal()
+
+    async def _leave_alone(self, host: Host) -> None:
+        """What one broker leads it holds alone; and then it ends, or is taken for dead."""
+        await self._become_last(host.name)
+        ends = [self._kill, self._end_session, *([self._cut_power] if self._plan.durability == "fsync" else [])]
+        await self._chance.choice(ends)(host)
+        await asyncio.sleep(3 * self._chance.random())
+        self._world.network.heal()
+
+    async def _become_last(self, name: str) -> None:
+        """The other brokers can't follow it, for so long that they fall out of sync."""
+        for other in self._names:
+            if other != name:
+                self._world.network.block(name, other)
+                self._world.network.block(other, name)
+        lag_s = int(self._plan.settings["replica.lag.time.max.ms"]) / 1000
+        await asyncio.sleep(lag_s * (1 + 2 * self._chance.random()))
 
     async def _slow_network(self, host: Host) -> None:
         self._world.network.slowness[host.name] = self._chance.choice((0.0, 0.05, 0.5))

@@ -193,8 +193,8 @@ def deleted_here_is_deleted() -> Planting:
 def a_new_leader_takes_no_new_epoch() -> Iterator[None]:
     """An early takeover without its fence: whom it replaces goes on in the same epoch."""
 
-    def elect(state: PartitionState, alive: Container[int], *, unclean: bool = False) -> PartitionState:
-        elected = original(state, alive, unclean=unclean)
+    def elect(state: PartitionState, alive: Container[int], least: int, *, unclean: bool = False) -> PartitionState:
+        elected = original(state, alive, least, unclean=unclean)
         return elected._replace(leader_epoch=max(state.leader_epoch, 0))
 
     original = service.cluster.election.elect
@@ -204,10 +204,10 @@ def a_new_leader_takes_no_new_epoch() -> Iterator[None]:
 
 @contextlib.contextmanager
 def any_that_lives_may_lead() -> Iterator[None]:
-    def elect(state: PartitionState, alive: Container[int], *, unclean: bool = False) -> PartitionState:
+    def elect(state: PartitionState, alive: Container[int], least: int, *, unclean: bool = False) -> PartitionState:
         living = [replica for replica in reversed(state.replicas) if replica in alive]
         if not living:
-            return original(state, alive, unclean=unclean)
+            return original(state, alive, least, unclean=unclean)
         isr = tuple(dict.fromkeys((living[0], *(member for member in state.isr if member in alive))))
         return state._replace(leader=living[0], isr=isr, leader_epoch=state.leader_epoch + 1)
 
@@ -237,11 +237,57 @@ def a_reassignment_ends_before_anybody_caught_up() -> Planting:
             return decision
         state = decision.reply
         before = state._replace(partition_epoch=command.partition_epoch)
-        new = settled(state._replace(isr=state.replicas), image.brokers)
+        new = settled(state._replace(isr=state.replicas), image.brokers, 1)
         return Decision(new, (changed(command.topic_id, command.index, before, new),))
 
     original = AlterPartition.decide
     return replaced(AlterPartition, "decide", settled_at_once)
+
+
+@contextlib.contextmanager
+def eligible_after_an_unclean_stop() -> Iterator[None]:
+    """Who came back without its tail is still trusted to have everything that was committed (R14)."""
+
+    def with_isr(state: PartitionState, isr: tuple[int, ...], least: int, **_: Any) -> PartitionState:
+        return original(state, isr, least)
+
+    original = service.cluster.election.with_isr
+    with replaced(service.cluster.controller, "with_isr", with_isr):
+        yield
+
+
+def committed_though_too_few_are_in_sync() -> Planting:
+    """The high watermark passes those that left the in-sync set and may lead next (R14)."""
+    original = ReplicaSet._advance
+
+    def advance(replicas: ReplicaSet) -> bool:
+        short, eligible = replicas.is_short, replicas.eligible
+        replicas.is_short, replicas.eligible = False, ()
+        try:
+            return original(replicas)
+        finally:
+            replicas.is_short, replicas.eligible = short, eligible
+
+    return replaced(ReplicaSet, "_advance", advance)
+
+
+@contextlib.contextmanager
+def eligible_though_enough_are_in_sync() -> Iterator[None]:
+    """Who left is trusted on, while others commit what it has never seen (R14)."""
+
+    def with_isr(state: PartitionState, isr: tuple[int, ...], least: int, **named: Any) -> PartitionState:
+        return original(state, isr, len(state.replicas), **named)
+
+    def decided(replicas: ReplicaSet, isr: tuple[int, ...], partition_epoch: int, eligible: tuple[int, ...]) -> bool:
+        return taken(replicas, isr, partition_epoch, ())
+
+    original, taken = service.cluster.election.with_isr, ReplicaSet.decided
+    with (
+        replaced(service.cluster.controller, "with_isr", with_isr),
+        replaced(service.cluster.election, "with_isr", with_isr),
+        replaced(ReplicaSet, "decided", decided),
+    ):
+        yield
 
 
 def nobody_comes_in_again() -> Planting:
@@ -394,6 +440,9 @@ ANYWHERE = (
     nobody_comes_in_again,
     followers_are_not_told_what_is_committed,
     epochs_stay_as_they_were_when_the_log_is_cut,
+    eligible_after_an_unclean_stop,
+    committed_though_too_few_are_in_sync,
+    eligible_though_enough_are_in_sync,
     elections_that_may_lose,
 )
 WITH_TRANSACTIONS = (

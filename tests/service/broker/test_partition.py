@@ -56,7 +56,7 @@ def test_who_waits_is_told_when_too_few_are_in_sync_to_keep_it(tmp_path: Path) -
         partition = await led(stage)
         end_offset = appended(partition)
         waiter = partition.committed(end_offset)
-        partition.decided((1,), 9)
+        partition.decided((1,), 9, ())
         assert await told(waiter) is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
         assert partition.high_watermark == 0
         assert write(partition) == Refused(ErrorCode.NOT_ENOUGH_REPLICAS)
@@ -71,7 +71,7 @@ def test_who_waits_is_told_when_the_one_that_lagged_is_in_sync_no_more(tmp_path:
         partition.fetched(2, 1, start_offset=0, broker_epoch=LIFE, now_ms=1)
         assert waiter is not None
         assert not waiter.done()
-        partition.decided((1, 2), 9)
+        partition.decided((1, 2), 9, ())
         assert await told(waiter) is ErrorCode.NONE
 
     on_stage(tmp_path, scene, OS)
@@ -102,7 +102,7 @@ def test_a_marker_and_a_coordinators_record_need_as_many_in_sync_as_anything_els
         assert marker == record == Refused(ErrorCode.NOT_ENOUGH_REPLICAS)
         assert partition.log.end_offset == 0
         waiter = partition.enough_in_sync()
-        partition.decided((1, 2), 9)
+        partition.decided((1, 2), 9, ())
         assert await told(waiter) is ErrorCode.NONE
 
     on_stage(tmp_path, scene, OS)

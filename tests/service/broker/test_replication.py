@@ -15,7 +15,9 @@ from service.broker.holdings import Holdings
 from service.broker.partition import NOBODY, Appended, Following, Partition, PartitionLost
 from service.broker.reading import reader_error
 from service.broker.replication import Fetcher, Key, Place
+from service.client.cluster import Cluster
 from service.client.connection import Client
+from service.client.pool import Address
 from service.cluster.image import Delta
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -71,6 +73,33 @@ def test_who_leads_after_a_death_has_everything_that_was_committed(tmp_path: Pat
         await stage.alike(1, 2, 3)
 
     on_cluster_stage(tmp_path, scene, given=OS)
+
+
+def test_the_last_in_sync_is_not_the_only_one_that_may_lead(tmp_path: Path) -> None:
+    """Who left while too few were in sync has all that was committed: nobody waits for the last one's return (R14)."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, 3, min_insync_replicas="2")
+        await stage.write("a", "b")
+        for follower in (3, 2):
+            await stage.stop(follower)
+        await until(lambda: stage.state().eligible == (2,))
+        host, port = stage.broker(1).bootstrap.rsplit(":", 1)
+        async with Cluster([Address(host, int(port))], client_id="test", timeout_s=10) as cluster:
+            assert await cluster.eligible([TOPIC]) == [[2]]
+        await stage.write("only the leader has it", acks=1)
+        await stage.kill(1)
+        for follower in (3, 2):
+            await stage.start(follower)
+        await stage.in_sync(2, 3)
+        assert stage.state().eligible == ()
+        await stage.write("c")
+        await stage.start(1)
+        await stage.in_sync(1, 2, 3)
+        await stage.alike(1, 2, 3)
+        assert [offset for offset, _, _ in stored(stage.partition(1))] == [0, 2]
+
+    on_cluster_stage(tmp_path, scene)
 
 
 def test_a_tail_that_the_new_leader_does_not_have_is_cut_off(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from service.cluster.controller import (
     AlterPartition,
     FenceBroker,
     FoundCluster,
+    GiveUpReplica,
     RaiseLeaderEpoch,
     Refusal,
     RegisterBroker,
@@ -20,8 +21,8 @@ from service.cluster.controller import (
     TakeBrokerId,
 )
 from service.cluster.election import claim, elect
-from service.cluster.image import CONTROLLER_EPOCH, NO_LEADER, PartitionState
-from service.stores.port import Check, Result
+from service.cluster.image import CONTROLLER_EPOCH, NO_LEADER, PartitionState, encode_topic, topic_key
+from service.stores.port import Check, Put, Result
 from service.wire.error_codes import ErrorCode
 from tests.service.cluster.worlds import ENDPOINTS, World, topic_id
 
@@ -185,6 +186,82 @@ def test_an_unclean_member_leaves_the_in_sync_set_before_it_can_lead() -> None:
     assert state_of(world) == PartitionState((1, 2, 3), (2,), 2, 1, 2)
 
 
+def two_must_be_in_sync() -> tuple[World, dict[int, int]]:
+    world, epochs = three_replicas()
+    topic = world.image.topics["orders"]
+    value = encode_topic(topic.id, 1, {"min.insync.replicas": "2"})
+    world.commit([Put(topic_key("orders"), value, topic.version)])
+    return world, epochs
+
+
+def shrunk(world: World, epochs: dict[int, int], *members: int) -> PartitionState:
+    """The leader's in-sync set is these from now on."""
+    isr = tuple((member, epochs[member]) for member in members)
+    state = state_of(world)
+    leader, leader_epoch = state.leader, state.leader_epoch
+    new = world.run(AlterPartition(topic_id(1), 0, leader, epochs[leader], leader_epoch, state.partition_epoch, isr))
+    assert isinstance(new, PartitionState), new
+    assert new == state_of(world)
+    return new
+
+
+def test_who_leaves_while_too_few_are_in_sync_may_lead_next() -> None:
+    """R14: nothing was committed since. Who left before that is not known to have everything."""
+    world, epochs = two_must_be_in_sync()
+    assert shrunk(world, epochs, 1, 2).eligible == ()
+    assert shrunk(world, epochs, 1).eligible == (2,)
+    world.lose_broker(1)
+    assert world.run(RemoveDead()) == 1
+    assert state_of(world) == PartitionState((1, 2, 3), (2,), 2, 1, 3, eligible=(1,))
+    assert shrunk(world, epochs, 2, 3).eligible == ()
+
+
+def test_who_did_not_stop_in_order_is_not_eligible_any_more() -> None:
+    """R14: its log may lack what was committed."""
+    world, epochs = two_must_be_in_sync()
+    shrunk(world, epochs, 1)
+    for clean in (True, False):
+        for broker in (2, 3):
+            world.lose_broker(broker)
+            world.add_broker(broker, clean=clean or broker == 3)
+    assert state_of(world) == PartitionState((1, 2, 3), (1,), 1, 0, 2, eligible=(3,), last_known=(2,))
+    world.lose_broker(3)
+    world.lose_broker(1)
+    assert world.run(RemoveDead()) == 0, "only 2 is there"
+    world.add_broker(3)
+    assert world.run(RemoveDead()) == 1
+    assert state_of(world) == PartitionState((1, 2, 3), (3,), 3, 1, 3, eligible=(1,), last_known=(2,))
+
+
+def test_a_last_member_that_did_not_stop_in_order_leaves_it_to_who_is_eligible() -> None:
+    """R5: these hold everything for certain. Without any it is the best there is."""
+    world, epochs = two_must_be_in_sync()
+    shrunk(world, epochs, 1)
+    for broker in (1, 2, 3):
+        world.lose_broker(broker)
+    world.add_broker(1, clean=False)
+    assert state_of(world)[:3] == ((1, 2, 3), (2, 3), NO_LEADER)
+    world.add_broker(2, clean=False)
+    assert state_of(world)[:3] == ((1, 2, 3), (3,), NO_LEADER)
+    world.add_broker(3, clean=False)
+    assert state_of(world)[:3] == ((1, 2, 3), (3,), 3)
+
+
+def test_whose_disk_failed_is_not_eligible() -> None:
+    world, epochs = two_must_be_in_sync()
+    shrunk(world, epochs, 1)
+    assert world.run(GiveUpReplica(topic_id(1), 0, 3))
+    assert state_of(world) == PartitionState((1, 2, 3), (1,), 1, 0, 2, eligible=(2,), last_known=(3,))
+    assert world.run(GiveUpReplica(topic_id(1), 0, 1)), "another may lead, though none is in sync"
+    assert state_of(world) == PartitionState((1, 2, 3), (2,), 2, 1, 3, last_known=(1, 3))
+    assert not world.run(GiveUpReplica(topic_id(1), 0, 2))
+
+
+def test_an_unclean_election_prefers_who_was_eligible_and_believes_nobody_else() -> None:
+    state = PartitionState((1, 2, 3), (1,), 1, 0, 0, eligible=(), last_known=(3,))
+    assert elect(state, (2, 3), 2, unclean=True) == PartitionState((1, 2, 3), (3,), 3, 1, 0)
+
+
 @pytest.mark.parametrize(
     ("state", "alive", "unclean", "expected"),
     [
@@ -196,7 +273,7 @@ def test_an_unclean_member_leaves_the_in_sync_set_before_it_can_lead() -> None:
     ],
 )
 def test_elections(state: PartitionState, alive: tuple[int, ...], unclean: bool, expected: PartitionState) -> None:
-    assert elect(state, alive, unclean=unclean) == expected
+    assert elect(state, alive, 1, unclean=unclean) == expected
 
 
 def proposal(epochs: dict[int, int], **changed: object) -> AlterPartition:

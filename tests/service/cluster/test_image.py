@@ -148,12 +148,15 @@ def test_partitions_are_in_the_order_of_their_numbers_however_the_store_sorts_th
     assert list(load(world.server.snapshot()).topics["orders"].partitions) == list(range(12))
 
 
-def test_a_moving_partition_keeps_what_is_added_and_removed() -> None:
+def test_a_partition_keeps_what_moves_and_who_is_eligible() -> None:
     world = World()
     world.add_broker(1)
     world.add_topic("orders", 1)
     state = PartitionState((1, 2), (1,), 1, 3, 1, adding=(2,), removing=(1,))
     world.commit([Put(partition_key(topic_id(1), 0), encode_partition(state), 0)])
+    assert world.image.partition(TopicPartition("orders", 0)) == state
+    state = PartitionState((1, 2, 3), (1,), 1, 3, 2, eligible=(2,), last_known=(3,))
+    world.commit([Put(partition_key(topic_id(1), 0), encode_partition(state), 1)])
     assert world.image.partition(TopicPartition("orders", 0)) == state
     assert world.image.partition(TopicPartition("orders", 1)) is None
     assert world.image.partition(TopicPartition("none", 0)) is None
