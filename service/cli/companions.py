@@ -110,7 +110,8 @@ class Companions:
         if self._pipeline is not None:
             read = "entries"
             checkpoint = str(self._folder / "checkpoint")
-            self._start("spark", [sys.executable, "-P", str(self._pipeline), bootstrap, checkpoint])
+            python = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(_findable(self._folder / "python"))}
+            self._start("spark", [sys.executable, "-P", str(self._pipeline), bootstrap, checkpoint], **python)
         if self._load:
             self._start("readers", [*ours, "consume", read, "--group", "demo-readers", "-b", bootstrap], quiet=True)
         self._ending.wait()  # what it started ends with this thread
@@ -129,16 +130,31 @@ class Companions:
         settings = f"--config.file={self._folder}/prometheus.yml", f"--storage.tsdb.path={data}"
         self._start("prometheus", ["prometheus", *settings, f"--web.listen-address={listen}"])
 
-    def _start(self, name: str, command: Sequence[str], *, quiet: bool = False) -> None:
+    def _start(self, name: str, command: Sequence[str], *, quiet: bool = False, **environment: str) -> None:
         if self._ending.is_set():
             return
-        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
         with (self._folder / f"{name}.log").open("ab") as log:
             out = subprocess.DEVNULL if quiet else log
             process = subprocess.Popen(
-                tied(command), stdin=subprocess.DEVNULL, stdout=out, stderr=log, env=environment, start_new_session=True
+                tied(command),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=log,
+                env={**os.environ, **environment},
+                start_new_session=True,
             )
         self._processes.append(process)
+
+
+def _findable(folder: Path) -> Path:
+    """The folder, with our data source in it. Spark looks for data sources in folders, and where ours is installed in
+    place, for those who work on it, it lies in none that Python searches.
+    """
+    spec = find_spec("pyspark_oncelog")
+    assert spec is not None and spec.origin is not None, "it comes with spark_sink"
+    folder.mkdir()
+    (folder / "pyspark_oncelog").symlink_to(Path(spec.origin).parent)
+    return folder
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:

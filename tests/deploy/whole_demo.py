@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -73,8 +74,8 @@ def test_one_command_brings_up_all_of_it_and_takes_all_of_it_down(monkeypatch: p
             wait(lambda: committed(bootstrap, TOPICS[1]) > before + 100, "it goes on without a broker")
         except AssertionError:
             for name in ("load", "spark", "readers", "prometheus"):
-                if os.path.exists(f"{folder}/{name}.log"):
-                    print(name, open(f"{folder}/{name}.log", errors="replace").read()[-3000:])  # noqa: SIM115
+                if (log := Path(folder) / f"{name}.log").exists():
+                    print(name, log.read_text(errors="replace")[:5000])
             raise
         children = psutil.Process(demo.pid).children(recursive=True)
         assert len(children) >= 7
