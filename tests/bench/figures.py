@@ -29,7 +29,7 @@ from log.batch import build_batch, restamp
 from service.wire.codec import encode_request, write_request_header
 from service.wire.messages import ApiVersionsRequest, PartitionProduceData, ProduceRequest, TopicProduceData
 from service.wire.messages.versions import ApiKey
-from tests.bench import clusters, groups, many_small, native, prepared, web
+from tests.bench import clusters, groups, many_small, native, prepared, watching, web
 from tests.bench.contenders import Contender
 from tests.peers.process import BrokerProcess, free_port
 
@@ -534,6 +534,35 @@ def over_http(contender: Contender, effort: Effort) -> Rows:
         return web.measure(broker, url, effort.seconds(20))
 
 
+def being_watched(contender: Contender, effort: Effort) -> Rows:
+    """Scraped every five seconds, ten pages open, spans sent, under transactions of 100 ms; ours alone has all that."""
+    url = f"http://127.0.0.1:{free_port()}"
+    topic = "watched"
+    count = effort.messages(3_000_000)
+
+    def load(broker: BrokerProcess) -> None:
+        settings = {"acks": "all", "linger.ms": "5"}
+        native.run("transact", broker.bootstrap, topic, count, 1_000, options=["-e", "100"], settings=settings)
+        time.sleep(1.0)  # spans leave once a second
+
+    collector = watching.Collector()
+    given = {"log.retention.bytes": "100000000", "log.segment.bytes": "100000000"}
+    try:
+        with (
+            running(contender, settings={**given, "http.listeners": ""}) as plain,
+            running(contender, settings={**given, "http.listeners": url, "otlp.endpoint": collector.url}) as other,
+        ):
+            for broker in (plain, other):
+                new_topic(broker, topic)
+                load(broker)  # warms it up
+            rows = watching.cost("writing", plain, other, url, topic, load, 2 * effort.runs + 1)
+            assert collector.batches, "no spans came"
+            seconds = effort.seconds(30)
+            return rows | watching.cost("idle", plain, other, url, topic, lambda _: time.sleep(seconds), effort.runs)
+    finally:
+        collector.stop()
+
+
 def replicated(contender: Contender, effort: Effort) -> Rows:
     """Three brokers on these cores, three copies of everything, acks=all."""
     rows: Rows = {}
@@ -584,6 +613,7 @@ FIGURES: Mapping[str, Figure] = {
     "group-requests": group_requests,
     "many-groups": many_groups,
     "http": over_http,
+    "watched": being_watched,
     "replicated": replicated,
     "takeover": takeover,
     "soak": soak,

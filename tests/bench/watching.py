@@ -1,0 +1,119 @@
+"""What it costs a broker to be watched: a scrape every five seconds, ten pages that are open, and every transaction's
+spans sent to a collector. The same load is given by turns to a broker that is watched and to one that is not; what is
+compared is the processor time of their processes, so that others on the machine count little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+
+from tests.peers.process import BrokerProcess
+
+SCRAPED_EVERY_S: Final = 5.0
+PAGES: Final = (
+    *("/ui", "/ui/transactions", "/ui/transactions?which=all", "/ui/transactions/load-transact", "/ui/topics"),
+    *("/ui/topics/{topic}", "/ui/producers", "/ui/groups", "/ui/brokers", "/ui?of=somebody-else"),
+)
+PATIENCE_S: Final = 60.0
+
+Rows = dict[str, float]
+
+
+class Collector:
+    """Takes spans and forgets them."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        collector = self
+
+        class Receiver(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                collector.batches += 1
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@contextlib.contextmanager
+def watched(url: str, topic: str) -> Iterator[None]:
+    """For as long as the context lasts."""
+    over = threading.Event()
+    threads = [threading.Thread(target=_scrape, args=(url, over))]
+    threads += [threading.Thread(target=_look, args=(url + path.format(topic=topic), over)) for path in PAGES]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def _scrape(url: str, over: threading.Event) -> None:
+    request = urllib.request.Request(f"{url}/metrics", headers={"Accept": "application/openmetrics-text"})
+    while True:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            answer.read()
+        if over.wait(SCRAPED_EVERY_S):
+            return
+
+
+def _look(url: str, over: threading.Event) -> None:
+    """An open page: it is sent a line at least every two seconds."""
+    live = f"{url}{'&' if '?' in url else '?'}live=1"
+    with urllib.request.urlopen(live, timeout=PATIENCE_S) as answer:
+        while not over.is_set():
+            assert answer.readline(), "the broker ended the page"
+
+
+def cost(
+    what: str,
+    plain: BrokerProcess,
+    other: BrokerProcess,
+    url: str,
+    topic: str,
+    load: Callable[[BrokerProcess], None],
+    pairs: int,
+) -> Rows:
+    """`load` writes the same to either broker; `other` is the one that can be watched, at `url`."""
+    found: list[tuple[float, float, float]] = []
+    for _ in range(pairs):
+        alone_s, _ = _spent(plain, load)
+        with watched(url, topic):
+            time.sleep(1.0)  # pages are drawn for the first time
+            with_s, took_s = _spent(other, load)
+        found.append((alone_s, with_s, took_s))
+    more = [(with_s - alone_s) / took_s * 100 for alone_s, with_s, took_s in found]
+    return {
+        f"{what}, CPU s": statistics.median(alone_s for alone_s, _, _ in found),
+        f"{what} and watched, CPU s": statistics.median(with_s for _, with_s, _ in found),
+        f"{what}, watching costs of a core %": statistics.median(more),
+    }
+
+
+def _spent(broker: BrokerProcess, load: Callable[[BrokerProcess], None]) -> tuple[float, float]:
+    """Seconds of the processor, and of the clock."""
+    before_s, began_s = sum(broker.cpu_seconds()), time.monotonic()
+    load(broker)
+    return sum(broker.cpu_seconds()) - before_s, time.monotonic() - began_s
