@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import MISSING, Field, field
+from functools import cache
 from typing import Any, Generic, TypeVar, dataclass_transform
 
 Response = TypeVar("Response", bound="Struct", covariant=True)
 
 
 class LazyFields:
-    """`__dataclass_fields__`, built when somebody asks; a descriptor, so that classes and instances both find it."""
+    """`__dataclass_fields__`, built once; a descriptor, so that classes and instances both find it."""
 
     def __get__(self, instance: object, owner: StructType) -> dict[str, Field[Any]]:
-        twin = dataclasses.make_dataclass(
-            owner.__name__, [(name, "object", _as_field(owner.defaults[name])) for name in owner.field_names]
-        )
-        return {each.name: each for each in dataclasses.fields(twin)}
+        return _fields_of(owner)
+
+
+@cache
+def _fields_of(owner: StructType) -> dict[str, Field[Any]]:
+    twin = dataclasses.make_dataclass(
+        owner.__name__, [(name, "object", _as_field(owner.defaults[name])) for name in owner.field_names]
+    )
+    return {each.name: each for each in dataclasses.fields(twin)}
 
 
 def _as_field(default: Any) -> Any:
