@@ -1,17 +1,19 @@
 """The pages under `/ui`: each gathers its facts and hands them to a template.
 
 A page that is open asks for itself again as a stream (`?live=1`) and is sent its content whenever that changed. Pages
-that are the same share what was gathered for the last two seconds, so that a hundred open pages cost as much as one.
+that are the same share what was gathered for the last of them, so that a hundred open pages cost as much as one. All
+that are open take a hundredth of the broker's time at most: where they would take more, they are drawn less often.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
@@ -29,6 +31,9 @@ from service.web.routing import STREAMING
 from service.wire.messages import ListedGroup
 
 LIVE_S: Final = 2.0
+LIVE_S_MAX: Final = 15.0
+SHARE: Final = 0.01
+"""Of the broker's time, for all pages that are open."""
 STREAMS_MAX: Final = 200
 HISTORY: Final = 150
 """Samples of the overview's curves: five minutes, while somebody looks."""
@@ -50,15 +55,25 @@ class Sample:
     bytes_out: float
 
 
+class Drawn(NamedTuple):
+    """A page as it was lately."""
+
+    text: str
+    status: int
+    at_s: float
+    took_s: float
+
+
 @dataclass(slots=True)
 class Kept:
     """What the pages of one broker keep from one to the next: nothing that anybody was promised."""
 
     cluster: NearCluster
-    streams: int = 0
+    followed: Counter[str] = field(default_factory=Counter)
+    """How many have each page open."""
     history: list[Sample] = field(default_factory=list)
     locks: dict[str, asyncio.Lock] = field(default_factory=dict)
-    rendered: dict[str, tuple[float, str, int]] = field(default_factory=dict)
+    rendered: dict[str, Drawn] = field(default_factory=dict)
     groups: list[ListedGroup] = field(default_factory=list)
     groups_s: float = -math.inf
     """When they were listed."""
@@ -125,23 +140,23 @@ def showing(
         kept = kept_of(gateway)
         if "live" in request.query:
             return await _follow(gateway, kept, request)
-        text, status = await shown(gateway, kept, request)
-        return page(text, status=status)
+        drawn = await shown(gateway, kept, request, LIVE_S / 2)
+        return page(drawn.text, status=drawn.status)
 
-    async def shown(gateway: Gateway, kept: Kept, request: web.Request) -> tuple[str, int]:
-        query = {key: value for key, value in request.query.items() if key != "live"}
-        key = f"{request.path}?{sorted(query.items())}"
-        now_s = asyncio.get_running_loop().time()
+    async def shown(gateway: Gateway, kept: Kept, request: web.Request, fresh_s: float) -> Drawn:
+        loop = asyncio.get_running_loop()
+        query, key, asked_s = _query(request), _key(request), loop.time()
         async with kept.locks.setdefault(key, asyncio.Lock()):
             found = kept.rendered.get(key)
-            if found is not None and now_s - found[0] < LIVE_S / 2 and "done" not in query:
-                return found[1:]
+            if found is not None and asked_s - found.at_s < fresh_s and "done" not in query:
+                return found
+            began_s = loop.time()
             text, status = await _make(gateway, kept, request, query)
             if len(kept.rendered) >= CACHED_MAX:
                 kept.rendered.clear()
                 kept.locks.clear()
-            kept.rendered[key] = asyncio.get_running_loop().time(), text, status
-            return text, status
+            drawn = kept.rendered[key] = Drawn(text, status, loop.time(), loop.time() - began_s)
+            return drawn
 
     async def _make(gateway: Gateway, kept: Kept, request: web.Request, query: Mapping[str, str]) -> tuple[str, int]:
         told = Told()
@@ -155,32 +170,48 @@ def showing(
         return framed(gateway, name, {**more, **found}), 200
 
     async def _follow(gateway: Gateway, kept: Kept, request: web.Request) -> web.StreamResponse:
-        if kept.streams >= STREAMS_MAX:
+        if kept.followed.total() >= STREAMS_MAX:
             return web.Response(status=503, text="too many pages are open")
         headers = {**HEADERS, "Content-Type": "text/event-stream"}
         response = web.StreamResponse(headers=headers)
-        kept.streams += 1
+        key, pause_s = _key(request), LIVE_S
+        kept.followed[key] += 1
         request[STREAMING] = True
         try:
             await response.prepare(request)
             last = ""
             while not gateway.closing.is_set():
-                text, _ = await shown(gateway, kept, request)
-                content = fragment(text)
+                drawn = await shown(gateway, kept, request, pause_s / 2)
+                content = fragment(drawn.text)
                 lines = "".join(f"data: {line}\n" for line in content.splitlines()) if content != last else ": \n"
                 last = content
                 await response.write(f"{lines}\n".encode("utf-8", "replace"))
                 try:
-                    await asyncio.wait_for(gateway.closing.wait(), LIVE_S)
+                    pause_s = pause_between(drawn.took_s, len(kept.followed))
+                    await asyncio.wait_for(gateway.closing.wait(), pause_s)
                 except TimeoutError:
                     continue
         except ConnectionResetError:
             return response  # the page was closed
         finally:
-            kept.streams -= 1
+            kept.followed[key] -= 1
+            kept.followed += Counter()  # without those that nobody has open any more
         return response
 
     return handle
+
+
+def _query(request: web.Request) -> dict[str, str]:
+    return {key: value for key, value in request.query.items() if key != "live"}
+
+
+def _key(request: web.Request) -> str:
+    return f"{request.path}?{sorted(_query(request).items())}"
+
+
+def pause_between(took_s: float, pages: int) -> float:
+    """How long an open page that took so long to draw is left as it is, while so many different ones are open."""
+    return min(max(took_s * pages / SHARE, LIVE_S), LIVE_S_MAX)
 
 
 # --- the pages -------------------------------------------------------------------------------------------------------
