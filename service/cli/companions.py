@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -111,7 +111,7 @@ class Companions:
             read = "entries"
             checkpoint = str(self._folder / "checkpoint")
             python = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(_findable(self._folder / "python"))}
-            self._start("spark", [sys.executable, "-P", str(self._pipeline), bootstrap, checkpoint], **python)
+            self._start("spark", [sys.executable, "-P", str(self._pipeline), bootstrap, checkpoint], environment=python)
         if self._load:
             self._start("readers", [*ours, "consume", read, "--group", "demo-readers", "-b", bootstrap], quiet=True)
         self._ending.wait()  # what it started ends with this thread
@@ -130,7 +130,9 @@ class Companions:
         settings = f"--config.file={self._folder}/prometheus.yml", f"--storage.tsdb.path={data}"
         self._start("prometheus", ["prometheus", *settings, f"--web.listen-address={listen}"])
 
-    def _start(self, name: str, command: Sequence[str], *, quiet: bool = False, **environment: str) -> None:
+    def _start(
+        self, name: str, command: Sequence[str], *, quiet: bool = False, environment: Mapping[str, str] | None = None
+    ) -> None:
         if self._ending.is_set():
             return
         with (self._folder / f"{name}.log").open("ab") as log:
@@ -140,7 +142,7 @@ class Companions:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
-                env={**os.environ, **environment},
+                env={**os.environ, **(environment or {})},
                 start_new_session=True,
             )
         self._processes.append(process)
