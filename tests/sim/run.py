@@ -255,15 +255,17 @@ class Simulation:
         if broker is None or loop is None or (loop, loop.steps) == self._looked_at:
             return
         self._looked_at = (loop, loop.steps)
+        needs_fsync = self.plan.durability == "fsync"
         for partition in broker.partitions:
-            if partition.replicas is None:
+            if (replicas := partition.replicas) is None:
                 continue
-            log = partition.log
-            durable = log.flushed_offset if self.plan.durability == "fsync" else log.end_offset
-            if not partition.high_watermark <= durable <= log.end_offset:
+            log, high_watermark = partition.log, replicas.high_watermark
+            end_offset = log.end_offset
+            durable = log.flushed_offset if needs_fsync else end_offset
+            if not high_watermark <= durable <= end_offset:
                 self.history.wrong.append(
-                    f"{self.world.now:.6f} {partition.topic_partition}: high watermark {partition.high_watermark},"
-                    f" durable {durable}, end {log.end_offset}"
+                    f"{self.world.now:.6f} {partition.topic_partition}: high watermark {high_watermark},"
+                    f" durable {durable}, end {end_offset}"
                 )
 
     # -- the end of the run
