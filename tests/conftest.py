@@ -1,4 +1,4 @@
-"""For all tests: the broker they may share, one of their own, and what was skipped, told at the end.
+"""For all tests: the broker they may share, one of their own; what was drawn and what was skipped, told at the end.
 
 `ONCELOG_TEST_BOOTSTRAP=host:port` points the tests that need no broker of their own at one that runs already; see
 `tests/peers/chosen.py` for those that are started.
@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections import Counter
@@ -21,10 +22,16 @@ from tests.peers.process import BrokerProcess
 if TYPE_CHECKING:
     from tests.clients.topics import Topics
 
+DRAWN = "drawn"
+
 _numbers = itertools.count()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for report in (*terminalreporter.stats.get("passed", []), *terminalreporter.stats.get("failed", [])):
+        for name, what in report.user_properties:
+            if name == DRAWN:
+                terminalreporter.write_line(what)
     reasons: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", []):
         _, _, why = report.longrepr
@@ -33,6 +40,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("skipped")
         for reason, times in reasons.most_common():
             terminalreporter.write_line(f"{times:5}  {reason}")
+
+
+@pytest.fixture
+def drawn(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Takes what chance has drawn for the test; the end of the run tells it, and how to run the same again."""
+    return functools.partial(record_property, DRAWN)
 
 
 @pytest.fixture(scope="session")

@@ -185,8 +185,12 @@ class BrokerProcess(ABC):
 
 
 def free_port() -> int:
-    """A port nobody listens on now. Kept low so that it is outside the range of outgoing connections."""
-    for port in range(21_000 + os.getpid() % 500 * 20, 32_000):
+    """A port nobody listens on now. Kept low so that it is outside the range of outgoing connections.
+
+    Runs that happen at once begin far from each other: a port is only taken when its program listens.
+    """
+    beside = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 2
+    for port in range(21_000 + os.getpid() % 250 * 20 + 5_000 * beside, 32_000):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

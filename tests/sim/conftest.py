@@ -1,4 +1,4 @@
-"""Tells at the end of a run of the tests which seeds and which mutants chance has drawn for it."""
+"""The simulation of one test keeps clear of the garbage of others."""
 
 from __future__ import annotations
 
@@ -6,13 +6,6 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-
-drawn: list[str] = []
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for line in drawn:
-        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -8,12 +8,12 @@ import os
 import secrets
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.sim import cluster_mutants, group_mutants
-from tests.sim.conftest import drawn
 from tests.sim.mutants import MUTANTS, hunt_all
 from tests.sim.run import fresh_seed, processes, run
 
@@ -30,10 +30,10 @@ def outcome(seed: int) -> tuple[list[str], bool]:
 
 
 @pytest.mark.timeout(600)
-def test_runs_under_faults_that_nobody_has_seen_break_no_promise() -> None:
+def test_runs_under_faults_that_nobody_has_seen_break_no_promise(drawn: Callable[[str], None]) -> None:
     first = fresh_seed()
     seeds = range(first, first + FRESH)
-    drawn.append(f"simulated seeds {first} to {seeds[-1]}; the same again: make sim N={FRESH} FROM={first}")
+    drawn(f"simulated seeds {first} to {seeds[-1]}; the same again: make sim N={FRESH} FROM={first}")
     with processes(os.cpu_count() or 1) as pool:
         outcomes = list(pool.map(outcome, seeds))
     assert [broken for broken, _ in outcomes if broken] == []
@@ -54,10 +54,10 @@ def test_a_run_replays_in_processes_with_other_hash_seeds() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_planted_bugs_are_caught() -> None:
+def test_planted_bugs_are_caught(drawn: Callable[[str], None]) -> None:
     """A part of them, another one each time; `make mutants` hunts all."""
     hunted = MUTANTS[secrets.randbelow(PARTS) :: PARTS]
-    drawn.append("mutants hunted: " + ", ".join(mutant.name for mutant in hunted))
+    drawn("mutants hunted: " + ", ".join(mutant.name for mutant in hunted))
     assert [caught.mutant for caught in hunt_all(hunted) if not caught.broken] == []
 
 
