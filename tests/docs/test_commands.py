@@ -88,6 +88,16 @@ def test_getting_started_does_what_it_says(tmp_path: Path) -> None:
     assert all(word in ran for word in START)
 
 
+def test_the_commands_of_the_explaining_pages_do_what_they_say(tmp_path: Path) -> None:
+    before = [
+        "oncelog topic create orders\necho melon | oncelog produce orders\noncelog consume orders --group billing -e"
+    ]
+    told = blocks("docs/exactly-once.md") + blocks("docs/from-kafka.md")
+    ran = run(before + told, {"config explain": ["log.flush.interval.messages"], "group reset": ["orders"]}, tmp_path)
+    assert "txn hanging" in ran
+    assert "group reset billing" in ran
+
+
 def _shown() -> list[tuple[str, str, bool]]:
     """Each line with a command of ours, and whether it is to be typed as it is: in a block, not within a sentence."""
     found = {}

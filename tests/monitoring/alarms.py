@@ -36,6 +36,8 @@ TIMES_FASTER = 20
 CALM_S = 12.0
 """So long nothing else may fire: every alert whose condition holds for four minutes has by then."""
 SMALL = "60m"
+STOPPED_S = 2.4
+"""Longer than a follower may lag, shorter than its session lasts."""
 NODES = (1, 2, 3)
 ON_SMALL_DISK = 3
 TOPIC, PARTITIONS = "orders", 6
@@ -185,8 +187,8 @@ def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
         postgres.start()
         settings = {
             "store.url": postgres.url,
-            "broker.session.timeout.ms": "4000",
-            "replica.lag.time.max.ms": "3000",
+            "broker.session.timeout.ms": "6000",
+            "replica.lag.time.max.ms": "2000",
             "default.replication.factor": "3",
             "min.insync.replicas": "2",
             "offsets.topic.num.partitions": "3",
@@ -316,3 +318,36 @@ def test_a_disk_that_is_full(watch: Watch) -> None:
     finally:
         filler.unlink()
     watch.is_calm()
+
+
+class Pulses:
+    """A process that gets a processor for a fifth of the time only, and none for as long as `stopped_s`."""
+
+    def __init__(self, process: int, stopped_s: float) -> None:
+        self._process, self._stopped_s = process, stopped_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            os.kill(self._process, signal.SIGSTOP)
+            time.sleep(self._stopped_s)
+            os.kill(self._process, signal.SIGCONT)
+            time.sleep(self._stopped_s / 4)
+
+
+def test_a_replica_that_is_slow_and_answers(watch: Watch) -> None:
+    """It falls behind and catches up, again and again, while Prometheus and the metadata store reach it. The last test:
+    what a broker has seen in ten minutes is over after ten minutes.
+    """
+    watch.is_calm()
+    with Pulses(_victim(watch).process.pid, STOPPED_S):
+        watch.fires("OncelogIsrFlapping", perhaps=frozenset({"OncelogEventLoopSlow"}))  # it is as late as it is stopped
+        comes(lambda: "OncelogIsrFlapping" in watch.told.names)

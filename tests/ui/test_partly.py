@@ -74,8 +74,8 @@ def test_a_hundred_open_pages_keep_nobody_waiting_and_a_stop_ends_them(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("took_s", "pages", "expected_s"),
+    ("cost_s", "pages", "expected_s"),
     [(0.002, 1, 2.0), (0.002, 10, 2.0), (0.05, 1, 5.0), (0.05, 2, 10.0), (0.05, 10, 15.0)],
 )
-def test_pages_that_cost_more_are_drawn_less_often(took_s: float, pages: int, expected_s: float) -> None:
-    assert views.pause_between(took_s, pages) == pytest.approx(expected_s)
+def test_pages_that_cost_more_are_drawn_less_often(cost_s: float, pages: int, expected_s: float) -> None:
+    assert views.pause_between(cost_s, pages) == pytest.approx(expected_s)

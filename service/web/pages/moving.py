@@ -16,7 +16,7 @@ from aiohttp import web
 from log.ids import TopicPartition
 from service.client.failures import ClientFailure, error_name
 from service.client.groups import commit_offsets, committed_offsets
-from service.cluster.image import PartitionState
+from service.cluster.image import PartitionState, Topic
 from service.cluster.placement import place
 from service.web.gateway import Gateway
 from service.web.groups import Reset, new_offsets
@@ -147,13 +147,17 @@ async def replicas_plan(look: Look) -> Facts:
         "name": name,
         "asked": asked,
         "brokers": sorted(gateway.broker.image.brokers),
-        "copies": max((len(state.replicas) for state in topic.partitions.values()), default=1),
+        "copies": _copies(topic),
         "partitions": len(topic.partitions),
         "rows": rows[:SHOWN],
         "count": len(rows),
         "moving": moving[:SHOWN],
         "why": why,
     }
+
+
+def _copies(topic: Topic) -> int:
+    return max((len(state.replicas) for state in topic.partitions.values()), default=1)
 
 
 def _placed(gateway: Gateway, name: str, asked: Mapping[str, str]) -> list[Replicas]:
@@ -172,9 +176,13 @@ def _placed(gateway: Gateway, name: str, asked: Mapping[str, str]) -> list[Repli
         state = gateway.state(TopicPartition(name, int(partition)))
         rows = [Replicas(int(partition), state, tuple(brokers))]
     else:
-        copies = int(asked["copies"]) if asked["copies"].isascii() and asked["copies"].isdigit() else 0
+        wanted = asked["copies"] or str(min(_copies(topic), len(brokers)))
+        copies = int(wanted) if wanted.isascii() and wanted.isdigit() and len(wanted) < 10 else 0
         if not 1 <= copies <= len(brokers):
-            raise Problem("invalid-request", f"{len(brokers)} brokers can hold 1 to {len(brokers)} copies")
+            at_most = "one copy" if len(brokers) == 1 else f"{len(brokers)} copies"
+            raise Problem(
+                "invalid-request", f"of each partition these brokers can hold at least one and at most {at_most}"
+            )
         chosen = [image.brokers[each] for each in brokers]
         targets = place(chosen, partitions=len(topic.partitions), replicas=copies, start=0)
         rows = [Replicas(index, topic.partitions[index], targets[at]) for at, index in enumerate(topic.partitions)]

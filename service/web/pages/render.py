@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from aiohttp import web
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 HERE: Final = Path(__file__).parent
 HEADERS: Final = {
@@ -60,13 +61,16 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}".replace(",", "\u2009")
 
 
-def moment(ms: int | None) -> str:
+def moment(ms: int | None, *, exact: bool = False) -> str:
+    """To the second, or `exact` to the millisecond: where one wants to know what came first."""
     if ms is None or ms < 0:
         return "–"
     try:
-        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        at = datetime.fromtimestamp(ms // 1000, UTC)
     except (OverflowError, ValueError, OSError):
         return str(ms)
+    shown = f"{at:%Y-%m-%d %H:%M:%S}" + (f".{ms % 1000:03}" if exact else "")
+    return Markup("<time>{}</time>").format(shown)
 
 
 def shown(value: bytes | str | None) -> str:

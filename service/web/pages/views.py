@@ -62,6 +62,8 @@ class Drawn(NamedTuple):
     status: int
     at_s: float
     took_s: float
+    cost_s: float
+    """The shorter of this time and the one before: the first also made its template, and any may have had to wait."""
 
 
 @dataclass(slots=True)
@@ -155,7 +157,9 @@ def showing(
             if len(kept.rendered) >= CACHED_MAX:
                 kept.rendered.clear()
                 kept.locks.clear()
-            drawn = kept.rendered[key] = Drawn(text, status, loop.time(), loop.time() - began_s)
+            took_s = loop.time() - began_s
+            cost_s = 0.0 if found is None else min(took_s, found.took_s)
+            drawn = kept.rendered[key] = Drawn(text, status, loop.time(), took_s, cost_s)
             return drawn
 
     async def _make(gateway: Gateway, kept: Kept, request: web.Request, query: Mapping[str, str]) -> tuple[str, int]:
@@ -187,7 +191,7 @@ def showing(
                 last = content
                 await response.write(f"{lines}\n".encode("utf-8", "replace"))
                 try:
-                    pause_s = pause_between(drawn.took_s, len(kept.followed))
+                    pause_s = pause_between(drawn.cost_s, len(kept.followed))
                     await asyncio.wait_for(gateway.closing.wait(), pause_s)
                 except TimeoutError:
                     continue
@@ -209,9 +213,9 @@ def _key(request: web.Request) -> str:
     return f"{request.path}?{sorted(_query(request).items())}"
 
 
-def pause_between(took_s: float, pages: int) -> float:
-    """How long an open page that took so long to draw is left as it is, while so many different ones are open."""
-    return min(max(took_s * pages / SHARE, LIVE_S), LIVE_S_MAX)
+def pause_between(cost_s: float, pages: int) -> float:
+    """How long an open page that costs so much time is left as it is, while so many different ones are open."""
+    return min(max(cost_s * pages / SHARE, LIVE_S), LIVE_S_MAX)
 
 
 # --- the pages -------------------------------------------------------------------------------------------------------
