@@ -22,6 +22,7 @@ from service.client.failures import ClientFailure
 from service.net.door import PeerInfo
 from service.settings.broker import Endpoint
 from service.web import (
+    branches,
     cluster,
     compatible,
     consuming,
@@ -59,6 +60,7 @@ TABLES: tuple[Sequence[Route], ...] = (
     members.ROUTES,
     pages.ROUTES,
     transactions.ROUTES,
+    branches.ROUTES,
     cluster.ROUTES,
     compatible.ROUTES,
     events.ROUTES,

@@ -32,6 +32,7 @@ from service.client.transactions import (
     write_abort_marker,
 )
 from service.web.answers import as_json, path_int, query_int, read_json, sha256_of
+from service.web.branches import BranchName
 from service.web.forwarding import forward
 from service.web.gateway import Gateway
 from service.web.problems import Outcome, Problem, of_error
@@ -51,6 +52,7 @@ from service.web.routing import JSON, Route, integer, text
 from service.web.sending import Outgoing
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import ProducerState
+from txn.branches import branch_of
 
 TIMEOUT_MS = 60_000
 SESSIONS_MAX = 10_000
@@ -90,6 +92,8 @@ class State(msgspec.Struct, omit_defaults=True):
     started_at: int | UnsetType = UNSET
     next_batch: int | UnsetType = UNSET
     partitions: list[PartitionName] | UnsetType = UNSET
+    branch: BranchName | UnsetType = UNSET
+    """Of a branch that is sealed: its name for the decision."""
 
 
 class PartitionName(msgspec.Struct, forbid_unknown_fields=True):
@@ -206,6 +210,8 @@ class Open:
     """The fingerprint of a batch that may be written in part: it must be put again as it is, or all be aborted."""
     is_broken: bool = False
     """A part of a batch was written, and the rest can't be: only the end is left."""
+    is_sealed: bool = False
+    """It is a branch, and whole."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -281,6 +287,8 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
             if written.fingerprint != fingerprint:
                 raise Problem("batch-changed", f"batch {number} was written with another body")
             return web.Response(body=written.answer, content_type=JSON, headers={"Batch-Replayed": "true"})
+        if open_one.is_sealed:
+            raise Problem("invalid-txn-state", "the branch is sealed: it waits for the decision")
         if open_one.is_broken:
             raise Problem("invalid-txn-state", "a batch was written in part: abort the transaction")
         if open_one.in_part not in (None, fingerprint):
@@ -406,6 +414,12 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool, recor
             if problem.error in FENCED or problem.error == ErrorCode.INVALID_TXN_STATE:
                 _complain_of(name, state)
             raise
+        if is_commit and (branch := branch_of(name.transactional_id)) is not None:
+            if known is not None:
+                known.is_sealed = True
+            sealed = State("Sealed", "none", name.transactional_id, name.producer_id, name.epoch)
+            sealed.branch = BranchName(branch.name, producer.producer_id, producer.epoch)
+            return as_json(sealed)
     gateway.open_transactions.close(name)
     await producer.until_visible()
     try:
@@ -431,11 +445,12 @@ async def describe(gateway: Gateway, request: web.Request) -> web.StreamResponse
 
 def _shown(name: Name, found: TransactionState | None) -> State:
     """What became of this transaction, by what its coordinator knows of the id now: each decision takes the next epoch
-    (or the next producer id, where epochs are used up).
+    (or the next producer id, where epochs are used up), and so does the seal of a branch.
     """
     state, outcome = "Superseded", "unknown"
+    steps = 1 if branch_of(name.transactional_id) is None else 2
     if found is not None:
-        is_next = (found.producer_id, found.producer_epoch) == (name.producer_id, name.epoch + 1)
+        is_next = found.producer_id == name.producer_id and name.epoch < found.producer_epoch <= name.epoch + steps
         is_same = (found.producer_id, found.producer_epoch) == (name.producer_id, name.epoch)
         is_renamed = name.epoch >= LAST_EPOCH and found.producer_id != name.producer_id and found.producer_epoch == 0
         if (is_same or is_next or is_renamed) and found.state in COMMITTED:

@@ -292,8 +292,9 @@ def test_requests_that_mean_harm_are_read_as_aiohttp_reads_them(tmp_path: Path) 
             each_byte = [request[at : at + 1] for at in range(len(request))]
             general = [await server.ask(each, lane=False, ends_after=ENDS_AFTER) for each in (pieces, each_byte)]
             assert short.written in [each.written for each in general], (seed, number, pieces)
-            told, known = statuses(short), [statuses(each) for each in general]
-            assert any(told[: len(each)] == each for each in known), (seed, number, pieces)
+            told = statuses(short)
+            agree = [all(a == b for a, b in zip(told, statuses(each), strict=False)) for each in general]
+            assert any(agree), (seed, number, pieces, told)  # who is slower is told less before the end
             cut_off = await server.ask(pieces, ends_after=0)
             assert cut_off.written == short.written[: len(cut_off.written)], (seed, number, pieces)
 

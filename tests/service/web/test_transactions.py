@@ -154,3 +154,53 @@ def test_an_operator_finds_transactions(http: Http, topic: str) -> None:
     assert http.post("/v1/partitions:abort-transaction", pinned).status == 409, "its coordinator will end it"
     assert http.post(f"{txn}:abort").status == 200
     assert http.get("/v1/transactions/nothing").status == 404
+
+
+def test_several_processes_write_one_transaction(served: Served, http: Http, topic: str) -> None:
+    root = f"root-of-{topic}"
+    decisions = f"/v1/branches/{root}/decisions"
+    txns = [begin(http, f"{root}::1/part-{number}") for number in range(3)]
+    for number, txn in enumerate(txns):
+        assert put(http, txn, 0, {"topic": topic, "value": number}).status == 200
+    named = []
+    for txn in txns[:2]:
+        first, again = http.post(f"{txn}:commit"), http.post(f"{txn}:commit")
+        assert (first.status, first.json["state"], first.json["outcome"]) == (200, "Sealed", "none")
+        assert again.json == first.json
+        named.append(first.json["branch"])
+    late = put(http, txns[0], 1, {"topic": topic, "value": "late"})
+    assert (late.status, late.json["type"]) == (409, "/problems/invalid-txn-state")
+    assert values(served, topic) == []
+    waiting = http.get(f"/v1/branches/{root}").json
+    assert (waiting["last_token"], [each["name"] for each in waiting["open"]]) == (-1, ["part-0", "part-1", "part-2"])
+
+    refused = http.put(f"{decisions}/1", {"commit": True, "branches": [*named, {"name": "part-2"}]})
+    assert (refused.status, refused.json["kafka_error"], refused.json["outcome"]) == (409, "INVALID_TXN_STATE", "none")
+    decision = {"commit": True, "branches": named, "decided_by": "driver 1"}
+    first, again = http.put(f"{decisions}/1", decision), http.put(f"{decisions}/1", decision)
+    assert first.json == {"outcome": "applied", "decided_now": True, "last_token": 1, "decided_by": "driver 1"}
+    assert again.json == first.json | {"decided_now": False}
+    assert values(served, topic) == [b"0", b"1"]
+    other = http.put(f"{decisions}/1", decision | {"decided_by": "driver 2"})
+    assert (other.json["outcome"], other.json["decided_by"]) == ("none", "driver 1")
+    assert [http.get(txn).json["outcome"] for txn in txns] == ["applied", "applied", "none"]
+    assert http.post(f"{txns[2]}:commit").json["outcome"] == "none"
+    assert http.post("/v1/transactions", {"transactional_id": f"{root}::1/late"}).status == 409
+
+
+def test_branches_are_thrown_away_and_their_token_stays_free(served: Served, http: Http, topic: str) -> None:
+    root = f"root-of-{topic}"
+    txn = begin(http, f"{root}::7/a")
+    assert put(http, txn, 0, {"topic": topic, "value": 0}).status == 200
+    assert http.post(f"{txn}:commit").json["state"] == "Sealed"
+    answer = http.put(f"/v1/branches/{root}/decisions/7", {"commit": False})
+    assert answer.json == {"outcome": "none", "decided_now": False, "last_token": -1}
+    assert http.get(txn).json["outcome"] == "none"
+    assert values(served, topic) == []
+    txn = begin(http, f"{root}::7/b")
+    assert put(http, txn, 0, {"topic": topic, "value": 1}).status == 200
+    named = http.post(f"{txn}:commit").json["branch"]
+    assert http.put(f"/v1/branches/{root}/decisions/7", {"commit": True, "branches": [named]}).json["decided_now"]
+    assert values(served, topic) == [b"1"]
+    for token in ("-1", "9223372036854775808", "x"):
+        assert http.put(f"/v1/branches/{root}/decisions/{token}", {"commit": True}).status == 400

@@ -1,0 +1,152 @@
+"""A transaction that several processes write, each a branch of its own, and the one decision over all of them.
+
+A branch is begun, written and committed like any transaction, under the id `{root}::{token}/{name}`; its commit seals
+it, and nothing of it shows. One PUT then decides the token: the named branches show together, every other one up to
+the token is thrown away. What it means is in `txn/branches.py`; it is the coordinator's, and HTTP adds nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, UnsetType
+
+from service.broker.internal_topics import TRANSACTIONS
+from service.client.failures import ClientFailure, Kind
+from service.web.answers import as_json, read_json
+from service.web.gateway import Gateway
+from service.web.problems import Outcome, Problem, of_error
+from service.web.producers import Producer
+from service.web.routing import Route
+from service.wire.messages import (
+    DescribeBranchesRequest,
+    EndBranchesRequest,
+    EndBranchesResponse,
+    NamedBranch,
+)
+from txn.branches import MAX_TOKEN, BranchId, branch_of
+
+SEEN_AT_ONCE = 16
+
+
+class BranchName(msgspec.Struct, forbid_unknown_fields=True):
+    """A sealed branch, as the answer to its commit names it."""
+
+    name: str
+    producer_id: int = -1
+    epoch: int = -1
+
+
+class Decide(msgspec.Struct, forbid_unknown_fields=True):
+    commit: bool
+    """True: the branches that are named show, all others up to the token are aborted. False: all are aborted, and the
+    token stays free."""
+    branches: list[BranchName] = []
+    decided_by: str = ""
+    """Who decides, in the caller's own words; told to those who come later with the same token."""
+    producer_id: int = -1
+    epoch: int = -1
+    """Of the root, if it has an owner: a former one decides nothing."""
+
+
+class Decision(msgspec.Struct, omit_defaults=True):
+    """`decided_now` is false if the token was decided before: then the branches that were named are thrown away."""
+
+    outcome: Outcome
+    decided_now: bool
+    last_token: int
+    decided_by: str | UnsetType = UNSET
+
+
+class BranchesOut(msgspec.Struct, omit_defaults=True):
+    """What was decided last, and which branches wait; -1: nothing, nobody."""
+
+    root: str
+    last_token: int
+    open: list[OpenBranch]
+    producer_id: int
+    epoch: int
+    decided_by: str | UnsetType = UNSET
+
+
+class OpenBranch(msgspec.Struct):
+    token: int
+    name: str
+    transactional_id: str
+
+
+_decides = msgspec.json.Decoder(Decide)
+
+
+async def decide(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    root, token = request.match_info["root"], _token(request.match_info["token"])
+    wanted = read_json(await request.read(), _decides)
+    pairs = [(wanted.producer_id, wanted.epoch), *((each.producer_id, each.epoch) for each in wanted.branches)]
+    for producer_id, epoch in pairs:
+        if not (-1 <= producer_id < 2**63 and -1 <= epoch < 2**15):
+            raise Problem("invalid-request", f"{producer_id} and {epoch} are no producer id and epoch")
+    named = [
+        NamedBranch(str(BranchId(root, token, each.name)), each.producer_id, each.epoch) for each in wanted.branches
+    ]
+    question = EndBranchesRequest(
+        *(root, token, wanted.commit, named, wanted.producer_id, wanted.epoch), decided_by=wanted.decided_by
+    )
+    try:
+        answer = await gateway.ask_coordinator(TRANSACTIONS, root, question)
+    except ClientFailure as failure:
+        is_unknown = failure.kind is Kind.OUTCOME_UNKNOWN
+        slug = "outcome-unknown" if is_unknown else "not-now"
+        raise Problem(slug, failure.message, outcome="unknown" if is_unknown else "none") from None
+    if answer.error_code:
+        raise of_error(answer.error_code, answer.error_message or f"branches of {root!r}", writing=True)
+    if answer.decided_now:
+        await _until_visible(gateway, named)
+    outcome = _outcome(answer, token, wanted)
+    return as_json(Decision(outcome, answer.decided_now, answer.last_token, answer.decided_by or UNSET))
+
+
+def _outcome(answer: EndBranchesResponse, token: int, wanted: Decide) -> Outcome:
+    """Of the branches that were named."""
+    if answer.decided_now:
+        return "applied"
+    if not wanted.commit:
+        return "none"
+    if answer.last_token == token and answer.decided_by == wanted.decided_by:
+        return "applied" if wanted.decided_by else "unknown"
+    return "none" if answer.last_token == token else "unknown"
+
+
+def _token(given: str) -> int:
+    if not (given.isascii() and given.isdigit() and len(given) < 20 and int(given) <= MAX_TOKEN):
+        raise Problem("malformed", f"a token is a whole number from 0 to {MAX_TOKEN}, not {given[:40]!r}")
+    return int(given)
+
+
+async def _until_visible(gateway: Gateway, named: list[NamedBranch]) -> None:
+    for at in range(0, len(named), SEEN_AT_ONCE):
+        some = named[at : at + SEEN_AT_ONCE]
+        await asyncio.gather(*(Producer(gateway, each.transactional_id).until_visible() for each in some))
+
+
+async def describe(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    root = request.match_info["root"]
+    (found,) = (await gateway.ask_coordinator(TRANSACTIONS, root, DescribeBranchesRequest([root]))).roots
+    if found.error_code:
+        raise of_error(found.error_code, f"branches of {root!r}")
+    known = [(branch_of(each), each) for each in found.open_branches]
+    waiting = [OpenBranch(branch.token, branch.name, given) for branch, given in known if branch is not None]
+    place = found.producer_id, found.producer_epoch
+    return as_json(BranchesOut(root, found.last_token, waiting, *place, found.decided_by or UNSET))
+
+
+_ROOT = "/v1/branches/{root}"
+ROUTES = (
+    Route("GET", _ROOT, describe, "What was decided last of the branches of a transactional id, and which wait.",
+          "transactions", answer=BranchesOut, problems=(503,)),
+    Route("PUT", _ROOT + "/decisions/{token}", decide,
+          "Decide over all branches of a token: those that are named show together, the others never. May be"
+          " repeated: a token that is decided is answered, not decided again.",
+          "transactions", body=Decide, answer=Decision, problems=(400, 409, 413, 422, 503, 504)),
+)  # fmt: skip
