@@ -166,6 +166,11 @@ LATE_COUNT = _gauge(
     "kafka_server_replicamanager_partitionswithlatetransactionscount",
     "Led here, with a transaction open for longer than transaction.max.timeout.ms and five minutes.",
 )
+REASSIGNING = _gauge(
+    "kafka_server_replicamanager_reassigningpartitions",
+    "Led here, and being moved to other brokers.",
+    uncharted=_BESIDE,
+)
 ISR_SHRINKS = _counter(
     "kafka_server_replicamanager_isrshrinks_total", "In-sync sets led here that lost a member.", uncharted=_THEIRS
 )
@@ -206,6 +211,9 @@ REQUEST_MS = _gauge(
     *("request", "quantile"),
     uncharted=_THEIRS,
 )
+_IDLE: Final = "Part of the time since the scrape before in which the broker's event loop had nothing to do."
+NETWORK_IDLE = _gauge("kafka_network_socketserver_networkprocessoravgidle_percent", _IDLE, uncharted=_THEIRS)
+HANDLERS_IDLE = _gauge("kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent", _IDLE, uncharted=_THEIRS)
 CONNECTIONS = _gauge("kafka_server_socket_server_metrics_connection_count", "Connections that are open.", "listener")
 
 # --- ours ------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 import requests
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from monitoring.boards import BOARDS
 from tests.monitoring.scraped import Scraped, read
 from tests.monitoring.test_prometheus import PATIENCE_S, in_transaction, prometheus, wait_for
 from tests.outside import needs
@@ -21,6 +22,46 @@ from tests.service.cli.kit import oncelog
 from tests.service.web.kit import Served
 
 NODES = (1, 2, 3)
+OTHERS = (
+    # Grafana 7589, for kafka_exporter
+    'sum(rate(kafka_topic_partition_current_offset{instance=~".+", topic=~".+"}[1m])) by (topic)',
+    "sum(delta(kafka_topic_partition_current_offset[5m]) / 5) by (topic)",
+    'sum(kafka_consumergroup_lag{topic=~".+"}) by (consumergroup, topic)',
+    "sum(delta(kafka_consumergroup_current_offset[5m]) / 5) by (consumergroup, topic)",
+    "sum by (topic) (kafka_topic_partitions)",
+    # Strimzi, Kafka exporter
+    "sum(kafka_brokers)",
+    "sum(kafka_topic_partition_in_sync_replica)",
+    "sum(kafka_topic_partition_under_replicated_partition)",
+    "count(kafka_topic_partition_leader_is_preferred < 1) or vector(0)",
+    "topk(5, sum by (consumergroup, topic) (kafka_consumergroup_lag_sum))",
+    "sum(kafka_topic_partition_current_offset) - sum(kafka_topic_partition_oldest_offset)",
+    # Strimzi, Kafka
+    "sum(kafka_controller_kafkacontroller_activecontrollercount)",
+    "sum(irate(kafka_controller_controllerstats_uncleanleaderelections_total[5m]))",
+    "sum(kafka_server_replicamanager_partitioncount)",
+    "sum(kafka_server_replicamanager_underreplicatedpartitions)",
+    "sum(kafka_cluster_partition_atminisr)",
+    "sum(kafka_cluster_partition_underminisr)",
+    "sum(kafka_controller_kafkacontroller_offlinepartitionscount)",
+    "sum(kafka_server_replicamanager_reassigningpartitions)",
+    'sum(irate(kafka_server_brokertopicmetrics_messagesin_total{topic!=""}[5m]))',
+    'sum(irate(kafka_server_brokertopicmetrics_bytesin_total{topic!=""}[5m])) by (instance)',
+    'sum(irate(kafka_server_brokertopicmetrics_bytesout_total{topic!=""}[5m])) by (instance)',
+    'sum(irate(kafka_server_brokertopicmetrics_totalproducerequests_total{topic!=""}[5m]))',
+    'sum(irate(kafka_server_brokertopicmetrics_failedproducerequests_total{topic!=""}[5m]))',
+    'sum(irate(kafka_server_brokertopicmetrics_totalfetchrequests_total{topic!=""}[5m]))',
+    'sum(irate(kafka_server_brokertopicmetrics_failedfetchrequests_total{topic!=""}[5m]))',
+    "avg(kafka_network_socketserver_networkprocessoravgidle_percent) by (instance)",
+    "avg(kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent) by (instance)",
+    "sum(kafka_server_socket_server_metrics_connection_count) by (instance, listener)",
+    "sum(kafka_log_log_size) by (topic)",
+    "sum(kafka_server_replicamanager_leadercount) by (instance)",
+    'sum(irate(kafka_network_requestmetrics_requests_total{request="Produce"}[5m]))',
+    'kafka_network_requestmetrics_totaltimems{request="Produce", quantile="0.99"}',
+    "sum(irate(kafka_server_replicamanager_isrshrinks_total[5m]))",
+)
+"""What the boards of others ask for, as they ask it; what they ask of a JVM or of a container is left out."""
 SUMMED, OPENED = "ledger", "orders"
 
 
@@ -109,6 +150,62 @@ def test_every_broker_shows_the_whole_cluster(brokers: dict[int, Served]) -> Non
         assert seen(broker, "/ui/brokers").count('data-testid="broker"') == 3
         assert "Not everything can be told" not in page
     open_one.abort_transaction(PATIENCE_S)
+
+
+def bit_of_everything(brokers: dict[int, Served], open_one: Producer) -> None:
+    """Transactions of either end, a group that reads and commits in one that stays open, HTTP that works and fails."""
+    bootstrap = brokers[1].bootstrap
+    for number in range(4):
+        each = in_transaction(bootstrap, f"load-{number}", OPENED)
+        (each.abort_transaction if number % 2 else each.commit_transaction)(PATIENCE_S)
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "loaded",
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_uncommitted",
+        }
+    )
+    try:
+        consumer.subscribe([OPENED])
+        wait_for(lambda: consumer.poll(0.5))
+        consumer.commit(asynchronous=False)
+        open_one.send_offsets_to_transaction([TopicPartition(OPENED, 0, 1)], consumer.consumer_group_metadata())
+        for broker in brokers.values():
+            for path in ("/v1/topics", "/v1/topics/none"):
+                requests.get(broker.url + path, timeout=PATIENCE_S)
+    finally:
+        consumer.close()
+
+
+@needs("prometheus")
+def test_every_panel_and_every_query_of_the_boards_of_others_returns_data(
+    brokers: dict[int, Served], tmp_path: Path
+) -> None:
+    expressions = {
+        expression.replace("$__rate_interval", "1m").replace("$job", "oncelog").replace("$topic", ".*")
+        for board in BOARDS
+        for row in board.rows
+        for panel in row.panels
+        for expression, _ in panel.queries
+    }
+    wanted = expressions | set(OTHERS)
+    targets = [broker.url.removeprefix("http://") for broker in brokers.values()]
+    with prometheus(tmp_path, *targets) as watching:
+        open_one = in_transaction(brokers[1].bootstrap, "stays-open", OPENED)
+        bit_of_everything(brokers, open_one)
+        silent = wanted
+
+        def all_told() -> bool:
+            nonlocal silent
+            silent = {each for each in silent if watching.value(each) is None}
+            return not silent
+
+        try:
+            wait_for(all_told)
+        finally:
+            assert silent == set()
+            open_one.abort_transaction(PATIENCE_S)
 
 
 @needs("prometheus")
