@@ -38,6 +38,8 @@ from service.stores.port import MetadataStore
 logger = logging.getLogger("oncelog.broker")
 
 HAND_OVER_S = 5.0
+FAREWELL_S = 0.2
+"""In which clients learn who leads now from the broker that led."""
 """A stop waits no longer for the metadata store."""
 
 
@@ -196,8 +198,19 @@ class Broker:
         try:
             async with asyncio.timeout(HAND_OVER_S):
                 await self.metadata.execute(RemoveFromLeadership(self.node_id, self.config.min_insync_replicas))
+                if len(self.image.brokers) > 1:
+                    await self._part()
         except (MetadataLost, TimeoutError) as lost:
             logger.warning("what this broker leads could not be handed over: %s", lost)
+
+    async def _part(self) -> None:
+        """Clients go to the others while this broker still tells them to; then it is none of the cluster's brokers, so
+        that they don't try its closed port, longer and longer apart, and wait for that when it is back. And it does
+        not come in sync once more meanwhile.
+        """
+        self.holdings.step_down()
+        await asyncio.sleep(FAREWELL_S)
+        await self.metadata.leave()
 
     async def stop(self) -> None:
         """Everything durable, then the manifest. No request is under way any more."""

@@ -20,6 +20,7 @@ from service.cluster.image import (
     BROKER_EPOCH,
     BROKER_IDS,
     CLUSTER,
+    CONTROLLER,
     FEATURES,
     NO_LEADER,
     PRODUCER_IDS,
@@ -245,8 +246,8 @@ class PreferLeaders:
 
 @dataclass(frozen=True, slots=True)
 class FenceBroker:
-    """A broker's process is known to be dead: it is not registered any more. Should it live after all, it can commit
-    nothing, and joins again. The reply says whether that life was registered.
+    """A broker's process is known to be dead, or leaves: it is not registered any more, and controls nothing. Should it
+    live after all, it can commit nothing, and joins again. The reply says whether that life was registered.
     """
 
     broker_id: int
@@ -256,7 +257,9 @@ class FenceBroker:
         broker = image.brokers.get(self.broker_id)
         if broker is None or broker.epoch != self.broker_epoch:
             return Decision(False)
-        return Decision(True, (Delete(broker_key(self.broker_id), broker.version),))
+        controls = image.controller_id == self.broker_id
+        resigned = (Delete(CONTROLLER, image.controller_version),) if controls else ()
+        return Decision(True, (*resigned, Delete(broker_key(self.broker_id), broker.version)))
 
 
 def _without(
@@ -335,7 +338,7 @@ class AlterPartition:
             lives.append(Check(BROKER_EPOCH, image.broker_epoch.version))
         least = least_in_sync(topic, self.min_in_sync)
         new = with_isr(state, members, least)._replace(partition_epoch=state.partition_epoch + 1)
-        if (new.adding or new.removing) and is_caught_up(new):
+        if (new.adding or new.removing) and is_caught_up(new, least):
             new = settled(new, image.brokers, least)
         return Decision(new, (*lives, changed(self.topic_id, self.index, state, new)))
 

@@ -90,11 +90,16 @@ def target_of(state: PartitionState) -> tuple[int, ...]:
     return tuple(replica for replica in state.replicas if replica not in state.removing)
 
 
-def is_caught_up(state: PartitionState) -> bool:
-    """Whether a reassignment can end: everybody who came is in sync, and somebody who stays is."""
-    return all(member in state.isr for member in state.adding) and any(
-        member in state.isr for member in target_of(state)
-    )
+def is_caught_up(state: PartitionState, least: int) -> bool:
+    """Whether a reassignment can end: everybody who came is in sync, and enough of those who stay are. What was
+    acknowledged is held by so many, and some of these may go now.
+    """
+    return all(member in state.isr for member in state.adding) and are_enough(target_of(state), state, least)
+
+
+def are_enough(replicas: tuple[int, ...], state: PartitionState, least: int) -> bool:
+    """Whether enough of these are in sync, were they all that hold the partition."""
+    return sum(replica in state.isr for replica in replicas) >= max(min(least, len(replicas)), 1)
 
 
 def settled(state: PartitionState, alive: Container[int], least: int) -> PartitionState:

@@ -22,6 +22,7 @@ from log.ids import TopicId
 from service.cluster.controller import (
     AlterPartition,
     Command,
+    FenceBroker,
     FoundCluster,
     Refusal,
     RegisterBroker,
@@ -103,6 +104,7 @@ class ClusterMetadata:
         self.broker_id = -1
         self.broker_epoch = -1
         self.sessions_lost = 0
+        self._is_leaving = False
         self.on_session_lost: Callable[[], None] = lambda: None
         self.on_session_regained: Callable[[], None] = lambda: None
         self._store = store
@@ -118,6 +120,11 @@ class ClusterMetadata:
         )
         self._waiting: list[tuple[int, asyncio.Future[Any]]] = []
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def min_in_sync(self) -> int:
+        """How many must be in sync of topics that don't say it."""
+        return 1 if self._registration is None else self._registration.min_in_sync
 
     @property
     def has_session(self) -> bool:
@@ -184,6 +191,11 @@ class ClusterMetadata:
         self.broker_epoch, self._trusted = epoch, True
         self._tasks.append(self._env.tasks.spawn("metadata lease", self._watch_lease(session)))
         return None
+
+    async def leave(self) -> None:
+        """This broker is not registered any more, and does not join again."""
+        self._is_leaving = True
+        await self.execute(FenceBroker(self.broker_id, self.broker_epoch))
 
     async def close(self) -> None:
         """Leave the cluster: the registration goes, and with it the controllership."""
@@ -272,7 +284,9 @@ class ClusterMetadata:
     @property
     def in_session(self) -> bool:
         """Whether this broker is registered and may act on it."""
-        return self.broker_epoch >= 0 and self._session is not None and self._session.lease_left() > 0
+        if self._is_leaving or self._session is None:
+            return False
+        return self.broker_epoch >= 0 and self._session.lease_left() > 0
 
     @property
     def controlling(self) -> bool:
@@ -460,7 +474,7 @@ class ClusterMetadata:
         self.image = delta.new
         if self.broker_epoch >= 0 and self.broker_id in delta.brokers:
             own = delta.new.brokers.get(self.broker_id)
-            if own is None or own.epoch != self.broker_epoch:
+            if (own is None or own.epoch != self.broker_epoch) and not self._is_leaving:
                 self._lost("The cluster has taken this broker for dead.")
         for listener in self._listeners:
             listener(delta)

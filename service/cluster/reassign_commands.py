@@ -8,14 +8,12 @@ from dataclasses import dataclass
 
 from log.ids import TopicPartition
 from service.cluster.controller import Decision, changed
-from service.cluster.election import elect, held_by, is_caught_up, least_in_sync, settled, target_of
+from service.cluster.election import are_enough, elect, held_by, is_caught_up, least_in_sync, settled, target_of
 from service.cluster.image import NO_LEADER, Image, PartitionState
 from service.stores.port import Op
 from service.wire.error_codes import ErrorCode
 
 PREFERRED, UNCLEAN = 0, 1
-UNTOLD = 1
-"""So many must be in sync at least. Should it be more, a replica that is eligible may be forgotten, which is safe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +29,7 @@ class Reassign:
 
     wanted: tuple[tuple[TopicPartition, tuple[int, ...] | None], ...]
     may_change_factor: bool = True
+    min_in_sync: int = 1
 
     def decide(self, image: Image, *, retried: bool) -> Decision[list[PartitionResult]]:
         results: list[PartitionResult] = []
@@ -42,7 +41,7 @@ class Reassign:
                 message = "The topic does not exist." if topic is None else "The partition does not exist."
                 results.append(PartitionResult(partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
                 continue
-            least = least_in_sync(topic, UNTOLD)
+            least = least_in_sync(topic, self.min_in_sync)
             new = (
                 _taken_back(state, image, least) if replicas is None else self._assigned(state, replicas, image, least)
             )
@@ -80,15 +79,16 @@ def _reassigned(state: PartitionState, target: tuple[int, ...], image: Image, le
     adding = tuple(replica for replica in target if replica not in state.replicas or replica in state.adding)
     removing = tuple(replica for replica in state.replicas if replica not in target)
     new = state._replace(replicas=(*target, *removing), adding=adding, removing=removing)
-    return settled(new, image.brokers, least) if is_caught_up(new) else new
+    return settled(new, image.brokers, least) if is_caught_up(new, least) else new
 
 
 def _taken_back(state: PartitionState, image: Image, least: int) -> PartitionState | tuple[ErrorCode, str]:
     if not state.adding and not state.removing:
         return ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress."
     former = tuple(replica for replica in state.replicas if replica not in state.adding)
-    if not any(member in state.isr for member in former):
-        message = "None of the former replicas is in sync."
+    holds_more = any(member in state.isr for member in state.adding)
+    if not are_enough(former, state, least if holds_more else 1):
+        message = "Too few of the former replicas are in sync to hold alone what was acknowledged."
         return ErrorCode.INVALID_REPLICA_ASSIGNMENT, message
     return held_by(former, state, image.brokers, least)
 
@@ -101,6 +101,7 @@ class ElectLeaders:
 
     kind: int
     only: tuple[TopicPartition, ...] | None
+    min_in_sync: int = 1
 
     def decide(self, image: Image, *, retried: bool) -> Decision[list[PartitionResult]]:
         results: list[PartitionResult] = []
@@ -112,7 +113,7 @@ class ElectLeaders:
                 message = f"No such partition as {partition.topic}-{partition.partition}"
                 results.append(PartitionResult(partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
                 continue
-            new = self._elected(state, image, least_in_sync(topic, UNTOLD))
+            new = self._elected(state, image, least_in_sync(topic, self.min_in_sync))
             if isinstance(new, PartitionState):
                 results.append(PartitionResult(partition))
                 ops.append(changed(topic.id, partition.partition, state, new))

@@ -11,6 +11,7 @@ from log.disk import DiskFault
 from log.ids import TopicPartition
 from log.partition_log import PartitionLog
 from log.views import whole
+from service.broker.acceptance import Refused
 from service.broker.holdings import Holdings
 from service.broker.partition import NOBODY, Appended, Following, Partition, PartitionLost
 from service.broker.reading import reader_error
@@ -294,6 +295,28 @@ def test_only_who_leads_for_certain_says_what_a_producer_gives_up_after(tmp_path
         assert answers == [ErrorCode.NONE, final]
 
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+def test_who_stops_tells_its_clients_first_and_is_gone_for_them_before_its_port_is_closed(tmp_path: Path) -> None:
+    """Clients try a broker they know of again and again, and wait longer each time: also when it is back."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, 3)
+        leaving, other = stage.broker(1), stage.broker(2)
+        handing_over = asyncio.create_task(leaving.hand_over())
+        await until(lambda: stage.state().leader == 2)
+        assert isinstance(stage.partition(1).append_from_client(memoryview(bytearray(61)), acks=1, now_ms=1), Refused)
+        assert 1 in other.image.brokers, "who is told now may connect still"
+        await stage.write("a")
+        while not handing_over.done():
+            assert 1 not in stage.state().isr
+            await asyncio.sleep(0.005)
+        await handing_over
+        await until(lambda: 1 not in other.image.brokers and other.image.controller_id in (2, 3))
+        await asyncio.sleep(0.3)
+        assert 1 not in other.image.brokers, "and does not join again"
+
+    on_cluster_stage(tmp_path, scene)
 
 
 def test_a_broker_that_stops_begins_nothing_that_the_metadata_names(

@@ -21,7 +21,7 @@ from service.cluster.controller import (
     TakeBrokerId,
 )
 from service.cluster.election import claim, elect
-from service.cluster.image import CONTROLLER_EPOCH, NO_LEADER, PartitionState, encode_topic, topic_key
+from service.cluster.image import CONTROLLER_EPOCH, NO_BROKER, NO_LEADER, PartitionState, encode_topic, topic_key
 from service.stores.port import Check, Put, Result
 from service.wire.error_codes import ErrorCode
 from tests.service.cluster.worlds import ENDPOINTS, World, topic_id
@@ -146,11 +146,21 @@ def test_of_very_many_partitions_some_are_given_away_at_a_time(monkeypatch: pyte
 def test_who_is_about_to_stop_gives_away_what_others_can_lead() -> None:
     world, _ = three_replicas()
     world.add_topic("own", 2)
+    own = world.image.topics["own"].partitions[0]
     world.run(RemoveFromLeadership(1))
     assert state_of(world) == PartitionState((1, 2, 3), (2, 3), 2, 1, 1)
-    own = world.image.topics["own"].partitions[0]
     world.run(RemoveFromLeadership(own.leader))
-    assert world.image.topics["own"].partitions[0] == own
+    assert world.image.topics["own"].partitions[0] == own, "nobody else holds it"
+
+
+def test_who_leaves_does_not_control_any_more() -> None:
+    world, epochs = three_replicas()
+    session = world.server.open_session(1e9)
+    world.commit(claim(world.image, broker_id=1, session=session), session=session)
+    world.run(FenceBroker(2, epochs[2]))
+    assert world.image.controller_id == 1
+    world.run(FenceBroker(1, epochs[1]))
+    assert (list(world.image.brokers), world.image.controller_id) == ([3], NO_BROKER)
 
 
 def test_a_process_of_the_same_data_folder_takes_the_place_of_its_former_life() -> None:

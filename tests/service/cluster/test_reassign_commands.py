@@ -1,5 +1,7 @@
 """Deciding about who holds partitions: reassignments go through the in-sync set, elections where they are needed."""
 
+from typing import Any
+
 import pytest
 
 from log.ids import TopicPartition
@@ -25,7 +27,7 @@ def state_of(world: World) -> PartitionState:
     return state
 
 
-def reassign(world: World, replicas: tuple[int, ...] | None, **more: bool) -> ErrorCode:
+def reassign(world: World, replicas: tuple[int, ...] | None, **more: Any) -> ErrorCode:
     [result] = world.run(Reassign(((ORDERS, replicas),), **more))
     return result.error
 
@@ -60,6 +62,25 @@ def test_a_replica_more_comes_without_a_change_of_leader_and_one_less_goes_at_on
     assert ended[:4] == ((1, 2, 3), (1, 2, 3), 1, 0)
     assert reassign(world, (2,)) is ErrorCode.NONE
     assert state_of(world)[:4] == ((2,), (2,), 2, 1)
+
+
+def test_a_replica_does_not_go_before_enough_others_hold_what_was_acknowledged() -> None:
+    """Else one machine that loses its memory takes it along (seed 391540031)."""
+    world, epochs = world_of(replicas=3)
+    admit(world, epochs, 1, 3)
+    assert reassign(world, (2, 3), min_in_sync=2) is ErrorCode.NONE
+    assert state_of(world)[:3] == ((2, 3, 1), (1, 3), 1)
+    assert admit(world, epochs, 1, 3, 2)[:3] == ((2, 3), (3, 2), 2)
+
+
+def test_what_is_under_way_is_not_taken_back_from_who_holds_what_was_acknowledged() -> None:
+    world, epochs = world_of(replicas=2)
+    reassign(world, (1, 3, 4), min_in_sync=2)
+    admit(world, epochs, 1, 3)
+    assert reassign(world, None, min_in_sync=2) is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    admit(world, epochs, 1)
+    assert reassign(world, None, min_in_sync=2) is ErrorCode.NONE
+    assert state_of(world)[:3] == ((1, 2), (1,), 1)
 
 
 def test_a_reassignment_can_be_taken_back_and_changed() -> None:
