@@ -52,10 +52,10 @@ class Group:
     members: list[GroupMember]
 
 
-async def list_groups(cluster: Cluster) -> list[ListedGroup]:
-    """Every group of every broker, by name."""
+async def list_groups(cluster: Cluster, nodes: Sequence[int] | None = None) -> list[ListedGroup]:
+    """Every group, by name: of every broker, or of these."""
     found: dict[str, ListedGroup] = {}
-    for node in await cluster.nodes():
+    for node in await cluster.nodes() if nodes is None else nodes:
         response = await cluster.ask(ListGroupsRequest(), node=node)
         if response.error_code:
             raise refused(f"groups of broker {node}", response.error_code)

@@ -134,13 +134,14 @@ async def list_transactions(
     states: Sequence[str] = (),
     producer_ids: Sequence[int] = (),
     longer_than_ms: int = -1,
+    nodes: Sequence[int] | None = None,
 ) -> list[Listed]:
-    """Every transactional id of every coordinator that fits, by name."""
+    """Every transactional id that fits, by name: of every coordinator, or of those on these nodes."""
     request = ListTransactionsRequest(
         state_filters=list(states), producer_id_filters=list(producer_ids), duration_filter=longer_than_ms
     )
     found = []
-    for node in await cluster.nodes():
+    for node in await cluster.nodes() if nodes is None else nodes:
         deadline = Deadline(cluster.timeout_s)
         while (response := await cluster.ask(request, node=node)).error_code:
             if response.error_code not in MOVED or deadline.passed():
@@ -192,14 +193,18 @@ async def find_transaction(cluster: Cluster, transactional_id: str) -> Transacti
         await asyncio.sleep(RETRY_PAUSE_S)
 
 
-async def transactions_of(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, list[TransactionState]]:
-    """What coordinators know of these producer ids. One producer id can have belonged to several branches in turn."""
+async def transactions_of(
+    cluster: Cluster, producer_ids: Iterable[int], nodes: Sequence[int] | None = None
+) -> dict[int, list[TransactionState]]:
+    """What coordinators (all, or those on these nodes) know of these producer ids. One producer id can have belonged to
+    several branches in turn.
+    """
     wanted = sorted(set(producer_ids))
     found: dict[int, list[TransactionState]] = {}
     if not wanted:
         return found
     ids_by_node: dict[int, list[str]] = {}
-    for listed in await list_transactions(cluster, producer_ids=wanted):
+    for listed in await list_transactions(cluster, producer_ids=wanted, nodes=nodes):
         ids_by_node.setdefault(listed.coordinator, []).append(listed.transaction.transactional_id)
     for node, ids in ids_by_node.items():
         response = await cluster.ask(DescribeTransactionsRequest(transactional_ids=ids), node=node)

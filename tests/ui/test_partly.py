@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 import requests
 
 from log.disk import DiskFault
+from service.client.failures import ClientFailure
+from service.client.transactions import TransactionState
 from service.web.gateway import Gateway
 from service.web.metrics import scraper_of
-from service.web.pages import views
+from service.web.pages import facts, views
 from service.web.pages.facts import Told
 from service.web.pages.render import render
 from service.web.pages.views import Look, View, kept_of
@@ -56,6 +59,48 @@ def test_a_disk_that_failed_is_named_and_the_rest_is_shown(tmp_path: Path) -> No
         assert "orders" in await looked(stage, "topics", views.topics)
         assert "not known now" in await looked(stage, "topic", views.topic, topic="orders")
         await looked(stage, "messages", views.messages, topic="orders", partition="0")
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_broker_without_a_session_says_so(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        await begun(stage)
+        known = stage.broker.metadata.broker_epoch
+        stage.broker.metadata.broker_epoch = -1
+        assert "no session with the metadata store" in await looked(stage, "overview", views.overview)
+        stage.broker.metadata.broker_epoch = known
+        assert "no session with the metadata store" not in await looked(stage, "overview", views.overview)
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_broker_that_does_not_answer_is_named_and_the_others_are_heard(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async def answer() -> str:
+            return "told"
+
+        told = Told(timeout_s=0.05)
+        answers = await told.ask_each("offsets", {1: answer(), 2: asyncio.sleep(60, "late"), 3: answer()})
+        assert answers == {1: "told", 3: "told"}
+        assert len(told.missing) == 1
+        assert "offsets of broker 2: no answer" in told.missing[0]
+
+    asyncio.run(scene())
+
+
+def test_nothing_is_said_to_hang_while_a_coordinator_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> dict[int, list[TransactionState]]:
+        raise ClientFailure("it is away")
+
+    async def scene(stage: TxnStage) -> None:
+        await begun(stage)
+        monkeypatch.setattr(facts, "transactions_of", away)
+        page = await looked(stage, "overview", views.overview)
+        assert "not every coordinator answers" in page
+        assert "nobody will end, and that readers" not in page
 
     on_txn_stage(tmp_path, scene)
 

@@ -7,7 +7,7 @@ there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
@@ -76,6 +76,19 @@ class Told:
             self.missing.append(f"{what}: {failure}")
         return otherwise
 
+    async def ask_each(self, what: str, asks: Mapping[int, Awaitable[T]]) -> dict[int, T]:
+        """From each of these brokers what it tells in time, at once; each that does not is named."""
+
+        answers: dict[int, T] = {}
+
+        async def take(node: int, work: Awaitable[T]) -> None:
+            answers[node] = await work
+
+        await asyncio.gather(
+            *(self.ask(f"{what} of broker {node}", take(node, work), None) for node, work in asks.items())
+        )
+        return answers
+
 
 class Cut(NamedTuple):
     """A page of a long list."""
@@ -136,7 +149,7 @@ def leader_of(image: Image, state: PartitionState) -> int:
 
 
 async def offsets_of(
-    broker: Broker, cluster: NearCluster, partitions: Iterable[TopicPartition]
+    told: Told, broker: Broker, cluster: NearCluster, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, Offsets]:
     """From here where this broker leads, by asking the leader where another does. One without a leader has none."""
     found: dict[TopicPartition, Offsets] = {}
@@ -150,18 +163,32 @@ async def offsets_of(
             found[each] = Offsets(log.start_offset, held.last_stable_offset, high, max(log.end_offset, high))
         elif leader != broker.node_id:
             elsewhere.append(each)
-    elsewhere = elsewhere[:ASKED_ELSEWHERE_MAX]
-    if elsewhere:
-        await cluster.metadata(by_topic(elsewhere))
-        starts = await cluster.list_offsets(dict.fromkeys(elsewhere, EARLIEST), all_of_them=False)
-        stable = await cluster.list_offsets(
-            dict.fromkeys(elsewhere, LATEST), isolation=READ_COMMITTED, all_of_them=False
-        )
-        highs = await cluster.list_offsets(dict.fromkeys(elsewhere, LATEST), all_of_them=False)
-        for each in elsewhere:
-            if each in starts and each in stable and each in highs:
-                high = highs[each].offset
-                found[each] = Offsets(starts[each].offset, min(stable[each].offset, high), high, high)
+    by_leader = _by_leader(broker, elsewhere[:ASKED_ELSEWHERE_MAX])
+    asks = {node: _offsets_there(cluster, led) for node, led in by_leader.items()}
+    for there in (await told.ask_each("offsets", asks)).values():
+        found |= there
+    return found
+
+
+def _by_leader(broker: Broker, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+    found: dict[int, list[TopicPartition]] = {}
+    for each in partitions:
+        if (state := broker.image.partition(each)) is not None:
+            found.setdefault(leader_of(broker.image, state), []).append(each)
+    return found
+
+
+async def _offsets_there(cluster: NearCluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Offsets]:
+    await cluster.metadata(by_topic(partitions))
+    latest = dict.fromkeys(partitions, LATEST)
+    starts = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST), all_of_them=False)
+    stable = await cluster.list_offsets(latest, isolation=READ_COMMITTED, all_of_them=False)
+    highs = await cluster.list_offsets(latest, all_of_them=False)
+    found = {}
+    for each in partitions:
+        if each in starts and each in stable and each in highs:
+            high = highs[each].offset
+            found[each] = Offsets(starts[each].offset, min(stable[each].offset, high), high, high)
     return found
 
 
@@ -181,17 +208,28 @@ class Blocker:
     reason: str = ""
 
 
-async def blockers(broker: Broker, cluster: NearCluster, topic: str | None = None) -> list[Blocker]:
-    """Who holds up readers, the oldest first. `topic`: only there."""
+async def blockers(told: Told, broker: Broker, cluster: NearCluster, topic: str | None = None) -> list[Blocker]:
+    """Who holds up readers, the oldest first, as far as brokers tell. `topic`: only there."""
     found = await _opened_here(broker, topic)
     elsewhere = _led_elsewhere(broker, topic)
     if elsewhere:
-        offsets = await offsets_of(broker, cluster, elsewhere)
+        offsets = await offsets_of(told, broker, cluster, elsewhere)
         pinned = [each for each in elsewhere if each in offsets and offsets[each].held_up]
-        for partition, producers in (await producers_of(cluster, pinned)).items():
-            found += [_blocker(partition, each, offsets[partition]) for each in producers if _is_open(each)]
+        asks = {node: producers_of(cluster, led) for node, led in _by_leader(broker, pinned).items()}
+        for there in (await told.ask_each("producers", asks)).values():
+            for partition, producers in there.items():
+                found += [_blocker(partition, each, offsets[partition]) for each in producers if _is_open(each)]
     found = sorted(found, key=lambda each: each.began_ms)[:BLOCKERS_MAX]
-    known = await transactions_of(cluster, (each.producer_id for each in found)) if found else {}
+    known: dict[int, list[TransactionState]] = {}
+    all_asked = True
+    if found:
+        ids = {each.producer_id for each in found}
+        nodes = list(broker.image.brokers)
+        answers = await told.ask_each("transactions", {each: transactions_of(cluster, ids, [each]) for each in nodes})
+        for answer in answers.values():
+            for producer_id, transactions in answer.items():
+                known.setdefault(producer_id, []).extend(transactions)
+        all_asked = len(answers) == len(nodes)
     now_ms = broker.env.clock.wall_ms()
     still = []
     for each in found:
@@ -201,6 +239,8 @@ async def blockers(broker: Broker, cluster: NearCluster, topic: str | None = Non
             continue  # it has ended while we asked
         judged = standing(each.partition, known.get(each.producer_id, []), now_ms)
         each.known, each.hangs, each.reason = judged.holder, judged.hangs, judged.reason
+        if judged.holder is None and not all_asked:
+            each.hangs, each.reason = False, "open; not every coordinator answers"
         each.transactional_id = None if judged.named is None else judged.named.transactional_id
         still.append(each)
     return still
@@ -315,10 +355,12 @@ class TxnRow:
 
 
 async def transactions(
-    broker: Broker, cluster: NearCluster, *, which: str, search: str, number: int
+    told: Told, broker: Broker, cluster: NearCluster, *, which: str, search: str, number: int
 ) -> tuple[Cut, dict[str, int]]:
     """A page of transactional ids, the oldest open one first, and how many there are of each state."""
-    listed = await list_transactions(cluster)
+    asks = {node: list_transactions(cluster, nodes=[node]) for node in broker.image.brokers}
+    answers = await told.ask_each("transactional ids", asks)
+    listed = [each for answer in answers.values() for each in answer]
     counts: dict[str, int] = {}
     rows = []
     for each, node in listed:
@@ -333,7 +375,7 @@ async def transactions(
     shown = cut(rows, number)
     now_ms = broker.env.clock.wall_ms()
     for row in shown.rows:
-        row.detail = await find_transaction(cluster, row.transactional_id)
+        row.detail = await told.ask(row.transactional_id, find_transaction(cluster, row.transactional_id), None)
         if row.detail is not None and row.detail.is_open and row.detail.started_ms >= 0:
             row.age_s = max(now_ms - row.detail.started_ms, 0) / 1000
     ordered = sorted(shown.rows, key=lambda row: -(row.age_s or -1))
@@ -362,20 +404,20 @@ class GroupRow:
 
 
 async def groups(
-    broker: Broker, cluster: NearCluster, listed: Sequence[ListedGroup], *, search: str, number: int
+    told: Told, broker: Broker, cluster: NearCluster, listed: Sequence[ListedGroup], *, search: str, number: int
 ) -> Cut:
     found = [GroupRow(each.group_id, each.group_state, each.group_type) for each in listed if search in each.group_id]
     shown = cut(found, number, GROUPS_PAGE)
     for row in shown.rows:
-        row.partitions = await lags(broker, cluster, row.name)
+        row.partitions = await lags(told, broker, cluster, row.name)
         row.lag = _sum(each.lag for each in row.partitions)
         row.stable_lag = _sum(each.stable_lag for each in row.partitions)
     return shown
 
 
-async def lags(broker: Broker, cluster: NearCluster, group: str) -> list[PartitionLag]:
-    committed = await committed_offsets(cluster, group)
-    offsets = await offsets_of(broker, cluster, committed)
+async def lags(told: Told, broker: Broker, cluster: NearCluster, group: str) -> list[PartitionLag]:
+    committed = await told.ask(f"offsets that {group} committed", committed_offsets(cluster, group), {})
+    offsets = await offsets_of(told, broker, cluster, committed)
     found = []
     for partition, offset in sorted(committed.items()):
         there = offsets.get(partition)

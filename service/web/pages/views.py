@@ -41,6 +41,10 @@ PRODUCERS_MAX: Final = 200
 CACHED_MAX: Final = 100
 GROUPS_FRESH_S: Final = 5.0
 TRACED_PARTITIONS: Final = 20
+NO_SESSION: Final = (
+    "what the cluster is now: this broker has no session with the metadata store. Until it has one again it leads "
+    "nothing, and shows the cluster as it was"
+)
 BATCHES_MAX: Final = 300
 
 Facts = dict[str, Any]
@@ -164,6 +168,8 @@ def showing(
 
     async def _make(gateway: Gateway, kept: Kept, request: web.Request, query: Mapping[str, str]) -> tuple[str, int]:
         told = Told()
+        if not gateway.broker.metadata.in_session:
+            told.missing.append(NO_SESSION)
         look = Look(gateway, kept, told, query, request.match_info)
         try:
             found = await view(look)
@@ -225,7 +231,7 @@ async def overview(look: Look) -> Facts:
     told, broker = look.told, look.gateway.broker
     image = broker.image
     totals = await facts.totals(broker)
-    blockers = await told.ask("who holds readers up", facts.blockers(broker, look.cluster), [])
+    blockers = await facts.blockers(told, broker, look.cluster)
     loading = [
         kind
         for kind, coordinators in (("groups", broker.groups), ("transactions", broker.transactions))
@@ -240,7 +246,9 @@ async def overview(look: Look) -> Facts:
             under += len(state.isr) < len(state.replicas)
     folders = [(folder.name, folder.failed is not None, folder.headroom.is_short) for folder in broker.folders]
     hanging = [each for each in blockers if each.hangs]
+    in_session = broker.metadata.in_session
     findings = [
+        *([] if in_session else ["This broker has no session with the metadata store, and leads nothing."]),
         *([f"Partitions without a leader, which nobody can write to or read: {leaderless}."] if leaderless else []),
         *([f"{name} is out of service: a write or an fsync failed." for name, failed, _ in folders if failed]),
         *([f"{name} is full: producers are refused until there is room." for name, _, full in folders if full]),
@@ -257,7 +265,7 @@ async def overview(look: Look) -> Facts:
     return {
         "title": "Overview",
         "findings": findings,
-        "severe": bool(leaderless or hanging or any(failed for _, failed, _ in folders)),
+        "severe": bool(not in_session or leaderless or hanging or any(failed for _, failed, _ in folders)),
         "brokers": len(image.brokers),
         "controller": image.controller_id,
         "topics": len(image.topics),
@@ -298,13 +306,10 @@ def _curve(history: list[Sample], what: str, width: int = 240, height: int = 48)
 async def transactions(look: Look) -> Facts:
     broker = look.gateway.broker
     which = look.query.get("which", "open")
-    nothing: tuple[facts.Cut, dict[str, int]] = (facts.cut([], 1), {})
-    shown, counts = await look.told.ask(
-        "transactional ids",
-        facts.transactions(broker, look.cluster, which=which, search=look.search, number=look.number),
-        nothing,
+    shown, counts = await facts.transactions(
+        look.told, broker, look.cluster, which=which, search=look.search, number=look.number
     )
-    blockers = await look.told.ask("who holds readers up", facts.blockers(broker, look.cluster), [])
+    blockers = await facts.blockers(look.told, broker, look.cluster)
     return {
         "title": "Transactions",
         "which": which,
@@ -354,7 +359,7 @@ async def _traced(
     there = [each for each in shown.rows if broker.image.partition(each) is not None]
     if past is None or not there:
         return [{"partition": each, "first": None, "offsets": None, "found": None} for each in shown.rows], []
-    offsets = await look.told.ask("offsets", facts.offsets_of(broker, cluster, there), {})
+    offsets = await facts.offsets_of(look.told, broker, cluster, there)
     led = [each for each in there if each in offsets]
     firsts: dict[TopicPartition, int] = {}
     if is_open:
@@ -389,7 +394,7 @@ async def topics(look: Look) -> Facts:
     wanted = [
         TopicPartition(name, index) for name in shown.rows for index in list(broker.image.topics[name].partitions)[:100]
     ]
-    offsets = await look.told.ask("offsets", facts.offsets_of(broker, look.cluster, wanted), {})
+    offsets = await facts.offsets_of(look.told, broker, look.cluster, wanted)
     rows = []
     for name in shown.rows:
         states = broker.image.topics[name].partitions
@@ -413,8 +418,8 @@ async def topic(look: Look) -> Facts:
     described = look.gateway.topic(name)
     shown = facts.cut(list(described.partitions), look.number)
     wanted = [TopicPartition(name, index) for index in shown.rows]
-    offsets = await look.told.ask("offsets", facts.offsets_of(broker, look.cluster, wanted), {})
-    blockers = await look.told.ask("who holds readers up", facts.blockers(broker, look.cluster, name), [])
+    offsets = await facts.offsets_of(look.told, broker, look.cluster, wanted)
+    blockers = await facts.blockers(look.told, broker, look.cluster, name)
     configs = await look.told.ask("settings", facts.settings_of(look.cluster, broker.node_id, facts.TOPIC, name), [])
     rows = []
     for each in wanted:
@@ -451,7 +456,7 @@ async def messages(look: Look) -> Facts:
     isolation = look.query.get("isolation", "committed")
     if isolation not in ("committed", "uncommitted", "everything"):
         isolation = "committed"
-    found = await look.told.ask("offsets", facts.offsets_of(broker, look.cluster, [partition]), {})
+    found = await facts.offsets_of(look.told, broker, look.cluster, [partition])
     offsets = found.get(partition)
     rows: list[facts.Message] = []
     offset = following = 0
@@ -515,23 +520,23 @@ async def producers(look: Look) -> Facts:
     }
 
 
-async def _listed_groups(kept: Kept) -> list[ListedGroup]:
+async def _listed_groups(look: Look) -> list[ListedGroup]:
     """Ten thousand of them take longer to list than a page may take: for a while the list is as it was."""
-    now_s = asyncio.get_running_loop().time()
+    kept, now_s = look.kept, asyncio.get_running_loop().time()
     if now_s - kept.groups_s > GROUPS_FRESH_S:
-        kept.groups = await list_groups(kept.cluster)
-        kept.groups_s = now_s
+        brokers = look.gateway.broker.image.brokers
+        answers = await look.told.ask_each("groups", {each: list_groups(kept.cluster, [each]) for each in brokers})
+        listed = {group.group_id: group for answer in answers.values() for group in answer}
+        if len(answers) < len(brokers):
+            return [listed[name] for name in sorted(listed)]
+        kept.groups, kept.groups_s = [listed[name] for name in sorted(listed)], now_s
     return kept.groups
 
 
 async def groups(look: Look) -> Facts:
     broker = look.gateway.broker
-    listed = await look.told.ask("groups", _listed_groups(look.kept), [])
-    shown = await look.told.ask(
-        "their lag",
-        facts.groups(broker, look.cluster, listed, search=look.search, number=look.number),
-        facts.cut([], 1),
-    )
+    listed = await _listed_groups(look)
+    shown = await facts.groups(look.told, broker, look.cluster, listed, search=look.search, number=look.number)
     return {
         "title": "Groups",
         "cut": shown,
@@ -542,7 +547,7 @@ async def groups(look: Look) -> Facts:
 async def group(look: Look) -> Facts:
     name, broker = look.match["group"], look.gateway.broker
     described = await look.told.ask("its members", describe_group(look.cluster, name), None)
-    lags = await look.told.ask("its offsets", facts.lags(broker, look.cluster, name), [])
+    lags = await facts.lags(look.told, broker, look.cluster, name)
     readers = {} if described is None else {each: member for member in described.members for each in member.partitions}
     return {
         "title": name,
