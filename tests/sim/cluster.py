@@ -77,6 +77,7 @@ class BrokersWay(StoreFaults):
         self._chance = world.stream(f"store/{name}")
         self._plan = plan
         self.silent = False
+        self.is_late = False
         self.healed = False
 
     def delay_s(self) -> float:
@@ -99,7 +100,7 @@ class FarSession(MemorySession):
         async for event in super().watch():
             if delay_s := way.delay_s():
                 await asyncio.sleep(delay_s)
-            await come_true(lambda: not way.silent)
+            await come_true(lambda: not way.silent and not way.is_late)
             yield event
 
 

@@ -31,6 +31,7 @@ KINDS = (
     "slow network",
     "session ends",
     "store silent",
+    "told late",
     "everything dies",
     "disk fails",
     "clocks go apart",
@@ -47,6 +48,7 @@ ENDS_NOBODY = (
     "slow network",
     "session ends",
     "store silent",
+    "told late",
 )
 CLOCKS_APART_S = 40.0
 RATES_APART = 0.05
@@ -113,6 +115,7 @@ class ClusterFate:
             "slow network": self._slow_network,
             "session ends": self._end_session,
             "store silent": self._silence_store,
+            "told late": self._tell_late,
             "everything dies": self._end_everything,
             "disk fails": self._fail_disk,
             ALONE: self._lose_one_machine,
@@ -139,7 +142,7 @@ class ClusterFate:
     async def _heal(self) -> None:
         for name, way in self._simulation.ways.items():
             host = self._world.hosts[name]
-            way.silent, way.healed = False, True
+            way.silent, way.is_late, way.healed = False, False, True
             host.resume()
             host.fuse = None
             assert host.disk is not None
@@ -242,11 +245,14 @@ class ClusterFate:
         self._world.network.cut_connections(host.name, self._chance.choice((0.3, 1.0)))
 
     async def _split(self, host: Host) -> None:
-        """Some brokers don't hear some others."""
+        """Some brokers don't hear some others; and one may die before they do again."""
         for source in self._names:
             for target in self._names:
                 if source != target and self._chance.random() < 0.4:
                     self._world.network.block(source, target)
+        if ALONE not in self._plan.kinds and self._chance.random() < 0.3:
+            await asyncio.sleep(self._chance.random())  # not long enough to fall out of sync
+            host.kill()
         await asyncio.sleep(8 * self._chance.random())
         self._world.network.heal()
 
@@ -273,13 +279,19 @@ class ClusterFate:
         self._world.network.heal()
 
     async def _become_last(self, name: str) -> None:
-        """The other brokers can't follow it, for so long that they fall out of sync."""
+        """The other brokers can't follow it, for so long that they fall out of sync. Clients ask it again meanwhile,
+        and it may still tell others what it has decided.
+        """
+        outward = self._chance.random() < 0.5
         for other in self._names:
             if other != name:
-                self._world.network.block(name, other)
                 self._world.network.block(other, name)
+                if outward:
+                    self._world.network.block(name, other)
         lag_s = int(self._plan.settings["replica.lag.time.max.ms"]) / 1000
-        await asyncio.sleep(lag_s * (1 + 2 * self._chance.random()))
+        await asyncio.sleep(lag_s * self._chance.random())
+        self._world.network.cut_connections(name, 0.3)
+        await asyncio.sleep(lag_s * (0.5 + 2 * self._chance.random()))
 
     async def _slow_network(self, host: Host) -> None:
         self._world.network.slowness[host.name] = self._chance.choice((0.0, 0.05, 0.5))
@@ -290,6 +302,15 @@ class ClusterFate:
         own = broker.image.brokers.get(broker.node_id) if broker is not None else None
         if own is not None:
             self._simulation.server.end_session(own.session)
+
+    async def _tell_late(self, host: Host) -> None:
+        """One broker hears of no change for a while, though the store answers it; and others take over from it."""
+        way = self._simulation.ways[host.name]
+        way.is_late = True
+        await asyncio.sleep(self._chance.random())
+        await self._end_session(host)
+        await asyncio.sleep(3 * self._chance.random())
+        way.is_late = False
 
     async def _silence_store(self, host: Host) -> None:
         chosen = [name for name in self._names if name == host.name or self._chance.random() < 0.3]

@@ -20,6 +20,7 @@ import service.api.write_txn_markers
 import service.broker.reading
 import service.cluster.controller
 import service.cluster.election
+import service.cluster.reassign_commands
 import tests.sim.cluster
 import tests.sim.cluster_faults
 from isolation.stable import StableOffsets
@@ -36,8 +37,8 @@ from service.broker.reading import Found, Reading
 from service.broker.replication import Fetcher, Place
 from service.broker.shard import Shard
 from service.broker.transaction_gate import TransactionGate
-from service.cluster.controller import AlterPartition, Decision, Refusal, changed
-from service.cluster.election import settled
+from service.cluster.controller import AlterPartition
+from service.cluster.election import held_by
 from service.cluster.image import Image, PartitionState
 from service.cluster.metadata import ClusterMetadata
 from service.wire.error_codes import ErrorCode
@@ -227,21 +228,23 @@ def a_former_grant_holds_in_the_next_life() -> Planting:
 
 def a_former_life_counts() -> Planting:
     """What a follower has shown before it came back is taken for what it holds (R8)."""
-    return replaced(ReplicaSet, "began_another_life", lambda replicas, member, broker_epoch, *, now_ms: None)
+
+    def has_caught_up(replicas: ReplicaSet, member: int, lives: Mapping[int, int], log_start_offset: int) -> bool:
+        shown = replicas._followers[member]
+        enough = max(replicas.high_watermark, replicas._epoch_start_offset)
+        return member in lives and shown.held_end_offset >= enough and shown.start_offset >= log_start_offset
+
+    return both(
+        replaced(ReplicaSet, "began_another_life", lambda replicas, member, broker_epoch, *, now_ms: None),
+        replaced(ReplicaSet, "_has_caught_up", has_caught_up),
+    )
 
 
 def a_reassignment_ends_before_anybody_caught_up() -> Planting:
-    def settled_at_once(command: AlterPartition, image: Image, *, retried: bool) -> Decision[PartitionState | Refusal]:
-        decision = original(command, image, retried=retried)
-        if isinstance(decision.reply, Refusal) or not decision.reply.adding:
-            return decision
-        state = decision.reply
-        before = state._replace(partition_epoch=command.partition_epoch)
-        new = settled(state._replace(isr=state.replicas), image.brokers, 1)
-        return Decision(new, (changed(command.topic_id, command.index, before, new),))
+    def settled_at_once(state: PartitionState, target: tuple[int, ...], image: Image, least: int) -> PartitionState:
+        return held_by(target, state._replace(isr=tuple(dict.fromkeys((*state.isr, *target)))), image.brokers, least)
 
-    original = AlterPartition.decide
-    return replaced(AlterPartition, "decide", settled_at_once)
+    return replaced(service.cluster.reassign_commands, "_reassigned", settled_at_once)
 
 
 @contextlib.contextmanager
