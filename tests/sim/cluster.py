@@ -42,7 +42,7 @@ from tests.sim.env import SimEnv
 from tests.sim.history import Crash, History
 from tests.sim.many import Kind, main
 from tests.sim.plan import Plan
-from tests.sim.replicas import difference, group_facts, transactions, unlike_its_log
+from tests.sim.replicas import difference, group_facts, transactions, unlike_its_log, unlike_own_log
 from tests.sim.routing import Router
 from tests.sim.run import (
     LONGEST_RUN,
@@ -59,6 +59,8 @@ CAUGHT_UP_WITHIN = 45.0
 """Virtual seconds after everything healed in which every partition is led and each of its replicas has been in sync,
 though clients go on with their work. Disks stall for longer than a replica may lag, so not all are at the same time.
 """
+LOOKED_AT_EVERY = 2
+"""In each so many leader epochs a new leader's folds are compared with its log, which takes time."""
 ALIKE_WITHIN = 90.0
 """Virtual seconds in which all replicas are in sync when clients have come to rest."""
 
@@ -280,6 +282,8 @@ class ClusterSimulation:
         committed = self._committed.get(topic, 0)
         if partition.log.end_offset < committed:
             self._wrong(name, partition, f"leads with offsets up to {partition.log.end_offset}, committed {committed}")
+        if epoch % LOOKED_AT_EVERY == 0 and (unlike := unlike_own_log(partition)):
+            self._wrong(name, partition, f"leads with {unlike}")
 
     def _look_at_high_watermark(self, name: str, partition: Partition, _: int, before: int, stable: int) -> None:
         """It has moved: upwards, to where everybody is who lives and counts. So the stable offset does not fall."""

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
+from idempotence.producers import ProducerStates
 from idempotence.window import HEAD, WINDOW_AT
+from isolation.stable import StableOffsets
 from log.batch import CorruptBatch, split
 from log.disk import DiskFault
 from service.broker.coordinators import Coordinators
@@ -61,8 +63,32 @@ def stored(partition: Partition, start: int) -> list[tuple[int, int, int, int]]:
 
 def producers(partition: Partition) -> list[tuple[tuple[int, ...], bytes]]:
     """Epochs, last markers and windows of all producers. When it last saw one each broker knows for itself."""
-    _, *shelves = partition.producers.snapshot()
+    return _shown(partition.producers)
+
+
+def _shown(states: ProducerStates) -> list[tuple[tuple[int, ...], bytes]]:
+    _, *shelves = states.snapshot()
     return sorted((HEAD.unpack_from(entry)[:-1], bytes(entry[WINDOW_AT:])) for entry in chain.from_iterable(shelves))
+
+
+def unlike_own_log(partition: Partition) -> str:
+    """How the folds of a partition that lives differ from what its log makes; empty if they don't, or if the log has
+    forgotten some of what they know.
+    """
+    if partition.log.start_offset or "compact" in partition.log.config.cleanup_policy:
+        return ""
+    stable = StableOffsets()
+    anew = ProducerStates(stable.open_transactions)
+    try:
+        for header, batch in partition.log.scan(0):
+            anew.apply(header, batch)
+            stable.apply(header, batch)
+    except (DiskFault, CorruptBatch):
+        return ""  # rotten: that is said elsewhere
+    if stable.open_transactions != partition.stable.open_transactions:
+        return f"open transactions {partition.stable.open_transactions}, and its log makes {stable.open_transactions}"
+    strange = [each for each in _shown(partition.producers) if each not in _shown(anew)]
+    return f"producers of which its log says something else: {strange}" if strange else ""
 
 
 def transactions(brokers: list[Broker]) -> dict[str, object]:
