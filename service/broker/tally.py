@@ -112,9 +112,9 @@ class LeadershipTally:
         self.shrunk = self.grown = 0
         """In-sync sets that lost a member; that got one."""
         self.elected = 0
-        """Leaderships that began: this broker was in sync."""
+        """Leaderships that began: this broker was in sync, or held all that was committed."""
         self.unclean = 0
-        """Leaderships that began though this broker was not in sync: what it lacked is lost."""
+        """Leaderships that began though this broker was neither: what it lacked is lost."""
         self._left: dict[TopicPartition, deque[int]] = {}
 
     def heard(self, delta: Delta, *, broker_id: int, now_ms: int) -> None:
@@ -126,7 +126,7 @@ class LeadershipTally:
             if delta.old.topics[partition.topic].id != delta.new.topics[partition.topic].id:
                 continue
             if old.leader_epoch != new.leader_epoch:
-                if broker_id in old.isr:
+                if broker_id in old.isr or broker_id in old.eligible:
                     self.elected += 1
                 else:
                     self.unclean += 1

@@ -38,8 +38,17 @@ def counts(tally: LeadershipTally) -> tuple[int, int, int, int]:
         (CALM, CALM._replace(leader=2, leader_epoch=5, isr=(2, 3)), (0, 0, 0, 0)),
         (CALM._replace(leader=2), CALM._replace(leader_epoch=5, isr=(1, 3)), (1, 0, 1, 0)),
         (CALM._replace(leader=-1, isr=(2,)), CALM._replace(leader_epoch=5, isr=(1,)), (1, 1, 0, 1)),
+        (CALM._replace(leader=-1, isr=(), eligible=(1,)), CALM._replace(leader_epoch=5, isr=(1,)), (0, 1, 1, 0)),
     ],
-    ids=["fell out", "came back", "one for another", "another leads", "elected", "elected out of sync"],
+    ids=[
+        "fell out",
+        "came back",
+        "one for another",
+        "another leads",
+        "elected",
+        "elected out of sync",
+        "elected as eligible",
+    ],
 )
 def test_what_happened_is_counted_where_it_is_led(
     old: PartitionState, new: PartitionState, expected: tuple[int, int, int, int]
