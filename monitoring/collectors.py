@@ -8,7 +8,6 @@ A part that can't be told (a coordinator that is loading, a disk that does not a
 says that it is.
 """
 
-import time
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from itertools import islice
@@ -65,7 +64,6 @@ class Scrape:
         self._broker = broker
         self._version = version
         self._began_s = broker.env.clock.monotonic()
-        self._busy = _times()
         self._windows: dict[tuple[str, str, int], Window] = {}
         self._markers: dict[tuple[str, str, int], tuple[int, int, int]] = {}
         self._markers_left = 0
@@ -118,7 +116,7 @@ class Scrape:
         lines.add(of.PRODUCERS_REFUSED, broker.producer_room.refused)
         lines.add(of.TXN_MAX_TIMEOUT, broker.config.transaction_max_timeout_ms / 1000)
         lines.add_histogram(of.LOOP_LAG, broker.loop_watch.lag)
-        idle = round(self._idle(), 4)
+        idle = round(broker.loop_watch.idle(), 4)
         lines.add(of.NETWORK_IDLE, idle)
         lines.add(of.HANDLERS_IDLE, idle)
         self._leaderships(lines)
@@ -127,12 +125,6 @@ class Scrape:
             lines.add(of.MISHAPS, mishaps.expiries, kind, "expiry")
             lines.add(of.MISHAPS, mishaps.records, kind, "record")
             lines.add(of.MISHAPS, mishaps.rebuilt, kind, "rebuilt")
-
-    def _idle(self) -> float:
-        """The part of the time since it was asked last in which this thread did not compute."""
-        before, (now_s, busy_s) = self._busy, _times()
-        self._busy = now_s, busy_s
-        return min(max(1 - (busy_s - before[1]) / max(now_s - before[0], 0.001), 0.0), 1.0)
 
     def _leaderships(self, lines: Lines) -> None:
         tally = self._broker.leaderships
@@ -440,11 +432,6 @@ class Scrape:
                 continue  # nobody knows: the metric is missing, and the one above tells why
             lines.add(of.DISK_FREE, space.free_bytes, folder.name)
             lines.add(of.DISK_TOTAL, space.total_bytes, folder.name)
-
-
-def _times() -> tuple[float, float]:
-    """By the clock, and of this thread on a processor."""
-    return time.monotonic(), time.thread_time()
 
 
 class _TopicSums:

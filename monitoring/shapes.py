@@ -335,6 +335,7 @@ class LeadershipTally(Protocol):
 class LoopWatch(Protocol):
     @property
     def lag(self) -> Counted: ...
+    def idle(self) -> float: ...
 
 
 class ProducerRoom(Protocol):

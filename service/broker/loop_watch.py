@@ -29,8 +29,15 @@ class LoopWatch:
         self.longest_ms = 0
         self.lag = Histogram()
         """How late the timer came each time, in seconds."""
+        self._asked = 0.0, 0.0
         self._kept_waiting = 0
         self._told_s = -TOLD_EVERY_S
+
+    def idle(self) -> float:
+        """The part of the time since it was asked last in which this thread did not compute."""
+        before_s, busy_before_s = self._asked
+        now_s, busy_s = self._asked = asyncio.get_running_loop().time(), time.thread_time()
+        return min(max(1 - (busy_s - busy_before_s) / max(now_s - before_s, 0.001), 0.0), 1.0)
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()

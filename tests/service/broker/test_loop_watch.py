@@ -41,3 +41,19 @@ def test_a_machine_that_is_busy_with_others_is_told_of_once_a_minute(caplog: pyt
     watch.note(2 * HELD_MS, 2 * HELD_MS, 150.0)
     assert watch.turns_held == 151
     assert ["60 times" in line for line in caplog.messages] == [False, True, True, False], "our own are always told"
+
+
+def test_who_computes_is_not_idle() -> None:
+    async def main() -> tuple[float, float]:
+        watch = LoopWatch()
+        watch.idle()
+        until_s = time.thread_time() + 0.05
+        while time.thread_time() < until_s:
+            pass
+        busy = watch.idle()
+        await asyncio.sleep(0.05)
+        return busy, watch.idle()
+
+    busy, rested = asyncio.run(main())
+    assert busy < rested
+    assert rested > 0.5
