@@ -16,7 +16,7 @@ from service.web.problems import Problem
 from service.web.producing import BatchIn, read_batch
 from service.web.records import RecordIn
 
-TURN_S = 0.05
+TURN_S = 0.1
 """Ten milliseconds are meant; others have this machine too."""
 
 

@@ -42,12 +42,13 @@ class Elsewhere:
         self.given = 0
         image = SimpleNamespace(partition=self.state, topics={"t": SimpleNamespace(id=bytes(16))})
         self.broker = SimpleNamespace(node_id=1, image=image)
+        self.own_session = None
         self.numbers = Numbers(cast(Gateway, self))
 
     def state(self, partition: TopicPartition) -> Any:
         return SimpleNamespace(leader=self.leaders[partition.partition])
 
-    async def ask(self, node: int, request: object) -> object:
+    async def ask(self, node: int, request: object, session: object = None) -> object:
         if isinstance(request, InitProducerIdRequest):
             self.given += 1
             return InitProducerIdResponse(producer_id=self.given, producer_epoch=0)
