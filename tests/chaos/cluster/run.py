@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from confluent_kafka import KafkaError, KafkaException
+
 from tests.chaos.cluster.faults import Fault, Faults
 from tests.chaos.cluster.machines import CARELESS, SAFE, SESSION_S, Cluster, build
 from tests.chaos.cluster.moves import make_whole
@@ -34,6 +36,7 @@ PARTITIONS = 6
 WRITERS = 3
 TICK_S = 0.05
 WHOLE_WITHIN_S = 90.0
+REGISTERED_WITHIN_S = 30.0
 GAP_S = 0.5
 """A pause in what a partition acknowledges that is worth telling."""
 
@@ -93,6 +96,20 @@ class Summary:
             yield f"  {kind}: nothing acknowledged for {median:.1f} s, at most {most:.1f} s ({len(found)} times)"
 
 
+def _create(topics: Topics, partitions: int) -> str:
+    """A new topic, as soon as as many brokers are registered as it has replicas: one that starts on a busy machine may
+    be late.
+    """
+    deadline = time.monotonic() + REGISTERED_WITHIN_S
+    while True:
+        try:
+            return topics.create(partitions)
+        except KafkaException as refused:
+            if refused.args[0].code() != KafkaError.INVALID_REPLICATION_FACTOR or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
 def run(folder: Path, *, seconds: float, seed: int, kinds: list[str], clients: list[str], careless: bool) -> Summary:
     """`careless`: with settings that lose what was acknowledged."""
     chance = random.Random(seed)
@@ -101,9 +118,9 @@ def run(folder: Path, *, seconds: float, seed: int, kinds: list[str], clients: l
     try:
         cluster.start()
         topics = Topics(cluster.bootstrap, "chaos", replicas=3)
-        steady, shared, source = (topics.create(count) for count in (PARTITIONS, PARTITIONS, COPIED_PARTITIONS))
+        steady, shared, source = (_create(topics, count) for count in (PARTITIONS, PARTITIONS, COPIED_PARTITIONS))
         copiers = [
-            Copier(name, cluster.bootstrap, source, topics.create(COPIED_PARTITIONS), folder) for name in clients
+            Copier(name, cluster.bootstrap, source, _create(topics, COPIED_PARTITIONS), folder) for name in clients
         ]
         feeder = Feeder(cluster.bootstrap, source)
         writer = SteadyWriter(cluster.bootstrap, steady, PARTITIONS, acks="1" if careless else "all")
