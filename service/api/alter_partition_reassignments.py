@@ -23,7 +23,9 @@ async def handle(
         for topic in request.topics
         for one in topic.partitions
     )
-    results = await executed(metadata, Reassign(wanted, request.allow_replication_factor_change, metadata.min_in_sync))
+    results = await executed(
+        metadata, Reassign(wanted, request.allow_replication_factor_change, metadata.min_in_sync())
+    )
     if isinstance(results, Refusal):
         return AlterPartitionReassignmentsResponse(error_code=results.error, error_message=results.message)
     topics: dict[str, list[PartitionResult]] = {}

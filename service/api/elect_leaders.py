@@ -25,7 +25,7 @@ async def handle(
     if request.topic_partitions is not None:
         named = (TopicPartition(each.topic, index) for each in request.topic_partitions for index in each.partitions)
         only = tuple(dict.fromkeys(named))
-    results = await executed(metadata, ElectLeaders(request.election_type, only, metadata.min_in_sync))
+    results = await executed(metadata, ElectLeaders(request.election_type, only, metadata.min_in_sync()))
     if isinstance(results, Refusal):
         return ElectLeadersResponse(error_code=results.error)
     topics: dict[str, list[PartitionResult]] = {}

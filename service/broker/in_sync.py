@@ -82,7 +82,7 @@ class InSyncSets:
             replicas.leader_epoch,
             replicas.partition_epoch,
             proposal,
-            self._config.min_insync_replicas,
+            self._metadata.min_in_sync(),
         )
         doubtful = False
         try:
@@ -114,7 +114,7 @@ class InSyncSets:
 
     async def _give_up(self, partition: Partition) -> None:
         index, own = partition.topic_partition.partition, self._metadata.broker_id
-        command = GiveUpReplica(partition.topic_id, index, own, self._config.min_insync_replicas)
+        command = GiveUpReplica(partition.topic_id, index, own, self._metadata.min_in_sync())
         try:
             if await self._metadata.execute(command):
                 logger.warning("%s is left to other replicas", partition.topic_partition)

@@ -38,9 +38,9 @@ from service.stores.port import MetadataStore
 logger = logging.getLogger("oncelog.broker")
 
 HAND_OVER_S = 5.0
+"""A stop waits no longer for the metadata store."""
 FAREWELL_S = 0.2
 """In which clients learn who leads now from the broker that led."""
-"""A stop waits no longer for the metadata store."""
 
 
 class Broker:
@@ -55,7 +55,12 @@ class Broker:
         self.env = env
         self.config = config
         self.offered = offered
-        self.metadata = ClusterMetadata(store, env, session_timeout_s=config.session_timeout_s)
+        self.metadata = ClusterMetadata(
+            store,
+            env,
+            session_timeout_s=config.session_timeout_s,
+            min_in_sync=lambda: config.min_insync_replicas,
+        )
         self.partitions = PartitionTable()
         self.requests = RequestTally()
         self.leaderships = LeadershipTally()
@@ -162,11 +167,7 @@ class Broker:
         self.metadata.subscribe(self.lookout.heard)
         try:
             await self.metadata.register(
-                tuple(endpoints),
-                rack=self.config.broker_rack,
-                clean=self.maker.was_clean,
-                home=self._home,
-                min_in_sync=self.config.min_insync_replicas,
+                tuple(endpoints), rack=self.config.broker_rack, clean=self.maker.was_clean, home=self._home
             )
         except MetadataLost as lost:
             raise StartError(f"the cluster refused this broker: {lost}") from None
@@ -197,7 +198,7 @@ class Broker:
             return
         try:
             async with asyncio.timeout(HAND_OVER_S):
-                await self.metadata.execute(RemoveFromLeadership(self.node_id, self.config.min_insync_replicas))
+                await self.metadata.execute(RemoveFromLeadership(self.node_id, self.metadata.min_in_sync()))
                 if len(self.image.brokers) > 1:
                     await self._part()
         except (MetadataLost, TimeoutError) as lost:

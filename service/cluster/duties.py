@@ -93,7 +93,7 @@ class Duties:
             await metadata.claim()
         if not metadata.controlling:
             return
-        if given := await self._all(RemoveDead(self._may_lose, self._config.min_insync_replicas)):
+        if given := await self._all(RemoveDead(self._may_lose, metadata.min_in_sync())):
             self.elected += given
             logger.warning("%d partitions do without brokers that are gone", given)
         if rebalances and self._config.auto_leader_rebalance_enable and (moved := await self._all(PreferLeaders())):

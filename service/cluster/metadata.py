@@ -95,11 +95,14 @@ class _Registration(NamedTuple):
     endpoints: tuple[Endpoint, ...]
     rack: str | None
     home: str
-    min_in_sync: int
 
 
 class ClusterMetadata:
-    def __init__(self, store: MetadataStore, env: Env, *, session_timeout_s: float) -> None:
+    def __init__(
+        self, store: MetadataStore, env: Env, *, session_timeout_s: float, min_in_sync: Callable[[], int] = lambda: 1
+    ) -> None:
+        self.min_in_sync = min_in_sync
+        """How many must be in sync of topics that don't say it. It may change."""
         self.image = Image()
         self.broker_id = -1
         self.broker_epoch = -1
@@ -122,11 +125,6 @@ class ClusterMetadata:
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
-    def min_in_sync(self) -> int:
-        """How many must be in sync of topics that don't say it."""
-        return 1 if self._registration is None else self._registration.min_in_sync
-
-    @property
     def has_session(self) -> bool:
         """Whether the store still counts this broker among the living."""
         return self._session is not None
@@ -147,14 +145,11 @@ class ClusterMetadata:
         if founding and not self.image.cluster_id:
             await self.execute(FoundCluster(cluster_id))
 
-    async def register(
-        self, endpoints: tuple[Endpoint, ...], *, rack: str | None, clean: bool, home: str = "", min_in_sync: int = 1
-    ) -> int:
+    async def register(self, endpoints: tuple[Endpoint, ...], *, rack: str | None, clean: bool, home: str = "") -> int:
         """Begin this broker's life in the cluster; its epoch. `clean`: its former life ended in order; `home`: the id
-        of its data folder; `min_in_sync`: of topics that don't say it. Raises `MetadataLost` while another broker has
-        its id.
+        of its data folder. Raises `MetadataLost` while another broker has its id.
         """
-        self._registration = _Registration(endpoints, rack, home, min_in_sync)
+        self._registration = _Registration(endpoints, rack, home)
         deadline_s = self._env.clock.monotonic() + 2 * self._session_timeout_s
         delay_s = REJOIN_S_MIN
         while True:
@@ -182,7 +177,7 @@ class ClusterMetadata:
             raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
         self.broker_epoch = -1
         epoch = await self._carry_out(
-            RegisterBroker(self.broker_id, session.id, own.endpoints, own.rack, clean, own.home, own.min_in_sync)
+            RegisterBroker(self.broker_id, session.id, own.endpoints, own.rack, clean, own.home, self.min_in_sync())
         )
         if isinstance(epoch, Refusal):
             return epoch

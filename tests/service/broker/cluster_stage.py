@@ -23,6 +23,9 @@ from service.wire.messages import (
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterableConfig,
+    IncrementalAlterConfigsRequestAlterConfigsResource,
 )
 from tests.service.api.admin_stage import Stage
 from tests.service.api.txn_stage import TxnStage
@@ -36,6 +39,8 @@ QUICK = {
     "replica.fetch.wait.max.ms": "100",
 }
 TOPIC = "orders"
+TOPICS, BROKERS = 2, 4
+ALL = ""
 
 
 async def until(holds: Callable[[], bool], *, within_s: float = 15) -> None:
@@ -110,6 +115,14 @@ class ClusterStage:
         assert answer.topics[0].error_code == 0, answer.topics[0].error_message
         for replica in replicas:
             await until(lambda replica=replica: self.holds(replica, name))  # type: ignore[misc]
+
+    async def configure(self, kind: int, name: str, key: str, value: str) -> None:
+        """Without a value the setting is taken away."""
+        operation = 0 if value else 1
+        change = IncrementalAlterConfigsRequestAlterableConfig(key, operation, value or None)
+        resource = IncrementalAlterConfigsRequestAlterConfigsResource(kind, name, [change])
+        answer = await self.wire(1).ask(IncrementalAlterConfigsRequest([resource]))
+        assert answer.responses[0].error_code == 0, answer.responses[0].error_message
 
     def wire(self, node_id: int) -> TxnStage:
         """To ask a broker what a client asks."""

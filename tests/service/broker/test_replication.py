@@ -22,6 +22,7 @@ from service.client.pool import Address
 from service.cluster.image import Delta
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
+    AlterPartitionReassignmentsRequest,
     CreatableReplicaAssignment,
     CreatableTopic,
     CreateTopicsRequest,
@@ -35,9 +36,11 @@ from service.wire.messages import (
     FetchTopic,
     PartitionProduceData,
     ProduceRequest,
+    ReassignablePartition,
+    ReassignableTopic,
     TopicProduceData,
 )
-from tests.service.broker.cluster_stage import TOPIC, ClusterStage, on_cluster_stage, stored, until
+from tests.service.broker.cluster_stage import ALL, BROKERS, TOPIC, ClusterStage, on_cluster_stage, stored, until
 
 OS = {"log.durability": "os"}
 
@@ -99,6 +102,25 @@ def test_the_last_in_sync_is_not_the_only_one_that_may_lead(tmp_path: Path) -> N
         await stage.in_sync(1, 2, 3)
         await stage.alike(1, 2, 3)
         assert [offset for offset, _, _ in stored(stage.partition(1))] == [0, 2]
+
+    on_cluster_stage(tmp_path, scene)
+
+
+def test_a_reassignment_minds_how_many_must_be_in_sync_now(tmp_path: Path) -> None:
+    """It was set for the whole cluster after the brokers had started."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, 3)
+        await stage.configure(BROKERS, ALL, "min.insync.replicas", "2")
+        await until(lambda: all(stage.partition(each).log.config.min_insync_replicas == 2 for each in (1, 2, 3)))
+        await stage.stop(3)
+        await stage.in_sync(1, 2)
+        moved = ReassignableTopic(TOPIC, [ReassignablePartition(0, [2, 3])])
+        answer = await stage.wire(1).ask(AlterPartitionReassignmentsRequest(topics=[moved]))
+        assert answer.responses[0].partitions[0].error_code == 0
+        await until(lambda: stage.state().removing == (1,))
+        await stage.start(3)
+        await until(lambda: (stage.state().replicas, set(stage.state().isr)) == ((2, 3), {2, 3}))
 
     on_cluster_stage(tmp_path, scene)
 

@@ -5,26 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from service.wire.messages import (
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsRequestAlterableConfig,
-    IncrementalAlterConfigsRequestAlterConfigsResource,
-)
-from tests.service.broker.cluster_stage import TOPIC, ClusterStage, on_cluster_stage, until
+from tests.service.broker.cluster_stage import ALL, BROKERS, TOPIC, TOPICS, ClusterStage, on_cluster_stage, until
 
-TOPICS, BROKERS = 2, 4
-ALL = ""
 RATE = 200_000
 WRITTEN = 20
 VALUE_BYTES = 20_000
-
-
-async def configure(stage: ClusterStage, kind: int, name: str, key: str, value: str) -> None:
-    operation = 0 if value else 1
-    change = IncrementalAlterConfigsRequestAlterableConfig(key, operation, value or None)
-    request = IncrementalAlterConfigsRequest([IncrementalAlterConfigsRequestAlterConfigsResource(kind, name, [change])])
-    answer = await stage.wire(1).ask(request)
-    assert answer.responses[0].error_code == 0, answer.responses[0].error_message
 
 
 @pytest.mark.parametrize(("direction", "whose"), [("leader", 1), ("follower", 2)])
@@ -38,8 +23,8 @@ def test_who_catches_up_is_held_back_until_the_throttle_goes(
         await stage.in_sync(1)
         for _ in range(WRITTEN):
             await stage.write("x" * VALUE_BYTES)
-        await configure(stage, TOPICS, TOPIC, f"{direction}.replication.throttled.replicas", named.format(whose))
-        await configure(stage, BROKERS, ALL, f"{direction}.replication.throttled.rate", str(RATE))
+        await stage.configure(TOPICS, TOPIC, f"{direction}.replication.throttled.replicas", named.format(whose))
+        await stage.configure(BROKERS, ALL, f"{direction}.replication.throttled.rate", str(RATE))
         await stage.start(2)
         began_s = asyncio.get_running_loop().time()
         await until(lambda: stage.partition(2).log.end_offset > 0)
@@ -51,7 +36,7 @@ def test_who_catches_up_is_held_back_until_the_throttle_goes(
         for _ in range(2 * WRITTEN):  # who is in sync is not held back
             await stage.write("x" * VALUE_BYTES)
         await stage.in_sync(1, 2)
-        await configure(stage, BROKERS, ALL, f"{direction}.replication.throttled.rate", "1")
+        await stage.configure(BROKERS, ALL, f"{direction}.replication.throttled.rate", "1")
         await stage.stop(2)
         await stage.in_sync(1)
         for _ in range(WRITTEN):
@@ -61,7 +46,7 @@ def test_who_catches_up_is_held_back_until_the_throttle_goes(
         await until(lambda: stage.partition(2).log.end_offset > before)
         await asyncio.sleep(0.6)
         assert stage.partition(2).log.end_offset < before + WRITTEN
-        await configure(stage, BROKERS, ALL, f"{direction}.replication.throttled.rate", "")
+        await stage.configure(BROKERS, ALL, f"{direction}.replication.throttled.rate", "")
         await stage.in_sync(1, 2)
 
     on_cluster_stage(
