@@ -11,10 +11,11 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 from typing import Final
 
 from tests.peers.process import BrokerProcess
+from tests.peers.receiver import OK, Receiver
 
 SCRAPED_EVERY_S: Final = 5.0
 PAGES: Final = (
@@ -26,32 +27,16 @@ PATIENCE_S: Final = 60.0
 Rows = dict[str, float]
 
 
-class Collector:
+class Collector(Receiver):
     """Takes spans and forgets them."""
 
     def __init__(self) -> None:
         self.batches = 0
-        collector = self
+        super().__init__()
 
-        class Receiver(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                collector.batches += 1
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def take(self, path: str, headers: Message, body: bytes) -> int:
+        self.batches += 1
+        return OK
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from tests.monitoring.test_cluster import free_port
 from tests.monitoring.test_prometheus import PATIENCE_S, ROOT, Prometheus, write_unasked
 from tests.outside import needs
 from tests.peers.postgres import PostgresServer, missing
+from tests.peers.receiver import OK, Receiver
 from tests.service.cli.kit import oncelog
 from tests.service.web.kit import Served
 
@@ -86,43 +87,27 @@ class Load:
         self._thread.join()
 
 
-class Told:
+class Told(Receiver):
     """What Alertmanager told the receiver: what fires now, and what ever did."""
 
     def __init__(self) -> None:
         self.firing: set[tuple[str, str]] = set()
         self.ever: set[str] = set()
-        told = self
+        super().__init__()
 
-        class Receiver(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                for alert in body["alerts"]:
-                    each = alert["labels"]["alertname"], alert["fingerprint"]
-                    if alert["status"] == "firing":
-                        told.firing.add(each)
-                        told.ever.add(each[0])
-                    else:
-                        told.firing.discard(each)
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/"
-        self._thread = threading.Thread(target=self.server.serve_forever)
-        self._thread.start()
+    def take(self, path: str, headers: Message, body: bytes) -> int:
+        for alert in json.loads(body)["alerts"]:
+            each = alert["labels"]["alertname"], alert["fingerprint"]
+            if alert["status"] == "firing":
+                self.firing.add(each)
+                self.ever.add(each[0])
+            else:
+                self.firing.discard(each)
+        return OK
 
     @property
     def names(self) -> set[str]:
         return {name for name, _ in self.firing} - not_judged
-
-    def stop(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self._thread.join()
 
 
 @contextmanager

@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from log.ids import TopicPartition
 from monitoring.spans import FOLLOWED_MAX, KEPT_MAX, Span, Spans, document, trace_id_of
 from tests.monitoring.test_prometheus import PATIENCE_S, in_transaction, wait_for
+from tests.peers.receiver import OK, REFUSED, Receiver
 from tests.service.web.kit import Http, Served, read_all
 from txn.states import State, Txn
 
@@ -115,34 +115,18 @@ def test_a_name_that_is_no_text_is_sent_all_the_same() -> None:
     assert json.loads(json.dumps(told).encode())
 
 
-class Collector:
+class Collector(Receiver):
     """Takes what is sent, as OpenTelemetry's does."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
-        collector = self
+        super().__init__()
 
-        class Receiver(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                known = self.path == "/v1/traces" and self.headers["Content-Type"] == "application/json"
-                if known:
-                    collector.spans += spans_in(json.loads(body))
-                self.send_response(200 if known else 400)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def take(self, path: str, headers: Message, body: bytes) -> int:
+        if path != "/v1/traces" or headers["Content-Type"] != "application/json":
+            return REFUSED
+        self.spans += spans_in(json.loads(body))
+        return OK
 
 
 @pytest.fixture
