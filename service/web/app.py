@@ -122,9 +122,8 @@ class WebServer:
         """Where it listens, with the ports that were found."""
         counted = _counted(broker.requests.http)
         app = web.Application(middlewares=[counted, self._around], client_max_size=broker.config.http_max_body_bytes)
-        for table in TABLES:
-            for route in table:
-                app.router.add_route(route.method, route.path, self._bound(route))
+        for route in self.gateway.routes:
+            app.router.add_route(route.method, route.path, self._bound(route))
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S, logger=_one_line_each())
 
     def _bound(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:

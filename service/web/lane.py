@@ -210,7 +210,7 @@ class Lane(asyncio.Protocol):
             self._transport.close()
 
     def _serve_some(self, data: bytes) -> int:
-        """So far."""
+        """How much of it is done with, in bytes; the rest waits for more of it, or for its turn."""
         lanes = self._lanes
         at, left = 0, REQUESTS_AT_ONCE
         self._lacks_bytes = 0

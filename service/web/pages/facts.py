@@ -78,7 +78,6 @@ class Told:
 
     async def ask_each(self, what: str, asks: Mapping[int, Awaitable[T]]) -> dict[int, T]:
         """From each of these brokers what it tells in time, at once; each that does not is named."""
-
         answers: dict[int, T] = {}
 
         async def take(node: int, work: Awaitable[T]) -> None:

@@ -151,7 +151,8 @@ def showing(
 
     async def shown(gateway: Gateway, kept: Kept, request: web.Request, fresh_s: float) -> Drawn:
         loop = asyncio.get_running_loop()
-        query, key, asked_s = _query(request), _key(request), loop.time()
+        query = _query(request)
+        key, asked_s = _key(request.path, query), loop.time()
         async with kept.locks.setdefault(key, asyncio.Lock()):
             found = kept.rendered.get(key)
             if found is not None and asked_s - found.at_s < fresh_s and "done" not in query:
@@ -184,7 +185,7 @@ def showing(
             return web.Response(status=503, text="too many pages are open")
         headers = {**HEADERS, "Content-Type": "text/event-stream"}
         response = web.StreamResponse(headers=headers)
-        key, pause_s = _key(request), LIVE_S
+        key, pause_s = _key(request.path, _query(request)), LIVE_S
         kept.followed[key] += 1
         request[STREAMING] = True
         try:
@@ -215,8 +216,8 @@ def _query(request: web.Request) -> dict[str, str]:
     return {key: value for key, value in request.query.items() if key != "live"}
 
 
-def _key(request: web.Request) -> str:
-    return f"{request.path}?{sorted(_query(request).items())}"
+def _key(path: str, query: Mapping[str, str]) -> str:
+    return f"{path}?{sorted(query.items())}"
 
 
 def pause_between(cost_s: float, pages: int) -> float:
@@ -526,10 +527,11 @@ async def _listed_groups(look: Look) -> list[ListedGroup]:
     if now_s - kept.groups_s > GROUPS_FRESH_S:
         brokers = look.gateway.broker.image.brokers
         answers = await look.told.ask_each("groups", {each: list_groups(kept.cluster, [each]) for each in brokers})
-        listed = {group.group_id: group for answer in answers.values() for group in answer}
+        by_name = {group.group_id: group for answer in answers.values() for group in answer}
+        listed = [by_name[name] for name in sorted(by_name)]
         if len(answers) < len(brokers):
-            return [listed[name] for name in sorted(listed)]
-        kept.groups, kept.groups_s = [listed[name] for name in sorted(listed)], now_s
+            return listed
+        kept.groups, kept.groups_s = listed, now_s
     return kept.groups
 
 
