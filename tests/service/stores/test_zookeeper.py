@@ -82,7 +82,8 @@ def test_a_newcomer_begins_with_the_base_and_old_records_go(
 
 def test_a_session_outlives_a_server_that_is_killed_and_comes_back_in_time(server: ZooKeeperServer) -> None:
     async def promise(store: LedgerStore) -> None:
-        one, other = await store.session(20), await store.session(20)
+        # As long as a session may be: what comes back is a Java process, which a busy machine starts slowly.
+        one, other = await store.session(60), await store.session(60)
         events = aiter(other.watch())
         await anext(events)
         await one.commit(Create("mine", b"", ephemeral=True))
