@@ -17,10 +17,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from confluent_kafka import OFFSET_INVALID
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 
 from tests import outside
 from tests.chaos.run import FEED_PAUSE_SECONDS, PARTITIONS, PEACE_SECONDS, Feeder, end_offsets
+from tests.clients.kits import PATIENCE_SECONDS
 from tests.clients.members import GroupPlan, Member
 from tests.clients.offsets import committed_offsets
 from tests.clients.topics import Topics
@@ -90,9 +92,27 @@ class Crew:
     def look(self, bootstrap: str) -> list[str]:
         """Where the group stands; what is wrong with that."""
         before = self.committed
-        self.committed = committed_offsets(bootstrap, self.plan.group, self.plan.topic, PARTITIONS)
+        try:
+            self.committed = committed_offsets(bootstrap, self.plan.group, self.plan.topic, PARTITIONS)
+        except KafkaException as failure:
+            if failure.args[0].code() != KafkaError._TIMED_OUT:
+                raise
+            self.fates["not told of in time"] += 1  # it is looked at again
         went_back = any(now < then for now, then in zip(self.committed, before, strict=True))
         return [f"{self.name}: committed offsets went back from {before} to {self.committed}"] if went_back else []
+
+    def describe(self, bootstrap: str) -> str:
+        """What the broker says of the group, and what its members hold."""
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        told = admin.describe_consumer_groups([self.plan.group])[self.plan.group].result(PATIENCE_SECONDS)
+        held = {slot: member.assigned for slot, member in sorted(self.members.items())}
+        shares = {
+            member.group_instance_id or member.member_id: [
+                place.partition for place in member.assignment.topic_partitions
+            ]
+            for member in told.members
+        }
+        return f"{told.state.name}, the broker says {shares}, members say {held}"
 
     def judge(self, ends: list[int]) -> list[str]:
         every = {(partition, offset) for partition, end in enumerate(ends) for offset in range(end)}
@@ -182,7 +202,10 @@ def _come_to_the_end(bootstrap: str, crews: list[Crew], ends: list[int]) -> list
                 waiting.remove(crew)
         time.sleep(LOOK_SECONDS)
     print(f"{len(crews) - len(waiting)} of {len(crews)} groups at the end after {time.monotonic() - began:.0f} s")
-    return faults + [f"{crew.name}: stuck at {crew.committed}, the topic ends at {ends}" for crew in waiting]
+    return faults + [
+        f"{crew.name}: stuck at {crew.committed}, the topic ends at {ends}: {crew.describe(bootstrap)}"
+        for crew in waiting
+    ]
 
 
 def main() -> int:
