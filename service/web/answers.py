@@ -94,8 +94,8 @@ def query_choice(request: web.Request, name: str, *choices: str) -> str:
     return given
 
 
-def path_int(request: web.Request, name: str) -> int:
+def path_int(request: web.Request, name: str, *, most: int = 2**31 - 1) -> int:
     given = request.match_info[name]
-    if not (given.isascii() and given.isdigit() and len(given) < 10 and int(given) < 2**31):
+    if not (given.isascii() and given.isdigit() and len(given) < 20 and int(given) <= most):
         raise Problem("malformed", f"{name} is a whole number, not {given[:40]!r}")
     return int(given)

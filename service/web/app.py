@@ -83,7 +83,7 @@ PREFLIGHT = {
     "Access-Control-Allow-Headers": "Content-Type, Idempotency-Key, If-Match, Last-Event-ID, X-Request-Id",
     "Access-Control-Max-Age": "600",
 }
-EXPOSED = "Location, ETag, Retry-After, Idempotency-Replayed, Batch-Replayed, X-Request-Id"
+EXPOSED = "Location, ETag, Retry-After, Idempotency-Replayed, Batch-Replayed, Next-Offset, Commit-Token, X-Request-Id"
 PACKED_AT_ONCE_BYTES = 64 << 10
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "record-too-large", 415: "unsupported-media-type"}
 
@@ -128,7 +128,7 @@ class WebServer:
 
     def _bound(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         gateway, handle, authorize, waits = self.gateway, route.handle, route.authorize, route.tag != "health"
-        reads = route.body is not None
+        reads = route.body is not None or bool(route.body_media)
         ready = gateway.broker.ready
 
         async def bound(request: web.Request) -> web.StreamResponse:

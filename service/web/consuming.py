@@ -7,7 +7,7 @@ twice. A client that does not read holds up nobody and no memory but its own str
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from aiohttp import web
@@ -16,12 +16,13 @@ from isolation.read_view import Isolation
 from log.ids import TopicPartition
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure, Kind
-from service.web.answers import as_json, query_choice, query_int
-from service.web.fetching import Lens, Piece, fetch, opened
+from service.web.answers import as_json, path_int, query_choice, query_int
+from service.web.event_format import BATCHED, CURSOR, STRUCTURED, EventOut
+from service.web.fetching import Lens, Piece, Shown, fetch, opened
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem, of_error
-from service.web.records import RecordOut, milliseconds
-from service.web.routing import NDJSON, STREAMING, Parameter, Route, header, integer, text
+from service.web.records import Int64, RecordOut, long_numbers_as_text, milliseconds, with_text_numbers
+from service.web.routing import JSON, NDJSON, STREAMING, Parameter, Route, header, integer, text
 from service.web.topics import at_time, partition_of
 from service.wire.error_codes import ErrorCode
 
@@ -45,10 +46,10 @@ class Page(msgspec.Struct):
     """
 
     records: list[RecordOut]
-    next_offset: int
-    log_start_offset: int
-    last_stable_offset: int
-    high_watermark: int
+    next_offset: Int64
+    log_start_offset: Int64
+    last_stable_offset: Int64
+    high_watermark: Int64
 
 
 _encode = msgspec.json.Encoder().encode
@@ -65,6 +66,7 @@ def lens_of(request: web.Request) -> Lens:
         Isolation.READ_COMMITTED if committed else Isolation.READ_UNCOMMITTED,
         *("control" in include, "aborted" in include, form),
         with_producers="producer" in include,
+        text_numbers=query_choice(request, "int64", "number", "string") == "string",
     )
     if "key" in query:
         lens.key = query["key"].encode("utf-8", "surrogateescape")
@@ -98,14 +100,40 @@ async def start_of(gateway: Gateway, partition: TopicPartition, where: str, isol
 async def page(gateway: Gateway, request: web.Request) -> web.Response:
     partition = partition_of(gateway, request)
     lens = lens_of(request)
+    lens.as_events = asks_for_batch(request, lens)
     most = query_int(request, "max_records", 500, least=1, most=RECORDS_MAX)
     max_bytes = query_int(request, "max_bytes", PAGE_BYTES, least=1, most=PAGE_BYTES_MAX)
     wait_ms = query_int(request, "wait_ms", 0, most=WAIT_MS_MAX)
     offset = await start_of(gateway, partition, request.query.get("offset", "earliest"), lens.isolation)
+    records, offset, piece = await _read_page(gateway, partition, offset, lens, most, max_bytes, wait_ms)
+    if lens.as_events:
+        return batch_of(records, lens, {"Next-Offset": str(offset)})
+    ends = piece.log_start_offset, piece.last_stable_offset, piece.high_watermark
+    found = Page(records, offset, *ends)  # type: ignore[arg-type]
+    if lens.text_numbers:
+        return web.Response(body=with_text_numbers(found), content_type=JSON)
+    return as_json(found)
+
+
+async def one_event(gateway: Gateway, request: web.Request) -> EventOut:
+    """The record that the path names."""
+    partition, offset = partition_of(gateway, request), path_int(request, "offset", most=2**63 - 1)
+    records, _, _ = await _read_page(gateway, partition, offset, Lens(as_events=True), 1, PAGE_BYTES, 0)
+    if not records or records[0].offset != offset:
+        raise Problem("not-found", f"there is no committed record at offset {offset}")
+    (event,) = records
+    assert isinstance(event, EventOut)
+    return event
+
+
+async def _read_page(
+    gateway: Gateway, partition: TopicPartition, offset: int, lens: Lens, most: int, max_bytes: int, wait_ms: int
+) -> tuple[list[Shown], int, Piece]:
+    """Records from the offset on, the next offset, and the last of what was fetched for them."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_ms / 1000
     patience = loop.time() + TIMEOUT_S
-    records: list[RecordOut] = []
+    records: list[Shown] = []
     looked_at_bytes = 0
     with gateway.waiting():
         while True:
@@ -126,9 +154,31 @@ async def page(gateway: Gateway, request: web.Request) -> web.Response:
                 offset, moved = next_offset, True
             looked_at_bytes += len(piece.data)
             if records or looked_at_bytes >= PAGE_BYTES_MAX or (not moved and loop.time() >= deadline):
-                break
-    ends = piece.log_start_offset, piece.last_stable_offset, piece.high_watermark
-    return as_json(Page(records, offset, *ends))
+                return records, offset, piece
+
+
+def asks_for_batch(request: web.Request, lens: Lens) -> bool:
+    """Whether several records are to be shown as a batch of CloudEvents."""
+    accepted = request.headers.get("Accept", "").lower()
+    if BATCHED not in accepted:
+        if accepted.partition(";")[0].strip() == STRUCTURED:
+            raise Problem("not-acceptable", f"several events are {BATCHED}; one is at …/events/{{offset}}")
+        return False
+    _refuse_more(lens)
+    return True
+
+
+def _refuse_more(lens: Lens) -> None:
+    if lens.control or lens.aborted or lens.with_producers:
+        raise Problem("malformed", "include is not for CloudEvents: they are committed records, and nothing else")
+
+
+def batch_of(events: Sequence[Shown], lens: Lens, headers: dict[str, str]) -> web.Response:
+    """Events have no members of ours: where to go on is in headers."""
+    body = _encode([event.content for event in events if isinstance(event, EventOut)])
+    return web.Response(
+        body=long_numbers_as_text(body) if lens.text_numbers else body, content_type=BATCHED, headers=headers
+    )
 
 
 async def _refused(gateway: Gateway, partition: TopicPartition, piece: Piece, offset: int) -> Problem:
@@ -272,18 +322,27 @@ class Stream:
                 if self._left <= 0:
                     return
 
-    async def _send(self, index: int, records: list[RecordOut]) -> None:
+    async def _send(self, index: int, records: list[Shown]) -> None:
         lines = []
         for record in records:
             cursor = self._cursor.moved(index, record.offset + 1)
             if self._is_sse:
-                lines.append(b"id: %s\nevent: record\ndata: %s\n\n" % (cursor.encode(), _encode(record)))
-            else:
+                lines.append(b"id: %s\nevent: record\ndata: %s\n\n" % (cursor.encode(), self._line(record)))
+                continue
+            if isinstance(record, RecordOut):
                 record.cursor = cursor
-                lines.append(_encode(record) + b"\n")
+            else:
+                record.content[CURSOR] = cursor
+            lines.append(self._line(record) + b"\n")
         self._left -= len(records)
         self._told = self._cursor.text
         await self._write(b"".join(lines))
+
+    def _line(self, record: Shown) -> bytes:
+        if isinstance(record, RecordOut):
+            return with_text_numbers(record) if self._lens.text_numbers else _encode(record)
+        line = _encode(record.content)
+        return long_numbers_as_text(line) if self._lens.text_numbers else line
 
     async def _write(self, content: bytes) -> None:
         async with asyncio.timeout(UNREAD_S):
@@ -319,7 +378,11 @@ async def stream(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     lens = lens_of(request)
     most = query_int(request, "max_records", ALL_THE_TIME, least=1)
     until_end = query_choice(request, "until", "forever", "end") == "end"
-    is_sse = NDJSON not in request.headers.get("Accept", "")
+    accepted = request.headers.get("Accept", "").lower()
+    is_sse = NDJSON not in accepted
+    if STRUCTURED in accepted:
+        lens.as_events = True
+        _refuse_more(lens)
     chosen = _chosen(request)
     indexes = [index for index in topic.partitions if chosen is None or index in chosen]
     if chosen is not None and len(indexes) < len(chosen):
@@ -392,6 +455,7 @@ LENS: tuple[Parameter, ...] = (
     text("key", "Only records with this key."),
     text("key_prefix", "Only records whose key begins so."),
     text("header", "Only records with this header: `name` or `name:value`."),
+    text("int64", "Offsets and times as strings, and in records whole numbers beyond 2^53.", "number", "string"),
 )
 ROUTES = (
     Route(
@@ -403,7 +467,8 @@ ROUTES = (
             "records",
         ),
         answer=Page,
-        problems=(400, 404, 416, 422, 503),
+        more_media=(BATCHED,),
+        problems=(400, 404, 406, 416, 422, 503),
         parameters=(
             text("offset", "`earliest`, `latest`, a number, or `@` and a time: @1700000000000, @2026-01-01T00:00:00Z."),
             integer("max_records", "At most so many records.", least=1, most=RECORDS_MAX),
@@ -415,6 +480,7 @@ ROUTES = (
     Route(
         *("GET", "/v1/topics/{topic}/stream", stream, "A topic as it grows: server-sent events, or NDJSON.", "records"),
         answer_media=SSE,
+        more_media=(NDJSON,),
         problems=(400, 404, 416, 422, 429, 503),
         parameters=(
             text("from", "Where to begin: as `offset` of a page; `latest` by default."),

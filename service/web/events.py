@@ -1,19 +1,18 @@
-"""CloudEvents over HTTP, into a topic as Kafka's binding of CloudEvents has them: any webhook can be pointed here.
+"""CloudEvents over HTTP: any webhook can be pointed at a topic, and what is there can be had as events.
 
-Binary mode (`ce-*` headers) stays binary: attributes become `ce_*` headers, the data is the value. Structured mode
-(`application/cloudevents+json`) stays structured, a batch (`application/cloudevents-batch+json`) is written together.
-The extension `partitionkey` is the record's key.
+Binary mode (`ce-*` headers) stays binary in the log, structured mode (`application/cloudevents+json`) structured; a
+batch (`application/cloudevents-batch+json`) is written together. `event_format.py` says which event a record is.
+Pages, streams and members show events to those who ask for that media type; a single one is here.
 """
 
 from __future__ import annotations
 
-from urllib.parse import unquote
-
 import msgspec
 from aiohttp import web
 
-from log.batch import NewRecord
 from service.web.answers import read_json
+from service.web.consuming import one_event
+from service.web.event_format import BATCHED, STRUCTURED, from_binary, from_structured, to_binary
 from service.web.gateway import Gateway
 from service.web.problems import Problem
 from service.web.producing import (
@@ -26,24 +25,15 @@ from service.web.producing import (
     topic_to_write,
     write_together,
 )
-from service.web.records import Partitioner, encoded
-from service.web.routing import Route
+from service.web.records import Partitioner
+from service.web.routing import Route, header
 
-STRUCTURED, BATCHED = "application/cloudevents+json", "application/cloudevents-batch+json"
-REQUIRED = ("id", "source", "specversion", "type")
+ASKING, ALLOWED = "WebHook-Request-Origin", "WebHook-Allowed-Origin"
+ASKING_RATE, ALLOWED_RATE = "WebHook-Request-Rate", "WebHook-Allowed-Rate"
+INERT = {"Content-Security-Policy": "sandbox; default-src 'none'", "X-Content-Type-Options": "nosniff"}
+"""An event may say that its data is a page with a script; it must not become one beside our own pages."""
 
-
-class Event(msgspec.Struct):
-    """What every event has; the rest of it is not looked at."""
-
-    id: str
-    source: str
-    specversion: str
-    type: str
-    partitionkey: str | None = None
-
-
-_event = msgspec.json.Decoder(Event)
+_encode = msgspec.json.Encoder().encode
 _events = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -53,11 +43,11 @@ async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     now_ms = gateway.broker.env.clock.wall_ms()
     media = request.content_type
     if media == BATCHED:
-        records = [_structured(bytes(each), now_ms) for each in read_json(body, _events)]
+        records = [from_structured(bytes(each), now_ms) for each in read_json(body, _events)]
     elif media == STRUCTURED:
-        records = [_structured(body, now_ms)]
+        records = [from_structured(body, now_ms)]
     elif "ce-id" in request.headers:
-        records = [_binary(request, body, now_ms)]
+        records = [from_binary(request.headers, body, now_ms)]
     else:
         raise Problem("unsupported-media-type", "a CloudEvent has ce-* headers, or is application/cloudevents+json")
     if not records:
@@ -73,30 +63,35 @@ async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     return await once(gateway, request, body, write)
 
 
-def _structured(body: bytes, now_ms: int) -> NewRecord:
-    event = read_json(body, _event)
-    key = None if event.partitionkey is None else encoded(event.partitionkey)
-    return key, body, (("content-type", STRUCTURED.encode() + b"; charset=UTF-8"),), now_ms
+async def handshake(gateway: Gateway, request: web.Request) -> web.Response:
+    """The consent that a sender of webhooks asks for before it sends. Who may write may have events sent, as fast as he
+    likes: who is too fast is told by 429. It is given in this answer; a callback, if one is named, is not called.
+    """
+    headers = {"Allow": "OPTIONS, POST"}
+    if origin := request.headers.get(ASKING):
+        headers[ALLOWED] = origin
+        if ASKING_RATE in request.headers:
+            headers[ALLOWED_RATE] = "*"
+    return web.Response(headers=headers)
 
 
-def _binary(request: web.Request, body: bytes, now_ms: int) -> NewRecord:
-    attributes = {
-        name.lower().removeprefix("ce-"): unquote(content)
-        for name, content in request.headers.items()
-        if name.lower().startswith("ce-")
-    }
-    missing = [name for name in REQUIRED if name not in attributes]
-    if missing:
-        raise Problem("invalid-record", f"a CloudEvent has a {missing[0]}")
-    headers = [(f"ce_{name}", content.encode("utf-8", "surrogateescape")) for name, content in attributes.items()]
-    if "Content-Type" in request.headers:
-        headers.append(("content-type", request.headers["Content-Type"].encode("utf-8", "surrogateescape")))
-    key = attributes.get("partitionkey")
-    return None if key is None else key.encode("utf-8", "surrogateescape"), body, tuple(headers), now_ms
+async def show(gateway: Gateway, request: web.Request) -> web.Response:
+    """One event, in binary mode unless structured mode is asked for."""
+    event = await one_event(gateway, request)
+    if STRUCTURED in request.headers.get("Accept", "").lower():
+        return web.Response(body=_encode(event.content), content_type=STRUCTURED, headers=INERT)
+    headers, body = to_binary(event)
+    return web.Response(body=body, status=204 if body is None else 200, headers={**headers, **INERT})
 
 
 ROUTES = (
     Route("POST", "/v1/topics/{topic}/events", receive, "Write CloudEvents: binary, structured or a batch of them.",
-          "records", answer=BatchOut, problems=(400, 404, 409, 413, 415, 422, 503, 504),
-          parameters=(KEY_HEADER,)),
+          "records", body_media=(STRUCTURED, BATCHED), answer=BatchOut,
+          problems=(400, 404, 409, 413, 415, 422, 503, 504), parameters=(KEY_HEADER,)),
+    Route("OPTIONS", "/v1/topics/{topic}/events", handshake, "Consent to a webhook, as its sender asks for it.",
+          "records", parameters=(header(ASKING, "Who asks; repeated in `WebHook-Allowed-Origin`."),
+                                 header(ASKING_RATE, "How many a minute it would like to send; any number is fine."))),
+    Route("GET", "/v1/topics/{topic}/partitions/{partition}/events/{offset}", show,
+          "A committed record as a CloudEvent: in binary mode, or structured if `Accept` says so.", "records",
+          answer_media=STRUCTURED, also=(204,), problems=(400, 404, 406, 416, 503)),
 )  # fmt: skip

@@ -21,6 +21,7 @@ from service.broker.fetch_sessions import SessionKey, Wanted
 from service.broker.reading import Reading, Terms
 from service.broker.session import Session
 from service.client.cluster import by_topic
+from service.web.event_format import EventOut, shown_event
 from service.web.gateway import CLIENT_ID, Gateway
 from service.web.problems import Problem
 from service.web.records import RecordOut, shown, shown_headers, shown_key
@@ -31,6 +32,9 @@ RECORDS_AT_ONCE = 1000
 """Opened in one turn of the loop; a batch is as much work as one more."""
 PACKED_AT_ONCE = 16 << 10
 """A longer batch that is compressed is unpacked beside the loop."""
+
+
+Shown = RecordOut | EventOut
 
 
 @dataclass(slots=True)
@@ -58,6 +62,8 @@ class Lens:
     key_prefix: bytes | None = None
     header: tuple[str, bytes | None] | None = None
     with_producers: bool = False
+    as_events: bool = False
+    text_numbers: bool = False
 
     def passes(self, record: Record) -> bool:
         if self.key is not None and record.key != self.key:
@@ -143,7 +149,7 @@ async def _fetch_here(
 
 async def opened(
     gateway: Gateway, piece: Piece, offset: int, lens: Lens, most: int
-) -> AsyncIterator[tuple[list[RecordOut], int]]:
+) -> AsyncIterator[tuple[list[Shown], int]]:
     """The records to show from `offset` on, some at a time and `most` at most, each time with the next position."""
     aborted = AbortedRanges(piece.aborted or ())
     view = memoryview(piece.data)
@@ -177,7 +183,7 @@ async def opened(
         if header.is_control:
             kind = read_marker(batch).type
             control = "unknown" if kind is None else kind.name.lower()
-        found: list[RecordOut] = []
+        found: list[Shown] = []
         for record in records:
             if record.offset < offset:
                 continue
@@ -201,7 +207,9 @@ def _unpacked(batch: memoryview, header: BatchHeader) -> list[Record]:
 
 def shown_record(
     partition: TopicPartition, record: Record, header: BatchHeader, lens: Lens, control: str | None, is_aborted: bool
-) -> RecordOut:
+) -> Shown:
+    if lens.as_events:
+        return shown_event(partition, record)
     out = RecordOut(partition.topic, partition.partition, record.offset, record.timestamp)
     if control is not None:
         out.control = control

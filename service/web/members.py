@@ -27,13 +27,23 @@ from service.broker.internal_topics import GROUPS
 from service.client.cluster import MOVED, by_topic
 from service.client.failures import ClientFailure
 from service.web.answers import as_json, query_int, read_json
-from service.web.consuming import LENS, PAGE_BYTES, PAGE_BYTES_MAX, RECORDS_MAX, WAIT_MS_MAX, lens_of
-from service.web.fetching import Lens, fetch, opened
+from service.web.consuming import (
+    LENS,
+    PAGE_BYTES,
+    PAGE_BYTES_MAX,
+    RECORDS_MAX,
+    WAIT_MS_MAX,
+    asks_for_batch,
+    batch_of,
+    lens_of,
+)
+from service.web.event_format import BATCHED
+from service.web.fetching import Lens, Shown, fetch, opened
 from service.web.forwarding import forward
 from service.web.gateway import PAUSE_S, Gateway
 from service.web.problems import Problem, of_error
-from service.web.records import RecordOut
-from service.web.routing import Route, integer
+from service.web.records import RecordOut, with_text_numbers
+from service.web.routing import JSON, Route, integer
 from service.web.topics import at_time
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -292,18 +302,25 @@ async def poll(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         return elsewhere
     member = _member(gateway, request)
     lens = lens_of(request)
+    lens.as_events = asks_for_batch(request, lens)
     most = query_int(request, "max_records", 500, least=1, most=RECORDS_MAX)
     max_bytes = query_int(request, "max_bytes", PAGE_BYTES, least=1, most=PAGE_BYTES_MAX)
     deadline = asyncio.get_running_loop().time() + query_int(request, "wait_ms", 0, most=WAIT_MS_MAX) / 1000
     with gateway.waiting():
         records = await _poll(gateway, member, lens, most, max_bytes, deadline)
     member.touched_s = asyncio.get_running_loop().time()
-    return as_json(Polled(records, _token(member), member.epoch, member.assignment))
+    token = _token(member)
+    if lens.as_events:
+        return batch_of(records, lens, {"Commit-Token": token})
+    polled = Polled(records, token, member.epoch, member.assignment)  # type: ignore[arg-type]
+    if lens.text_numbers:
+        return web.Response(body=with_text_numbers(polled), content_type=JSON)
+    return as_json(polled)
 
 
 async def _poll(
     gateway: Gateway, member: Member, lens: Lens, most: int, max_bytes: int, deadline: float
-) -> list[RecordOut]:
+) -> list[Shown]:
     loop = asyncio.get_running_loop()
     while True:
         if member.is_gone:
@@ -318,9 +335,7 @@ async def _poll(
         await asyncio.sleep(0 if member.positions else PAUSE_S)
 
 
-async def _read(
-    gateway: Gateway, member: Member, lens: Lens, most: int, max_bytes: int, wait_ms: int
-) -> list[RecordOut]:
+async def _read(gateway: Gateway, member: Member, lens: Lens, most: int, max_bytes: int, wait_ms: int) -> list[Shown]:
     by_leader: dict[int, dict[TopicPartition, int]] = {}
     for partition, offset in member.positions.items():
         by_leader.setdefault(gateway.leader(partition), {})[partition] = offset
@@ -328,7 +343,7 @@ async def _read(
         fetch(gateway, node, positions, lens.isolation, max_bytes=max_bytes, wait_ms=wait_ms)
         for node, positions in by_leader.items()
     ]
-    records: list[RecordOut] = []
+    records: list[Shown] = []
     for pieces in await asyncio.gather(*work):
         for piece in pieces:
             if piece.error in MOVED or piece.partition not in member.positions:
@@ -416,7 +431,7 @@ ROUTES = (
           "groups", body=Join, answer=MemberState, status=201, problems=(400, 409, 422, 429, 503)),
     Route("GET", _ONE, describe, "What a member reads.", "groups", answer=MemberState, problems=(410, 503)),
     Route("GET", _ONE + "/records", poll, "What there is in the member's partitions.", "groups", answer=Polled,
-          problems=(400, 409, 410, 503), parameters=(
+          more_media=(BATCHED,), problems=(400, 406, 409, 410, 503), parameters=(
               integer("max_records", "At most so many records.", least=1, most=RECORDS_MAX),
               integer("max_bytes", "About so many stored bytes.", least=1, most=PAGE_BYTES_MAX),
               integer("wait_ms", "Wait for so long while there is nothing.", most=WAIT_MS_MAX), *LENS)),

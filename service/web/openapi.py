@@ -23,9 +23,9 @@ An exactly-once transactional event store over HTTP. Every broker answers every 
 Every error is a problem (RFC 9457) that says its `outcome`: `none` (nothing was written), `applied` (it was), or
 `unknown` (it may have been; an Idempotency-Key makes it safe to ask again, a transaction tells by GET).
 
-Integers may be larger than 2^53.
+Integers may be larger than 2^53; where records are read, `int64=string` shows those as strings.
 """
-WHOLE_NUMBERS = frozenset({"partition", "number"})
+WHOLE_NUMBERS = frozenset({"partition", "number", "offset"})
 
 
 def _hook(kind: type) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def _operation_id(route: Route) -> str:
 def _in_path(name: str) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "string", "minLength": 1}
     if name in WHOLE_NUMBERS:
-        schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
+        schema = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1 if name == "offset" else 2**31 - 1}
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
@@ -78,6 +78,8 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
                 answer["content"] = {route.answer_media: {"schema": schema_of[route.answer]}}
             elif route.answer_media != JSON:
                 answer["content"] = {route.answer_media: {"schema": {"type": "string"}}}
+            for media in route.more_media:
+                answer.setdefault("content", {})[media] = {"schema": {}}
             responses[str(status)] = answer
         for status in route.problems:
             responses[str(status)] = problem
@@ -93,8 +95,8 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
             ],
             "responses": responses,
         }
-        if route.body is not None:
-            content: dict[str, Any] = {JSON: {"schema": schema_of[route.body]}}
+        if route.body is not None or route.body_media:
+            content: dict[str, Any] = {} if route.body is None else {JSON: {"schema": schema_of[route.body]}}
             content.update((media, {"schema": {"type": "string"}}) for media in route.body_media)
             operation["requestBody"] = {"required": True, "content": content}
         paths.setdefault(path_of(route), {})[route.method.lower()] = operation

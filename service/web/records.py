@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -23,6 +25,10 @@ from service.web.problems import Problem
 from service.wire.error_codes import ErrorCode
 
 TIMESTAMP_MAX = 2**63 - 1
+
+
+Int64 = Annotated[int, msgspec.Meta(extra_json_schema={"type": ["integer", "string"]})]
+"""On its way out; a string for those who ask for `int64=string`."""
 
 
 class HeaderIn(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -50,8 +56,8 @@ class RecordOut(msgspec.Struct, omit_defaults=True, gc=False):
 
     topic: str
     partition: int
-    offset: int
-    timestamp: int
+    offset: Int64
+    timestamp: Int64
     key: str | None = None
     key_base64: str | UnsetType = UNSET
     value: Raw | UnsetType | None = UNSET
@@ -60,7 +66,7 @@ class RecordOut(msgspec.Struct, omit_defaults=True, gc=False):
     headers: list[dict[str, str | None]] = []
     control: str | None = None
     aborted: bool = False
-    producer_id: int | UnsetType = UNSET
+    producer_id: Int64 | UnsetType = UNSET
     producer_epoch: int | UnsetType = UNSET
     cursor: str | UnsetType = UNSET
     """In a stream: where to go on behind this record."""
@@ -183,6 +189,37 @@ def shown(content: bytes | None, form: str, out: RecordOut) -> None:
     if b"\n" in content or b"\r" in content:  # it must fit into a line
         content = msgspec.json.format(content, indent=-1)
     out.value = Raw(content)
+
+
+INT64_MEMBERS = (
+    *("offset", "timestamp", "producer_id", "next_offset"),
+    *("log_start_offset", "last_stable_offset", "high_watermark"),
+)
+EXACT_MAX = 2**53 - 1
+"""Larger whole numbers lose digits where all numbers are doubles, as in JavaScript."""
+_STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?')
+_encode = msgspec.json.Encoder().encode
+
+
+def with_text_numbers(answer: msgspec.Struct) -> bytes:
+    """The answer as JSON for who takes no whole number that a double can't hold."""
+    members: dict[str, Any] = msgspec.to_builtins(answer, builtin_types=(Raw,))
+    for each in (members, *members.get("records", ())):
+        for name in INT64_MEMBERS:
+            if name in each:
+                each[name] = str(each[name])
+    return long_numbers_as_text(_encode(members))
+
+
+def long_numbers_as_text(content: bytes) -> bytes:
+    """JSON whose whole numbers beyond 2^53 are strings, digit by digit."""
+    return _STRING_OR_NUMBER.sub(_as_text, content)
+
+
+def _as_text(found: re.Match[bytes]) -> bytes:
+    token: bytes = found[0]
+    is_long = token[0] != 0x22 and len(token) > 15 and token.lstrip(b"-").isdigit()
+    return b'"' + token + b'"' if is_long and (len(token) > 20 or abs(int(token)) > EXACT_MAX) else token
 
 
 def shown_key(key: bytes, out: RecordOut) -> None:

@@ -42,10 +42,12 @@ class Route:
     body: Any = None
     """The type of a JSON body."""
     body_media: Sequence[str] = ()
-    """Other media types the body may have."""
+    """Other media types the body may have; all of them, where there is no type."""
     answer: Any = None
     """The type of a JSON answer."""
     answer_media: str = JSON
+    more_media: Sequence[str] = ()
+    """Other media types the answer may have."""
     status: int = 200
     also: Sequence[int] = ()
     """Further statuses that are no problems."""

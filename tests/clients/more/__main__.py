@@ -1,5 +1,5 @@
-"""Further clients against our broker: kafkajs and @platformatic/kafka on Node.js; franz-go, sarama and kafka-go in Go;
-rskafka in Rust; older versions of the Java client; Kafka Streams; Apache Flink; quixstreams in Python.
+"""Further clients against our broker: kafkajs, @platformatic/kafka and cloudevents on Node.js; franz-go, sarama and
+kafka-go in Go; rskafka in Rust; older versions of the Java client; Kafka Streams; Apache Flink; quixstreams in Python.
 
     python -m tests.clients.more [PART OF A CHECK'S NAME]
 
@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 from tests.clients.more import flink, java, quix
 from tests.clients.programs import Check, expect, main, run
 from tests.peers.process import CACHE
+from tests.service.web.kit import Served
 
 CLIENTS = Path(__file__).parents[1]
 BUILT = CACHE / "clients"
 EVERYTHING = ("produced", "consumed", "administered", "transacted", "done")
+QUIET = {"KAFKAJS_NO_PARTITIONER_WARNING": "1"}
 JAVA = ("java", "javac", "mvn")
 JAVA_CLIENTS = ("2.1.1", "2.8.2", "3.3.2", "3.9.1")
 WITHOUT_TRANSACTIONS = ("produced", "consumed", "administered", "done")
@@ -30,16 +33,35 @@ def node(program: str, *, modern: bool = False) -> Check:
     """A program of tests/clients/node. `modern`: on the Node.js that npm brings."""
 
     def check(bootstrap: str) -> None:
-        folder = BUILT / "node"
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in (CLIENTS / "node").iterdir():
-            shutil.copy(file, folder)
-        run(["npm", "install", "--no-audit", "--no-fund", "--silent"], folder=folder, patience_seconds=300)
+        folder = _node_folder()
         runtime = str(folder / "node_modules" / "node" / "bin" / "node") if modern else "node"
-        quiet = {"KAFKAJS_NO_PARTITIONER_WARNING": "1"}
-        expect(run([runtime, program, bootstrap, _word()], folder=folder, environment=quiet), *EVERYTHING)
+        expect(run([runtime, program, bootstrap, _word()], folder=folder, environment=QUIET), *EVERYTHING)
 
     return check
+
+
+def _node_folder() -> Path:
+    """Programs and their libraries."""
+    folder = BUILT / "node"
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in (CLIENTS / "node").iterdir():
+        shutil.copy(file, folder)
+    run(["npm", "install", "--no-audit", "--no-fund", "--silent"], folder=folder, patience_seconds=300)
+    return folder
+
+
+def cloudevents(_bootstrap: str) -> None:
+    """With a broker of its own, which serves HTTP too."""
+    folder = _node_folder()
+    with tempfile.TemporaryDirectory() as data:
+        served = Served(Path(data) / "data")
+        try:
+            printed = run(
+                ["node", "cloudevents.mjs", served.bootstrap, served.url, _word()], folder=folder, environment=QUIET
+            )
+            expect(printed, "posted", "produced", "consumed", "fetched")
+        finally:
+            served.stop()
 
 
 def go(name: str, wanted: tuple[str, ...]) -> Check:
@@ -69,6 +91,7 @@ def _available() -> dict[str, Check]:
     needed: dict[str, tuple[tuple[str, ...], Check]] = {
         "kafkajs (Node.js)": (("node", "npm"), node("kafkajs.js")),
         "@platformatic/kafka (Node.js)": (("node", "npm"), node("platformatic.mjs", modern=True)),
+        "cloudevents (Node.js)": (("node", "npm"), cloudevents),
         "franz-go (Go)": (("go",), go("franz", EVERYTHING)),
         "sarama (Go)": (("go",), go("sarama", EVERYTHING)),
         "segmentio/kafka-go (Go)": (("go",), go("segmentio", WITHOUT_TRANSACTIONS)),

@@ -1,4 +1,4 @@
-"""Calls of Confluent's REST Proxy, and CloudEvents."""
+"""Calls of Confluent's REST Proxy."""
 
 from __future__ import annotations
 
@@ -52,24 +52,3 @@ def test_records_of_version_2_are_json_binary_or_text(served: Served, http: Http
     assert [each.value for each in read_all(served.bootstrap, topic)][::2] == [b'{"x":1}', b"\x00\x01", b"t"]
     answer = http.post(f"/topics/{topic}", "{}", headers={"Content-Type": "application/vnd.kafka.avro.v2+json"})
     assert (answer.status, answer.json["error_code"]) == (415, 415)
-
-
-def test_cloudevents_are_kept_in_the_mode_they_came_in(served: Served, http: Http, topic: str) -> None:
-    path = f"/v1/topics/{topic}/events"
-    attributes = {"id": "1", "source": "/shop", "specversion": "1.0", "type": "sold", "partitionkey": "anna"}
-    headers = {f"Ce-{name}": content for name, content in attributes.items()} | {"Content-Type": "text/plain"}
-    assert http.post(path, b"an apple", headers=headers).status == 200
-    structured = json.dumps({**attributes, "data": {"fruit": "fig"}})
-    answer = http.post(path, structured, headers={"Content-Type": "application/cloudevents+json"})
-    assert answer.status == 200, answer
-    binary, whole = read_all(served.bootstrap, topic)
-    assert (binary.key, binary.value) == (b"anna", b"an apple")
-    assert dict(binary.headers)["ce_type"] == b"sold"
-    assert dict(binary.headers)["content-type"] == b"text/plain"
-    assert (whole.key, json.loads(whole.value or b"")["data"]) == (b"anna", {"fruit": "fig"})
-    assert dict(whole.headers)["content-type"] == b"application/cloudevents+json; charset=UTF-8"
-    batch = json.dumps([{**attributes, "id": str(number)} for number in range(3)])
-    answer = http.post(path, batch, headers={"Content-Type": "application/cloudevents-batch+json"})
-    assert [each["offset"] for each in answer.json["results"]] == [2, 3, 4]
-    assert http.post(path, b"{}", headers={"Content-Type": "application/cloudevents+json"}).status == 400
-    assert http.post(path, b"x", headers={"Ce-Id": "1"}).status == 422

@@ -183,3 +183,43 @@ def test_a_page_of_a_filter_that_nothing_passes_ends_and_says_where_to_go_on(htt
     page = http.get(path).json
     assert (page["records"], 0 < page["next_offset"] < 40) == ([], True)
     assert http.get(f"{path}&offset={page['next_offset']}").json["next_offset"] > page["next_offset"]
+
+
+def test_whole_numbers_are_strings_for_who_asks(http: Http, served: Served, topic: str) -> None:
+    """Method: numbers around 2^53 in a value, its text and elsewhere; pages, streams, members and CloudEvents."""
+    given = (
+        b'{"n": [9007199254740991, 9007199254740992, -9007199254740993, 123456789012345678901234567890],'
+        b' "d": [1.12345678901234567890, 12345678901234567e3, 0.5], "t": "9007199254740993 \\" 9007199254740993"}'
+    )
+    octets = {"Content-Type": "application/octet-stream"}
+    assert http.post(f"/v1/topics/{topic}/records?timestamp=1000", given, headers=octets).status == 200
+    exact = (
+        b'"n": [9007199254740991, "9007199254740992", "-9007199254740993", "123456789012345678901234567890"],'
+        b' "d": [1.12345678901234567890, 12345678901234567e3, 0.5], "t": "9007199254740993 \\" 9007199254740993"}'
+    )
+    path = f"/v1/topics/{topic}/partitions/0/records?include=producer&int64="
+    assert given in http.session.get(f"{http.url}{path}number", timeout=PATIENCE_S).content
+    raw = http.session.get(f"{http.url}{path}string", timeout=PATIENCE_S)
+    assert exact in raw.content
+    shown = raw.json()
+    ends = ("next_offset", "log_start_offset", "last_stable_offset", "high_watermark")
+    assert [shown[each] for each in ends] == ["1", "0", "1", "1"]
+    (record,) = shown["records"]
+    assert (record["partition"], record["offset"], record["timestamp"]) == (0, "0", "1000")
+    accept = {"Accept": "application/x-ndjson"}
+    query = f"/v1/topics/{topic}/stream?from=earliest&until=end&int64=string"
+    lines = http.session.get(http.url + query, headers=accept, timeout=PATIENCE_S).content.splitlines()
+    assert exact in lines[0]
+    assert json.loads(lines[0])["offset"] == "0"
+    member = http.post(f"/v1/groups/{topic}/members", {"topics": [topic]}).headers["Location"]
+    polled = http.get(f"{member}/records?wait_ms=9000&int64=string").json
+    assert [each["offset"] for each in polled["records"]] == ["0"]
+    assert http.post(f"{member}/offsets", {"commit_token": polled["commit_token"]}).status == 204
+    batch = {"Accept": "application/cloudevents-batch+json"}
+    assert (
+        exact
+        in http.session.get(
+            f"{http.url}{path.partition('?')[0]}?int64=string", headers=batch, timeout=PATIENCE_S
+        ).content
+    )
+    assert http.get(f"{path}text").status == 400

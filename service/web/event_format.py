@@ -1,0 +1,250 @@
+"""Records as CloudEvents 1.0, and back: Kafka's binding, the JSON format, and the headers of HTTP's binary mode.
+
+A record is an event in binary mode (`ce_*` headers, `content-type`, the data as its value), or in structured mode
+(`content-type` is `application/cloudevents+json`, the value is the event). What is neither is wrapped on its way out:
+an event of type `oncelog.record` whose source and id say where the record is, and whose data is its value.
+
+What always holds: an event that was written as one has the attributes and the data it came with. An event in binary
+mode has the record's key as `partitionkey`, where it has none of its own: the libraries of CloudEvents keep it there.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+from urllib.parse import quote, unquote_to_bytes
+
+import msgspec
+from msgspec import Meta, Raw
+
+from log.batch import NewRecord, Record
+from log.ids import TopicPartition
+from service.web.problems import Problem
+from service.web.records import encoded
+
+STRUCTURED, BATCHED = "application/cloudevents+json", "application/cloudevents-batch+json"
+WRAPPED = "oncelog.record"
+CURSOR = "oncelogcursor"
+"""In lines: the attribute that says where to go on behind this event."""
+CONTENT_TYPE = "content-type"
+HEADERS_BYTES_MAX = 32 << 10
+"""Of an event in binary mode: more of them is more than clients read."""
+REQUIRED = ("id", "source", "specversion", "type")
+NOT_ATTRIBUTES = frozenset({"data", "data_base64", "datacontenttype"})
+IN_HEADERS = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
+LAST_TIME_MS = 253_402_300_799_999
+_NAME = re.compile(r"[a-z0-9]+")
+_SPOKEN = re.compile(r"[\x20-\x7e]+")
+_ESCAPED = re.compile(r"\\(.)")
+_JSON_MEDIA = re.compile(r"[^;/]+/([^;/]+\+)?json\s*(;|$)", re.IGNORECASE)
+_TEXT_MEDIA = re.compile(
+    r"(text/[^;]+|application/([^;/]+\+)?xml)\s*(;\s*charset=\"?(utf-?8|us-ascii)\"?)?$", re.IGNORECASE
+)
+
+
+class Event(msgspec.Struct):
+    """What every event has; the rest of it is not looked at."""
+
+    id: Annotated[str, Meta(min_length=1)]
+    source: Annotated[str, Meta(min_length=1)]
+    specversion: Literal["1.0"]
+    type: Annotated[str, Meta(min_length=1)]
+    partitionkey: str | None = None
+
+
+class EventOut(msgspec.Struct, gc=False):
+    """A record on its way out as an event: its members as JSON has them."""
+
+    offset: int
+    content: dict[str, Any]
+
+
+_event = msgspec.json.Decoder(Event)
+_members = msgspec.json.Decoder(dict[str, Raw])
+_any_json = msgspec.json.Decoder(Raw)
+_anything = msgspec.json.Decoder()
+
+
+# -- in
+
+
+def from_structured(body: bytes, now_ms: int) -> NewRecord:
+    """The event as it came is the record's value."""
+    try:
+        event = _event.decode(body)
+    except msgspec.ValidationError as error:
+        raise Problem("invalid-record", f"no CloudEvent of version 1.0: {error}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Problem("malformed", f"the event is not JSON: {error}") from None
+    except UnicodeDecodeError:
+        raise Problem("malformed", "the event is not UTF-8") from None
+    key = None if event.partitionkey is None else encoded(event.partitionkey)
+    return key, body, ((CONTENT_TYPE, STRUCTURED.encode() + b"; charset=UTF-8"),), now_ms
+
+
+def from_binary(given: Mapping[str, str], body: bytes, now_ms: int) -> NewRecord:
+    """`ce-*` headers become `ce_*` headers, the body is the value."""
+    attributes: dict[str, str] = {}
+    for header, content in given.items():
+        if (name := header.lower()).startswith("ce-"):
+            name = name.removeprefix("ce-")
+            if name in attributes or name in NOT_ATTRIBUTES or not _NAME.fullmatch(name):
+                raise Problem("invalid-record", f"{header[:40]!r} is no attribute of a CloudEvent, or there twice")
+            attributes[name] = _out_of_header(content)
+    if missing := [name for name in REQUIRED if not attributes.get(name)]:
+        raise Problem("invalid-record", f"a CloudEvent has a {missing[0]}")
+    if attributes["specversion"] != "1.0":
+        raise Problem("invalid-record", "CloudEvents of version 1.0 are known here")
+    headers = [(f"ce_{name}", content.encode()) for name, content in attributes.items()]
+    if "Content-Type" in given:
+        headers.append((CONTENT_TYPE, given["Content-Type"].encode("utf-8", "surrogateescape")))
+    key = attributes.get("partitionkey")
+    return None if key is None else key.encode(), body, tuple(headers), now_ms
+
+
+def _out_of_header(content: str) -> str:
+    """As the binding of HTTP decodes it: out of quotes, then out of percents."""
+    if len(content) > 1 and content[0] == content[-1] == '"':
+        content = _ESCAPED.sub(r"\1", content[1:-1])
+    try:
+        return unquote_to_bytes(content.encode("utf-8", "surrogateescape")).decode()
+    except UnicodeDecodeError:
+        raise Problem("invalid-record", "an attribute of the CloudEvent is not UTF-8") from None
+
+
+# -- out
+
+
+def shown_event(partition: TopicPartition, record: Record) -> EventOut:
+    headers = {name.lower(): content or b"" for name, content in record.headers}
+    media = _text(headers.get(CONTENT_TYPE))
+    content: dict[str, Any] | None = None
+    if media is not None and media.lower().startswith("application/cloudevents"):
+        if media.partition(";")[0].strip().lower() == STRUCTURED:
+            content = _structured(record.value)
+        media = None
+    elif "ce_specversion" in headers:
+        content = _binary(headers, record, media)
+    return EventOut(record.offset, _wrapped(partition, record, media) if content is None else content)
+
+
+def _structured(value: bytes | None) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    try:
+        _event.decode(value)
+        if b"\n" in value or b"\r" in value:  # it must fit into a line
+            value = msgspec.json.format(value, indent=-1)
+        return {**_members.decode(value)}
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+def _binary(headers: Mapping[str, bytes], record: Record, media: str | None) -> dict[str, Any] | None:
+    content: dict[str, Any] = {}
+    for header, given in headers.items():
+        name = header.removeprefix("ce_")
+        if name != header and name not in NOT_ATTRIBUTES and _NAME.fullmatch(name):
+            content[name] = _text(given)
+            if content[name] is None:
+                return None
+    if not all(content.get(name) for name in REQUIRED) or content["specversion"] != "1.0":
+        return None
+    _add_key(content, record)
+    if media is not None:
+        content["datacontenttype"] = media
+    if record.value or (record.value is not None and media is not None):
+        _add_data(content, record.value, media)
+    return content
+
+
+def _wrapped(partition: TopicPartition, record: Record, media: str | None) -> dict[str, Any]:
+    source = f"/v1/topics/{quote(partition.topic, safe='')}/partitions/{partition.partition}"
+    content: dict[str, Any] = {"specversion": "1.0", "type": WRAPPED, "source": source, "id": str(record.offset)}
+    if 0 <= record.timestamp <= LAST_TIME_MS:
+        moment = datetime.fromtimestamp(record.timestamp / 1000, UTC)
+        content["time"] = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    _add_key(content, record)
+    if record.value is not None:
+        media = media or _kind(record.value)
+        content["datacontenttype"] = media
+        _add_data(content, record.value, media)
+    return content
+
+
+def _kind(value: bytes) -> str:
+    if _is_json(value):
+        return "application/json"
+    return "application/octet-stream" if _text(value) is None else "text/plain"
+
+
+def _add_key(content: dict[str, Any], record: Record) -> None:
+    key = _text(record.key)
+    if key:
+        content.setdefault("partitionkey", key)
+
+
+def _add_data(content: dict[str, Any], value: bytes, media: str | None) -> None:
+    """As the JSON format has data of this type: as JSON, as text, else as base64."""
+    if media is None or _JSON_MEDIA.match(media):
+        if _is_json(value):
+            content["data"] = Raw(msgspec.json.format(value, indent=-1) if b"\n" in value or b"\r" in value else value)
+            return
+    elif _TEXT_MEDIA.match(media) and (text := _text(value)) is not None:
+        content["data"] = text
+        return
+    content["data_base64"] = base64.b64encode(value).decode()
+
+
+def _is_json(value: bytes) -> bool:
+    try:
+        value.decode()
+        _any_json.decode(value)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def _text(content: bytes | None) -> str | None:
+    try:
+        return None if content is None else content.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def to_binary(event: EventOut) -> tuple[dict[str, str], bytes | None]:
+    """Headers and body of HTTP's binary mode; no body where the event has no data."""
+    content = {name: _anything.decode(each) if isinstance(each, Raw) and name != "data" else each
+               for name, each in event.content.items()}  # fmt: skip
+    headers = {
+        f"ce-{name}": quote(_canonical(each), safe=IN_HEADERS)
+        for name, each in content.items()
+        if name not in NOT_ATTRIBUTES and _NAME.fullmatch(name) and isinstance(each, str | int)
+    }
+    if sum(len(name) + len(each) for name, each in headers.items()) > HEADERS_BYTES_MAX:
+        raise Problem("not-acceptable", f"the event's attributes are too long for headers: ask for {STRUCTURED}")
+    media = content.get("datacontenttype")
+    data, packed = content.get("data"), content.get("data_base64")
+    if isinstance(packed, str):
+        try:
+            body = base64.b64decode(packed, validate=True)
+        except (binascii.Error, ValueError):
+            raise Problem("not-acceptable", f"data_base64 is no base64: ask for {STRUCTURED}") from None
+    elif data is None:
+        return headers, None
+    elif isinstance(media, str) and not _JSON_MEDIA.match(media):
+        text = _anything.decode(data) if isinstance(data, Raw) else data
+        body = text.encode() if isinstance(text, str) else bytes(data)
+    else:
+        body, media = bytes(data), media or "application/json"
+    if not isinstance(media, str) or not _SPOKEN.fullmatch(media):
+        media = "application/octet-stream"
+    return {**headers, "Content-Type": media}, body
+
+
+def _canonical(attribute: str | int) -> str:
+    return str(attribute).lower() if isinstance(attribute, bool) else str(attribute)

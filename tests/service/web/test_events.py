@@ -1,0 +1,265 @@
+"""CloudEvents in and out, with the libraries of CloudEvents at the other end."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from cloudevents.core.bindings import http as http_binding
+from cloudevents.core.bindings import kafka as kafka_binding
+from cloudevents.core.formats.json import JSONFormat
+from cloudevents.core.v1.event import CloudEvent
+from cloudevents.v1 import kafka as older_kafka
+from cloudevents.v1.http import CloudEvent as OlderEvent
+from cloudevents.v1.http import from_http as older_from_http
+from confluent_kafka import Producer
+
+from log.batch import Record
+from log.ids import TopicPartition
+from service.web.event_format import WRAPPED, EventOut, from_binary, from_structured, shown_event, to_binary
+from service.web.problems import Problem
+from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, read_all
+
+STRUCTURED, BATCHED = "application/cloudevents+json", "application/cloudevents-batch+json"
+ATTRIBUTES = {"id": "1", "source": "/shop", "specversion": "1.0", "type": "sold"}
+FORMAT = JSONFormat()
+HERE = TopicPartition("t", 0)
+
+EVENTS = (
+    CloudEvent({**ATTRIBUTES, "partitionkey": "anna", "datacontenttype": "application/json"}, {"fruit": "fig", "n": 7}),
+    CloudEvent({**ATTRIBUTES, "time": datetime(2026, 1, 1, 12, tzinfo=UTC), "subject": 'a "b" 100% ü 🍎'}, {"x": [1]}),
+    CloudEvent({**ATTRIBUTES, "datacontenttype": "text/plain", "partitionkey": "carl"}, "an apple"),
+    CloudEvent({**ATTRIBUTES, "datacontenttype": "image/png"}, b"\x89PNG\x00\xff"),
+    CloudEvent({**ATTRIBUTES, "dataschema": "https://example.org/s"}, None),
+)
+
+
+def facts(event: Any) -> tuple[dict[str, Any], Any]:
+    """Attributes and data. Data of which nobody says what it is are JSON."""
+    attributes = {name: each for name, each in event.get_attributes().items() if each is not None}
+    data = event.get_data()
+    if data is not None:
+        attributes.setdefault("datacontenttype", "application/json")
+    return attributes, data
+
+
+def stream(http: Http, topic: str, query: str, accept: str) -> list[str]:
+    """Its lines; all streams are UTF-8."""
+    path = f"{http.url}/v1/topics/{topic}/stream?{query}"
+    return http.session.get(path, headers={"Accept": accept}, timeout=PATIENCE_S).content.decode().splitlines()
+
+
+def produce(served: Served, topic: str, *messages: kafka_binding.KafkaMessage) -> None:
+    producer = Producer({"bootstrap.servers": served.bootstrap})
+    for each in messages:
+        producer.produce(topic, value=each.value, key=each.key, headers=list(each.headers.items()))
+    assert producer.flush(PATIENCE_S) == 0
+
+
+def shown(http: Http, topic: str, offset: int, accept: str) -> http_binding.HTTPMessage:
+    answer = http.session.get(
+        f"{http.url}/v1/topics/{topic}/partitions/0/events/{offset}", headers={"Accept": accept}, timeout=PATIENCE_S
+    )
+    assert answer.status_code in (200, 204), answer.text
+    return http_binding.HTTPMessage(dict(answer.headers), answer.content)
+
+
+@pytest.mark.parametrize("mode", ["binary", "structured"])
+def test_what_the_library_posts_is_read_by_it_from_kafka_and_from_here(
+    served: Served, http: Http, topic: str, mode: str
+) -> None:
+    """Method: each event goes in by HTTP; a Kafka client reads it, and HTTP in both modes and in a batch."""
+    for event in EVENTS:
+        message = getattr(http_binding, f"to_{mode}")(event, FORMAT)
+        answer = http.post(f"/v1/topics/{topic}/events", message.body, headers=message.headers)
+        assert answer.status == 200, answer
+    for event, seen in zip(EVENTS, read_all(served.bootstrap, topic), strict=True):
+        stored = kafka_binding.KafkaMessage(
+            {name: each or b"" for name, each in seen.headers}, seen.key, seen.value or b""
+        )
+        assert facts(kafka_binding.from_kafka(stored, FORMAT)) == facts(event)
+    batch = http.get(f"/v1/topics/{topic}/partitions/0/records", headers={"Accept": BATCHED})
+    assert batch.headers["Content-Type"] == BATCHED
+    assert batch.headers["Next-Offset"] == str(len(EVENTS))
+    for offset, event in enumerate(EVENTS):
+        assert facts(FORMAT.read(None, json.dumps(batch.json[offset]))) == facts(event)
+        for accept in ("*/*", STRUCTURED):
+            message = shown(http, topic, offset, accept)
+            assert facts(http_binding.from_http(message, FORMAT)) == facts(event), message
+
+
+@pytest.mark.parametrize("mode", ["binary", "structured"])
+def test_what_the_library_writes_to_kafka_is_an_event_here(served: Served, http: Http, topic: str, mode: str) -> None:
+    produce(served, topic, *(getattr(kafka_binding, f"to_{mode}")(event, FORMAT) for event in EVENTS))
+    lines = stream(http, topic, "from=earliest&until=end", f"{STRUCTURED}, application/x-ndjson")
+    *found, end = [json.loads(line) for line in lines]
+    assert end == {"end": {"cursor": f"0:{len(EVENTS)}"}}
+    for offset, (line, event) in enumerate(zip(found, EVENTS, strict=True)):
+        assert line.pop("oncelogcursor") == f"0:{offset + 1}"
+        assert facts(FORMAT.read(None, json.dumps(line))) == facts(event)
+        assert facts(http_binding.from_http(shown(http, topic, offset, "*/*"), FORMAT)) == facts(event)
+
+
+def test_the_older_library_reads_and_writes_them_too(served: Served, http: Http, topic: str) -> None:
+    """Its key is the attribute `partitionkey` and nothing else; its structured mode has no event's media type."""
+    event = OlderEvent({**ATTRIBUTES, "datacontenttype": "application/json", "partitionkey": "anna"}, {"fruit": "fig"})
+    for each in (older_kafka.to_binary(event), older_kafka.to_structured(event)):
+        assert isinstance(each.value, bytes)
+        produce(served, topic, kafka_binding.KafkaMessage(each.headers, each.key, each.value))
+    message = shown(http, topic, 0, "*/*")
+    found = older_from_http({name.lower(): each for name, each in message.headers.items()}, message.body)
+    assert found.get_data() == {"fruit": "fig"}
+    assert {**found.get_attributes(), "time": ""} == {**event.get_attributes(), "time": ""}
+    assert json.loads(shown(http, topic, 1, STRUCTURED).body)["type"] == WRAPPED
+    produce(served, topic, kafka_binding.to_binary(EVENTS[0], FORMAT))
+    seen = read_all(served.bootstrap, topic)[-1]
+    stored = older_kafka.KafkaMessage({name: each or b"" for name, each in seen.headers}, seen.key, seen.value or b"")
+    assert older_kafka.from_binary(stored).get_data() == {"fruit": "fig", "n": 7}
+
+
+def test_members_and_event_sources_get_events_and_know_where_to_go_on(served: Served, http: Http, topic: str) -> None:
+    produce(served, topic, *(kafka_binding.to_binary(event, FORMAT) for event in EVENTS))
+    member = http.post(f"/v1/groups/{topic}/members", {"topics": [topic]}).headers["Location"]
+    found: list[Any] = []
+    while len(found) < len(EVENTS):
+        answer = http.get(f"{member}/records?wait_ms=5000", headers={"Accept": BATCHED})
+        assert (answer.status, answer.headers["Content-Type"]) == (200, BATCHED), answer
+        found += answer.json
+    assert [facts(FORMAT.read(None, json.dumps(each))) for each in found] == [facts(each) for each in EVENTS]
+    token = answer.headers["Commit-Token"]
+    assert http.post(f"{member}/offsets", {"commit_token": token}).status == 204
+    committed = http.get(f"/v1/groups/{topic}/offsets").json["offsets"]
+    assert [each["offset"] for each in committed] == [len(EVENTS)]
+    http.delete(member)
+    lines = stream(http, topic, "from=earliest&max_records=2", f"text/event-stream, {STRUCTURED}")
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    assert facts(FORMAT.read(None, data[1])) == facts(EVENTS[1])
+    assert "id: 0:2" in lines
+
+
+def test_what_is_no_event_is_wrapped_and_says_where_it_is(http: Http, topic: str) -> None:
+    records = [
+        {"key": "k", "value": {"x": 1}, "timestamp": 1_767_225_600_000},
+        {"value_string": "plain", "headers": {"ce_id": "1"}},
+        {"key_base64": "/w==", "value_base64": "/w==", "headers": {"content-type": STRUCTURED}},
+        {"value": None},
+    ]
+    assert http.post(f"/v1/topics/{topic}/records", {"records": records}).status == 200
+    found = http.get(f"/v1/topics/{topic}/partitions/0/records", headers={"Accept": BATCHED}).json
+    source = f"/v1/topics/{topic}/partitions/0"
+    assert {(each["type"], each["source"], each["specversion"]) for each in found} == {(WRAPPED, source, "1.0")}
+    assert [each["id"] for each in found] == ["0", "1", "2", "3"]
+    assert (found[0]["partitionkey"], found[0]["data"], found[0]["time"]) == ("k", {"x": 1}, "2026-01-01T00:00:00.000Z")
+    assert (found[1]["datacontenttype"], found[1]["data"]) == ("text/plain", "plain")
+    assert (found[2]["datacontenttype"], found[2]["data_base64"]) == ("application/octet-stream", "/w==")
+    assert not {"data", "data_base64", "datacontenttype"} & found[3].keys()
+
+
+def test_what_posts_no_event_is_refused_and_writes_nothing(http: Http, topic: str) -> None:
+    path = f"/v1/topics/{topic}/events"
+    assert http.post("/v1/topics", {"name": topic}).status == 201
+    good = {f"ce-{name}": each for name, each in ATTRIBUTES.items()}
+    refused: list[tuple[int, Any, dict[str, str]]] = [
+        (415, b"{}", {"Content-Type": "application/json"}),
+        (400, b"{", {"Content-Type": STRUCTURED}),
+        (422, b"{}", {"Content-Type": STRUCTURED}),
+        (422, json.dumps({**ATTRIBUTES, "specversion": "0.3"}), {"Content-Type": STRUCTURED}),
+        (422, json.dumps({**ATTRIBUTES, "id": ""}), {"Content-Type": STRUCTURED}),
+        (422, json.dumps([ATTRIBUTES, {**ATTRIBUTES, "type": 1}]), {"Content-Type": BATCHED}),
+        (422, b"[]", {"Content-Type": BATCHED}),
+        (422, b"", {"ce-id": "1"}),
+        (422, b"", {**good, "ce-specversion": "2.0"}),
+        (422, b"", {**good, "ce-two-words": "x"}),
+        (422, b"", {**good, "ce-subject": "%ff"}),
+    ]
+    for status, body, headers in refused:
+        answer = http.post(path, body, headers=headers)
+        assert (answer.status, answer.json["outcome"]) == (status, "none"), (answer, headers)
+    assert http.get(f"/v1/topics/{topic}/partitions/0/records").json["high_watermark"] == 0
+
+
+def test_a_sender_of_webhooks_is_given_consent(served: Served, http: Http, topic: str) -> None:
+    """As the webhooks of CloudEvents ask for it, beside a browser's preflight, which is something else."""
+    path = f"/v1/topics/{topic}/events"
+    asking = {"WebHook-Request-Origin": "events.example.org", "WebHook-Request-Rate": "120"}
+    answer = http.ask("OPTIONS", path, headers=asking)
+    assert answer.status == 200, answer
+    assert answer.headers["WebHook-Allowed-Origin"] == "events.example.org"
+    assert answer.headers["WebHook-Allowed-Rate"] == "*"
+    assert "POST" in answer.headers["Allow"]
+    answer = http.ask("OPTIONS", path, headers={"WebHook-Request-Origin": "events.example.org"})
+    assert "WebHook-Allowed-Rate" not in answer.headers
+    assert "WebHook-Allowed-Origin" not in http.ask("OPTIONS", path).headers
+    preflight = http.ask("OPTIONS", path, headers={"Origin": "http://x", "Access-Control-Request-Method": "POST"})
+    assert preflight.status == 204
+
+
+def test_where_there_is_no_event_and_what_events_do_not_show(http: Http, topic: str) -> None:
+    assert http.post(f"/v1/topics/{topic}/records", {"records": [{"value": 1}]}).status == 200
+    one = f"/v1/topics/{topic}/partitions/0/events"
+    assert [http.get(f"{one}/{each}").status for each in ("0", "1", "7", "x", str(2**63))] == [200, 404, 416, 400, 400]
+    page = f"/v1/topics/{topic}/partitions/0/records"
+    assert http.get(page, headers={"Accept": STRUCTURED}).status == 406
+    assert http.get(f"{page}?include=control", headers={"Accept": BATCHED}).status == 400
+    answer: Answer = http.get(f"/v1/topics/{topic}/stream?include=aborted", headers={"Accept": STRUCTURED})
+    assert answer.status == 400
+
+
+def record(value: bytes | None, **headers: str) -> Record:
+    return Record(5, 0, None, value, tuple((name, each.encode()) for name, each in headers.items()))
+
+
+def test_an_events_data_is_never_a_page_of_ours(http: Http, topic: str) -> None:
+    headers = {f"ce-{name}": each for name, each in ATTRIBUTES.items()} | {"Content-Type": "text/html"}
+    assert http.post(f"/v1/topics/{topic}/events", b"<script>1</script>", headers=headers).status == 200
+    message = shown(http, topic, 0, "text/html")
+    assert "sandbox" in message.headers["Content-Security-Policy"]
+    assert message.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_attributes_that_headers_cannot_hold_are_told_or_left_out() -> None:
+    """A structured event may hold anything: what goes into headers is no header of somebody's making."""
+    strange = json.dumps({**ATTRIBUTES, "subject": "a\r\nSet-Cookie: x", "datacontenttype": "a\r\nb: c", "n": 7,
+                          "b": True, "o": {"x": 1}, "Bad-Name": "x", "none": None, "data": "é"})  # fmt: skip
+    key, value, stored, _ = from_structured(strange.encode(), 0)
+    headers, body = to_binary(shown_event(HERE, Record(0, 0, key, value, stored)))
+    assert headers == {
+        **{f"ce-{name}": each for name, each in ATTRIBUTES.items()},
+        "ce-subject": "a%0D%0ASet-Cookie:%20x",
+        "ce-n": "7",
+        "ce-b": "true",
+        "Content-Type": "application/octet-stream",
+    }
+    assert body == "é".encode()
+    long = EventOut(0, {**ATTRIBUTES, "subject": "x" * 40_000})
+    with pytest.raises(Problem, match="too long"):
+        to_binary(long)
+    with pytest.raises(Problem, match="base64"):
+        to_binary(EventOut(0, {**ATTRIBUTES, "data_base64": "?"}))
+
+
+def test_data_is_shown_as_its_type_says() -> None:
+    of_event = {f"ce_{name}": each for name, each in ATTRIBUTES.items()}
+
+    def data(value: bytes | None, media: str | None) -> dict[str, Any]:
+        headers = {**of_event, **({} if media is None else {"content-type": media})}
+        event = json.loads(msgspec.json.encode(shown_event(HERE, record(value, **headers)).content))
+        return {name: each for name, each in event.items() if name not in ATTRIBUTES and name != "datacontenttype"}
+
+    packed = {"data_base64": base64.b64encode(b"[1").decode()}
+    assert data(b"[1]", None) == data(b"[1]", "application/vnd.x+json; charset=utf-8") == {"data": [1]}
+    assert data(b"[1", None) == data(b"[1", "application/json") == data(b"[1", "image/x") == packed
+    assert data(b"[1", "text/csv") == data(b"[1", "application/xml;charset=UTF-8") == {"data": "[1"}
+    assert data(b"[1", "text/plain; charset=latin-1") == packed
+    assert data(b"\xff", "text/plain") == {"data_base64": "/w=="}
+    assert data(None, "text/plain") == data(b"", None) == {}
+
+
+def test_a_quoted_header_is_unquoted_before_it_is_decoded() -> None:
+    given = {f"ce-{name}": each for name, each in ATTRIBUTES.items()} | {"ce-subject": '"a \\"b\\" %41"'}
+    _, _, stored, _ = from_binary(given, b"", 0)
+    assert dict(stored)["ce_subject"] == b'a "b" A'
