@@ -4,8 +4,6 @@ Each function takes the live group and a command, changes the group's soft state
 draft. A JoinGroup or SyncGroup that must wait leaves its token with the member; a later decision answers it.
 """
 
-from typing import Literal
-
 from service.groups.classic_group import ClassicGroup, ClassicMember, leader_or_nobody
 from service.groups.commands import (
     NO_MEMBER,
@@ -20,29 +18,11 @@ from service.groups.commands import (
     SyncGroup,
     SyncReply,
 )
-from service.groups.deadlines import Deadlines
+from service.groups.deadlines import DeadlineName, Deadlines
 from service.groups.records import classic_group_record, instance_renamed_record, note_member
 from service.groups.settings import GroupSettings
 from service.groups.states import ClassicState
 from service.groups.verdicts import Draft, Fault, Token
-
-DeadlineKind = Literal[
-    "session",
-    "join",
-    "initial",
-    "sync",
-    "answers",
-    "rebalance",
-    "regex",
-    "assign",
-    "rejoin",
-    "resync",
-    "wake",
-    "offsets",
-    "forget",
-    "delete",
-]
-DeadlineName = tuple[DeadlineKind, str, str]  # kind, group, member; the latter two may be empty
 
 EMPTY, PREPARING, COMPLETING, STABLE = (
     ClassicState.EMPTY,
@@ -57,7 +37,7 @@ ANSWERED_AT_ONCE = 100
 
 
 class ClassicDecisions:
-    """Holds no group; `deadlines` is shared with the coordinator, which tells us what fell due."""
+    """Holds no group. What it sets in `deadlines` comes back when it falls due (classic_kind.py)."""
 
     def __init__(self, settings: GroupSettings, deadlines: Deadlines[DeadlineName]) -> None:
         self._settings = settings
@@ -441,9 +421,8 @@ class ClassicDecisions:
     def forget(self, group: ClassicGroup) -> None:
         """Call off all that was to happen to a group that goes."""
         self._initial_remaining_ms.pop(group.group_id, None)
-        kinds: tuple[DeadlineKind, ...] = ("join", "initial", "sync", "answers")
-        for kind in kinds:
-            self._deadlines.cancel((kind, group.group_id, ""))
+        for what in ("join", "initial", "sync", "answers"):
+            self._deadlines.cancel((what, group.group_id, ""))
         for member_id in (*group.members, *group.pending_joins):
             self._deadlines.cancel(("session", group.group_id, member_id))
 

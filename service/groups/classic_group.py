@@ -7,11 +7,22 @@ a member that awaits a join holds the token of its last JoinGroup; `joined` and 
 members would, so that a join costs the same however many have come before.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from service.groups.commands import NO_MEMBER, JoinedMember, JoinGroup
+from service.groups.commands import (
+    NO_GENERATION,
+    NO_MEMBER,
+    CommitOffsets,
+    CommitTransactionalOffsets,
+    FetchOffsets,
+    JoinedMember,
+    JoinGroup,
+    ListedGroupFacts,
+)
 from service.groups.consumer_protocol import PROTOCOL_TYPE, subscribed_topics
+from service.groups.kinds import OffsetCheck, any_offset
+from service.groups.offsets import CommittedOffset
 from service.groups.states import CLASSIC_MOVES, ClassicState
 from service.groups.verdicts import Fault, Token
 from service.wire.messages import GroupMetadataValue
@@ -53,6 +64,8 @@ class ClassicMember:
 
 @dataclass(slots=True)
 class ClassicGroup:
+    kind: ClassVar[str] = "classic"
+
     group_id: str
     state: ClassicState = ClassicState.EMPTY
     previous_state: ClassicState = ClassicState.EMPTY
@@ -115,9 +128,12 @@ class ClassicGroup:
         return self.protocol_type == PROTOCOL_TYPE
 
     @property
-    def is_simple(self) -> bool:
-        """It was made to hold offsets only, and no record of its own stands behind it."""
-        return self.protocol_type is None and not self.members and not self.pending_joins
+    def is_empty(self) -> bool:
+        return not self.members and self.state is ClassicState.EMPTY
+
+    @property
+    def is_abandoned(self) -> bool:
+        return self.is_empty and not self.pending_joins
 
     @property
     def all_joined(self) -> bool:
@@ -141,6 +157,48 @@ class ClassicGroup:
             if owner != member_id:
                 return Fault.FENCED_INSTANCE_ID
         return None if member_id in self.members else Fault.UNKNOWN_MEMBER_ID
+
+    # Its offsets
+
+    def may_commit(self, ask: CommitOffsets) -> Fault | OffsetCheck:
+        says_nothing = ask.generation < 0 and ask.member_id == NO_MEMBER and ask.instance_id is None
+        if says_nothing and self.state is not ClassicState.EMPTY:
+            return Fault.UNKNOWN_MEMBER_ID
+        fault = self.committing_fault(ask.member_id, ask.instance_id, ask.generation)
+        if fault is None and self.state is ClassicState.COMPLETING:
+            return Fault.REBALANCE_IN_PROGRESS  # it is of this generation, but what it owns is being decided
+        return fault or any_offset
+
+    def may_commit_in_transaction(self, ask: CommitTransactionalOffsets) -> Fault | OffsetCheck:
+        if ask.generation == NO_GENERATION and ask.member_id == NO_MEMBER and ask.instance_id is None:
+            return any_offset
+        return self.committing_fault(ask.member_id, ask.instance_id, ask.generation) or any_offset
+
+    def committing_fault(self, member_id: str, instance_id: str | None, generation: int) -> Fault | None:
+        """Why this is no member of the present generation; nobody needs to be while the group is empty."""
+        if generation < 0 and self.state is ClassicState.EMPTY:
+            return None
+        fault = self.member_fault(member_id, instance_id)
+        return Fault.ILLEGAL_GENERATION if fault is None and generation != self.generation else fault
+
+    def fetching_fault(self, ask: FetchOffsets) -> Fault | None:
+        return None
+
+    def deleting_fault(self) -> Fault | None:
+        """While it has members whose subscriptions are not ours to read, it may need any of them."""
+        may_need_any = self.state is not ClassicState.EMPTY and not self.uses_consumer_protocol
+        return Fault.NON_EMPTY_GROUP if may_need_any else None
+
+    def idle_since_ms(self, committed: CommittedOffset) -> int | None:
+        if self.protocol_type is None:
+            return committed.commit_timestamp_ms
+        if self.state is ClassicState.EMPTY:
+            return committed.commit_timestamp_ms if self.state_timestamp_ms == -1 else self.state_timestamp_ms
+        if self.uses_consumer_protocol and self.subscribed_topics is not None and self.state is ClassicState.STABLE:
+            return committed.commit_timestamp_ms  # of topics that it no longer subscribes to
+        return None
+
+    # Choosing a protocol
 
     def supports(self, protocol_type: str, protocols: Protocols) -> bool:
         """Whether a member with these protocols can take part: some protocol must remain that all support."""
@@ -182,6 +240,9 @@ class ClassicGroup:
 
     def _all_support(self, protocol_name: str) -> bool:
         return all(protocol_name in names for names in self.preferences)
+
+    def listed(self) -> ListedGroupFacts:
+        return ListedGroupFacts(self.group_id, self.protocol_type or "", self.state.value, self.kind)
 
     def facts(self) -> object:
         """What the group's record tells while it is Stable or Empty, and what follows from that."""
@@ -296,10 +357,6 @@ class ClassicGroup:
             self.move_to(ClassicState.EMPTY, wall_ms)
         self.subscribed_topics = self.topics_of_members()
         self.pending_syncs.clear()
-
-
-def first_protocol_name(protocols: Sequence[tuple[str, bytes]]) -> str:
-    return protocols[0][0]
 
 
 def leader_or_nobody(group: ClassicGroup) -> str:

@@ -10,20 +10,15 @@ those with offsets are there.
 from collections.abc import Callable, Iterable, Iterator
 
 from log.clock import ClockWatch
-from service.groups.classic_decisions import DeadlineKind, DeadlineName
-from service.groups.classic_group import ClassicGroup
 from service.groups.commands import FaultReply
-from service.groups.consumer_group import ConsumerGroup
-from service.groups.deadlines import Deadlines
-from service.groups.offset_decisions import ZERO_TOPIC_ID, idle_since
+from service.groups.deadlines import DeadlineName, Deadlines
+from service.groups.kinds import Group
+from service.groups.offset_decisions import ZERO_TOPIC_ID
 from service.groups.offsets import CommittedOffset, Offsets
 from service.groups.records import offset_tombstone
 from service.groups.settings import GroupSettings
-from service.groups.states import ClassicState
 from service.groups.topics import TopicView
 from service.groups.verdicts import Draft, Fault, RecordPair, Token
-
-Group = ClassicGroup | ConsumerGroup
 
 LOOKED_AT_ONCE = 1_000
 # A tombstone has some 100 bytes, 32 KB at most; a batch of them stays far below what a topic takes (1 MB).
@@ -31,7 +26,7 @@ GONE_AT_ONCE = 500
 GONE_AT_ONCE_BYTES = 500_000
 
 EXPIRY: DeadlineName = ("offsets", "", "")
-CLEANING_KINDS: tuple[DeadlineKind, ...] = ("offsets", "forget", "delete")
+CLEANING = ("offsets", "forget", "delete")  # what falls due here
 
 # Yields after every look: True where what was written must be applied before going on.
 Work = Iterator[bool]
@@ -128,7 +123,7 @@ class Cleaning:
         committed = self._offsets.get(group_id, topic, partition)
         if group is None or committed is None or group.is_subscribed_to(topic):
             return False
-        since_ms = idle_since(group, committed)
+        since_ms = group.idle_since_ms(committed)
         if since_ms is None or self._offsets.is_pending(group_id, topic, partition):
             return False
         if committed.expire_timestamp_ms is not None:  # a client of old that chose for itself
@@ -136,9 +131,8 @@ class Cleaning:
         return self._draft.wall_ms - self._clock.since_ms(since_ms) >= self._settings.offsets_retention_ms
 
     def _is_nothing(self, group: Group) -> bool:
-        """No offsets, no members, and nobody on the way into it."""
         holds_offsets = self._offsets.has_any(group.group_id) or self._offsets.has_pending(group.group_id)
-        return not holds_offsets and _is_empty(group) and not (isinstance(group, ClassicGroup) and group.pending_joins)
+        return not holds_offsets and group.is_abandoned
 
     def _forget(self, topic: str, deleted_id: bytes | None) -> Work:
         """Tombstones for offsets of a topic that is deleted, or (without an id) if it is not there any more."""
@@ -171,7 +165,7 @@ class Cleaning:
         group = self._find(group_id, self._draft)
         if group is None:
             self._draft.answer(token, FaultReply(Fault.GROUP_ID_NOT_FOUND))
-        elif not _is_empty(group):
+        elif not group.is_empty:
             self._draft.answer(token, FaultReply(Fault.NON_EMPTY_GROUP))
         else:
             self._draft.records.extend(self._bury(group))
@@ -183,8 +177,4 @@ class Cleaning:
 
     def _may_be_deleted(self, group_id: str) -> bool:
         group = self._find(group_id, self._draft)
-        return group is not None and _is_empty(group)
-
-
-def _is_empty(group: Group) -> bool:
-    return not group.members and (isinstance(group, ConsumerGroup) or group.state is ClassicState.EMPTY)
+        return group is not None and group.is_empty

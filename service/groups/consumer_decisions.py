@@ -18,7 +18,6 @@ from service.groups.assignment_round import (
     NewTarget,
 )
 from service.groups.assignors import ASSIGNORS, MemberSpec
-from service.groups.classic_decisions import DeadlineKind, DeadlineName
 from service.groups.commands import (
     JOIN_EPOCH,
     LEAVE_EPOCH,
@@ -29,7 +28,7 @@ from service.groups.commands import (
     PartitionsByTopic,
 )
 from service.groups.consumer_group import ConsumerGroup, ConsumerMember, EpochsByTopic, ResolvedRegex, TargetByTopic
-from service.groups.deadlines import Deadlines
+from service.groups.deadlines import DeadlineName, Deadlines
 from service.groups.reconciliation import Walk, reconcile
 from service.groups.records import (
     consumer_epoch_record,
@@ -47,14 +46,14 @@ from service.groups.regex import MATCHED_AT_ONCE, InvalidRegex, RegexRound, Topi
 from service.groups.settings import GroupSettings
 from service.groups.states import MemberState
 from service.groups.topics import TopicView, fingerprint
-from service.groups.verdicts import Draft, Fault, Refusal
+from service.groups.verdicts import Draft, Fault, Refusal, Token
 
 # A group resolves its expressions at most this often, but for one that is new to a group without any; and at least this
 # often while its members beat. Kafka's numbers.
 REGEX_MIN_INTERVAL_MS = 10_000
 REGEX_MAX_INTERVAL_MS = 600_000
 
-MEMBER_DEADLINES: tuple[DeadlineKind, ...] = ("session", "rebalance", "rejoin", "resync")
+MEMBER_DEADLINES = ("session", "rebalance", "rejoin", "resync")
 
 
 class Goal(NamedTuple):
@@ -65,7 +64,7 @@ class Goal(NamedTuple):
 
 
 class ConsumerDecisions:
-    """Holds no group; `deadlines` is shared with the coordinator, which tells us what fell due."""
+    """Holds no group. What it sets in `deadlines` comes back when it falls due (consumer_kind.py)."""
 
     def __init__(self, settings: GroupSettings, topics: TopicView, deadlines: Deadlines[DeadlineName]) -> None:
         self._settings = settings
@@ -466,8 +465,8 @@ class ConsumerDecisions:
         draft.records.append(consumer_epoch_record(group.group_id, group.epoch + 1, metadata_hash))
 
     def forget_member(self, group_id: str, member_id: str) -> None:
-        for kind in MEMBER_DEADLINES:
-            self._deadlines.cancel((kind, group_id, member_id))
+        for what in MEMBER_DEADLINES:
+            self._deadlines.cancel((what, group_id, member_id))
 
     def forget(self, group: ConsumerGroup) -> None:
         """Call off all that was to happen to a group that goes."""
@@ -482,6 +481,18 @@ class ConsumerDecisions:
             self._keep_session(group, member, draft)
             if member.classic is None:
                 self._await_revocation(group, member, draft)
+
+
+def answer_beat(answer: ConsumerHeartbeatReply | Refusal, token: Token, draft: Draft) -> None:
+    """A heartbeat that is refused changes nothing."""
+    if isinstance(answer, Refusal):
+        draft.records.clear()
+        answer = ConsumerHeartbeatReply(answer.fault, answer.message)
+    draft.answer(token, answer)
+
+
+def no_consumer_group(group_id: str) -> Refusal:
+    return Refusal(Fault.GROUP_ID_NOT_FOUND, f"there is no consumer group {group_id}")
 
 
 class RegexChange(NamedTuple):

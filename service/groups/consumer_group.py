@@ -10,12 +10,25 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from service.groups.assignment_round import AssignmentRound
-from service.groups.commands import LEAVE_EPOCH
+from service.groups.commands import (
+    LEAVE_EPOCH,
+    NO_GENERATION,
+    NO_MEMBER,
+    CommitOffsets,
+    CommitTransactionalOffsets,
+    FetchOffsets,
+    ListedGroupFacts,
+    OffsetToCommit,
+)
+from service.groups.consumer_protocol import PROTOCOL_TYPE
+from service.groups.kinds import OffsetCheck, any_offset
+from service.groups.offsets import CommittedOffset
 from service.groups.regex import RegexRound, TopicMatches
 from service.groups.states import ConsumerState, MemberState
+from service.groups.verdicts import Fault
 
 Key = TypeVar("Key")
 
@@ -73,6 +86,11 @@ class ConsumerMember(NamedTuple):
         return held
 
     @property
+    def stale_fault(self) -> Fault:
+        """An epoch that is not the member's, in the words of the protocol that it speaks."""
+        return Fault.ILLEGAL_GENERATION if self.classic is not None else Fault.STALE_MEMBER_EPOCH
+
+    @property
     def regex_or_none(self) -> str | None:
         return self.subscribed_regex or None
 
@@ -114,6 +132,8 @@ def _add(counts: dict[Key, int], key: Key, by: int) -> None:
 
 @dataclass(slots=True)
 class ConsumerGroup:
+    kind: ClassVar[str] = "consumer"
+
     group_id: str
     epoch: int = INITIAL_EPOCH
     metadata_hash: int = 0
@@ -149,6 +169,14 @@ class ConsumerGroup:
             return ConsumerState.ASSIGNING
         reconciled = self.tallies.stable_at.get(self.assignment_epoch, 0)
         return ConsumerState.STABLE if reconciled == len(self.members) else ConsumerState.RECONCILING
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.members
+
+    @property
+    def is_abandoned(self) -> bool:
+        return self.is_empty
 
     def static_member(self, instance_id: str | None) -> ConsumerMember | None:
         if instance_id is None:
@@ -224,6 +252,65 @@ class ConsumerGroup:
             for topic_id, partitions in self.target.get(member.member_id, {}).items()
             for partition in partitions
         )
+
+    def listed(self) -> ListedGroupFacts:
+        return ListedGroupFacts(self.group_id, PROTOCOL_TYPE, self.state.value, self.kind)
+
+    # Its offsets ------------------------------------------------------------------------------------------------------
+
+    def may_commit(self, ask: CommitOffsets) -> Fault | OffsetCheck:
+        if ask.generation < 0 and not self.members:
+            return any_offset
+        member = self.members.get(ask.member_id)
+        if member is None:
+            return Fault.UNKNOWN_MEMBER_ID
+        if member.classic is None and not ask.speaks_consumer_protocol:
+            return Fault.UNSUPPORTED_VERSION
+        return self._may_commit_at(member, ask.generation)
+
+    def may_commit_in_transaction(self, ask: CommitTransactionalOffsets) -> Fault | OffsetCheck:
+        says_nothing = ask.generation == NO_GENERATION and ask.member_id == NO_MEMBER and ask.instance_id is None
+        if says_nothing or (ask.generation < 0 and not self.members):
+            return any_offset
+        member = self.members.get(ask.member_id)
+        if member is None:
+            return Fault.UNKNOWN_MEMBER_ID
+        check = self._may_commit_at(member, ask.generation)
+        if isinstance(check, Fault):
+            return Fault.ILLEGAL_GENERATION  # clients of transactions know no stale epochs
+        return lambda offset: None if check(offset) is None else Fault.ILLEGAL_GENERATION
+
+    def _may_commit_at(self, member: ConsumerMember, epoch: int) -> Fault | OffsetCheck:
+        """A member that missed its newest epoch may still commit what it has held since before (KIP-1251). At its
+        newest it may commit anything but what another holds: it lets go of partitions within an epoch, and a commit
+        that was long on its way may come after the next one's.
+        """
+        stale = member.stale_fault
+        if epoch > member.member_epoch:
+            return stale
+
+        def held_since(offset: OffsetToCommit) -> Fault | None:
+            given = member.epoch_given(offset.topic_id, offset.partition)
+            if given is None:
+                is_free = epoch == member.member_epoch and not self.is_held(offset.topic_id, offset.partition)
+                return None if is_free else stale
+            return None if epoch >= given else stale
+
+        return held_since
+
+    def fetching_fault(self, ask: FetchOffsets) -> Fault | None:
+        if ask.member_id is None and ask.member_epoch < 0:
+            return None
+        member = self.members.get(ask.member_id or NO_MEMBER)
+        if member is None:
+            return Fault.UNKNOWN_MEMBER_ID
+        return None if member.member_epoch == ask.member_epoch else member.stale_fault
+
+    def deleting_fault(self) -> Fault | None:
+        return None
+
+    def idle_since_ms(self, committed: CommittedOffset) -> int | None:
+        return committed.commit_timestamp_ms
 
     # Writing: `apply` only
     # ---------------------------------------------------------------------------------------------

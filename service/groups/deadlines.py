@@ -1,7 +1,7 @@
 """What falls due when: named deadlines that can be moved and called off cheaply.
 
 Heartbeats move a deadline far more often than one falls due, so moving one does not touch the heap: an entry that comes
-up too early is put back where it belongs. At most one entry of a name is live. Used by GroupCoordinator alone.
+up too early is put back where it belongs. At most one entry of a name is live.
 """
 
 from collections.abc import Hashable
@@ -9,6 +9,8 @@ from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
 Name = TypeVar("Name", bound=Hashable)
+
+DeadlineName = tuple[str, str, str]  # what is due, of which group, of which member; the latter two may be empty
 
 
 class Deadlines(Generic[Name]):

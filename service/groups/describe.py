@@ -1,6 +1,6 @@
-"""What the describing and listing commands are told about groups. Reads only; called by GroupCoordinator."""
+"""What the describing commands are told about groups. Reads only."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import overload
 
 from service.groups.classic_group import ClassicGroup
@@ -9,24 +9,28 @@ from service.groups.commands import (
     ClassicMemberFacts,
     ConsumerGroupFacts,
     ConsumerMemberFacts,
-    ListedGroupFacts,
-    ListGroups,
-    ListReply,
     NamedPartitions,
 )
 from service.groups.consumer_group import ConsumerGroup, ConsumerMember, TargetByTopic
-from service.groups.consumer_protocol import PROTOCOL_TYPE
+from service.groups.kinds import Group
 from service.groups.states import DEAD, ClassicState
 from service.groups.topics import TopicView
 from service.groups.verdicts import Fault
 
-Group = ClassicGroup | ConsumerGroup
+
+def not_a_classic_group(group: Group | None, group_id: str) -> ClassicGroupFacts:
+    return ClassicGroupFacts(Fault.GROUP_ID_NOT_FOUND, _what_there_is(group, group_id), DEAD)
 
 
-def describe_classic(group: Group | None, group_id: str) -> ClassicGroupFacts:
-    if not isinstance(group, ClassicGroup):
-        what = "is a consumer group" if group is not None else "does not exist"
-        return ClassicGroupFacts(Fault.GROUP_ID_NOT_FOUND, f"group {group_id} {what}", DEAD)
+def not_a_consumer_group(group: Group | None, group_id: str) -> ConsumerGroupFacts:
+    return ConsumerGroupFacts(Fault.GROUP_ID_NOT_FOUND, _what_there_is(group, group_id))
+
+
+def _what_there_is(group: Group | None, group_id: str) -> str:
+    return f"group {group_id} {'does not exist' if group is None else f'is a {group.kind} group'}"
+
+
+def describe_classic(group: ClassicGroup) -> ClassicGroupFacts:
     # Only a stable group has one protocol that all its members' metadata belong to.
     name = group.protocol_name if group.state is ClassicState.STABLE else None
     members = tuple(
@@ -45,12 +49,7 @@ def describe_classic(group: Group | None, group_id: str) -> ClassicGroupFacts:
     )
 
 
-def describe_consumer(
-    group: Group | None, group_id: str, topics: TopicView, default_assignor: str
-) -> ConsumerGroupFacts:
-    if not isinstance(group, ConsumerGroup):
-        what = "is a classic group" if group is not None else "does not exist"
-        return ConsumerGroupFacts(Fault.GROUP_ID_NOT_FOUND, f"group {group_id} {what}")
+def describe_consumer(group: ConsumerGroup, topics: TopicView, default_assignor: str) -> ConsumerGroupFacts:
     return ConsumerGroupFacts(
         state=group.state.value,
         epoch=group.epoch,
@@ -105,20 +104,3 @@ def _named(held: Mapping[bytes, frozenset[int]], topics: TopicView) -> tuple[Nam
         for topic_id, partitions in held.items()
         if (facts := topics.by_id(topic_id)) is not None
     )
-
-
-def list_groups(groups: Iterable[Group], ask: ListGroups) -> ListReply:
-    listed = (_listed(group) for group in groups)
-    return ListReply(
-        tuple(
-            facts
-            for facts in listed
-            if (not ask.states or facts.state.lower() in ask.states) and (not ask.types or facts.type in ask.types)
-        )
-    )
-
-
-def _listed(group: Group) -> ListedGroupFacts:
-    if isinstance(group, ClassicGroup):
-        return ListedGroupFacts(group.group_id, group.protocol_type or "", group.state.value, "classic")
-    return ListedGroupFacts(group.group_id, PROTOCOL_TYPE, group.state.value, "consumer")

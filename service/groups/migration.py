@@ -1,5 +1,7 @@
 """Both protocols in one group: turning a group from one into the other, and classic members in a consumer group.
 
+The only file that knows classic and consumer groups alike: the passages between these kinds (`kinds.py`).
+
 A group that uses the consumer's embedded protocol turns into a consumer group when the first member joins by KIP-848,
 and back when the last such member is gone. Between the two, classic members go on with JoinGroup, SyncGroup and
 Heartbeat, which are answered from the consumer group: a generation is a member epoch, a rebalance in progress means
@@ -11,10 +13,13 @@ read.
 
 from dataclasses import replace
 
-from service.groups.classic_decisions import ClassicDecisions, DeadlineName
 from service.groups.classic_group import ClassicGroup, ClassicMember
+from service.groups.classic_kind import ClassicKind
 from service.groups.commands import (
+    JOIN_EPOCH,
     NO_MEMBER,
+    ConsumerHeartbeat,
+    ConsumerHeartbeatReply,
     FaultReply,
     Heartbeat,
     JoinGroup,
@@ -26,7 +31,7 @@ from service.groups.commands import (
     SyncGroup,
     SyncReply,
 )
-from service.groups.consumer_decisions import ConsumerDecisions
+from service.groups.consumer_decisions import ConsumerDecisions, answer_beat, no_consumer_group
 from service.groups.consumer_group import (
     INITIAL_EPOCH,
     ClassicFacts,
@@ -43,7 +48,8 @@ from service.groups.consumer_protocol import (
     read_version,
     write_assignment,
 )
-from service.groups.deadlines import Deadlines
+from service.groups.deadlines import DeadlineName, Deadlines
+from service.groups.kinds import Decide
 from service.groups.records import (
     classic_group_record,
     classic_group_tombstone,
@@ -66,19 +72,58 @@ class Migration:
         settings: GroupSettings,
         topics: TopicView,
         deadlines: Deadlines[DeadlineName],
-        classic: ClassicDecisions,
+        classic: ClassicKind,
         consumer: ConsumerDecisions,
     ) -> None:
         self._settings = settings
         self._topics = topics
         self._deadlines = deadlines
-        self._classic = classic
+        self._classic_kind = classic
+        self._classic = classic.decisions
         self._consumer = consumer
+        self.passages: dict[tuple[type, type], Decide] = {
+            (ConsumerHeartbeat, ClassicGroup): self._beat,
+            (JoinGroup, ConsumerGroup): self._join,
+            (SyncGroup, ConsumerGroup): self._sync,
+            (Heartbeat, ConsumerGroup): self._heartbeat,
+            (LeaveGroup, ConsumerGroup): self._leave,
+        }
 
     # From classic to consumer
     # ---------------------------------------------------------------------------------------------
 
-    def upgraded(self, group: ClassicGroup) -> ConsumerGroup | Refusal:
+    def _beat(self, group: ClassicGroup, ask: ConsumerHeartbeat, token: Token, draft: Draft) -> None:
+        answer_beat(self._consumer.refuse_malformed(ask) or self._beat_first(group, ask, draft), token, draft)
+
+    def _beat_first(
+        self, group: ClassicGroup, ask: ConsumerHeartbeat, draft: Draft
+    ) -> ConsumerHeartbeatReply | Refusal:
+        """The first member of the new protocol: an empty group makes room for it, another turns."""
+        if ask.member_epoch != JOIN_EPOCH:
+            return no_consumer_group(ask.group_id)
+        if not group.is_empty:
+            return self._upgrade_by(group, ask, draft)
+        draft.records.append(classic_group_tombstone(ask.group_id))
+        answer = self._consumer.heartbeat(ConsumerGroup(ask.group_id), ask, draft)
+        if isinstance(answer, ConsumerHeartbeatReply):
+            self._classic.forget(group)
+        return answer
+
+    def _upgrade_by(
+        self, group: ClassicGroup, ask: ConsumerHeartbeat, draft: Draft
+    ) -> ConsumerHeartbeatReply | Refusal:
+        made = self._upgraded(group)
+        if isinstance(made, Refusal):
+            return made
+        # First the heartbeat, which may be refused and then changes nothing; its records come after the group's.
+        attempt = Draft(draft.now_ms, draft.wall_ms)
+        answer = self._consumer.heartbeat(made, ask, attempt)
+        if isinstance(answer, ConsumerHeartbeatReply):
+            self._record_upgrade(group, made, draft)
+            draft.records.extend(attempt.records)
+        return answer
+
+    def _upgraded(self, group: ClassicGroup) -> ConsumerGroup | Refusal:
         """The consumer group that this one turns into, or why it can't. Changes nothing."""
         if not self._settings.may_upgrade:
             return _not_upgradable(group, "the migration policy does not allow it")
@@ -146,7 +191,7 @@ class Migration:
         )
         return upgraded, self._owned(subscription)
 
-    def record_upgrade(self, old: ClassicGroup, made: ConsumerGroup, draft: Draft) -> None:
+    def _record_upgrade(self, old: ClassicGroup, made: ConsumerGroup, draft: Draft) -> None:
         """Send waiting members to join again, and write the group anew."""
         group_id = old.group_id
         self._classic.dismiss(old, draft)
@@ -164,7 +209,7 @@ class Migration:
     # From consumer to classic
     # ---------------------------------------------------------------------------------------------
 
-    def may_downgrade_without(self, group: ConsumerGroup, leaving: set[str]) -> bool:
+    def _may_downgrade_without(self, group: ConsumerGroup, leaving: set[str]) -> bool:
         rest = len(group.members) - len(leaving)
         classic_leaving = sum(group.members[member_id].classic is not None for member_id in leaving)
         return (
@@ -173,10 +218,10 @@ class Migration:
             and group.tallies.classic - classic_leaving == rest
         )
 
-    def downgrade(
+    def _downgrade(
         self, group: ConsumerGroup, members: list[ConsumerMember], targets: dict[str, TargetByTopic], draft: Draft
     ) -> ClassicGroup:
-        """The classic group of these members (all of them classic), with its records in the draft."""
+        """The classic group of these members (all of them classic), announced, with its records in the draft."""
         made = ClassicGroup(
             group.group_id,
             state=ClassicState.STABLE,
@@ -207,6 +252,7 @@ class Migration:
         draft.records.extend(consumer_group_tombstones(group.group_id, group.members, group.resolved))
         assignments = {member.member_id: member.assignment for member in made.members.values()}
         draft.records.append(classic_group_record(made, assignments))
+        self._classic_kind.announce(made)
         self._classic.resume(made, draft)
         return made
 
@@ -218,52 +264,60 @@ class Migration:
         ]
         return write_assignment(named, version)
 
-    def remove(self, group: ConsumerGroup, leaving: list[ConsumerMember], draft: Draft) -> ClassicGroup | None:
-        """Members go. If only classic ones are left the group turns into a classic one, which is returned."""
+    def remove(self, group: ConsumerGroup, leaving: list[ConsumerMember], draft: Draft) -> None:
+        """Members go. If only classic ones are left the group turns into a classic one."""
         gone = {member.member_id for member in leaving}
         if not gone:
-            return None
-        if not self.may_downgrade_without(group, gone):
+            return
+        if not self._may_downgrade_without(group, gone):
             self._consumer.remove(group, leaving, draft)
-            return None
+            return
         rest = [member for member_id, member in group.members.items() if member_id not in gone]
         # What they have in hand, not what they are on their way to: the rebalance decides what comes next, and if a
         # member of the new protocol comes before it has, it may be given only what nobody still reads.
         held = {member.member_id: member.held() for member in rest}
-        made = self.downgrade(group, rest, held, draft)
+        made = self._downgrade(group, rest, held, draft)
         self._classic.prepare_rebalance(made, draft)
-        return made
 
     # Classic members of a consumer group
     # ------------------------------------------------------------------------------------
 
-    def join(self, group: ConsumerGroup, ask: JoinGroup, token: Token, draft: Draft) -> ClassicGroup | None:
-        """A JoinGroup to a consumer group with members. Returns the classic group that it turns into, if it does."""
+    def _join(self, group: ConsumerGroup, ask: JoinGroup, token: Token, draft: Draft) -> None:
+        if (fault := self._classic_kind.join_fault(ask)) is not None:
+            draft.answer(token, JoinReply(ask.member_id, fault))
+        elif group.members:
+            self._join_members(group, ask, token, draft)
+        else:
+            if ask.member_id == NO_MEMBER:  # a classic group comes to be in the place of the empty one
+                self._consumer.forget(group)
+                draft.records.extend(consumer_group_tombstones(group.group_id, (), group.resolved))
+            self._classic_kind.join(None, ask, token, draft)
+
+    def _join_members(self, group: ConsumerGroup, ask: JoinGroup, token: Token, draft: Draft) -> None:
         refusal = self._refuse_join(group, ask)
         if refusal is not None:
             draft.answer(token, JoinReply(NO_MEMBER, refusal.fault))
-            return None
+            return
         member_id = ask.member_id or ask.fresh_id
         if ask.member_id == NO_MEMBER and ask.instance_id is None and ask.requires_member_id:
             draft.answer(token, JoinReply(member_id, Fault.MEMBER_ID_REQUIRED))
-            return None
+            return
         subscription = read_subscription(ask.protocols[0][1])
         if subscription is None:
             draft.answer(token, JoinReply(NO_MEMBER, Fault.UNKNOWN_SERVER_ERROR))
-            return None
+            return
         replaced = group.static_member(ask.instance_id)
         found = self._find_joining(group, ask, member_id, draft)
         if isinstance(found, Fault):
             draft.answer(token, JoinReply(NO_MEMBER, found))
-            return None
+            return
         member = _as_it_says(found, ask, subscription)
         regex_change = self._consumer.change_regex(group, found, member, draft)
         assert not isinstance(regex_change, Refusal), "a classic member has no expression"
         changed = self._consumer.record_member(group, found, member, draft) or regex_change.has_changed
         epoch = self._consumer.maybe_raise_epoch(group, member, changed, draft)
-        made = None
         if replaced is not None and self._replacement_downgrades(group, replaced):
-            member, made = self._downgrade_by(group, replaced, member, epoch, subscription, changed, draft)
+            member = self._downgrade_by(group, replaced, member, epoch, subscription, changed, draft)
         else:
             goal = self._consumer.maybe_assign(group, epoch, member, draft)
             owned = self._owned(subscription)
@@ -282,7 +336,6 @@ class Migration:
                 ask.protocols[0][0],
             ),
         )
-        return made
 
     def _refuse_join(self, group: ConsumerGroup, ask: JoinGroup) -> Refusal | None:
         if (full := self._consumer.refuse_when_full(group, ask.member_id)) is not None:
@@ -324,7 +377,8 @@ class Migration:
         subscription: Subscription,
         changed: bool,
         draft: Draft,
-    ) -> tuple[ConsumerMember, ClassicGroup]:
+    ) -> ConsumerMember:
+        """The joining member, in the classic group that this one turns into."""
         must_rebalance = group.assignment_epoch < epoch
         if not must_rebalance:
             goal = self._consumer.maybe_assign(group, epoch, member, draft)
@@ -334,12 +388,12 @@ class Migration:
         joined = member.member_id
         # The records of this decision so far speak of the joining member in the consumer group: it goes with the rest.
         ids = [joined if member_id == replaced.member_id else member_id for member_id in group.members]
-        made = self.downgrade(replace_members(group, ids), [*members, member], targets, draft)
+        made = self._downgrade(_replace_members(group, ids), [*members, member], targets, draft)
         if must_rebalance:
             self._classic.prepare_rebalance(made, draft)
-        return member, made
+        return member
 
-    def sync(self, group: ConsumerGroup, ask: SyncGroup, token: Token, draft: Draft) -> None:
+    def _sync(self, group: ConsumerGroup, ask: SyncGroup, token: Token, draft: Draft) -> None:
         member = _find_classic(group, ask.member_id, ask.instance_id)
         if isinstance(member, Fault):
             draft.answer(token, SyncReply(member))
@@ -361,7 +415,7 @@ class Migration:
             assignment = self._written(member.assigned, read_version(metadata) or 0)
             draft.answer(token, SyncReply(None, ask.protocol_type, ask.protocol_name, assignment))
 
-    def heartbeat(self, group: ConsumerGroup, ask: Heartbeat, token: Token, draft: Draft) -> None:
+    def _heartbeat(self, group: ConsumerGroup, ask: Heartbeat, token: Token, draft: Draft) -> None:
         member = _find_classic(group, ask.member_id, ask.instance_id)
         if isinstance(member, Fault):
             draft.answer(token, FaultReply(member))
@@ -380,8 +434,8 @@ class Migration:
             self._expect_rejoin(group, member, draft)
         draft.answer(token, FaultReply(Fault.REBALANCE_IN_PROGRESS if has_news else None))
 
-    def leave(self, group: ConsumerGroup, ask: LeaveGroup, token: Token, draft: Draft) -> ClassicGroup | None:
-        """Members go, of whichever protocol. Returns the classic group that the group turns into, if it does."""
+    def _leave(self, group: ConsumerGroup, ask: LeaveGroup, token: Token, draft: Draft) -> None:
+        """Members go, of whichever protocol."""
         leaving: dict[str, ConsumerMember] = {}
         answered: list[LeftMember] = []
         for member in ask.members:
@@ -392,7 +446,7 @@ class Migration:
                 leaving[found.member_id] = found
                 answered.append(LeftMember(member.member_id, member.instance_id, None))
         draft.answer(token, LeaveReply(None, tuple(answered)))
-        return self.remove(group, list(leaving.values()), draft)
+        self.remove(group, list(leaving.values()), draft)
 
     def _is_behind(self, group: ConsumerGroup, member: ConsumerMember, epoch: int, draft: Draft) -> bool:
         """Whether there is a newer assignment, or its join would make one: in a group without members of the new
@@ -418,7 +472,7 @@ class Migration:
         }
 
 
-def replace_members(group: ConsumerGroup, member_ids: list[str]) -> ConsumerGroup:
+def _replace_members(group: ConsumerGroup, member_ids: list[str]) -> ConsumerGroup:
     """The group as its records will stand, as far as its tombstones need to know: the same under these members' ids."""
     return replace(group, members={member_id: ConsumerMember(member_id) for member_id in member_ids})
 

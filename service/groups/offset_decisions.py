@@ -1,15 +1,9 @@
 """Committing, fetching and deleting offsets.
 
-Reads offsets and the group they belong to, and writes records into the draft. A committing client must be of the group
-as it stands: a member of the present generation, or nobody's member while the group is empty.
+Reads offsets, asks the group that they belong to who may commit what, and writes records into the draft.
 """
 
-from collections.abc import Callable
-
-from service.groups.classic_group import ClassicGroup
 from service.groups.commands import (
-    NO_GENERATION,
-    NO_MEMBER,
     CommitOffsets,
     CommitReply,
     CommitTransactionalOffsets,
@@ -24,23 +18,14 @@ from service.groups.commands import (
     OffsetToCommit,
     PartitionsAsked,
 )
-from service.groups.consumer_group import ConsumerGroup, ConsumerMember
+from service.groups.kinds import Group, OffsetCheck, any_offset
 from service.groups.offsets import CommittedOffset, Offsets
 from service.groups.records import fits, offset_record, offset_tombstone
 from service.groups.settings import GroupSettings
-from service.groups.states import ClassicState
 from service.groups.verdicts import Draft, Fault
 
-Group = ClassicGroup | ConsumerGroup
 ZERO_TOPIC_ID = bytes(16)
 END_OF_TIME_MS = (1 << 63) - 1
-
-# May this offset of the committing member be taken? The fault it is refused with, else None.
-OffsetCheck = Callable[[OffsetToCommit], Fault | None]
-
-
-def _anything(offset: OffsetToCommit) -> Fault | None:
-    return None
 
 
 class OffsetDecisions:
@@ -54,7 +39,7 @@ class OffsetDecisions:
     def commit(self, group: Group | None, ask: CommitOffsets, draft: Draft) -> CommitReply:
         if not fits(ask.group_id):
             return CommitReply(Fault.INVALID_GROUP_ID)
-        check = self._may_commit(group, ask)
+        check = _may_commit_for_nobody(ask) if group is None else group.may_commit(ask)
         if isinstance(check, Fault):
             return CommitReply(check)
         expire_ms = None if ask.retention_ms == -1 else min(draft.wall_ms + ask.retention_ms, END_OF_TIME_MS)
@@ -63,7 +48,10 @@ class OffsetDecisions:
     def commit_in_transaction(self, group: Group | None, ask: CommitTransactionalOffsets, draft: Draft) -> CommitReply:
         if not fits(ask.group_id):
             return CommitReply(Fault.INVALID_GROUP_ID)
-        check = self._may_commit_in_transaction(group, ask)
+        if group is not None:
+            check = group.may_commit_in_transaction(ask)
+        else:
+            check = any_offset if ask.generation < 0 else Fault.ILLEGAL_GENERATION
         if isinstance(check, Fault):
             return CommitReply(check)
         draft.producer_id = ask.producer_id
@@ -98,45 +86,11 @@ class OffsetDecisions:
             faults.append(None)
         return CommitReply(None, tuple(faults))
 
-    def _may_commit(self, group: Group | None, ask: CommitOffsets) -> Fault | OffsetCheck:
-        if group is None:
-            if ask.generation < 0:
-                return _anything  # a group that holds offsets only comes to be
-            return Fault.GROUP_ID_NOT_FOUND if ask.speaks_consumer_protocol else Fault.ILLEGAL_GENERATION
-        if isinstance(group, ClassicGroup):
-            return _classic_fault(group, ask.member_id, ask.instance_id, ask.generation) or _anything
-        if ask.generation < 0 and not group.members:
-            return _anything
-        member = group.members.get(ask.member_id)
-        if member is None:
-            return Fault.UNKNOWN_MEMBER_ID
-        if member.classic is None and not ask.speaks_consumer_protocol:
-            return Fault.UNSUPPORTED_VERSION
-        return _consumer_check(group, member, ask.generation)
-
-    def _may_commit_in_transaction(self, group: Group | None, ask: CommitTransactionalOffsets) -> Fault | OffsetCheck:
-        says_nothing = ask.generation == NO_GENERATION and ask.member_id == NO_MEMBER and ask.instance_id is None
-        if group is None:
-            return _anything if ask.generation < 0 else Fault.ILLEGAL_GENERATION
-        if isinstance(group, ClassicGroup):
-            if says_nothing:
-                return _anything
-            return _classic_member_fault(group, ask.member_id, ask.instance_id, ask.generation) or _anything
-        if says_nothing or (ask.generation < 0 and not group.members):
-            return _anything
-        member = group.members.get(ask.member_id)
-        if member is None:
-            return Fault.UNKNOWN_MEMBER_ID
-        check = _consumer_check(group, member, ask.generation)
-        if isinstance(check, Fault):
-            return Fault.ILLEGAL_GENERATION  # clients of transactions know no stale epochs
-        return lambda offset: None if check(offset) is None else Fault.ILLEGAL_GENERATION
-
     # Fetching
     # -----------------------------------------------------------------------------------------------------------
 
     def fetch(self, group: Group | None, ask: FetchOffsets) -> FetchReply:
-        if isinstance(group, ConsumerGroup) and (fault := _fetch_fault(group, ask)) is not None:
+        if group is not None and (fault := group.fetching_fault(ask)) is not None:
             return FetchReply(fault)
         return FetchReply(None, tuple(self._fetch_topic(group, ask, topic) for topic in ask.topics))
 
@@ -170,9 +124,8 @@ class OffsetDecisions:
     def delete(self, group: Group | None, ask: DeleteOffsets, draft: Draft) -> DeleteOffsetsReply:
         if group is None:
             return DeleteOffsetsReply(Fault.GROUP_ID_NOT_FOUND)
-        knows_topics = isinstance(group, ConsumerGroup) or group.uses_consumer_protocol
-        if isinstance(group, ClassicGroup) and group.state is not ClassicState.EMPTY and not knows_topics:
-            return DeleteOffsetsReply(Fault.NON_EMPTY_GROUP)  # it may need any of them
+        if (fault := group.deleting_fault()) is not None:
+            return DeleteOffsetsReply(fault)
         topics: list[tuple[str, tuple[tuple[int, Fault | None], ...]]] = []
         for topic, partitions in ask.topics:
             fault = Fault.GROUP_SUBSCRIBED_TO_TOPIC if group.is_subscribed_to(topic) else None
@@ -188,66 +141,12 @@ class OffsetDecisions:
             draft.records.append(offset_tombstone(group_id, topic, partition))
 
 
-def _classic_fault(group: ClassicGroup, member_id: str, instance_id: str | None, generation: int) -> Fault | None:
-    if generation < 0 and group.state is ClassicState.EMPTY:
-        return None
-    if generation < 0 and member_id == NO_MEMBER and instance_id is None:
-        return Fault.UNKNOWN_MEMBER_ID
-    fault = _classic_member_fault(group, member_id, instance_id, generation)
-    if fault is None and group.state is ClassicState.COMPLETING:
-        return Fault.REBALANCE_IN_PROGRESS  # it is of this generation, but what it owns is being decided
-    return fault
-
-
-def _classic_member_fault(
-    group: ClassicGroup, member_id: str, instance_id: str | None, generation: int
-) -> Fault | None:
-    if generation < 0 and group.state is ClassicState.EMPTY:
-        return None
-    fault = group.member_fault(member_id, instance_id)
-    return Fault.ILLEGAL_GENERATION if fault is None and generation != group.generation else fault
-
-
-def _consumer_check(group: ConsumerGroup, member: ConsumerMember, epoch: int) -> Fault | OffsetCheck:
-    """A member that missed its newest epoch may still commit what it has held since before (KIP-1251). At its newest it
-    may commit anything but what another holds: it lets go of partitions within an epoch, and a commit that was long on
-    its way may come after the next one's.
-    """
-    stale = Fault.ILLEGAL_GENERATION if member.classic is not None else Fault.STALE_MEMBER_EPOCH
-    if epoch > member.member_epoch:
-        return stale
-
-    def held_since(offset: OffsetToCommit) -> Fault | None:
-        given = member.epoch_given(offset.topic_id, offset.partition)
-        if given is None:
-            is_free = epoch == member.member_epoch and not group.is_held(offset.topic_id, offset.partition)
-            return None if is_free else stale
-        return None if epoch >= given else stale
-
-    return held_since
-
-
-def _fetch_fault(group: ConsumerGroup, ask: FetchOffsets) -> Fault | None:
-    if ask.member_id is None and ask.member_epoch < 0:
-        return None
-    member = group.members.get(ask.member_id or NO_MEMBER)
-    if member is None:
-        return Fault.UNKNOWN_MEMBER_ID
-    if member.member_epoch == ask.member_epoch:
-        return None
-    return Fault.ILLEGAL_GENERATION if member.classic is not None else Fault.STALE_MEMBER_EPOCH
+def _may_commit_for_nobody(ask: CommitOffsets) -> Fault | OffsetCheck:
+    """Where there is no group, one comes to be that holds offsets only; unless the client says that it is a member."""
+    if ask.generation < 0:
+        return any_offset
+    return Fault.GROUP_ID_NOT_FOUND if ask.speaks_consumer_protocol else Fault.ILLEGAL_GENERATION
 
 
 def _is_of_another_topic(stored_id: bytes, wanted_id: bytes) -> bool:
     return ZERO_TOPIC_ID not in (stored_id, wanted_id) and stored_id != wanted_id
-
-
-def idle_since(group: Group, committed: CommittedOffset) -> int | None:
-    """From when the offset's retention counts; None while no offset of the group may expire."""
-    if isinstance(group, ConsumerGroup) or group.protocol_type is None:
-        return committed.commit_timestamp_ms
-    if group.state is ClassicState.EMPTY:
-        return committed.commit_timestamp_ms if group.state_timestamp_ms == -1 else group.state_timestamp_ms
-    if group.uses_consumer_protocol and group.subscribed_topics is not None and group.state is ClassicState.STABLE:
-        return committed.commit_timestamp_ms  # of topics that it no longer subscribes to
-    return None

@@ -41,31 +41,41 @@ from service.wire.messages import (
     OffsetCommitValue,
 )
 
+PREFIX_BYTES = 2  # the record type, a number
+
 OffsetKey = LegacyOffsetCommitKey | OffsetCommitKey
-ConsumerKey = (
-    ConsumerGroupMetadataKey
-    | ConsumerGroupPartitionMetadataKey
+ConsumerPartKey = (
+    ConsumerGroupPartitionMetadataKey
     | ConsumerGroupMemberMetadataKey
     | ConsumerGroupTargetAssignmentMetadataKey
     | ConsumerGroupTargetAssignmentMemberKey
     | ConsumerGroupCurrentMemberAssignmentKey
     | ConsumerGroupRegularExpressionKey
 )
+ConsumerKey = ConsumerGroupMetadataKey | ConsumerPartKey
 Key = OffsetKey | GroupMetadataKey | ConsumerKey
 
-KEY_TYPES: dict[int, type[Key]] = {
-    0: LegacyOffsetCommitKey,
-    1: OffsetCommitKey,
-    2: GroupMetadataKey,
-    3: ConsumerGroupMetadataKey,
-    4: ConsumerGroupPartitionMetadataKey,
-    5: ConsumerGroupMemberMetadataKey,
-    6: ConsumerGroupTargetAssignmentMetadataKey,
-    7: ConsumerGroupTargetAssignmentMemberKey,
-    8: ConsumerGroupCurrentMemberAssignmentKey,
-    16: ConsumerGroupRegularExpressionKey,
-}
-TYPE_OF_KEY = {key: number.to_bytes(2, "big") for number, key in KEY_TYPES.items()}
+
+def _by_prefix(keys: dict[int, type[Key]]) -> dict[bytes, type[Key]]:
+    return {number.to_bytes(PREFIX_BYTES, "big"): key for number, key in keys.items()}
+
+
+# Keys by what their bytes begin with.
+OFFSET_KEYS = _by_prefix({0: LegacyOffsetCommitKey, 1: OffsetCommitKey})
+CLASSIC_KEYS = _by_prefix({2: GroupMetadataKey})
+CONSUMER_KEYS = _by_prefix(
+    {
+        3: ConsumerGroupMetadataKey,
+        4: ConsumerGroupPartitionMetadataKey,
+        5: ConsumerGroupMemberMetadataKey,
+        6: ConsumerGroupTargetAssignmentMetadataKey,
+        7: ConsumerGroupTargetAssignmentMemberKey,
+        8: ConsumerGroupCurrentMemberAssignmentKey,
+        16: ConsumerGroupRegularExpressionKey,
+    }
+)
+KEY_TYPES = OFFSET_KEYS | CLASSIC_KEYS | CONSUMER_KEYS
+PREFIX_OF_KEY = {key: prefix for prefix, key in KEY_TYPES.items()}
 VERSIONS = tuple(number.to_bytes(2, "big") for number in range(5))
 
 # The versions of values that Kafka 4.3 writes: monitors that read this topic themselves know no later ones of groups.
@@ -100,8 +110,8 @@ def read_key(key: bytes) -> Key | None:
     """None for a record type that this version does not know: share groups, streams groups, what is to come."""
     if (known := _known_keys.pop(key, None)) is not None:
         return known
-    kind = KEY_TYPES.get(int.from_bytes(key[:2], "big"))
-    return None if kind is None else decode_data(kind, 0, memoryview(key)[2:])
+    key_type = KEY_TYPES.get(key[:PREFIX_BYTES])
+    return None if key_type is None else decode_data(key_type, 0, memoryview(key)[PREFIX_BYTES:])
 
 
 def read_value(cls: type[Value], value: bytes) -> Value:
@@ -115,7 +125,7 @@ def tombstone(key: Key) -> RecordPair:
 
 
 def _key(key: Key) -> bytes:
-    written = TYPE_OF_KEY[type(key)] + encode_data(key, 0)
+    written = PREFIX_OF_KEY[type(key)] + encode_data(key, 0)
     _known_keys[written] = key
     if len(_known_keys) > KNOWN_AT_MOST:
         _known_keys.clear()

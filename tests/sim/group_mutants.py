@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import service.groups.consumer_decisions
-import service.groups.offset_decisions
 from service.groups.classic_decisions import ClassicDecisions
 from service.groups.classic_group import ClassicGroup
 from service.groups.commands import JoinReply
@@ -95,17 +94,17 @@ def topics_that_change_not_looked_at() -> Planting:
 
 
 def commit_of_a_fenced_member_accepted() -> Planting:
-    def classic_fault(group: ClassicGroup, member_id: str, instance_id: str | None, generation: int) -> Any:
+    def committing_fault(group: ClassicGroup, member_id: str, instance_id: str | None, generation: int) -> Any:
         return Fault.ILLEGAL_GENERATION if generation != group.generation else None
 
-    return replaced(service.groups.offset_decisions, "_classic_member_fault", classic_fault)
+    return replaced(ClassicGroup, "committing_fault", committing_fault)
 
 
 def generation_unchecked() -> Planting:
-    def classic_fault(group: ClassicGroup, member_id: str, instance_id: str | None, generation: int) -> Any:
+    def committing_fault(group: ClassicGroup, member_id: str, instance_id: str | None, generation: int) -> Any:
         return group.member_fault(member_id, instance_id)
 
-    return replaced(service.groups.offset_decisions, "_classic_member_fault", classic_fault)
+    return replaced(ClassicGroup, "committing_fault", committing_fault)
 
 
 def rebalance_timer_lost_on_restart() -> Planting:

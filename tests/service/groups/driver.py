@@ -39,6 +39,8 @@ from service.groups.commands import (
 )
 from service.groups.consumer_protocol import write_assignment
 from service.groups.coordinator import GroupCoordinator
+from service.groups.kinds import MakeKinds
+from service.groups.known_kinds import known_kinds
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.topics import TopicFacts
 from service.groups.verdicts import Decision, Fault, RecordPair
@@ -103,9 +105,13 @@ class Driver:
     answers: dict[object, Any] = field(default_factory=dict)
     tokens: int = 0
     most_answers: int = 0  # of one decision
+    make_kinds: MakeKinds = known_kinds
 
     def __post_init__(self) -> None:
-        self.machine = GroupCoordinator(self.settings, self.topics, lambda: self.now_ms + self.wall_ahead_ms)
+        self.machine = self._new_machine()
+
+    def _new_machine(self) -> GroupCoordinator:
+        return GroupCoordinator(self.settings, self.topics, lambda: self.now_ms + self.wall_ahead_ms, self.make_kinds)
 
     # The machine's sides --------------------------------------------------------------------------------------------
 
@@ -145,7 +151,7 @@ class Driver:
         self.log.append(Entry(producer_id=producer_id, marker=committed))
 
     def replayed(self) -> GroupCoordinator:
-        machine = GroupCoordinator(self.settings, self.topics, lambda: self.now_ms + self.wall_ahead_ms)
+        machine = self._new_machine()
         for entry in self.log:
             for key, value in entry.records:
                 machine.apply(key, value, producer_id=entry.producer_id)

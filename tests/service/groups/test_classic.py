@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from service.groups.classic_decisions import ANSWERED_AT_ONCE
+from service.groups.classic_group import ClassicGroup
 from service.groups.commands import JoinReply, LeavingMember
 from service.groups.settings import GroupSettings
 from service.groups.verdicts import Fault
@@ -204,6 +205,7 @@ def test_a_join_costs_the_same_however_many_have_come_before(driver: Driver) -> 
     driver.stable_group(members=3)
     driver.join(member=driver.member_id())
     group = driver.machine._groups["g"]
+    assert isinstance(group, ClassicGroup)
     group.members = Unwalked(group.members)
     assert driver.join(member=driver.member_id()) == PENDING
     assert driver.join(instance_id="i") == PENDING

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from service.broker.shard import CoordinatorLoading, NotCoordinator
+from service.groups.classic_group import ClassicGroup
 from service.groups.describe import DescribedMembers
 from service.groups.verdicts import Fault
 from service.wire.base import Struct
@@ -183,6 +184,7 @@ def test_before_version_1_the_session_timeout_is_the_rebalance_timeout_too(stage
 
     asyncio.run(start())
     group = stage.driver.machine._groups["g"]
+    assert isinstance(group, ClassicGroup)
     assert [member.rebalance_timeout_ms for member in group.members.values()] == [10_000]
 
 

@@ -1,0 +1,235 @@
+"""Consumer groups (KIP-848) as a kind of group: what they are asked, what falls due for them, and their records.
+
+Each member walks by itself towards an assignment that the broker computes; that is decided in `consumer_decisions.py`.
+A group is what its records say, in service as after a restart: `apply` writes all of it but a few notes.
+"""
+
+from collections.abc import Callable
+from typing import assert_never
+
+from service.groups.commands import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    STATIC_LEAVE_EPOCH,
+    ConsumerHeartbeat,
+    ConsumerHeartbeatReply,
+    DescribeConsumerGroup,
+)
+from service.groups.consumer_decisions import MEMBER_DEADLINES, ConsumerDecisions, answer_beat, no_consumer_group
+from service.groups.consumer_group import ConsumerGroup, ConsumerMember, ResolvedRegex
+from service.groups.describe import describe_consumer, not_a_consumer_group
+from service.groups.kinds import Decide, FallDue, Group
+from service.groups.records import (
+    CONSUMER_KEYS,
+    ConsumerKey,
+    ConsumerPartKey,
+    consumer_group_tombstones,
+    read_classic_facts,
+    read_held,
+    read_key,
+    read_member_state,
+    read_value,
+)
+from service.groups.settings import GroupSettings
+from service.groups.topics import TopicView
+from service.groups.verdicts import Draft, RecordPair, Refusal, Token
+from service.wire.messages import (
+    ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupCurrentMemberAssignmentValue,
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupMemberMetadataValue,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    ConsumerGroupPartitionMetadataKey,
+    ConsumerGroupRegularExpressionKey,
+    ConsumerGroupRegularExpressionValue,
+    ConsumerGroupTargetAssignmentMemberKey,
+    ConsumerGroupTargetAssignmentMemberValue,
+    ConsumerGroupTargetAssignmentMetadataKey,
+    ConsumerGroupTargetAssignmentMetadataValue,
+)
+
+# Members go, perhaps the last of this protocol: the group may turn into one of another kind.
+Remove = Callable[[ConsumerGroup, list[ConsumerMember], Draft], None]
+
+
+class ConsumerKind:
+    group_type = ConsumerGroup
+    done_in_turns = frozenset({"regex", "assign"})
+    record_prefixes = frozenset(CONSUMER_KEYS)
+
+    def __init__(
+        self, settings: GroupSettings, topics: TopicView, decisions: ConsumerDecisions, *, remove: Remove
+    ) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._decisions = decisions
+        self._remove = remove
+        self.commands: dict[type, Decide] = {
+            ConsumerHeartbeat: self._heartbeat,
+            DescribeConsumerGroup: self._describe,
+        }
+        self.deadlines: dict[str, FallDue] = {
+            "regex": lambda group, _, draft: decisions.resolve_regexes(group, draft),
+            "assign": lambda group, _, draft: decisions.assign_some(group, draft),
+            **dict.fromkeys(MEMBER_DEADLINES, self._member_is_lost),
+        }
+
+    # Commands
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _heartbeat(self, group: ConsumerGroup | None, ask: ConsumerHeartbeat, token: Token, draft: Draft) -> None:
+        answer_beat(self._decisions.refuse_malformed(ask) or self._beat(group, ask, draft), token, draft)
+
+    def _beat(
+        self, group: ConsumerGroup | None, ask: ConsumerHeartbeat, draft: Draft
+    ) -> ConsumerHeartbeatReply | Refusal:
+        if group is None:
+            if ask.member_epoch != JOIN_EPOCH:
+                return no_consumer_group(ask.group_id)
+            group = ConsumerGroup(ask.group_id)  # which its records bring in
+        elif ask.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
+            return self._leave(group, ask, draft)
+        return self._decisions.heartbeat(group, ask, draft)
+
+    def _leave(self, group: ConsumerGroup, ask: ConsumerHeartbeat, draft: Draft) -> ConsumerHeartbeatReply | Refusal:
+        member = self._decisions.find_leaving(group, ask)
+        if isinstance(member, Refusal):
+            return member
+        if ask.member_epoch == STATIC_LEAVE_EPOCH and ask.instance_id is not None:
+            self._decisions.leave_for_a_while(group, member, draft)
+        else:
+            self._remove(group, [member], draft)
+        return ConsumerHeartbeatReply(member_id=member.member_id, member_epoch=ask.member_epoch)
+
+    def _member_is_lost(self, group: ConsumerGroup, member_id: str, draft: Draft) -> None:
+        """Not heard of, did not let go of partitions, did not join again or sync: in each case others wait for it."""
+        member = group.members.get(member_id)
+        if member is not None:
+            self._remove(group, [member], draft)
+
+    def _describe(self, group: ConsumerGroup | None, ask: DescribeConsumerGroup, token: Token, draft: Draft) -> None:
+        if group is None:
+            draft.answer(token, not_a_consumer_group(None, ask.group_id))
+        else:
+            default = self._settings.group_consumer_assignors[0]
+            draft.answer(token, describe_consumer(group, self._topics, default))
+
+    def refuse(self, group: Group, command: object, token: Token, draft: Draft) -> None:
+        match command:
+            case ConsumerHeartbeat():
+                answer_beat(no_consumer_group(command.group_id), token, draft)
+            case DescribeConsumerGroup():
+                draft.answer(token, not_a_consumer_group(group, command.group_id))
+            case _:
+                raise AssertionError(f"nobody asks consumer groups for {command}")
+
+    # Groups
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def apply(self, groups: dict[str, Group], key: bytes, value: bytes | None, *, is_replay: bool) -> None:
+        read = read_key(key)
+        assert isinstance(read, ConsumerKey)
+        group = groups.get(read.group_id)
+        if not isinstance(group, ConsumerGroup):
+            if value is None:
+                return
+            group = ConsumerGroup(read.group_id)
+        if value is not None:
+            _apply_value(group, read, value)
+            groups[read.group_id] = group
+        elif isinstance(read, ConsumerGroupMetadataKey):
+            del groups[read.group_id]  # written last, when all else of it is gone
+        else:
+            _apply_tombstone(group, read)
+
+    def wake(self, group: ConsumerGroup, draft: Draft) -> ConsumerGroup:
+        self._decisions.resume(group, draft)
+        return group
+
+    def heard_of(self, group: ConsumerGroup, member_id: str, draft: Draft) -> None:
+        """Its heartbeats alone keep a member's session."""
+
+    def bury(self, group: ConsumerGroup) -> list[RecordPair]:
+        self._decisions.forget(group)
+        return consumer_group_tombstones(group.group_id, group.members, group.resolved)
+
+    def facts(self, group: ConsumerGroup, *, is_awake: bool) -> object:
+        return group
+
+
+def _apply_value(group: ConsumerGroup, key: ConsumerKey, value: bytes) -> None:
+    match key:
+        case ConsumerGroupMetadataKey():
+            epoch = read_value(ConsumerGroupMetadataValue, value)
+            group.epoch, group.metadata_hash = epoch.epoch, epoch.metadata_hash
+        case ConsumerGroupPartitionMetadataKey():
+            group.has_partition_metadata = True
+        case ConsumerGroupMemberMetadataKey():
+            group.put(
+                _with_subscription(_member(group, key.member_id), read_value(ConsumerGroupMemberMetadataValue, value))
+            )
+        case ConsumerGroupTargetAssignmentMetadataKey():
+            target_epoch = read_value(ConsumerGroupTargetAssignmentMetadataValue, value)
+            group.assignment_epoch = target_epoch.assignment_epoch
+            group.assignment_timestamp_ms = target_epoch.assignment_timestamp
+        case ConsumerGroupTargetAssignmentMemberKey():
+            target = read_value(ConsumerGroupTargetAssignmentMemberValue, value)
+            group.target[key.member_id] = {
+                topic.topic_id: frozenset(topic.partitions) for topic in target.topic_partitions
+            }
+        case ConsumerGroupCurrentMemberAssignmentKey():
+            current = read_value(ConsumerGroupCurrentMemberAssignmentValue, value)
+            group.put(_with_assignment(_member(group, key.member_id), current))
+        case ConsumerGroupRegularExpressionKey():
+            resolved = read_value(ConsumerGroupRegularExpressionValue, value)
+            topics = frozenset(resolved.topics)
+            group.resolve(key.regular_expression, ResolvedRegex(topics, resolved.version, resolved.timestamp))
+        case _:
+            assert_never(key)
+
+
+def _apply_tombstone(group: ConsumerGroup, key: ConsumerPartKey) -> None:
+    match key:
+        case ConsumerGroupPartitionMetadataKey():
+            group.has_partition_metadata = False
+        case ConsumerGroupMemberMetadataKey():
+            group.drop(key.member_id)
+        case ConsumerGroupTargetAssignmentMetadataKey():
+            group.assignment_epoch, group.assignment_timestamp_ms = -1, 0
+        case ConsumerGroupTargetAssignmentMemberKey():
+            group.target.pop(key.member_id, None)
+        case ConsumerGroupCurrentMemberAssignmentKey():
+            group.unassign(key.member_id)
+        case ConsumerGroupRegularExpressionKey():
+            group.resolve(key.regular_expression, None)
+        case _:
+            assert_never(key)
+
+
+def _member(group: ConsumerGroup, member_id: str) -> ConsumerMember:
+    return group.members.get(member_id) or ConsumerMember(member_id)
+
+
+def _with_subscription(member: ConsumerMember, said: ConsumerGroupMemberMetadataValue) -> ConsumerMember:
+    return member._replace(
+        instance_id=said.instance_id,
+        rack_id=said.rack_id,
+        client_id=said.client_id,
+        client_host=said.client_host,
+        subscribed_topics=frozenset(said.subscribed_topic_names),
+        subscribed_regex=said.subscribed_topic_regex,
+        rebalance_timeout_ms=said.rebalance_timeout_ms,
+        server_assignor=said.server_assignor,
+        classic=read_classic_facts(said),
+    )
+
+
+def _with_assignment(member: ConsumerMember, said: ConsumerGroupCurrentMemberAssignmentValue) -> ConsumerMember:
+    return member._replace(
+        member_epoch=said.member_epoch,
+        previous_epoch=said.previous_member_epoch,
+        state=read_member_state(said),
+        assigned=read_held(said.assigned_partitions, said.member_epoch),
+        revoking=read_held(said.partitions_pending_revocation, said.member_epoch),
+    )
