@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from tests.transcripts.groups import GroupsSpeaker
 from tests.transcripts.txn import TxnSpeaker
 
 HERE = Path(__file__).parent
@@ -24,7 +25,7 @@ class Speaker(Protocol):
         """Carry out one line; what came of it, line by line."""
 
 
-SPEAKERS: dict[str, Callable[[], Speaker]] = {"txn": TxnSpeaker}
+SPEAKERS: dict[str, Callable[[], Speaker]] = {"groups": GroupsSpeaker, "txn": TxnSpeaker}
 
 
 def transcripts() -> list[Path]:
