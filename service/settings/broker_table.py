@@ -114,6 +114,12 @@ class BrokerSettings:
     http_max_streams = integer(
         "http.max.streams", 5000, "Streams that may be open at one broker; further ones are refused.", at_least=0
     )
+    http_consumer_instance_timeout_ms = integer(
+        "http.consumer.instance.timeout.ms",
+        300_000,
+        "A consumer instance of the REST Proxy's version 2 whose client is silent for so long is gone.",
+        at_least=1000,
+    )
     http_idempotency_retention_ms = long(
         "http.idempotency.retention.ms",
         86_400_000,

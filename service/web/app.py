@@ -25,6 +25,7 @@ from service.web import (
     branches,
     cluster,
     compatible,
+    consumers,
     consuming,
     events,
     groups,
@@ -39,6 +40,7 @@ from service.web import (
 from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of
 from service.web.gateway import ASKING, Gateway
 from service.web.idempotency import REPLAYED, Keys
+from service.web.instances import Instances
 from service.web.lane import Lane, Lanes
 from service.web.members import Members
 from service.web.pages import routes as pages
@@ -63,6 +65,7 @@ TABLES: tuple[Sequence[Route], ...] = (
     branches.ROUTES,
     cluster.ROUTES,
     compatible.ROUTES,
+    consumers.ROUTES,
     events.ROUTES,
     openapi.ROUTES,
 )
@@ -116,6 +119,7 @@ class WebServer:
         self.gateway.keys = Keys(self.gateway)
         self.gateway.open_transactions = OpenTransactions()
         self.gateway.members = Members(self.gateway)
+        self.gateway.instances = Instances(self.gateway)
         self._lanes = Lanes(self.gateway, self._session)
         self._origins = set(broker.config.http_cors_origins)
         self.endpoints: list[Endpoint] = []
@@ -131,7 +135,7 @@ class WebServer:
         reads = route.body is not None or bool(route.body_media)
         ready = gateway.broker.ready
 
-        async def bound(request: web.Request) -> web.StreamResponse:
+        async def answered(request: web.Request) -> web.StreamResponse:
             if waits and not ready.is_set():
                 raise Problem("not-now", "the broker is not ready")
             session = self._session(request.transport)
@@ -145,6 +149,18 @@ class WebServer:
                 except TimeoutError:
                     raise Problem("too-slow", f"the body did not come within {BODY_S:g} s") from None
             return await handle(gateway, request)
+
+        if route.refuse is None:
+            return answered
+        refuse = route.refuse
+
+        async def bound(request: web.Request) -> web.StreamResponse:
+            try:
+                return await answered(request)
+            except (Problem, ClientFailure) as failure:
+                problem = of_failure(failure) if isinstance(failure, ClientFailure) else failure
+                request[PROBLEM] = problem.slug
+                return refuse(problem)
 
         return bound
 

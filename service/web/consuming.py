@@ -270,10 +270,7 @@ class Stream:
                 else:
                     await asyncio.sleep(PAUSE_S)
             except (Problem, ClientFailure) as failure:
-                passing = (
-                    failure.slug == "not-now" if isinstance(failure, Problem) else failure.kind is Kind.UNREACHABLE
-                )
-                if not passing or self._loop.time() > patience:
+                if not passes(failure) or self._loop.time() > patience:
                     raise
                 await asyncio.sleep(PAUSE_S)
             else:
@@ -418,7 +415,7 @@ async def stream(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     return response
 
 
-def _passes(failure: Problem | ClientFailure) -> bool:
+def passes(failure: Problem | ClientFailure) -> bool:
     """Whether waiting may help."""
     if isinstance(failure, Problem):
         return failure.slug == "not-now"

@@ -37,6 +37,7 @@ from service.wire.messages.versions import NEWEST_IS_UNSTABLE
 
 if TYPE_CHECKING:
     from service.web.idempotency import Keys
+    from service.web.instances import Instances
     from service.web.members import Members
     from service.web.producers import Producers
     from service.web.routing import Route
@@ -70,6 +71,7 @@ class Gateway:
         self.keys: Keys
         self.open_transactions: OpenTransactions
         self.members: Members
+        self.instances: Instances
         """These are set by the server, since they need the gateway."""
         self._turn = 0
         self._waiting: set[asyncio.Task[Any]] = set()

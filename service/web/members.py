@@ -12,7 +12,7 @@ import asyncio
 import base64
 import binascii
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import quote
@@ -123,6 +123,10 @@ class Member:
     join: Join
     touched_s: float
     epoch: int = 0
+    pattern: str | None = None
+    """Topics that it reads besides those it names."""
+    has_new_topics: bool = False
+    """The group must be told with the next beat."""
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     interval_s: float = 3.0
     beaten_s: float = 0.0
@@ -164,9 +168,21 @@ class Members:
         return member
 
     async def leave(self, member: Member) -> None:
+        self.forget(member)
+        await self.depart(member)
+
+    async def expire(self, member: Member, *, has_moved: bool) -> None:
+        """Its client is silent, or can't find it any more since another broker coordinates the group (`has_moved`)."""
+        await self.leave(member)
+
+    def forget(self, member: Member) -> None:
         member.is_gone = True
-        self._members.pop((member.group, member.member_id), None)
         member.positions.clear()
+        if self._members.get((member.group, member.member_id)) is member:
+            del self._members[member.group, member.member_id]
+
+    async def depart(self, member: Member) -> None:
+        """Others take its partitions over."""
         request = ConsumerGroupHeartbeatRequest(member.group, member.member_id, LEAVE, member.join.instance_id)
         await self._gateway.ask_coordinator(GROUPS, member.group, request)
 
@@ -177,15 +193,17 @@ class Members:
                 await asyncio.sleep(member.interval_s)
                 if member.is_gone:
                     return
-                if loop.time() - member.touched_s > member.join.session_timeout_ms / 1000:
-                    await self.leave(member)
+                is_silent = loop.time() - member.touched_s > member.join.session_timeout_ms / 1000
+                home = await self._gateway.coordinator(GROUPS, member.group)
+                has_moved = home != self._gateway.broker.node_id
+                if is_silent or has_moved:
+                    await self.expire(member, has_moved=has_moved)
                     return
                 await self.beat(member)
         except (Problem, ClientFailure) as failure:
             logger.info("member %s of group %s is gone: %s", member.member_id, member.group, failure)
         finally:
-            member.is_gone = True
-            self._members.pop((member.group, member.member_id), None)
+            self.forget(member)
 
     async def beat(self, member: Member) -> None:
         """Say that the member is there, and take what it is given; again at once when that has changed."""
@@ -198,6 +216,7 @@ class Members:
     async def _beat_once(self, member: Member) -> bool:
         image = self._gateway.broker.image
         joins = member.epoch == 0
+        says_topics = joins or member.has_new_topics
         owned = [
             ConsumerGroupHeartbeatRequestTopicPartitions(image.topics[name].id, [each.partition for each in partitions])
             for name, partitions in by_topic(member.positions).items()
@@ -205,8 +224,9 @@ class Members:
         ]
         request = ConsumerGroupHeartbeatRequest(
             *(member.group, member.member_id, member.epoch, member.join.instance_id),
-            rebalance_timeout_ms=REBALANCE_TIMEOUT_MS if joins else -1,
-            subscribed_topic_names=member.join.topics if joins else None,
+            rebalance_timeout_ms=REBALANCE_TIMEOUT_MS if says_topics else -1,
+            subscribed_topic_names=member.join.topics if says_topics else None,
+            subscribed_topic_regex=member.pattern if says_topics else None,
             topic_partitions=owned,
         )
         answer = await self._gateway.ask_coordinator(GROUPS, member.group, request)
@@ -216,6 +236,7 @@ class Members:
             return True
         if answer.error_code:
             raise of_error(answer.error_code, answer.error_message)
+        member.has_new_topics = False
         member.epoch = answer.member_epoch
         member.interval_s = answer.heartbeat_interval_ms / 1000
         if answer.assignment is None:
@@ -227,48 +248,100 @@ class Members:
             for index in topic.partitions
         }
         changed = given != member.positions.keys()
-        for lost in [each for each in member.positions if each not in given]:
-            del member.positions[lost]
+        if lost := [each for each in member.positions if each not in given]:
+            await self.give_up(member, lost)
+        for each in lost:
+            del member.positions[each]
         fresh = [each for each in given if each not in member.positions]
         if fresh:
-            member.positions.update(await self._starts(member, fresh))
+            member.positions.update(await self.starts(member, fresh))
         return changed
 
-    async def _starts(self, member: Member, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+    async def give_up(self, member: Member, partitions: list[TopicPartition]) -> None:
+        """The group wants these back, and gives them to another once the next beat says that they are not read."""
+
+    async def starts(self, member: Member, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Where the group is; what a transaction is about to commit is waited for."""
-        image = self._gateway.broker.image
-        topics = [
-            OffsetFetchRequestTopics(name, image.topics[name].id, [each.partition for each in of_topic])
-            for name, of_topic in by_topic(partitions).items()
-        ]
-        asked = OffsetFetchRequestGroup(member.group, member.member_id, member.epoch, topics)
-        while True:
-            request = OffsetFetchRequest(groups=[asked], require_stable=True)
-            (answer,) = (await self._gateway.ask_coordinator(GROUPS, member.group, request)).groups
-            codes = {part.error_code for topic in answer.topics for part in topic.partitions} - {0}
-            if ErrorCode.UNSTABLE_OFFSET_COMMIT in codes:
-                await asyncio.sleep(PAUSE_S)
-                continue
-            code = answer.error_code or next(iter(codes), 0)
-            if code:
-                raise of_error(code, f"offsets of group {member.group!r}")
-            break
-        found = {
-            TopicPartition(topic.name or image.topic_names[topic.topic_id], part.partition_index): part.committed_offset  # type: ignore[index]
+        committed = await committed_by(self._gateway, member.group, partitions, (member.member_id, member.epoch))
+        where = EARLIEST if member.join.auto_offset_reset == "earliest" else LATEST
+        found = {}
+        for each in partitions:
+            if each in committed:
+                found[each] = committed[each][0]
+            else:
+                found[each] = await at_time(self._gateway, each, where, Isolation.READ_COMMITTED.value)
+        return found
+
+
+Committed = dict[TopicPartition, tuple[int, str | None]]
+"""Offsets with their metadata."""
+NOBODY: tuple[str | None, int] = (None, -1)
+"""Who asks as no member of the group."""
+
+
+async def committed_by(
+    gateway: Gateway, group: str, partitions: Iterable[TopicPartition], who: tuple[str | None, int] = NOBODY
+) -> Committed:
+    """What the group has committed of these; what a transaction is about to commit is waited for."""
+    image = gateway.broker.image
+    topics = [
+        OffsetFetchRequestTopics(name, image.topics[name].id, [each.partition for each in of_topic])
+        for name, of_topic in by_topic(partitions).items()
+        if name in image.topics
+    ]
+    request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group, *who, topics)], require_stable=True)
+    while True:
+        (answer,) = (await gateway.ask_coordinator(GROUPS, group, request)).groups
+        codes = {part.error_code for topic in answer.topics for part in topic.partitions} - {0}
+        if ErrorCode.UNSTABLE_OFFSET_COMMIT in codes:
+            await asyncio.sleep(PAUSE_S)
+            continue
+        code = answer.error_code or next(iter(codes), 0)
+        if code:
+            raise of_error(code, f"offsets of group {group!r}")
+        return {
+            TopicPartition(topic.name or image.topic_names[topic.topic_id], part.partition_index): (  # type: ignore[index]
+                part.committed_offset,
+                part.metadata,
+            )
             for topic in answer.topics
             for part in topic.partitions
+            if part.committed_offset >= 0
         }
-        where = EARLIEST if member.join.auto_offset_reset == "earliest" else LATEST
+
+
+async def commit_by(
+    gateway: Gateway,
+    group: str,
+    who: tuple[str, int],
+    instance_id: str | None,
+    offsets: Mapping[TopicPartition, tuple[int, str | None]],
+) -> None:
+    topics = []
+    for name, partitions in by_topic(offsets).items():
+        asked = OffsetCommitRequestTopic(name, gateway.topic(name).id)
         for each in partitions:
-            if found.get(each, -1) < 0:
-                found[each] = await at_time(self._gateway, each, where, Isolation.READ_COMMITTED.value)
-        return {each: found[each] for each in partitions}
+            offset, metadata = offsets[each]
+            if not 0 <= offset < 2**63 or not 0 <= each.partition < 2**31:
+                raise Problem("invalid-request", f"{offset} is no offset")
+            asked.partitions.append(OffsetCommitRequestPartition(each.partition, offset, -1, metadata))
+        topics.append(asked)
+    if not topics:
+        return
+    member_id, epoch = who
+    answer = await gateway.ask_coordinator(
+        GROUPS, group, OffsetCommitRequest(group, epoch, member_id, instance_id, topics=topics)
+    )
+    for topic in answer.topics:
+        for part in topic.partitions:
+            if part.error_code:
+                raise of_error(part.error_code, f"group {group!r}", writing=True)
 
 
 # -- requests
 
 
-async def _home(gateway: Gateway, request: web.Request, body: bytes) -> web.StreamResponse | None:
+async def home(gateway: Gateway, request: web.Request, body: bytes) -> web.StreamResponse | None:
     """The answer of the broker that coordinates the group, if that is another one."""
     node = await gateway.coordinator(GROUPS, request.match_info["group"])
     return None if node == gateway.broker.node_id else await forward(gateway, node, request, body)
@@ -279,7 +352,7 @@ async def join(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     wanted = read_json(body, _joins)
     if not wanted.topics or not 1000 <= wanted.session_timeout_ms <= 3_600_000:
         raise Problem("invalid-request", "a member names topics, and a session of a second to an hour")
-    if (elsewhere := await _home(gateway, request, body)) is not None:
+    if (elsewhere := await home(gateway, request, body)) is not None:
         return elsewhere
     group = request.match_info["group"]
     member = await gateway.members.add(group, wanted)
@@ -288,7 +361,7 @@ async def join(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 
 
 async def describe(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    if (elsewhere := await _home(gateway, request, b"")) is not None:
+    if (elsewhere := await home(gateway, request, b"")) is not None:
         return elsewhere
     return as_json(_member(gateway, request).state)
 
@@ -298,7 +371,7 @@ def _member(gateway: Gateway, request: web.Request) -> Member:
 
 
 async def poll(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    if (elsewhere := await _home(gateway, request, b"")) is not None:
+    if (elsewhere := await home(gateway, request, b"")) is not None:
         return elsewhere
     member = _member(gateway, request)
     lens = lens_of(request)
@@ -383,7 +456,7 @@ async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     wanted = read_json(body, _commits)
     if (wanted.commit_token is None) == (not wanted.offsets):
         raise Problem("invalid-request", "what to commit: commit_token, or offsets")
-    if (elsewhere := await _home(gateway, request, body)) is not None:
+    if (elsewhere := await home(gateway, request, body)) is not None:
         return elsewhere
     member = _member(gateway, request)
     if wanted.commit_token is not None:
@@ -394,31 +467,12 @@ async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     else:
         generation = member.epoch
         offsets = {TopicPartition(each.topic, each.partition): (each.offset, each.metadata) for each in wanted.offsets}
-    topics = []
-    for name, partitions in by_topic(offsets).items():
-        asked = OffsetCommitRequestTopic(name, gateway.topic(name).id)
-        for each in partitions:
-            offset, metadata = offsets[each]
-            if not 0 <= offset < 2**63 or not 0 <= each.partition < 2**31:
-                raise Problem("invalid-request", f"{offset} is no offset")
-            asked.partitions.append(OffsetCommitRequestPartition(each.partition, offset, -1, metadata))
-        topics.append(asked)
-    if not topics:
-        return web.Response(status=204)
-    answer = await gateway.ask_coordinator(
-        GROUPS,
-        member.group,
-        OffsetCommitRequest(member.group, generation, member.member_id, member.join.instance_id, topics=topics),
-    )
-    for topic in answer.topics:
-        for part in topic.partitions:
-            if part.error_code:
-                raise of_error(part.error_code, f"group {member.group!r}", writing=True)
+    await commit_by(gateway, member.group, (member.member_id, generation), member.join.instance_id, offsets)
     return web.Response(status=204)
 
 
 async def leave(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    if (elsewhere := await _home(gateway, request, b"")) is not None:
+    if (elsewhere := await home(gateway, request, b"")) is not None:
         return elsewhere
     await gateway.members.leave(_member(gateway, request))
     return web.Response(status=204)

@@ -63,12 +63,13 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
     """OpenAPI 3.1."""
     shown = [route for route in routes if route.documented]
     types = [kind for route in shown for kind in (route.body, route.answer) if kind is not None]
+    types += [route.refusal[1] for route in shown if route.refusal is not None]
     unique = list(dict.fromkeys([*types, ProblemDetails]))
     schemas, components = msgspec.json.schema_components(
         unique, schema_hook=_hook, ref_template="#/components/schemas/{name}"
     )
     schema_of = dict(zip(unique, schemas, strict=True))
-    problem = {"description": "A problem", "content": {MEDIA_TYPE: {"schema": schema_of[ProblemDetails]}}}
+    as_problem = {MEDIA_TYPE: {"schema": schema_of[ProblemDetails]}}
     paths: dict[str, dict[str, Any]] = {}
     for route in shown:
         responses: dict[str, Any] = {}
@@ -76,11 +77,16 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
             answer: dict[str, Any] = {"description": "Done" if status < 400 else "Not now"}
             if route.answer is not None:
                 answer["content"] = {route.answer_media: {"schema": schema_of[route.answer]}}
-            elif route.answer_media != JSON:
+            elif route.answer_media != JSON and status != 204:
                 answer["content"] = {route.answer_media: {"schema": {"type": "string"}}}
             for media in route.more_media:
                 answer.setdefault("content", {})[media] = {"schema": {}}
             responses[str(status)] = answer
+        told = dict(as_problem)
+        if route.refusal is not None:
+            media, kind = route.refusal
+            told[media] = {"schema": schema_of[kind]}
+        problem = {"description": "A problem", "content": told}
         for status in route.problems:
             responses[str(status)] = problem
         responses["default"] = problem
@@ -97,7 +103,9 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
         }
         if route.body is not None or route.body_media:
             content: dict[str, Any] = {} if route.body is None else {JSON: {"schema": schema_of[route.body]}}
-            content.update((media, {"schema": {"type": "string"}}) for media in route.body_media)
+            text = {"schema": {"type": "string"}}
+            for media in route.body_media:
+                content[media] = content.get(JSON, text) if media.endswith("+json") else text
             operation["requestBody"] = {"required": True, "content": content}
         paths.setdefault(path_of(route), {})[route.method.lower()] = operation
     return {

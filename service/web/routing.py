@@ -12,6 +12,7 @@ from service.api.rules import Rule, anybody
 
 if TYPE_CHECKING:
     from service.web.gateway import Gateway
+    from service.web.problems import Problem
 
 Handler = Callable[["Gateway", web.Request], Awaitable[web.StreamResponse]]
 JSON = "application/json"
@@ -52,6 +53,10 @@ class Route:
     also: Sequence[int] = ()
     """Further statuses that are no problems."""
     problems: Sequence[int] = ()
+    refuse: Callable[[Problem], web.Response] | None = None
+    """How problems are told, if not as problem details: by the rules of somebody else's API."""
+    refusal: tuple[str, Any] | None = None
+    """Media and type of what `refuse` tells."""
     parameters: Sequence[Parameter] = ()
     documented: bool = True
     authorize: Rule = anybody

@@ -1,0 +1,461 @@
+"""The consumer calls of Confluent's REST Proxy, version 2: instances are made, subscribed or assigned, read from,
+moved, committed and deleted as programs written for it do that, and errors are told as theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Annotated, Any, TypeVar
+from urllib.parse import quote
+
+import msgspec
+from aiohttp import web
+
+from log.ids import TopicPartition
+from service.web.answers import query_int
+from service.web.consuming import PAGE_BYTES, PAGE_BYTES_MAX, WAIT_MS_MAX
+from service.web.gateway import Gateway
+from service.web.instances import Form, Instance, RecordV2, Refused, Wishes, not_in_form
+from service.web.members import EARLIEST, LATEST, committed_by, home
+from service.web.problems import Problem
+from service.web.routing import JSON, Route, integer
+
+T = TypeVar("T")
+
+MEDIA = "application/vnd.kafka.v2+json"
+MEDIA_OF = {form: f"application/vnd.kafka.{form.value}.v2+json" for form in Form}
+SCHEMA_FORMS = ("avro", "jsonschema", "protobuf")
+WITH_SCHEMAS = tuple(f"application/vnd.kafka.{form}.v2+json" for form in SCHEMA_FORMS)
+NAME_MAX = 249
+BODY_BYTES_MAX = 256 << 10
+TIMEOUT_MS = 1000
+MIN_BYTES_MAX = 10_000_000
+CODES = {"unknown-topic": 40401, "denied": 40301, "unauthenticated": 40101, "not-now": 50003, "outcome-unknown": 50003}
+
+
+class ErrorV2(msgspec.Struct):
+    error_code: int
+    message: str
+
+
+def refuse(problem: Problem) -> web.Response:
+    status = problem.kind.status
+    known = CODES.get(problem.slug, status if status < 500 else 50002)
+    code = problem.code if isinstance(problem, Refused) else known
+    message = problem.detail or problem.kind.title
+    return _answer(ErrorV2(code, message), status=status, headers=problem.all_headers)
+
+
+def _answer(
+    value: Any, media: str = MEDIA, *, status: int = 200, headers: dict[str, str] | None = None
+) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type=media, headers=headers)
+
+
+# -- bodies
+
+Partition = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
+
+
+class NewInstance(msgspec.Struct, forbid_unknown_fields=True):
+    """All of it may be left out, and numbers may be written as text."""
+
+    name: str | None = None
+    id: str | None = None
+    """The older word for name."""
+    format: str | None = None
+    auto_offset_reset: str | None = msgspec.field(default=None, name="auto.offset.reset")
+    auto_commit_enable: bool | None = msgspec.field(default=None, name="auto.commit.enable")
+    fetch_min_bytes: int | None = msgspec.field(default=None, name="fetch.min.bytes")
+    request_timeout_ms: int | None = msgspec.field(default=None, name="consumer.request.timeout.ms")
+
+
+class Made(msgspec.Struct):
+    instance_id: str
+    base_uri: str
+
+
+class Subscription(msgspec.Struct, forbid_unknown_fields=True):
+    """Either of them; a pattern is RE2's and matches whole names."""
+
+    topics: list[Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_MAX)]] | None = None
+    topic_pattern: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+
+
+class Subscribed(msgspec.Struct):
+    topics: list[str]
+
+
+class PartitionV2(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    partition: Partition
+
+
+class PartitionsV2(msgspec.Struct, forbid_unknown_fields=True):
+    partitions: list[PartitionV2]
+
+
+class OffsetV2(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    partition: Partition
+    offset: Offset
+    metadata: str | None = None
+
+
+class OffsetsV2(msgspec.Struct, forbid_unknown_fields=True):
+    offsets: list[OffsetV2]
+
+
+_new_instances = msgspec.json.Decoder(NewInstance, strict=False)
+_made = msgspec.json.Decoder(Made)
+_subscriptions = msgspec.json.Decoder(Subscription)
+_partitions = msgspec.json.Decoder(PartitionsV2)
+_offsets = msgspec.json.Decoder(OffsetsV2)
+
+
+async def _body(request: web.Request) -> bytes:
+    body = await request.read()
+    if body and request.content_type not in (MEDIA, JSON, *MEDIA_OF.values(), *WITH_SCHEMAS):
+        raise Refused("unsupported-media-type", 415, "HTTP 415 Unsupported Media Type")
+    if len(body) > BODY_BYTES_MAX:
+        raise Problem("record-too-large", f"such a body has at most {BODY_BYTES_MAX} bytes")
+    return body
+
+
+def _read(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise Refused("invalid-request", 422, str(error)) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Refused("malformed", 400, f"the body is not JSON: {error}") from None
+
+
+def _named(partitions: Iterable[PartitionV2]) -> list[TopicPartition]:
+    return [TopicPartition(each.topic, each.partition) for each in partitions]
+
+
+def _instance(gateway: Gateway, request: web.Request) -> Instance:
+    return gateway.instances.find(request.match_info["group"], request.match_info["instance"])
+
+
+def _done() -> web.Response:
+    return web.Response(status=204)
+
+
+# -- instances
+
+
+async def make(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    body = await _body(request)
+    given = _new_instance(body)
+    wishes = _wishes(given)
+    group = request.match_info["group"]
+    elsewhere = await home(gateway, request, body)
+    if elsewhere is None:
+        name = gateway.instances.make(group, given.id or given.name, wishes).member_id
+    elif elsewhere.status == 200 and isinstance(elsewhere, web.Response):
+        name = _made.decode(elsewhere.body or b"").instance_id  # type: ignore[arg-type]
+    else:
+        return elsewhere
+    host = request.headers.get("Host", "localhost")
+    place = f"{request.scheme}://{host}/consumers/{quote(group, safe='')}/instances/{quote(name, safe='')}"
+    return _answer(Made(name, place))  # the client goes on where it has asked, whoever has the instance
+
+
+def _invalid(message: str) -> Refused:
+    return Refused("invalid-request", 42204, f"Invalid consumer configuration: {message}")
+
+
+def _new_instance(body: bytes) -> NewInstance:
+    if not body:
+        return NewInstance()
+    try:
+        return _read(body, _new_instances)
+    except Refused as problem:
+        raise (problem if problem.code == 400 else _invalid(str(problem.detail))) from None
+
+
+def _wishes(given: NewInstance) -> Wishes:
+    name = given.id or given.name
+    if "" in (given.id, given.name):
+        raise _invalid("an instance without a name can't be found")
+    if name is not None and len(name) > NAME_MAX:
+        raise _invalid(f"a name has at most {NAME_MAX} characters")
+    form = (given.format or Form.BINARY.value).lower()
+    if form in SCHEMA_FORMS:
+        raise _invalid(f"format {form} needs a schema registry: binary and json don't")
+    if form not in {each.value for each in Form}:
+        raise Refused("invalid-request", 422, "Invalid format type.")
+    reset = given.auto_offset_reset or "latest"
+    if reset not in ("earliest", "latest", "none"):
+        raise _invalid("auto.offset.reset is one of earliest, latest and none")
+    min_bytes = 1 if given.fetch_min_bytes is None else given.fetch_min_bytes
+    if not -1 <= min_bytes <= MIN_BYTES_MAX:
+        raise _invalid(f"fetch.min.bytes is -1 to {MIN_BYTES_MAX}")
+    timeout_ms = TIMEOUT_MS if given.request_timeout_ms is None else given.request_timeout_ms
+    if not 0 <= timeout_ms < 2**31:
+        raise _invalid("consumer.request.timeout.ms is a number of milliseconds")
+    return Wishes(Form(form), reset, given.auto_commit_enable is not False, min_bytes, timeout_ms)
+
+
+async def delete(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    if (elsewhere := await home(gateway, request, b"")) is not None:
+        return elsewhere
+    await gateway.instances.leave(_instance(gateway, request))
+    return _done()
+
+
+# -- what they read
+
+
+async def subscribe(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    body = await _body(request)
+    wanted = _read(body, _subscriptions)
+    if wanted.topics is None and wanted.topic_pattern is None:
+        raise Refused("invalid-request", 422, "topics or topic_pattern says what to subscribe to")
+    if wanted.topics is not None and wanted.topic_pattern is not None:
+        raise Refused("conflict", 40903, "Subscription to topics, partitions and pattern are mutually exclusive.")
+    if (elsewhere := await home(gateway, request, body)) is not None:
+        return elsewhere
+    instance = _instance(gateway, request)
+    if wanted.topics or wanted.topic_pattern:
+        await gateway.instances.subscribe(instance, wanted.topics or [], wanted.topic_pattern or "", len(body))
+    else:
+        await gateway.instances.unsubscribe(instance)
+    return _done()
+
+
+async def subscription(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    if (elsewhere := await home(gateway, request, b"")) is not None:
+        return elsewhere
+    instance = _instance(gateway, request)
+    matched = {each.topic for each in instance.positions} if instance.pattern else ()
+    return _answer(Subscribed(sorted({*instance.join.topics, *matched})))
+
+
+async def unsubscribe(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    if (elsewhere := await home(gateway, request, b"")) is not None:
+        return elsewhere
+    await gateway.instances.unsubscribe(_instance(gateway, request))
+    return _done()
+
+
+async def assign(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    body = await _body(request)
+    wanted = _read(body, _partitions)
+    if (elsewhere := await home(gateway, request, body)) is not None:
+        return elsewhere
+    instance = _instance(gateway, request)
+    if wanted.partitions:
+        await gateway.instances.assign(instance, _named(wanted.partitions), len(body))
+    else:
+        await gateway.instances.unsubscribe(instance)
+    return _done()
+
+
+async def assignment(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    if (elsewhere := await home(gateway, request, b"")) is not None:
+        return elsewhere
+    instance = _instance(gateway, request)
+    return _answer(PartitionsV2([PartitionV2(*each) for each in sorted(instance.positions)]))
+
+
+# -- reading
+
+
+async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    form = _accepted(request)
+    timeout_ms = query_int(request, "timeout", -1, least=-(2**63))
+    max_bytes = query_int(request, "max_bytes", -1, least=-(2**63))
+    if (elsewhere := await home(gateway, request, b"")) is not None:
+        return elsewhere
+    instance = _instance(gateway, request)
+    if form is not instance.wishes.form:
+        raise not_in_form(
+            "The requested embedded data format does not match the deserializer for this consumer instance"
+        )
+    longest_ms = min(instance.wishes.timeout_ms, WAIT_MS_MAX)
+    wait_ms = longest_ms if timeout_ms <= 0 else min(timeout_ms, longest_ms)
+    found = await gateway.instances.read(instance, max_bytes if max_bytes > 0 else PAGE_BYTES, wait_ms)
+    return _answer(found, MEDIA_OF[form])
+
+
+def _accepted(request: web.Request) -> Form | None:
+    """The form that the client likes best; None: one that needs a schema registry."""
+    accepted = []
+    for part in request.headers.get("Accept", "*/*").lower().split(","):
+        media, *parameters = (each.strip() for each in part.split(";"))
+        quality = next((each[2:] for each in parameters if each.startswith("q=")), "1")
+        try:
+            accepted.append((float(quality), media.count("*") == 0, media))
+        except ValueError:
+            raise Refused("malformed", 400, "the Accept header can't be read") from None
+    for _, _, media in sorted(accepted, key=lambda each: each[:2], reverse=True):
+        if media in ("*/*", "application/*", MEDIA, MEDIA_OF[Form.BINARY]):
+            return Form.BINARY
+        if media == MEDIA_OF[Form.JSON]:
+            return Form.JSON
+        if media in WITH_SCHEMAS:
+            return None
+    raise Refused("not-acceptable", 406, "HTTP 406 Not Acceptable")
+
+
+# -- offsets
+
+
+async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    body = await _body(request)
+    wanted = _read(body, _offsets) if body else None
+    if (elsewhere := await home(gateway, request, body)) is not None:
+        return elsewhere
+    instance = _instance(gateway, request)
+    if wanted is None:
+        await gateway.instances.commit_all(instance)
+        return _answer([])
+    offsets = {}
+    for each in wanted.offsets:
+        partition = TopicPartition(each.topic, each.partition)
+        _look_up(gateway, partition)
+        offsets[partition] = each.offset + 1, each.metadata  # they name the last record, the group the next
+    await gateway.instances.commit(instance, offsets)
+    return _answer([])
+
+
+def _look_up(gateway: Gateway, partition: TopicPartition) -> None:
+    if partition.partition not in gateway.topic(partition.topic).partitions:
+        raise Refused("unknown-topic", 40402, "Partition not found.")
+
+
+async def committed(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    body = await _body(request)
+    if not body:
+        raise Refused("unknown-topic", 40402, "Partition not found.")
+    partitions = _named(_read(body, _partitions).partitions)
+    if (elsewhere := await home(gateway, request, body)) is not None:
+        return elsewhere
+    instance = _instance(gateway, request)
+    for each in partitions:
+        _look_up(gateway, each)
+    found = await committed_by(gateway, instance.group, partitions) if partitions else {}
+    offsets = [OffsetV2(*each, offset, metadata or "") for each, (offset, metadata) in found.items()]
+    return _answer(OffsetsV2(offsets))
+
+
+async def seek(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    body = await _body(request)
+    wanted = _read(body, _offsets).offsets
+    if (elsewhere := await home(gateway, request, body)) is not None:
+        return elsewhere
+    offsets = {TopicPartition(each.topic, each.partition): each.offset for each in wanted}
+    await gateway.instances.seek(_instance(gateway, request), offsets)
+    return _done()
+
+
+async def seek_to_beginning(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    return await _seek_to(gateway, request, EARLIEST)
+
+
+async def seek_to_end(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    return await _seek_to(gateway, request, LATEST)
+
+
+async def _seek_to(gateway: Gateway, request: web.Request, where: int) -> web.StreamResponse:
+    body = await _body(request)
+    partitions = _named(_read(body, _partitions).partitions)
+    if (elsewhere := await home(gateway, request, body)) is not None:
+        return elsewhere
+    await gateway.instances.seek(_instance(gateway, request), dict.fromkeys(partitions, where))
+    return _done()
+
+
+_GROUP = "/consumers/{group}"
+_ONE = _GROUP + "/instances/{instance}"
+
+
+_route = partial(
+    Route,
+    tag="consumers of version 2",
+    answer_media=MEDIA,
+    problems=(404, 409, 415, 422, 429, 503),
+    refuse=refuse,
+    refusal=(MEDIA, ErrorV2),
+)
+_with_body = partial(_route, body_media=(MEDIA,))
+ROUTES = (
+    _with_body(
+        "POST",
+        _GROUP,
+        make,
+        "Make a consumer instance, as Confluent's REST Proxy does: a consumer with a "
+        "name. `format` is binary or json; `fetch.min.bytes` and `consumer.request.timeout.ms` say how long it waits.",
+        body=NewInstance,
+        answer=Made,
+    ),
+    _route("DELETE", _ONE, delete, "Delete an instance: its group goes on without it at once.", status=204),
+    _with_body(
+        "POST",
+        _ONE + "/subscription",
+        subscribe,
+        "Subscribe to topics, or to all that match a pattern: it reads what its group gives it.",
+        body=Subscription,
+        status=204,
+    ),
+    _route("GET", _ONE + "/subscription", subscription, "What an instance has subscribed to.", answer=Subscribed),
+    _route(
+        "DELETE", _ONE + "/subscription", unsubscribe, "Subscribe to nothing; assigned to nothing either.", status=204
+    ),
+    _with_body(
+        "POST",
+        _ONE + "/assignments",
+        assign,
+        "Assign partitions by hand, beside the group.",
+        body=PartitionsV2,
+        status=204,
+    ),
+    _route("GET", _ONE + "/assignments", assignment, "The partitions an instance reads.", answer=PartitionsV2),
+    _route(
+        "GET",
+        _ONE + "/records",
+        records,
+        "What there is, in the form that the instance was made for and `Accept` "
+        "names: `application/vnd.kafka.binary.v2+json` or `application/vnd.kafka.json.v2+json`.",
+        answer=list[RecordV2],
+        answer_media=MEDIA_OF[Form.BINARY],
+        more_media=(MEDIA_OF[Form.JSON],),
+        problems=(400, 404, 406, 409, 416, 503),
+        parameters=(
+            integer(
+                "timeout",
+                "Milliseconds to wait at most, if that is less than the instance was made for.",
+                least=-(2**63),
+            ),
+            integer("max_bytes", f"About so many bytes of keys and values; at most {PAGE_BYTES_MAX}.", least=-(2**63)),
+        ),
+    ),
+    _with_body(
+        "POST",
+        _ONE + "/offsets",
+        commit,
+        "Commit what was read, or these: each is the offset of the last record that is done with.",
+        body=OffsetsV2,
+        answer=list[OffsetV2],
+    ),
+    _with_body(
+        "GET", _ONE + "/offsets", committed, "What the group has committed.", body=PartitionsV2, answer=OffsetsV2
+    ),
+    _with_body("POST", _ONE + "/positions", seek, "Read on elsewhere.", body=OffsetsV2, status=204),
+    _with_body(
+        "POST",
+        _ONE + "/positions/beginning",
+        seek_to_beginning,
+        "Read on at the first record.",
+        body=PartitionsV2,
+        status=204,
+    ),
+    _with_body(
+        "POST", _ONE + "/positions/end", seek_to_end, "Read on behind the last record.", body=PartitionsV2, status=204
+    ),
+)

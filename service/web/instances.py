@@ -1,0 +1,468 @@
+"""Consumer instances as Confluent's REST Proxy has them in version 2: consumers with a name, which subscribe to topics,
+or are assigned partitions by hand, and are read from by whoever knows the name.
+
+What always holds: an instance lives at the broker that coordinates its group. Where it reads moves only by an answer
+that shows the records before, and it reads nothing that its group has given to another. What it commits by itself was
+shown by an answer before the last one, or its client has asked for more since. An instance that is lost with its broker
+is made again under its name, takes its place in the group at once and goes on where the group is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from isolation.read_view import Isolation
+from log.ids import TopicPartition
+from service.client.cluster import MOVED
+from service.client.failures import ClientFailure
+from service.cluster.image import NO_LEADER
+from service.web.consuming import PAGE_BYTES_MAX, RECORDS_MAX, passes
+from service.web.fetching import Lens, Piece, fetch, opened
+from service.web.gateway import PAUSE_S, Gateway
+from service.web.members import (
+    EARLIEST,
+    IDLE_BEAT_S,
+    LATEST,
+    MEMBERS_MAX,
+    POLL_BEAT_S,
+    STEP_MS,
+    Join,
+    Member,
+    Members,
+    commit_by,
+    committed_by,
+)
+from service.web.problems import Problem, of_error
+from service.web.records import RecordOut
+from service.web.topics import at_time
+from service.wire.error_codes import ErrorCode
+
+logger = logging.getLogger("oncelog.http")
+
+SOMEWHERE = -1
+"""The position of a partition until it is read from for the first time."""
+COMMIT_EVERY_S = 5.0
+KEPT_BYTES_MAX = 64 << 20
+"""Of subscriptions and assignments, as they came, of all instances."""
+COMMIT_TRIES = 3
+
+
+class Form(Enum):
+    BINARY = "binary"
+    JSON = "json"
+
+
+class Refused(Problem):
+    """Told with a code of the REST Proxy's."""
+
+    def __init__(self, slug: str, code: int, message: str) -> None:
+        super().__init__(slug, message)
+        self.code = code
+
+
+def not_found() -> Refused:
+    return Refused("not-found", 40403, "Consumer instance not found.")
+
+
+def conflict(message: str) -> Refused:
+    return Refused("conflict", 40903, f"Illegal state: {message}")
+
+
+def not_in_form(message: str) -> Refused:
+    return Refused("not-acceptable", 40601, message)
+
+
+class RecordV2(msgspec.Struct):
+    """A record that was read."""
+
+    topic: str
+    key: Raw | str | None
+    value: Raw | str | None
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a client said when it made its instance."""
+
+    form: Form = Form.BINARY
+    auto_offset_reset: str = "latest"
+    commits_itself: bool = True
+    min_bytes: int = 1
+    timeout_ms: int = 1000
+
+
+@dataclass(slots=True, eq=False)
+class Instance(Member):
+    wishes: Wishes = field(default_factory=Wishes)
+    is_named: bool = False
+    """By its client, which may make it again."""
+    is_assigned: bool = False
+    """By hand: it is no member of its group."""
+    uncommitted: dict[TopicPartition, int] = field(default_factory=dict)
+    """Where it has read to since the last commit."""
+    committed_s: float = 0.0
+    kept_bytes: int = 0
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One answer with records at a time."""
+
+    @property
+    def is_subscribed(self) -> bool:
+        return bool(self.join.topics or self.pattern)
+
+    @property
+    def who(self) -> tuple[str, int]:
+        """As the group knows it."""
+        return (self.member_id, self.epoch) if self.is_subscribed else ("", -1)
+
+    def move(self, positions: Mapping[TopicPartition, int]) -> None:
+        for partition, offset in positions.items():
+            self.positions.pop(partition, None)  # others come first next time
+            self.positions[partition] = self.uncommitted[partition] = offset
+
+
+class Instances(Members):
+    """Those whose groups this broker coordinates. An instance that subscribes is a member of its group."""
+
+    _members: dict[tuple[str, str], Instance]  # type: ignore[assignment]
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
+        self._kept_bytes = 0
+
+    def make(self, group: str, name: str | None, wishes: Wishes) -> Instance:
+        broker = self._gateway.broker
+        known = name or f"rest-consumer-{UUID(bytes=broker.env.unique(), version=4)}"
+        if (group, known) in self._members:
+            taken = "Consumer with specified consumer ID already exists in the specified consumer group."
+            raise Refused("exists", 40902, taken)
+        if len(self._members) >= MEMBERS_MAX:
+            raise Problem("throttled", f"{MEMBERS_MAX} consumer instances are here")
+        join = Join([], session_timeout_ms=broker.config.http_consumer_instance_timeout_ms)
+        now_s = asyncio.get_running_loop().time()
+        instance = Instance(group, known, join, now_s, pattern="", wishes=wishes, is_named=name is not None)
+        instance.committed_s = now_s
+        self._members[group, known] = instance
+        broker.env.tasks.spawn(f"consumer instance {known}", self._live(instance))
+        return instance
+
+    def find(self, group: str, member_id: str) -> Instance:
+        instance = self._members.get((group, member_id))
+        if instance is None or instance.is_gone:
+            raise not_found()
+        instance.touched_s = asyncio.get_running_loop().time()
+        return instance
+
+    def forget(self, member: Member) -> None:
+        assert isinstance(member, Instance)
+        super().forget(member)
+        self._keep(member, 0)
+
+    def _keep(self, instance: Instance, size: int) -> None:
+        kept = self._kept_bytes - instance.kept_bytes + size
+        if size and kept > KEPT_BYTES_MAX:
+            raise Problem("throttled", "the consumer instances here read too many topics")
+        self._kept_bytes, instance.kept_bytes = kept, size
+
+    async def leave(self, member: Member) -> None:
+        """Its client has asked for it, and hence has seen the last answer."""
+        assert isinstance(member, Instance)
+        await self._commit_itself(member)
+        await super().leave(member)
+
+    async def expire(self, member: Member, *, has_moved: bool) -> None:
+        """A client that named it may have made it again elsewhere: that one has its place in the group by now."""
+        assert isinstance(member, Instance)
+        if has_moved and member.is_named:
+            self.forget(member)
+        else:
+            await super().leave(member)
+
+    async def depart(self, member: Member) -> None:
+        if member.epoch > 0:
+            await super().depart(member)
+
+    # -- what it reads
+
+    async def subscribe(self, instance: Instance, topics: list[str], pattern: str, size: int) -> None:
+        if instance.is_assigned or (instance.pattern if topics else instance.join.topics):
+            raise conflict("Subscription to topics, partitions and pattern are mutually exclusive")
+        self._keep(instance, size)
+        async with instance.turn:
+            before = instance.join.topics, instance.pattern
+            instance.join.topics, instance.pattern = topics, pattern
+            instance.has_new_topics = True
+        try:
+            await self.beat(instance)
+        except (Problem, ClientFailure):
+            instance.join.topics, instance.pattern = before
+            raise
+
+    async def assign(self, instance: Instance, partitions: Iterable[TopicPartition], size: int) -> None:
+        if instance.is_subscribed:
+            raise conflict("Subscription to topics, partitions and pattern are mutually exclusive")
+        self._keep(instance, size)
+        await self._commit_itself(instance)
+        async with instance.turn:
+            instance.is_assigned = True
+            instance.positions = {each: instance.positions.get(each, SOMEWHERE) for each in partitions}
+
+    async def unsubscribe(self, instance: Instance) -> None:
+        await self._commit_itself(instance)
+        async with instance.turn:
+            await self.depart(instance)
+            instance.join.topics, instance.pattern, instance.epoch = [], "", 0
+            instance.is_assigned = False
+            instance.positions.clear()
+            instance.uncommitted.clear()
+            self._keep(instance, 0)
+
+    async def beat(self, member: Member) -> None:
+        assert isinstance(member, Instance)
+        if member.is_subscribed:
+            await super().beat(member)
+
+    async def give_up(self, member: Member, partitions: list[TopicPartition]) -> None:
+        assert isinstance(member, Instance)
+        await self._commit_itself(member)
+
+    async def starts(self, member: Member, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """Found out when they are read from, as any consumer does it."""
+        return dict.fromkeys(partitions, SOMEWHERE)
+
+    async def seek(self, instance: Instance, offsets: Mapping[TopicPartition, int]) -> None:
+        """EARLIEST and LATEST are offsets too."""
+        for partition in offsets:
+            if partition not in instance.positions:
+                raise conflict(f"No current assignment for partition {partition.topic}-{partition.partition}")
+        found = {each: await self._place(each, offset) for each, offset in offsets.items()}
+        instance.move({each: offset for each, offset in found.items() if each in instance.positions})
+
+    async def _place(self, partition: TopicPartition, offset: int) -> int:
+        if offset >= 0:
+            return offset
+        return await at_time(self._gateway, partition, offset, Isolation.READ_COMMITTED.value)
+
+    async def _begin(self, instance: Instance) -> None:
+        """Find where to read what has not been read from yet: where the group is, or where the client said."""
+        image = self._gateway.broker.image
+        fresh = [
+            each
+            for each, offset in instance.positions.items()
+            if offset == SOMEWHERE and (state := image.partition(each)) is not None and state.leader != NO_LEADER
+        ]
+        if not fresh:
+            return
+        committed = await committed_by(self._gateway, instance.group, fresh)
+        for each in fresh:
+            offset = committed[each][0] if each in committed else await self._reset(instance, each)
+            if instance.positions.get(each) == SOMEWHERE:
+                instance.positions[each] = offset
+
+    async def _reset(self, instance: Instance, partition: TopicPartition) -> int:
+        if instance.wishes.auto_offset_reset == "none":
+            raise Problem("offset-out-of-range", f"nothing says where to read {partition.topic}-{partition.partition}")
+        return await self._place(partition, EARLIEST if instance.wishes.auto_offset_reset == "earliest" else LATEST)
+
+    # -- reading
+
+    async def read(self, instance: Instance, max_bytes: int, wait_ms: int) -> list[RecordV2]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        if not instance.is_subscribed and not instance.is_assigned:
+            raise conflict("Consumer is not subscribed to any topics or assigned any partitions")
+        with self._gateway.waiting():
+            async with instance.reading:
+                if loop.time() - instance.committed_s >= COMMIT_EVERY_S:
+                    await self._commit_itself(instance)
+                answer = Answer(self._gateway, instance, max_bytes)
+                try:
+                    await self._fill(answer, deadline)
+                except (Problem, ClientFailure):
+                    if not answer.records:
+                        raise
+                instance.touched_s = loop.time()
+                return answer.given()
+
+    async def _fill(self, answer: Answer, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        wait_ms = 0
+        while True:
+            try:
+                await self._fill_once(answer, wait_ms)
+            except (Problem, ClientFailure) as failure:
+                if not passes(failure) or loop.time() >= deadline:
+                    raise
+            left_ms = int((deadline - loop.time()) * 1000)
+            if answer.is_enough or left_ms <= 0:
+                return
+            wait_ms = min(left_ms, STEP_MS)
+            await asyncio.sleep(0 if answer.instance.positions else PAUSE_S)
+
+    async def _fill_once(self, answer: Answer, wait_ms: int) -> None:
+        instance = answer.instance
+        if instance.is_gone:
+            raise not_found()
+        if asyncio.get_running_loop().time() - instance.beaten_s > (POLL_BEAT_S if instance.positions else IDLE_BEAT_S):
+            await self.beat(instance)
+        async with instance.turn:
+            await self._begin(instance)
+            for partition in await answer.take(wait_ms):
+                instance.positions[partition] = await self._reset(instance, partition)
+
+    # -- commits
+
+    async def commit(self, instance: Instance, offsets: Mapping[TopicPartition, tuple[int, str | None]]) -> None:
+        """Refused when its group has shut it out meanwhile."""
+        for tries_left in reversed(range(COMMIT_TRIES)):
+            try:
+                await commit_by(self._gateway, instance.group, instance.who, None, offsets)
+            except Problem as problem:
+                if problem.error != ErrorCode.STALE_MEMBER_EPOCH or not tries_left:
+                    raise
+                await self.beat(instance)  # the group has gone on, and still knows it
+            else:
+                return
+
+    async def commit_all(self, instance: Instance) -> None:
+        """Everything that was shown."""
+        offsets = {each: (offset, None) for each, offset in instance.positions.items() if offset != SOMEWHERE}
+        await self.commit(instance, offsets)
+        instance.uncommitted.clear()
+
+    async def _commit_itself(self, instance: Instance) -> None:
+        """Not asked for: what goes wrong is not told, and tried again later."""
+        instance.committed_s = asyncio.get_running_loop().time()
+        topics = self._gateway.broker.image.topics
+        ready = {
+            each: offset
+            for each, offset in instance.uncommitted.items()
+            if each in instance.positions and each.topic in topics
+        }
+        if not instance.wishes.commits_itself or not ready:
+            return
+        try:
+            await commit_by(
+                *(self._gateway, instance.group, instance.who, None),
+                {each: (offset, None) for each, offset in ready.items()},
+            )
+        except (Problem, ClientFailure) as failure:
+            logger.info("consumer instance %s of group %s: %s", instance.member_id, instance.group, failure)
+            return
+        for each, offset in ready.items():
+            if instance.uncommitted.get(each) == offset:
+                del instance.uncommitted[each]
+
+
+class Answer:
+    """Records for one answer. Its instance has read them only once they are given."""
+
+    def __init__(self, gateway: Gateway, instance: Instance, max_bytes: int) -> None:
+        self.instance = instance
+        self.records: list[RecordV2] = []
+        self._gateway = gateway
+        self._left = min(max_bytes, PAGE_BYTES_MAX)
+        self._bytes = 0
+        self._is_full = False
+        self._begins: dict[TopicPartition, int] = {}
+        self._ends: dict[TopicPartition, int] = {}
+        is_json = instance.wishes.form is Form.JSON
+        self._lens = Lens(form="auto" if is_json else "base64")
+        self._show = _in_json if is_json else _in_binary
+
+    @property
+    def is_enough(self) -> bool:
+        return self._is_full or (bool(self.records) and self._bytes >= self.instance.wishes.min_bytes)
+
+    def given(self) -> list[RecordV2]:
+        """Without those of partitions that were given to another meanwhile, or that the client reads elsewhere now."""
+        held = self.instance.positions
+        kept = {each: end for each, end in self._ends.items() if held.get(each) == self._begins[each]}
+        self.instance.move(kept)
+        return [each for each in self.records if (each.topic, each.partition) in kept]
+
+    async def take(self, wait_ms: int) -> list[TopicPartition]:
+        """Read on, and wait for so long if there is nothing. Partitions that begin elsewhere come back."""
+        image = self._gateway.broker.image
+        by_leader: dict[int, dict[TopicPartition, int]] = {}
+        for partition, offset in self.instance.positions.items():
+            state = image.partition(partition)
+            if offset != SOMEWHERE and state is not None and state.leader != NO_LEADER:
+                by_leader.setdefault(state.leader, {})[partition] = self._ends.get(partition, offset)
+        if not by_leader:
+            await asyncio.sleep(min(wait_ms / 1000, PAUSE_S))
+        work = [
+            fetch(self._gateway, node, positions, Isolation.READ_COMMITTED, max_bytes=self._left, wait_ms=wait_ms)
+            for node, positions in by_leader.items()
+        ]
+        elsewhere = []
+        for pieces in await asyncio.gather(*work):
+            for piece in pieces:
+                if piece.error == ErrorCode.OFFSET_OUT_OF_RANGE and piece.partition not in self._ends:
+                    elsewhere.append(piece.partition)
+                elif not self._is_full and piece.error not in PASSING:
+                    if piece.error:
+                        where = f"{piece.partition.topic}-{piece.partition.partition}"
+                        raise of_error(piece.error, where)
+                    await self._open(piece)
+        return elsewhere
+
+    async def _open(self, piece: Piece) -> None:
+        begin = self.instance.positions.get(piece.partition, SOMEWHERE)
+        if begin == SOMEWHERE:
+            return
+        offset = self._ends.get(piece.partition, begin)
+        most = RECORDS_MAX - len(self.records)
+        async for some, next_offset in opened(self._gateway, piece, offset, self._lens, most):
+            self._begins.setdefault(piece.partition, begin)
+            for each in some:
+                assert isinstance(each, RecordOut), "the lens asks for no events"
+                self._ends[piece.partition] = each.offset
+                record, size = self._show(each)
+                if self.records and size > self._left:
+                    self._is_full = True
+                    return
+                self.records.append(record)
+                self._bytes += size
+                self._left = max(self._left - size, 0)
+            self._ends[piece.partition] = next_offset
+        self._is_full = self._left == 0 or len(self.records) >= RECORDS_MAX
+
+
+PASSING = MOVED | {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.OFFSET_OUT_OF_RANGE}
+
+
+def _in_binary(record: RecordOut) -> tuple[RecordV2, int]:
+    key = None if record.key is None else base64.b64encode(record.key.encode()).decode()
+    if record.key_base64 is not UNSET:
+        key = record.key_base64
+    value = None if record.value_base64 is UNSET else record.value_base64
+    size = (len(key or "") + len(value or "")) * 3 // 4
+    return RecordV2(record.topic, key, value, record.partition, record.offset), size
+
+
+_any_json = msgspec.json.Decoder(Raw).decode
+
+
+def _in_json(record: RecordOut) -> tuple[RecordV2, int]:
+    where = f"{record.topic}-{record.partition} at offset {record.offset}"
+    if record.key_base64 is not UNSET or record.value is UNSET:
+        raise not_in_form(f"{where} is not JSON")
+    key = None
+    if record.key is not None:
+        try:
+            key = _any_json(record.key)
+        except (msgspec.DecodeError, RecursionError):
+            raise not_in_form(f"the key of {where} is not JSON") from None
+    size = len(key or b"") + len(record.value or b"")
+    return RecordV2(record.topic, key, record.value, record.partition, record.offset), size

@@ -1,0 +1,424 @@
+"""Consumer instances as Confluent's REST Proxy has them in version 2."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer
+
+from tests.service.web.kit import PATIENCE_S, Answer, Http, Served
+
+MEDIA = "application/vnd.kafka.v2+json"
+BINARY = "application/vnd.kafka.binary.v2+json"
+JSON = "application/vnd.kafka.json.v2+json"
+
+
+class Reader:
+    """A program written for the REST Proxy: it knows what the proxy answers, and nothing of ours."""
+
+    def __init__(self, http: Http, group: str, **wishes: Any) -> None:
+        self.http, self.group = http, group
+        self.form = wishes.get("format", "binary")
+        answer = call(http, "POST", f"/consumers/{group}", {"auto.offset.reset": "earliest", **wishes})
+        assert answer.status == 200, answer
+        self.name: str = answer.json["instance_id"]
+        assert answer.json["base_uri"] == f"{http.url}/consumers/{group}/instances/{self.name}"
+
+    def call(self, method: str, path: str, body: Any = None, **more: Any) -> Answer:
+        return call(self.http, method, f"/consumers/{self.group}/instances/{self.name}{path}", body, **more)
+
+    def do(self, method: str, path: str, body: Any = None) -> None:
+        answer = self.call(method, path, body)
+        assert answer.status == 204, answer
+
+    def records(self, query: str = "") -> list[dict[str, Any]]:
+        answer = self.call("GET", "/records" + query, accept=f"application/vnd.kafka.{self.form}.v2+json")
+        assert answer.status == 200, answer
+        assert answer.headers["Content-Type"] == f"application/vnd.kafka.{self.form}.v2+json"
+        found: list[dict[str, Any]] = answer.json
+        return found
+
+    def read(self, count: int) -> list[dict[str, Any]]:
+        """So many, and not one more."""
+        found: list[dict[str, Any]] = []
+        deadline = time.monotonic() + PATIENCE_S
+        while len(found) < count:
+            assert time.monotonic() < deadline, found
+            found += self.records()
+        assert len(found) == count, found
+        return found
+
+    def committed(self, topic: str, partition: int = 0) -> int | None:
+        answer = self.call("GET", "/offsets", {"partitions": [{"topic": topic, "partition": partition}]})
+        assert answer.status == 200, answer
+        offsets = answer.json["offsets"]
+        assert all((each["topic"], each["partition"]) == (topic, partition) for each in offsets)
+        return offsets[0]["offset"] if offsets else None
+
+
+def call(
+    http: Http, method: str, path: str, body: Any = None, *, accept: str = MEDIA, content_type: str = MEDIA
+) -> Answer:
+    headers = {"Accept": accept}
+    if body is not None:
+        headers["Content-Type"] = content_type
+        body = body if isinstance(body, bytes) else json.dumps(body)
+    return http.ask(method, path, body, headers=headers)
+
+
+def write(http: Http, topic: str, *values: Any, partition: int = 0) -> None:
+    records = [{"partition": partition, "key": json.dumps(f"k{value}"), "value": value} for value in values]
+    assert http.post(f"/v1/topics/{topic}/records", {"records": records}).status == 200
+
+
+def make(http: Http, topic: str, partitions: int = 1) -> None:
+    assert http.post("/v1/topics", {"name": topic, "partitions": partitions}).status == 201
+
+
+def code(answer: Answer) -> tuple[int, int]:
+    """Errors are told in the REST Proxy's form."""
+    assert set(answer.json) == {"error_code", "message"}, answer
+    assert answer.headers["Content-Type"] == MEDIA
+    return answer.status, answer.json["error_code"]
+
+
+def test_an_instance_subscribes_reads_commits_and_the_next_goes_on_behind_it(http: Http, topic: str) -> None:
+    make(http, topic, 3)
+    for number in range(30):
+        write(http, topic, number, partition=number % 3)
+    first = Reader(http, topic, name="mine", format="json", **{"auto.commit.enable": "false"})
+    assert first.name == "mine"
+    first.do("POST", "/subscription", {"topics": [topic]})
+    assert first.call("GET", "/subscription").json == {"topics": [topic]}
+    found = first.read(30)
+    assert sorted(each["value"] for each in found) == list(range(30))
+    assert {tuple(each) for each in found} == {("topic", "key", "value", "partition", "offset")}
+    for partition in range(3):
+        mine = [each for each in found if each["partition"] == partition]
+        assert [(each["offset"], each["key"]) for each in mine] == [(n, f"k{3 * n + partition}") for n in range(10)]
+    partitions = [{"topic": topic, "partition": each} for each in range(3)]
+    assert first.call("GET", "/assignments").json == {"partitions": partitions}
+    assert first.committed(topic) is None
+    answer = first.call("POST", "/offsets")
+    assert (answer.status, answer.json) == (200, [])
+    assert [first.committed(topic, each) for each in range(3)] == [10, 10, 10]
+    group = http.get(f"/v1/groups/{topic}").json
+    assert [each["member_id"] for each in group["members"]] == ["mine"]
+    first.do("DELETE", "")
+    assert not http.get(f"/v1/groups/{topic}").json["members"]
+    write(http, topic, 30)
+    second = Reader(http, topic, name="mine", format="json")
+    second.do("POST", "/subscription", {"topics": [topic]})
+    assert [each["value"] for each in second.read(1)] == [30]
+    second.do("DELETE", "")
+
+
+def test_what_is_committed_is_the_last_record_that_is_done_with(served: Served, http: Http, topic: str) -> None:
+    make(http, topic)
+    write(http, topic, *range(9))
+    reader = Reader(http, topic)
+    offset = {"topic": topic, "partition": 0, "offset": 4, "metadata": "half"}
+    assert reader.call("POST", "/offsets", {"offsets": [offset]}).status == 200
+    answer = reader.call("GET", "/offsets", {"partitions": [{"topic": topic, "partition": 0}]})
+    assert answer.json == {"offsets": [{**offset, "offset": 5}]}
+    consumer = Consumer({"bootstrap.servers": served.bootstrap, "group.id": topic, "auto.offset.reset": "earliest"})
+    try:
+        consumer.subscribe([topic])
+        message = consumer.poll(PATIENCE_S)
+        assert message is not None and message.offset() == 5
+    finally:
+        consumer.close()
+    reader.do("DELETE", "")
+
+
+def test_bytes_come_as_base64_and_tombstones_as_null(http: Http, topic: str) -> None:
+    make(http, topic)
+    raw = [{"key_base64": "/w==", "value_base64": "AAEC"}, {"key": "k", "value": None}, {"value_string": "ü"}]
+    assert http.post(f"/v1/topics/{topic}/records", {"records": raw}).status == 200
+    reader = Reader(http, topic)
+    reader.do("POST", "/assignments", {"partitions": [{"topic": topic, "partition": 0}]})
+    found = [(each["key"], each["value"]) for each in reader.read(3)]
+    umlaut = base64.b64encode("ü".encode()).decode()
+    assert found == [("/w==", "AAEC"), (base64.b64encode(b"k").decode(), None), (None, umlaut)]
+    reader.do("DELETE", "")
+
+
+def test_a_record_that_is_no_json_holds_its_reader_up_until_it_goes_past(http: Http, topic: str) -> None:
+    make(http, topic)
+    raw = [{"value": 1}, {"value": 2}, {"value_string": "plain"}, {"value": 3}, {"key": "plain", "value": 4}]
+    assert http.post(f"/v1/topics/{topic}/records", {"records": raw}).status == 200
+    reader = Reader(http, topic, format="json", **{"fetch.min.bytes": 1000})
+    reader.do("POST", "/assignments", {"partitions": [{"topic": topic, "partition": 0}]})
+    assert [each["value"] for each in reader.records()] == [1, 2]
+    for _ in range(2):
+        assert code(reader.call("GET", "/records", accept=JSON)) == (406, 40601)
+    reader.do("POST", "/positions", {"offsets": [{"topic": topic, "partition": 0, "offset": 3}]})
+    assert [each["value"] for each in reader.records()] == [3]
+    assert code(reader.call("GET", "/records", accept=JSON)) == (406, 40601)
+    reader.do("DELETE", "")
+
+
+def test_an_instance_reads_from_where_it_is_sent(http: Http, topic: str) -> None:
+    make(http, topic, 2)
+    write(http, topic, *range(5))
+    reader = Reader(http, topic, format="json")
+    where = [{"topic": topic, "partition": 0}]
+    answer = reader.call("POST", "/positions/end", {"partitions": where})
+    assert code(answer) == (409, 40903) and "No current assignment" in answer.json["message"]
+    reader.do("POST", "/assignments", {"partitions": [*where, {"topic": "not-there-yet", "partition": 7}]})
+    assert len(reader.read(5)) == 5
+    reader.do("POST", "/positions/beginning", {"partitions": where})
+    assert len(reader.read(5)) == 5
+    reader.do("POST", "/positions", {"offsets": [{**where[0], "offset": 3}]})
+    assert [each["value"] for each in reader.read(2)] == [3, 4]
+    reader.do("POST", "/positions/beginning", {"partitions": where})
+    reader.do("POST", "/positions/end", {"partitions": where})
+    write(http, topic, 5)
+    assert [each["value"] for each in reader.read(1)] == [5]
+    reader.do("POST", "/positions", {"offsets": [{**where[0], "offset": 1000}]})
+    assert len(reader.read(6)) == 6, "beyond the end is reset as the instance wishes"
+    reader.do("DELETE", "")
+
+
+def test_subscriptions_assignments_and_patterns_exclude_each_other(http: Http, topic: str) -> None:
+    make(http, topic)
+    make(http, topic + "-also")
+    reader = Reader(http, topic)
+    topics, pattern = {"topics": [topic]}, {"topic_pattern": f"{topic}-a.*"}
+    partitions = {"partitions": [{"topic": topic, "partition": 0}]}
+    assert code(reader.call("GET", "/records", accept=BINARY)) == (409, 40903)
+    assert code(reader.call("POST", "/subscription", {**topics, **pattern})) == (409, 40903)
+    assert code(reader.call("POST", "/subscription", {})) == (422, 422)
+    reader.do("POST", "/subscription", topics)
+    assert code(reader.call("POST", "/subscription", pattern)) == (409, 40903)
+    assert code(reader.call("POST", "/assignments", partitions)) == (409, 40903)
+    reader.do("POST", "/subscription", {"topics": [topic, topic + "-also"]})
+    assert reader.call("GET", "/subscription").json == {"topics": [topic, topic + "-also"]}
+    reader.do("DELETE", "/subscription")
+    assert reader.call("GET", "/subscription").json == {"topics": []}
+    reader.do("POST", "/assignments", partitions)
+    assert code(reader.call("POST", "/subscription", topics)) == (409, 40903)
+    assert reader.call("GET", "/assignments").json == partitions
+    reader.do("POST", "/assignments", {"partitions": []})
+    assert code(reader.call("POST", "/subscription", {"topic_pattern": "("}))[0] == 422
+    reader.do("POST", "/subscription", pattern)
+    write(http, topic, 1)
+    write(http, topic + "-also", 2)
+    assert [each["topic"] for each in reader.read(1)] == [topic + "-also"]
+    assert reader.call("GET", "/subscription").json == {"topics": [topic + "-also"]}
+    reader.do("DELETE", "/subscription")
+    reader.do("POST", "/subscription", topics)
+    assert [each["topic"] for each in reader.read(1)] == [topic]
+    reader.do("DELETE", "")
+
+
+def test_two_instances_share_a_topic_and_one_takes_over_what_the_other_has_not_committed(
+    http: Http, topic: str
+) -> None:
+    make(http, topic, 2)
+    readers = [Reader(http, topic, format="json") for _ in range(2)]
+    for reader in readers:
+        assert reader.name.startswith("rest-consumer-")
+        reader.do("POST", "/subscription", {"topics": [topic]})
+    deadline = time.monotonic() + PATIENCE_S
+    while any(len(reader.call("GET", "/assignments").json["partitions"]) != 1 for reader in readers):
+        assert time.monotonic() < deadline
+        for reader in readers:
+            assert not reader.records("?timeout=50")
+    for partition in range(2):
+        write(http, topic, *range(10 * partition, 10 * partition + 5), partition=partition)
+    first, second = ({each["value"] for each in reader.read(5)} for reader in readers)
+    assert first | second == {0, 1, 2, 3, 4, 10, 11, 12, 13, 14} and not first & second
+    readers[0].do("DELETE", "")  # with what it has been shown
+    for partition in range(2):
+        write(http, topic, 100 + partition, partition=partition)
+    assert {each["value"] for each in readers[1].read(2)} == {100, 101}
+    readers[1].do("DELETE", "")
+
+
+def test_an_instance_commits_by_itself_what_its_client_has_been_shown(http: Http, topic: str) -> None:
+    make(http, topic)
+    write(http, topic, *range(3))
+    reader = Reader(http, topic, format="json")
+    reader.do("POST", "/subscription", {"topics": [topic]})
+    reader.read(3)
+    assert reader.committed(topic) is None
+    deadline = time.monotonic() + PATIENCE_S
+    while reader.committed(topic) != 3:
+        assert time.monotonic() < deadline
+        assert not reader.records("?timeout=200")
+    write(http, topic, 3)
+    reader.read(1)
+    reader.do("DELETE", "/subscription")
+    assert reader.committed(topic) == 4
+    quiet = Reader(http, topic, format="json", **{"auto.commit.enable": False})
+    write(http, topic, 4)
+    quiet.do("POST", "/subscription", {"topics": [topic]})
+    quiet.read(1)
+    quiet.do("DELETE", "")
+    assert reader.committed(topic) == 4
+    reader.do("DELETE", "")
+
+
+def test_where_nothing_is_committed_an_instance_begins_as_it_wishes(http: Http, topic: str) -> None:
+    make(http, topic)
+    write(http, topic, 1)
+    partitions = {"partitions": [{"topic": topic, "partition": 0}]}
+    for reset, seen in (("earliest", [1, 2]), ("latest", [2])):
+        reader = Reader(http, topic, format="json", **{"auto.offset.reset": reset, "auto.commit.enable": "false"})
+        reader.do("POST", "/assignments", partitions)
+        if reset == "latest":
+            assert not reader.records("?timeout=1")
+            write(http, topic, 2)
+        elif reset == "earliest":
+            assert [each["value"] for each in reader.read(1)] == seen[:1]
+        if reset == "latest":
+            assert [each["value"] for each in reader.read(1)] == seen
+        reader.do("DELETE", "")
+    reader = Reader(http, topic, **{"auto.offset.reset": "none"})
+    reader.do("POST", "/assignments", partitions)
+    assert code(reader.call("GET", "/records", accept=BINARY))[0] == 416
+    reader.do("POST", "/positions/beginning", partitions)
+    assert len(reader.read(2)) == 2
+    reader.do("DELETE", "")
+
+
+def test_an_answer_waits_for_enough_and_holds_no_more_than_wished(http: Http, topic: str) -> None:
+    make(http, topic)
+    wishes = {"fetch.min.bytes": "60", "consumer.request.timeout.ms": 1500}
+    reader = Reader(http, topic, **wishes)
+    reader.do("POST", "/assignments", {"partitions": [{"topic": topic, "partition": 0}]})
+    began = time.monotonic()
+    assert not reader.records()
+    assert 1.4 < time.monotonic() - began < PATIENCE_S
+    raw = [{"value_string": "x" * 40}] * 5
+    assert http.post(f"/v1/topics/{topic}/records", {"records": raw}).status == 200
+    assert len(reader.records("?max_bytes=100")) == 2
+    assert len(reader.records("?max_bytes=1")) == 1, "a record that is larger than wished comes alone"
+    assert len(reader.records("?timeout=100")) == 2
+    began = time.monotonic()
+    assert http.post(f"/v1/topics/{topic}/records", {"records": raw[:1]}).status == 200
+    assert len(reader.records("?timeout=700")) == 1
+    assert time.monotonic() - began > 0.6, "40 bytes are less than it waits for"
+    reader.do("DELETE", "")
+
+
+def test_only_what_is_committed_is_read(http: Http, topic: str) -> None:
+    make(http, topic)
+    reader = Reader(http, topic, format="json")
+    reader.do("POST", "/assignments", {"partitions": [{"topic": topic, "partition": 0}]})
+    for number, end in ((1, "abort"), (2, "commit")):
+        txn = http.post("/v1/transactions", {"transactional_id": topic}).headers["Location"]
+        records = {"records": [{"topic": topic, "value": number}]}
+        assert http.put(f"{txn}/batches/0", records).status == 200
+        assert not reader.records("?timeout=100")
+        assert http.post(f"{txn}:{end}").status == 200
+    assert [each["value"] for each in reader.read(1)] == [2]
+    reader.do("DELETE", "")
+
+
+@pytest.mark.parametrize(
+    ("wishes", "expected"),
+    [
+        ({"format": "avro"}, (422, 42204)),
+        ({"format": "xml"}, (422, 422)),
+        ({"auto.offset.reset": "smallest"}, (422, 42204)),
+        ({"auto.commit.enable": "perhaps"}, (422, 42204)),
+        ({"fetch.min.bytes": -2}, (422, 42204)),
+        ({"fetch.min.bytes": 10_000_001}, (422, 42204)),
+        ({"consumer.request.timeout.ms": -1}, (422, 42204)),
+        ({"consumer.request.timeout.ms": 2**80}, (422, 42204)),
+        ({"isolation.level": "read_uncommitted"}, (422, 42204)),
+        ({"name": "x" * 250}, (422, 42204)),
+        ({"name": ""}, (422, 42204)),
+        ({"name": "\ud800"}, (400, 400)),
+        ([], (422, 42204)),
+        (b"{", (400, 400)),
+        (b"\xff", (400, 400)),
+        (b"[" * 100_000, (422, 42204)),
+        (b'"' + b"x" * 300_000 + b'"', (413, 413)),
+    ],
+)
+def test_what_is_no_wish_is_refused(http: Http, topic: str, wishes: Any, expected: tuple[int, int]) -> None:
+    assert code(call(http, "POST", f"/consumers/{topic}", wishes)) == expected
+
+
+def test_names_are_taken_once_and_what_is_not_there_is_not_found(http: Http, topic: str) -> None:
+    assert code(call(http, "GET", f"/consumers/{topic}/instances/nobody/assignments")) == (404, 40403)
+    reader = Reader(http, topic, name="once")
+    assert code(call(http, "POST", f"/consumers/{topic}", {"name": "once"})) == (409, 40902)
+    other = Reader(http, topic + "-other", name="once")
+    unknown = {"topic": "nothing-like-it", "partition": 0}
+    assert code(reader.call("POST", "/offsets", {"offsets": [{**unknown, "offset": 1}]})) == (404, 40401)
+    make(http, topic)
+    beyond = {"topic": topic, "partition": 1}
+    assert code(reader.call("POST", "/offsets", {"offsets": [{**beyond, "offset": 1}]})) == (404, 40402)
+    assert code(reader.call("GET", "/offsets", {"partitions": [beyond]})) == (404, 40402)
+    assert code(reader.call("GET", "/offsets")) == (404, 40402)
+    assert code(reader.call("GET", "/records", accept=JSON)) == (406, 40601)
+    assert code(reader.call("GET", "/records", accept="application/vnd.kafka.avro.v2+json")) == (406, 40601)
+    assert code(reader.call("GET", "/records", accept="text/html")) == (406, 406)
+    liked = f"text/html, {JSON};q=0.5, {BINARY};q=0.7"
+    assert code(reader.call("GET", "/records", accept=liked)) == (409, 40903), "binary is liked better"
+    assert code(reader.call("GET", "/records", accept=f"{BINARY};q=x")) == (400, 400)
+    assert code(reader.call("GET", "/records?timeout=soon", accept=BINARY)) == (400, 400)
+    assert code(reader.call("POST", "/subscription", {"topics": [topic]}, content_type="text/plain")) == (415, 415)
+    for body in ({"topics": [""]}, {"topics": "x"}, {"topics": [topic], "more": 1}, None, {"topics": ["x" * 250]}):
+        assert code(reader.call("POST", "/subscription", json.dumps(body).encode())) == (422, 422)
+    for offset in (-1, 2**63, 1.5, "x"):
+        assert code(reader.call("POST", "/offsets", {"offsets": [{**beyond, "offset": offset}]})) == (422, 422)
+    for gone in (reader, other):
+        gone.do("DELETE", "")
+        assert code(gone.call("DELETE", "")) == (404, 40403)
+        assert code(gone.call("GET", "/records", accept=BINARY)) == (404, 40403)
+
+
+def test_an_instance_reads_beside_other_clients_of_its_group(served: Served, http: Http, topic: str) -> None:
+    make(http, topic, 2)
+    for kind in ("classic", "consumer"):
+        group = f"{topic}-{kind}"
+        consumer = Consumer({"bootstrap.servers": served.bootstrap, "group.id": group, "group.protocol": kind})
+        try:
+            consumer.subscribe([topic])
+            deadline = time.monotonic() + PATIENCE_S
+            while len(consumer.assignment()) != 2:
+                assert time.monotonic() < deadline
+                consumer.poll(0.1)
+            reader = Reader(http, group)
+            reader.do("POST", "/subscription", {"topics": [topic]})
+            while (len(consumer.assignment()), len(reader.call("GET", "/assignments").json["partitions"])) != (1, 1):
+                assert time.monotonic() < deadline
+                consumer.poll(0.1)
+                reader.records("?timeout=50")
+        finally:
+            consumer.close()
+        reader.do("DELETE", "")
+
+
+def test_an_instance_can_be_called_anything(http: Http, topic: str) -> None:
+    make(http, topic)
+    write(http, topic, 1)
+    for name, path in (("a/b ü", "a%2Fb%20%C3%BC"), ("x\r\ny", "x%0D%0Ay"), ("%", "%25")):
+        answer = call(http, "POST", f"/consumers/{topic}%2F", {"name": name, "auto.offset.reset": "earliest"})
+        place = answer.json["base_uri"].removeprefix(http.url)
+        assert place == f"/consumers/{topic}%2F/instances/{path}"
+        assert call(http, "POST", f"{place}/subscription", {"topics": [topic]}).status == 204
+        deadline = time.monotonic() + PATIENCE_S
+        while not call(http, "GET", f"{place}/records", accept=BINARY).json:
+            assert time.monotonic() < deadline
+        assert call(http, "DELETE", place).status == 204
+        call(http, "POST", f"/v1/groups/{topic}%2F/offsets", {"to": "earliest"})
+        write(http, topic, 1)
+
+
+def test_bodies_may_be_left_out_and_fields_written_as_curl_does(http: Http, topic: str) -> None:
+    answer = http.post(f"/consumers/{topic}")
+    assert answer.status == 200 and answer.json["instance_id"].startswith("rest-consumer-")
+    assert http.delete(answer.json["base_uri"].removeprefix(http.url)).status == 204
+    answer = http.post(f"/consumers/{topic}", {"id": "plain", "format": "JSON"})
+    assert answer.json["instance_id"] == "plain"
+    assert http.delete(f"/consumers/{topic}/instances/plain").status == 204
