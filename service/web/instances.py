@@ -51,7 +51,7 @@ logger = logging.getLogger("oncelog.http")
 SOMEWHERE = -1
 """The position of a partition until it is read from for the first time."""
 COMMIT_EVERY_S = 5.0
-KEPT_BYTES_MAX = 64 << 20
+KEPT_BYTES_MAX = 16 << 20
 """Of subscriptions and assignments, as they came, of all instances."""
 COMMIT_TRIES = 3
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -397,6 +398,51 @@ def test_an_instance_reads_beside_other_clients_of_its_group(served: Served, htt
         finally:
             consumer.close()
         reader.do("DELETE", "")
+
+
+def test_an_instance_whose_client_is_silent_goes_and_does_not_commit_what_it_may_not_have_seen(
+    tmp_path: Path, topic: str
+) -> None:
+    served = Served(tmp_path / "data", **{"http.consumer.instance.timeout.ms": "1000"})
+    http = Http(served.url)
+    try:
+        make(http, topic)
+        write(http, topic, *range(5))
+        reader = Reader(http, topic, name="silent", format="json")
+        assigned = Reader(http, topic)
+        reader.do("POST", "/subscription", {"topics": [topic]})
+        reader.read(5)
+        deadline = time.monotonic() + PATIENCE_S
+        while http.get(f"/v1/groups/{topic}").json["members"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        for gone in (reader, assigned):
+            assert code(gone.call("GET", "/assignments")) == (404, 40403)
+        again = Reader(http, topic, name="silent", format="json")
+        again.do("POST", "/subscription", {"topics": [topic]})
+        assert len(again.read(5)) == 5
+    finally:
+        http.session.close()
+        served.stop()
+    assert "Traceback" not in served.log, served.log
+
+
+def test_instances_keep_a_bounded_number_of_bytes(http: Http, topic: str) -> None:
+    many = {"partitions": [{"topic": topic, "partition": each} for each in range(5_000)]}
+    names = [f"large-{number}" for number in range(90)]
+    try:
+        statuses = []
+        for name in names:
+            assert call(http, "POST", f"/consumers/{topic}", {"name": name}).status == 200
+            statuses.append(call(http, "POST", f"/consumers/{topic}/instances/{name}/assignments", many))
+        assert (statuses[0].status, code(statuses[-1])) == (204, (429, 429))
+        assert http.delete(f"/consumers/{topic}/instances/large-0").status == 204
+        assert call(http, "POST", f"/consumers/{topic}/instances/large-89/assignments", many).status == 204
+    finally:
+        for name in names[1:]:
+            assert http.delete(f"/consumers/{topic}/instances/{name}").status == 204
+    larger = {"partitions": many["partitions"] * 2}
+    assert code(call(http, "POST", f"/consumers/{topic}/instances/nobody/assignments", larger)) == (413, 413)
 
 
 def test_an_instance_can_be_called_anything(http: Http, topic: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -135,6 +136,32 @@ def test_a_member_is_served_by_whichever_broker(several: Several) -> None:
     assert several.clients[1].post(f"{member}/offsets", token).status == 204
     assert several.clients[0].get("/v1/groups/several/lag").json["total"] == 0
     assert several.clients[2].delete(member).status == 204
+
+
+def test_a_consumer_instance_is_served_by_whichever_broker(several: Several) -> None:
+    make(several, "instances", 6)
+    media = {"Accept": "application/vnd.kafka.json.v2+json", "Content-Type": "application/vnd.kafka.v2+json"}
+    records = [{"partition": each, "value": each} for each in range(6)]
+    assert several.clients[1].post("/v1/topics/instances/records", {"records": records}).status == 200
+    for number, client in enumerate(several.clients):
+        wishes = {"name": "any", "format": "json", "auto.offset.reset": "earliest"}
+        made = client.post(f"/consumers/group-{number}", wishes, headers=media)
+        path = f"/consumers/group-{number}/instances/any"
+        assert made.json == {"instance_id": "any", "base_uri": client.url + path}, "where it was asked for"
+        turns = itertools.cycle(several.clients)
+        assert next(turns).post(f"{path}/subscription", {"topics": ["instances"]}, headers=media).status == 204
+        found: list[Any] = []
+        deadline = time.monotonic() + PATIENCE_S
+        while len(found) < 6:
+            assert time.monotonic() < deadline
+            found += values(next(turns).get(f"{path}/records", headers=media).json)
+        assert sorted(found) == list(range(6))
+        assert next(turns).post(f"{path}/offsets", headers=media).status == 200
+        asked = {"partitions": [{"topic": "instances", "partition": 5}]}
+        told = next(turns).ask("GET", f"{path}/offsets", asked, headers=media).json
+        assert told == {"offsets": [{**asked["partitions"][0], "offset": 2, "metadata": ""}]}, "behind the marker"
+        assert next(turns).delete(path, headers=media).status == 204
+        assert next(turns).delete(path, headers=media).json["error_code"] == 40403
 
 
 def test_an_expected_offset_is_looked_at_by_the_leader_of_the_partition(several: Several) -> None:
