@@ -162,7 +162,7 @@ async def make(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         return elsewhere
     host = request.headers.get("Host", "localhost")
     place = f"{request.scheme}://{host}/consumers/{quote(group, safe='')}/instances/{quote(name, safe='')}"
-    return _answer(Made(name, place))  # the client goes on where it has asked, whoever has the instance
+    return _answer(Made(name, place))  # where the client has asked it goes on, wherever the instance is
 
 
 def _invalid(message: str) -> Refused:

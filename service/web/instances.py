@@ -1,9 +1,9 @@
 """Consumer instances as Confluent's REST Proxy has them in version 2: consumers with a name, which subscribe to topics,
-or are assigned partitions by hand, and are read from by whoever knows the name.
+or are assigned partitions by hand, and are read from by name.
 
 What always holds: an instance lives at the broker that coordinates its group. Where it reads moves only by an answer
-that shows the records before, and it reads nothing that its group has given to another. What it commits by itself was
-shown by an answer before the last one, or its client has asked for more since. An instance that is lost with its broker
+that shows the records before, and it reads nothing that its group has given to another. What it commits by itself, it
+has shown to a client that has asked for something since. An instance that is lost with its broker
 is made again under its name, takes its place in the group at once and goes on where the group is.
 """
 
