@@ -78,6 +78,14 @@ class Durability:
         self.folder_is_new = self.names_changed = self.truncated = False
         self.flushed_offset = self._log.end_offset
 
+    def stand_in(self, copy: "Durability") -> None:
+        """The files of `copy`'s log are this log's now."""
+        assert copy.flushed_offset >= self.flushed_offset, "what was durable stays so"
+        self._cuts += 1
+        for name in ("_disk", "flushed_offset", "unsynced", "folder_is_new", "names_changed", "truncated", "gaps_left"):
+            setattr(self, name, getattr(copy, name))
+        self.plan_left = None
+
     def note_discarded(self) -> None:
         """Nothing of the log is left that could be made durable."""
         self.unsynced, self.plan_left, self.gaps_left = [], None, 0

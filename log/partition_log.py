@@ -521,6 +521,45 @@ class PartitionLog:
             self.snapshots.forget_below(renewed)
             await self._disk.sync_dir(self.folder)
 
+    # -- to another folder (`log.relocation`)
+
+    def learn_from(self, log: "PartitionLog", *, now_ms: int) -> None:
+        """This is a whole copy of `log`'s batches, durable with the next flush: know what else is known of them. Its
+        views are stored at the beginning of a segment, from where a recovery of the copy will go on.
+        """
+        if self.end_offset < log.end_offset:  # compaction has left nothing at the end
+            self.end_offset = log.end_offset
+            self._roll(now_ms)
+        else:
+            self.roll(now_ms)
+        self.epochs = LeaderEpochs(log.epochs.entries())
+        self.epochs.changed = True
+        epoch = self.epochs.epoch_at(self.end_offset - 1)
+        self.snapshots.take(log._views, offset=self.end_offset, leader_epoch=epoch)
+        self._durability.gaps_left = self.end_offset
+
+    def stand_in(self, copy: "PartitionLog") -> None:
+        """From now on the files of `copy`, which holds what this log holds, are this log's. The old ones stay as they
+        are. For a caller that is `alone`.
+        """
+        assert (copy.start_offset, copy.end_offset) == (self.start_offset, self.end_offset), "the copy is whole"
+        self._durability.stand_in(copy._durability)
+        for segment in self._segments.all:
+            segment.gone = True
+            segment.close()
+        self._segments.put(copy._segments.all)
+        self._disk, self.folder, self.snapshots = copy._disk, copy.folder, copy.snapshots
+        self._kept_start = copy._kept_start
+        self.epochs.changed = True
+
+    def rename(self, folder: str) -> None:
+        """Stand in the folder of that name; durable when the data folder is synced. For a caller that is `alone`."""
+        self._disk.rename(self.folder, folder)
+        self.folder = folder
+        self.snapshots.folder_renamed(folder)
+        for segment in self._segments.all:
+            segment.folder_renamed(folder)
+
     # -- ends
 
     @property

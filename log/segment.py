@@ -136,6 +136,13 @@ class Segment:
         self.close()
         self._name_suffix = ""
 
+    def folder_renamed(self, folder: str) -> None:
+        if type(self._offsets) is GrowingIndex:
+            self.close_file()  # what grows is in memory
+        else:
+            self.close()
+        self._folder = folder
+
     @property
     def file(self) -> File:
         """The batches. Opened on first use, and checked to be what the facts say it is."""

@@ -217,6 +217,9 @@ class Snapshots:
         for each in superfluous(self.stored, first_segment_offset):
             self._unlink(each)
 
+    def folder_renamed(self, folder: str) -> None:
+        self._folder = folder
+
     def _unlink(self, offset: int) -> None:
         self._disk.unlink(self._path(offset))
         self.stored.remove(offset)

@@ -1,12 +1,13 @@
 """DescribeLogDirs, versions 1 to 5 (4: size of the disk and room on it, 5: cordoned folders, of which there are none).
 
-The size of every partition asked for, or of all, by data folder. A folder that is out of service says so and lists
-nothing.
+The size of every partition asked for, or of all, by data folder; and of the copies of those that are on their way to
+another folder, with how far they have to go. A folder that is out of service says so and lists nothing.
 """
 
 from collections.abc import Iterator
 
 from log.disk import DiskFault
+from service.broker.folder_moves import Move
 from service.broker.log_folder import LogFolder
 from service.broker.node import Broker
 from service.broker.partition import Partition
@@ -26,7 +27,9 @@ def handle(
     broker: Broker, session: Session, header: RequestHeader, request: DescribeLogDirsRequest
 ) -> DescribeLogDirsResponse:
     asked = list(_asked(broker, request))
-    return DescribeLogDirsResponse(results=[_folder(folder, asked) for folder in broker.folders])
+    moving = {move.partition: move for move in broker.moves.under_way()}
+    copies = [moving[partition] for partition in asked if partition in moving]
+    return DescribeLogDirsResponse(results=[_folder(folder, asked, copies) for folder in broker.folders])
 
 
 def _asked(broker: Broker, request: DescribeLogDirsRequest) -> Iterator[Partition]:
@@ -41,7 +44,7 @@ def _asked(broker: Broker, request: DescribeLogDirsRequest) -> Iterator[Partitio
         yield from (held[index] for index in indexes if index in held)
 
 
-def _folder(folder: LogFolder, asked: list[Partition]) -> DescribeLogDirsResult:
+def _folder(folder: LogFolder, asked: list[Partition], copies: list[Move]) -> DescribeLogDirsResult:
     if folder.failed is not None:
         return DescribeLogDirsResult(ErrorCode.KAFKA_STORAGE_ERROR, folder.name)
     try:
@@ -49,9 +52,16 @@ def _folder(folder: LogFolder, asked: list[Partition]) -> DescribeLogDirsResult:
     except DiskFault:
         return DescribeLogDirsResult(ErrorCode.KAFKA_STORAGE_ERROR, folder.name)
     topics: dict[str, DescribeLogDirsTopic] = {}
+
+    def add(partition: Partition, size_bytes: int, behind: int, *, is_copy: bool) -> None:
+        name, index = partition.topic_partition
+        topic = topics.setdefault(name, DescribeLogDirsTopic(name))
+        topic.partitions.append(DescribeLogDirsPartition(index, size_bytes, behind, is_copy))
+
     for partition in asked:
         if partition.folder is folder:
-            name, index = partition.topic_partition
-            topic = topics.setdefault(name, DescribeLogDirsTopic(name))
-            topic.partitions.append(DescribeLogDirsPartition(index, partition.log.size_bytes))
+            add(partition, partition.log.size_bytes, 0, is_copy=False)
+    for move in copies:
+        if move.target is folder and move.partition.folder is not folder:
+            add(move.partition, move.copied_bytes, move.behind, is_copy=True)
     return DescribeLogDirsResult(0, folder.name, list(topics.values()), total_bytes, free_bytes)

@@ -15,6 +15,7 @@ from service.api import (
     add_partitions_to_txn,
     alter_configs,
     alter_partition_reassignments,
+    alter_replica_log_dirs,
     api_versions,
     conditional_produce,
     consumer_group_describe,
@@ -75,6 +76,7 @@ def the_broker(broker: Broker) -> Broker:
 GROUPS: Part = attrgetter("groups")
 INTERNAL_TOPICS: Part = attrgetter("internal_topics")
 METADATA: Part = attrgetter("metadata")
+MOVES: Part = attrgetter("moves")
 PARTITIONS: Part = attrgetter("partitions")
 TRANSACTIONS: Part = attrgetter("transactions")
 
@@ -107,6 +109,7 @@ HANDLED: dict[ApiKey, Row] = {
     ApiKey.TXN_OFFSET_COMMIT: (txn_offset_commit.handle, the_broker, anybody),
     ApiKey.DESCRIBE_CONFIGS: (describe_configs.handle, the_broker, anybody),
     ApiKey.ALTER_CONFIGS: (alter_configs.handle, the_broker, anybody),
+    ApiKey.ALTER_REPLICA_LOG_DIRS: (alter_replica_log_dirs.handle, MOVES, anybody),
     ApiKey.DESCRIBE_LOG_DIRS: (describe_log_dirs.handle, the_broker, anybody),
     ApiKey.CREATE_PARTITIONS: (create_partitions.handle, METADATA, anybody),
     ApiKey.DELETE_GROUPS: (delete_groups.handle, GROUPS, anybody),

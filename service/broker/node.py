@@ -17,6 +17,7 @@ from service.broker.coordination import Coordination
 from service.broker.data_folder import StartError, claim, read_all
 from service.broker.fetch_sessions import FetchSessions
 from service.broker.flusher import WORKERS
+from service.broker.folder_moves import FolderMoves
 from service.broker.holdings import Holdings
 from service.broker.housekeeper import Housekeeper
 from service.broker.log_folder import LogFolder
@@ -95,6 +96,7 @@ class Broker:
         self.maker = PartitionMaker(env, config, self.partitions, self.folders, self.housekeeper)
         self.opening = self.maker.progress
         self.producer_room = self.maker.producer_room
+        self.moves = FolderMoves(env, self.metadata, self.partitions, self.folders, self.maker)
         self.holdings = Holdings(
             env,
             config,
@@ -179,6 +181,8 @@ class Broker:
                 self.env.tasks.spawn(f"flusher {worker} of {folder.name}", folder.flusher.run())
         self.env.tasks.spawn("housekeeper", self.housekeeper.run())
         self.env.tasks.spawn("compactor", self.compactor.run())
+        self.moves.resume()
+        self.env.tasks.spawn("moves between folders", self.moves.run())
         self.env.tasks.spawn("duties in the cluster", self.duties.run())
         self.lookout.look()
         self.ready.set()

@@ -18,6 +18,7 @@ from log.identity import read_topic_id, was_never_flushed
 from log.ids import TopicPartition, folder_of
 from log.manifest import Manifest, read_and_remove_manifest, read_high_watermarks, read_recovery_points
 from log.partition_log import CleanState, PartitionLog
+from log.relocation import FORMER, FUTURE, stem_of
 from service.broker.data_folder import StartError
 from service.broker.housekeeper import Housekeeper
 from service.broker.log_folder import LogFolder
@@ -65,6 +66,10 @@ class PartitionMaker:
         )
         self.progress = Opening()
         self.was_clean = False
+        self.wanted: dict[TopicPartition, LogFolder] = {}
+        """Where partitions are to be that this broker does not hold yet."""
+        self.unfinished: dict[TopicPartition, LogFolder] = {}
+        """Where partitions were on their way to when this broker stopped."""
 
     async def open_all(self, image: Image, node_id: int) -> None:
         manifests: dict[str, Manifest] = {}
@@ -78,6 +83,7 @@ class PartitionMaker:
             points[folder.name] = self._housekeeper.written_points[folder] = read_recovery_points(folder.disk)
             # Without it a whole partition may have gone with a power cut, and nothing is left that tells.
             self.was_clean = self.was_clean and manifests[folder.name].is_there
+        await self._settle_moves(image, node_id, present)
         progress, topics = self.progress, list(image.topics.values())
         progress.partitions = sum(node_id in state.replicas for each in topics for state in each.partitions.values())
         for topic in topics:
@@ -98,6 +104,48 @@ class PartitionMaker:
                 if partition is not None and partition.folder is folder:
                     partition.learn_high_watermark(high_watermark)
 
+    async def _settle_moves(self, image: Image, node_id: int, present: dict[str, set[str]]) -> None:
+        """Go through with the moves between folders that were decided, and note those that were not."""
+        futures = self._named(present, FUTURE)
+        formers = self._named(present, FORMER)
+        if not futures and not formers:
+            return
+        ours = {
+            stem_of(topic.id, index): TopicPartition(topic.name, index)
+            for topic in image.topics.values()
+            for index, state in topic.partitions.items()
+            if node_id in state.replicas
+        }
+        for stem, origin in formers.items():
+            topic_partition = ours.get(stem)
+            target = futures.pop(stem, None)
+            if topic_partition is not None:
+                name = folder_of(topic_partition)
+                if target is not None:
+                    target.disk.rename(stem + FUTURE, name)
+                    present[target.name].add(name)
+                home = next((folder for folder in self._folders if name in present[folder.name]), None)
+                if home is None:
+                    logger.critical(
+                        "%s/%s is what %s was before it moved to a folder that is missing: it is not touched",
+                        *(origin.name, stem + FORMER, topic_partition),
+                    )
+                    continue
+                await home.disk.sync_dir("")
+            origin.disk.discard(stem + FORMER)
+        for stem, target in futures.items():
+            target.disk.discard(stem + FUTURE)
+            if stem in ours:
+                self.unfinished[ours[stem]] = target
+
+    def _named(self, present: Mapping[str, set[str]], suffix: str) -> dict[str, LogFolder]:
+        return {
+            name.removesuffix(suffix): folder
+            for folder in self._folders
+            for name in sorted(present[folder.name])
+            if name.endswith(suffix)
+        }
+
     def add_new(self, topic: Topic, index: int, config: LogConfig) -> Partition:
         """A partition that never was. What has its name on a disk was left by a deleted topic before a crash."""
         name = folder_of(TopicPartition(topic.name, index))
@@ -107,7 +155,9 @@ class PartitionMaker:
                     folder.disk.discard(name)
             except DiskFault as fault:
                 folder.fail(fault)
-        home = self.emptiest_folder()
+        home = self.wanted.pop(TopicPartition(topic.name, index), None)
+        if home is None or home.failed is not None:
+            home = self.emptiest_folder()
         # What is left on a disk that has failed is nobody's: it is set aside at the next start.
         known = None if home.failed is None else CleanState(name, 0, 0, (), (), (), {})
         return self.add(topic, index, home, config, known, 0)

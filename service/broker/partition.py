@@ -568,8 +568,21 @@ class Partition:
 
     async def flush(self) -> None:
         """Make durable what was appended until now; those who waited for that are answered."""
-        await self.log.flush()
-        self._held()
+        folder = self.folder
+        try:
+            await self.log.flush()
+        except DiskFault as fault:
+            if self.folder is folder:
+                raise
+            self.folder.fail(fault)  # it has moved meanwhile: not the disk that was asked has failed
+        else:
+            self._held()
+
+    def move_to(self, folder: LogFolder) -> None:
+        """Its log stands in another folder now."""
+        self.folder = folder
+        if self.must_flush:
+            folder.flusher.request(self)
 
     def _held(self) -> None:
         replicas = self.replicas

@@ -118,15 +118,12 @@ SET_BY_TOOLS: dict[str, Setting[Any]] = {
             at_least=0,
             mode=ANYWHERE,
         ),
-        replace(
-            long(
-                "replica.alter.log.dirs.io.max.bytes.per.second",
-                MAX_LONG,
-                "Nothing is moved between folders.",
-                at_least=0,
-                mode=ANYWHERE,
-            ),
-            status=Status.NO_EFFECT,
+        long(
+            "replica.alter.log.dirs.io.max.bytes.per.second",
+            MAX_LONG,
+            "Bytes a second that this broker copies of partitions which move to another of its folders.",
+            at_least=0,
+            mode=ANYWHERE,
         ),
     )
 }
@@ -162,7 +159,7 @@ NO_EFFECT: dict[str, str] = {
     "replication.quota.": "there are no quotas yet",
     "alter.log.dirs.replication.quota.": "there are no quotas yet",
     "controller.quota.": "there are no quotas yet",
-    "num.replica.alter.log.dirs.threads": "partitions do not move between folders",
+    "num.replica.alter.log.dirs.threads": "partitions move between folders one after the other",
     "log.dir.failure.timeout.ms": "a failed folder is taken out of service at once",
     "log.initial.task.delay.ms": "housekeeping begins with its first interval",
     "log.cleaner.io.max.bytes.per.second": "compaction is not throttled",
@@ -179,7 +176,7 @@ NO_EFFECT: dict[str, str] = {
     "log.message.downconversion.enable": "records have one format, v2",
     "log.message.timestamp.difference.max.ms": "use log.message.timestamp.before.max.ms and …after.max.ms",
     "security.inter.broker.protocol": _ALONE,
-    "cordoned.log.dirs": "partitions do not move between folders",
+    "cordoned.log.dirs": "new partitions go to the folder that holds the fewest",
 }
 REFUSED: dict[str, str] = {
     "zookeeper.ssl.": "connections to ZooKeeper are not encrypted yet",

@@ -16,6 +16,7 @@ from tests.clients.kits import Confluent, Message
 from tests.clients.three import out_of_sync, three_brokers, within_minutes
 from tests.peers import kafka, zookeeper
 from tests.peers.ours import Oncelog
+from tests.peers.process import QUICK_SETTINGS
 
 pytestmark = pytest.mark.skipif(kafka.missing() is not None, reason=kafka.missing() or "")
 
@@ -49,10 +50,16 @@ def topics(broker: Oncelog, *arguments: str) -> str:
 class Reassignment:
     """`kafka-reassign-partitions` with one plan."""
 
-    def __init__(self, folder: Path, broker: Oncelog, plan: dict[int, list[int]]) -> None:
+    def __init__(
+        self, folder: Path, broker: Oncelog, plan: dict[int, list[int]], folders: dict[int, list[str]] | None = None
+    ) -> None:
         self._broker = broker
         self._file = folder / "plan.json"
-        rows = [{"topic": TOPIC, "partition": number, "replicas": replicas} for number, replicas in plan.items()]
+        rows: list[dict[str, object]] = [
+            {"topic": TOPIC, "partition": number, "replicas": replicas} for number, replicas in plan.items()
+        ]
+        for row in rows if folders else ():
+            row["log_dirs"] = folders[row["partition"]]  # type: ignore[index]
         self._file.write_text(json.dumps({"version": 1, "partitions": rows}))
 
     def __call__(self, *arguments: str) -> str:
@@ -126,3 +133,63 @@ def test_the_tools_say_what_is_under_replicated_and_elect_who_should_lead(broker
     assert "Successfully completed leader election" in tool(name, one, *election, "0")
     assert "Valid replica already elected" in tool(name, one, *election, "1")
     assert "Leader: 2" in topics(one, *here)
+
+
+@pytest.mark.timeout(900)
+def test_a_replica_moves_to_another_folder_of_its_broker(tmp_path: Path) -> None:
+    """`kafka-reassign-partitions` with folders in its plan; `kafka-log-dirs` shows it. A throttle holds it back."""
+    try:
+        kafka.fetch_jars()
+    except subprocess.CalledProcessError:
+        pytest.skip("mvn could not fetch Kafka's jars")
+    folders = [str(tmp_path / name) for name in ("one", "two")]
+    broker = WithFolders(tmp_path / "broker", settings={**QUICK_SETTINGS, "node.id": "1"})
+    broker.folders = folders
+    broker.start()
+    try:
+        topics(broker, "--create", "--topic", TOPIC, "--partitions", "1")
+        written = [Message(b"%d" % number + bytes(1_000)) for number in range(MESSAGES)]
+        Confluent().produce(broker.bootstrap, TOPIC, written)
+        home = next(folder for folder in folders if (Path(folder) / f"{TOPIC}-0").exists())
+        other = next(folder for folder in folders if folder != home)
+        away = Reassignment(tmp_path, broker, {0: [1]}, {0: [other]})
+        away("--execute", "--replica-alter-log-dirs-throttle", "1000")
+        assert "is still in progress" in away("--verify", "--preserve-throttles")
+        assert [each[:2] for each in _copies(broker)] == [(home, False), (other, True)]
+        assert _copies(broker)[1][2] > 0
+        away("--cancel", "--preserve-throttles")
+        stay = Reassignment(tmp_path, broker, {0: [1]}, {0: [home]})
+        stay("--execute", "--additional", "--replica-alter-log-dirs-throttle", "100000000")
+        assert [each[:2] for each in _copies(broker)] == [(home, False)]
+        away = Reassignment(tmp_path, broker, {0: [1]}, {0: [other]})
+        away("--execute", "--additional", "--replica-alter-log-dirs-throttle", "100000000")
+        done = within_minutes(
+            lambda: away("--verify", "--preserve-throttles"), lambda told: "still in progress" not in told
+        )
+        assert "completed successfully" in done, done
+        assert _copies(broker) == [(other, False, 0)]
+        read = Confluent().consume(broker.bootstrap, TOPIC, MESSAGES)
+        assert [each.message.value for each in read] == [each.value for each in written]
+    finally:
+        broker.kill()
+
+
+class WithFolders(Oncelog):
+    folders: list[str]
+
+    def command(self) -> list[str]:
+        command = super().command()
+        command[command.index("--data") + 1] = ",".join(self.folders)
+        return command
+
+
+def _copies(broker: Oncelog) -> list[tuple[str, bool, int]]:
+    """Folder, whether it is a copy under way, and how far behind; as `kafka-log-dirs` shows it, the home first."""
+    told = tool("org.apache.kafka.tools.LogDirsCommand", broker, "--describe", "--topic-list", TOPIC)
+    [told] = [line for line in told.splitlines() if line.startswith("{")]
+    found = [
+        (folder["logDir"], partition["isFuture"], partition["offsetLag"])
+        for folder in json.loads(told)["brokers"][0]["logDirs"]
+        for partition in folder["partitions"]
+    ]
+    return sorted(found, key=lambda each: each[1])

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from log.batch import build_batch, read_records, split
+from log.ids import TopicPartition
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
@@ -14,6 +18,7 @@ from service.wire.messages import (
     DeleteTopicState,
     DescribeConfigsRequest,
     DescribeConfigsResource,
+    DescribeLogDirsRequest,
     FetchPartition,
     FetchRequest,
     FetchTopic,
@@ -222,3 +227,41 @@ class Tinkerer(Actor):
 
             if not await until_true(self.clients, look):
                 self.history.stuck.append(f"{self.name} can't see the settings of {name}")
+
+
+INTERNAL = (TopicPartition("__consumer_offsets", 0), TopicPartition("__transaction_state", 0))
+NOT_MOVED = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.REPLICA_NOT_AVAILABLE, ErrorCode.KAFKA_STORAGE_ERROR}
+
+
+class Porter(Actor):
+    """Moves partitions between the folders of a broker, and calls moves off. What has healed comes to rest in one."""
+
+    async def turn(self) -> None:
+        await asyncio.sleep(self.chance.random())
+        partition = self.chance.choice([*self.clients.partitions(), *INTERNAL, TopicPartition(REBORN, 0)])
+        await self._ask(partition, self.chance.choice(self.plan.folders))
+
+    async def _ask(self, partition: TopicPartition, folder: str) -> None:
+        topic = AlterReplicaLogDirTopic(partition.topic, [partition.partition])
+        request = AlterReplicaLogDirsRequest([AlterReplicaLogDir(folder, [topic])])
+        [[result]] = [each.partitions for each in (await self.line.ask(request, self.chance.choice((1, 2)))).results]
+        if result.error_code not in NOT_MOVED:
+            self.clients.judge_error(result.error_code, f"the move of {partition} to {folder}")
+
+    async def settle(self) -> None:
+        if not await until_true(self.clients, self._nothing_moves):
+            self.history.stuck.append(f"{self.name} waits for a move between folders that does not end")
+
+    async def _nothing_moves(self) -> bool:
+        found = [
+            (topic.name, each.partition_index, each.is_future_key)
+            for folder in (await self.line.ask(DescribeLogDirsRequest(topics=None), 4)).results
+            for topic in folder.topics
+            for each in topic.partitions
+        ]
+        homes = [each[:2] for each in found]
+        if len(homes) == len(set(homes)):
+            return True
+        if len({each for each in found if not each[2]}) < len([each for each in found if not each[2]]):
+            self.history.wrong.append(f"partitions are in two folders: {sorted(found)}")
+        return False

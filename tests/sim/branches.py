@@ -211,10 +211,11 @@ class Driver(Participant):
     async def _write_too_late(self, token: int, branch: Branch) -> None:
         """What a writer sends in a transaction that is over is seen by nobody.
 
-        Over several brokers markers take their time, and what is written before they come belongs to what is ended, as
-        in Kafka: there it is waited for them.
+        Over several brokers markers take their time, as they do where a disk has no room for them at once, and what is
+        written before they come belongs to what is ended, as in Kafka: there it is waited for them.
         """
-        if self.plan.brokers > 1 and not await until_true(self.clients, partial(self._is_complete, branch)):
+        comes_late = self.plan.brokers > 1 or {"disk full", "no descriptors"} & set(self.plan.kinds)
+        if comes_late and not await until_true(self.clients, partial(self._is_complete, branch)):
             return
         await self.write(branch.transactional_id, branch.owner, self.begin(f"{ROOT}::{token}"), branch.order)
 

@@ -32,7 +32,7 @@ from service.stores.memory import Fate as StoreFate
 from service.stores.memory import Faults as StoreFaults
 from service.stores.memory import MemoryServer, MemorySession, MemoryStore
 from tests.sim.admin_checkers import ADMIN_CHECKERS
-from tests.sim.administration import Recreator, Tinkerer
+from tests.sim.administration import Porter, Recreator, Tinkerer
 from tests.sim.branches import Driver, Preparer
 from tests.sim.checkers import CHECKERS, LATEST, Violation, judge
 from tests.sim.disk import SimDisk
@@ -210,6 +210,7 @@ class Simulation:
             SessionReader(self.clients, "session reader"),
             Recreator(self.clients, "recreator"),
             Tinkerer(self.clients, "tinkerer"),
+            *([Porter(self.clients, "porter")] if len(self.plan.folders) > 1 else ()),
             Expirer(self.clients, "expirer"),
             *(transactional_actors(self.clients) if self.plan.transactional else ()),
         ]

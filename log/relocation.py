@@ -1,0 +1,157 @@
+"""A log moves to another folder: it is copied there beside the one that is in use, and then takes the copy's place.
+
+How it goes: batches are copied as they are into a folder whose name ends in `.future`. When the copy has them all, and
+durably what the log has durably, the log's folder is renamed to end in `.former`: that decides. From then on the copy's
+files are the log's. Once that is durable the copy gets the folder's name, and then the former folder goes.
+
+What always holds:
+* While there is no `.former`, the folder of the partition's name holds everything. Once there is one, the copy does,
+  under either of its names. So a kill or a power cut between any two steps leaves the old or the new, and it is known
+  which (`service/broker/opening.py` looks).
+* What was flushed stays so; between the decision and the moment in which it is durable, nothing new counts as flushed.
+* The log may be appended to, cut, compacted and started over meanwhile: a copy that is not the beginning of the log any
+  more begins anew.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from log.batch import CHECKED_FROM, HEADER_BYTES, CorruptBatch, crc32c, read_header
+from log.disk import Disk, DiskFault
+from log.ids import TopicId, format_topic_id
+from log.partition_log import PartitionLog
+from log.unbroken import unbroken
+
+FUTURE: Final = ".future"
+FORMER: Final = ".former"
+PIECE_BYTES: Final = 128 << 10
+"""Copied without a turn for others: of the smallest batches that takes 10 ms."""
+LAST_BYTES: Final = 32 << 20
+"""Copied at most while nobody else may flush or cut the log."""
+
+
+def stem_of(topic_id: TopicId, index: int) -> str:
+    """What the names of a partition's other folders begin with: short enough for every file system, and another after
+    its topic was made anew.
+    """
+    return f"{format_topic_id(topic_id)}-{index}"
+
+
+class Relocation:
+    def __init__(self, log: PartitionLog, disk: Disk, target: Disk, topic_id: TopicId, index: int) -> None:
+        """From the log's `disk` to `target`. What an earlier attempt left there goes."""
+        self._log = log
+        self._disk = disk
+        self._target = target
+        self._stem = stem_of(topic_id, index)
+        target.discard(self._stem + FUTURE)
+        self.copy = PartitionLog.open(
+            target, self._stem + FUTURE, log.config, (), known=None, now_ms=0, topic_id=topic_id
+        )
+        self._begin()
+
+    @property
+    def behind(self) -> int:
+        """So many offsets are still to be copied."""
+        return max(self._log.end_offset - max(self.copy.end_offset, self._log.start_offset), 0)
+
+    def step(self, limit_offset: int, *, now_ms: int) -> int:
+        """Copy some more of what ends below the limit. Returns how many bytes; 0: there are none."""
+        log, copy = self._log, self.copy
+        if self._has_parted():
+            self._begin()
+        if copy.config is not log.config:
+            copy.set_config(log.config)
+        found = log.read(
+            max(copy.end_offset, log.start_offset), max_bytes=PIECE_BYTES, limit_offset=limit_offset, at_least_one=True
+        )
+        if found is None:
+            return 0
+        piece = memoryview(found.file.pread(found.size, found.position))
+        at = 0
+        while at < len(piece):
+            header = read_header(piece, at)
+            end = at + header.size_bytes
+            if end > len(piece) or crc32c(piece[at + CHECKED_FROM : end]) != header.crc:
+                raise CorruptBatch(f"the batch at offset {header.base_offset} has rotted and can't be copied")
+            copy.append_after_gap(piece[at:end], header, now_ms=now_ms)
+            at = end
+        return len(piece)
+
+    def _begin(self) -> None:
+        """Copy from the batch on that holds the log's start."""
+        log = self._log
+        first = log.read(log.start_offset, max_bytes=1, limit_offset=log.end_offset, at_least_one=True)
+        base_offset = log.end_offset
+        if first is not None:
+            base_offset = read_header(first.file.pread(HEADER_BYTES, first.position)).base_offset
+        self.copy.restart_at(min(base_offset, log.start_offset))
+
+    def _has_parted(self) -> bool:
+        """Two logs that have the same epoch at an offset are the same below."""
+        log, copy = self._log, self.copy
+        if copy.start_offset == copy.end_offset:  # nothing is copied yet
+            return True
+        if not log.start_offset < copy.end_offset <= log.end_offset:
+            return True
+        return log.epochs.epoch_at(copy.end_offset - 1) != copy.epochs.epoch_at(copy.end_offset - 1)
+
+    async def take_over(
+        self,
+        name: str,
+        *,
+        now_ms: int,
+        breathe: Callable[[], Awaitable[None]],
+        may: Callable[[], bool],
+        decided: Callable[[], None],
+        origin_failed: Callable[[DiskFault], None],
+    ) -> bool:
+        """Let the copy be the log, in the folder `name` of the target. False: not now, and nothing has changed.
+
+        `may` is asked right before the decision, `decided` called in the same breath. `origin_failed`: the disk that is
+        left behind could not make durable that it was left; the log is at its new place all the same.
+        """
+        log, copy = self._log, self.copy
+        async with log.alone():
+            left_bytes = LAST_BYTES
+            while copied := self.step(log.end_offset, now_ms=now_ms):
+                left_bytes -= copied
+                if left_bytes < 0 or not may():
+                    return False
+                await breathe()
+            # The views are those of this very moment. What comes while they are stored is copied after them.
+            copy.learn_from(log, now_ms=now_ms)
+            await copy.raise_start_offset(log.start_offset)
+            await copy.flush()
+            while copy.end_offset != log.end_offset:
+                if self._has_parted() or left_bytes < 0 or not may():
+                    return False
+                left_bytes -= self.step(log.end_offset, now_ms=now_ms)
+                if copy.end_offset != log.end_offset:
+                    await breathe()
+            if log.gone or copy.start_offset != log.start_offset or not may():
+                return False
+            if not self._disk.exists(log.folder):  # nothing was ever written
+                self._disk.mkdir(log.folder)
+            self._disk.rename(log.folder, self._stem + FORMER)
+            log.stand_in(copy)
+            decided()
+            await unbroken(self._settle(name, origin_failed))
+            return True
+
+    async def _settle(self, name: str, origin_failed: Callable[[DiskFault], None]) -> None:
+        try:
+            await self._disk.sync_dir("")
+        except DiskFault as fault:
+            origin_failed(fault)
+        # Two folders of the partition's name are better than a decision that nobody remembers: a start refuses them.
+        self._log.rename(name)
+        await self._target.sync_dir("")
+        try:
+            self._disk.discard(self._stem + FORMER)
+        except DiskFault as fault:
+            origin_failed(fault)
+
+    async def give_up(self) -> None:
+        """The log stays where it is."""
+        await self.copy.discard()

@@ -1,0 +1,231 @@
+"""Partitions on their way from one data folder of this broker to another, one after the other (`log/relocation.py` has
+how). While a partition is copied it is served as ever.
+
+What always holds: a partition has one home, which changes at one moment. What can't be moved stays where it is, and the
+reason is said. A move that a stop or a crash interrupts begins anew at the next start.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from log.batch import CorruptBatch
+from log.disk import DiskFault
+from log.ids import TopicPartition, folder_of
+from log.relocation import FUTURE, Relocation, stem_of
+from service.broker.log_folder import LogFolder
+from service.broker.opening import PartitionMaker
+from service.broker.partition import Partition
+from service.broker.partition_table import PartitionTable
+from service.cluster.image import ALL_BROKERS
+from service.cluster.metadata import ClusterMetadata
+from service.ports import Env
+from service.wire.error_codes import ErrorCode
+
+logger = logging.getLogger("oncelog.broker")
+
+RATE: str = "replica.alter.log.dirs.io.max.bytes.per.second"
+REST_S = 1.0
+"""Before it is tried again what passes: no room at the other end, or so much that is new that it can't be caught up."""
+
+
+@dataclass(eq=False, slots=True)
+class Move:
+    partition: Partition
+    target: LogFolder
+    relocation: Relocation | None = None
+    """Once it has begun."""
+    called_off: bool = False
+
+    @property
+    def copied_bytes(self) -> int:
+        return 0 if self.relocation is None else self.relocation.copy.size_bytes
+
+    @property
+    def behind(self) -> int:
+        log = self.partition.log
+        return log.end_offset - log.start_offset if self.relocation is None else self.relocation.behind
+
+    @property
+    def name(self) -> str:
+        """Of the folder with the copy. That it is there says where the partition is on its way to."""
+        return stem_of(self.partition.topic_id, self.partition.topic_partition.partition) + FUTURE
+
+
+class FolderMoves:
+    def __init__(
+        self,
+        env: Env,
+        metadata: ClusterMetadata,
+        partitions: PartitionTable,
+        folders: Sequence[LogFolder],
+        maker: PartitionMaker,
+    ) -> None:
+        self._env = env
+        self._metadata = metadata
+        self._partitions = partitions
+        self._folders = folders
+        self._maker = maker
+        self._moves: dict[Partition, Move] = {}
+        self._queue: deque[Move] = deque()
+        """Those that are called off too, until what they have left is thrown away."""
+        self._news = asyncio.Event()
+
+    # -- what is wanted
+
+    def ask(self, topic_partition: TopicPartition, folder_name: str) -> ErrorCode:
+        """Let the partition be in that folder. In the one where it is: a move that is under way is called off."""
+        target = next((folder for folder in self._folders if folder.name == folder_name), None)
+        if target is None:
+            return ErrorCode.LOG_DIR_NOT_FOUND
+        if target.failed is not None:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        partition = self._partitions.get(topic_partition)
+        if partition is None:
+            if self._metadata.image.partition(topic_partition) is None:
+                return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            self._maker.wanted[topic_partition] = target  # should this broker ever hold it
+            return ErrorCode.REPLICA_NOT_AVAILABLE
+        if partition.offline or partition.folder.failed is not None:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        move = self._moves.get(partition)
+        if move is not None:
+            if move.target is target:
+                return ErrorCode.NONE
+            move.called_off = True
+            logger.info("%s: its move to %s is called off", topic_partition, move.target.name)
+            del self._moves[partition]
+        return self._begin(partition, target) if target is not partition.folder else ErrorCode.NONE
+
+    def _begin(self, partition: Partition, target: LogFolder) -> ErrorCode:
+        move = Move(partition, target)
+        try:
+            target.disk.mkdir(move.name)
+        except DiskFault as fault:
+            target.blame(fault, partition.topic_partition)
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        self._moves[partition] = move
+        self._queue.append(move)
+        self._news.set()
+        return ErrorCode.NONE
+
+    def resume(self) -> None:
+        """What the last life of this broker had not moved yet."""
+        for topic_partition, target in self._maker.unfinished.items():
+            partition = self._partitions.get(topic_partition)
+            if partition is not None and partition.folder is not target and not partition.offline:
+                self._begin(partition, target)
+
+    def under_way(self) -> Sequence[Move]:
+        return list(self._moves.values())
+
+    # -- one after the other
+
+    async def run(self) -> None:
+        while True:
+            self._news.clear()
+            while self._queue:
+                await self._carry_out(self._queue.popleft())
+            await self._news.wait()
+
+    async def _carry_out(self, move: Move) -> None:
+        partition = move.partition
+        try:
+            while self._may_go_on(move):
+                try:
+                    if await self._copy(move):
+                        break
+                except DiskFault as fault:
+                    if not fault.passing:
+                        raise
+                    move.target.blame(fault, partition.topic_partition)
+                await asyncio.sleep(REST_S)
+        except (DiskFault, CorruptBatch) as error:
+            for folder in (move.target, partition.folder):
+                if folder.disk.fault is not None:
+                    folder.fail(folder.disk.fault)
+            logger.error("%s stays in %s: %s", partition.topic_partition, partition.folder.name, error)
+        except Exception:  # one partition's misfortune: the others still want to be moved
+            logger.exception("%s stays in %s", partition.topic_partition, partition.folder.name)
+        if self._moves.get(partition) is move:
+            del self._moves[partition]
+        if partition.folder is not move.target:
+            await self._throw_away(move)
+
+    def _may_go_on(self, move: Move) -> bool:
+        partition = move.partition
+        return (
+            not move.called_off
+            and self._partitions.get(partition.topic_partition) is partition
+            and not partition.offline
+            and partition.folder.failed is None
+            and move.target.failed is None
+        )
+
+    async def _copy(self, move: Move) -> bool:
+        """True if it has moved; False if that is to be tried again, or is not wanted any more."""
+        partition, relocation = move.partition, move.relocation
+        if relocation is None:
+            logger.info("%s moves from %s to %s", partition.topic_partition, partition.folder.name, move.target.name)
+            relocation = move.relocation = Relocation(
+                partition.log,
+                *(partition.folder.disk, move.target.disk),
+                *(partition.topic_id, partition.topic_partition.partition),
+            )
+        while self._may_go_on(move):
+            if move.target.headroom.is_short:
+                return False
+            # What is committed is hardly ever cut again.
+            high_watermark = partition.high_watermark
+            copied = relocation.step(high_watermark, now_ms=self._env.clock.wall_ms())
+            move.target.headroom.took(copied)
+            if relocation.copy.flush_due:
+                await relocation.copy.flush()
+            await self._pace(move, copied)
+            if not copied or relocation.copy.end_offset >= high_watermark:
+                return await relocation.take_over(
+                    folder_of(partition.topic_partition),
+                    now_ms=self._env.clock.wall_ms(),
+                    breathe=breathe,
+                    may=lambda: self._may_go_on(move),
+                    decided=lambda: self._decided(move),
+                    origin_failed=partition.folder.fail,
+                )
+        return False
+
+    async def _pace(self, move: Move, copied_bytes: float) -> None:
+        """Let others have their turn; where a rate is set, until what was copied is paid for."""
+        await asyncio.sleep(0)
+        while copied_bytes >= 1 and (rate := self._rate()) is not None and self._may_go_on(move):
+            pause_s = min(copied_bytes / rate, REST_S)
+            await asyncio.sleep(pause_s)
+            copied_bytes -= rate * pause_s
+
+    def _rate(self) -> int | None:
+        own, everywhere = (
+            self._metadata.image.broker_config(whose).values for whose in (str(self._metadata.broker_id), ALL_BROKERS)
+        )
+        rate = own.get(RATE, everywhere.get(RATE))
+        return None if rate is None else max(int(rate), 1)
+
+    def _decided(self, move: Move) -> None:
+        partition, origin = move.partition, move.partition.folder
+        partition.move_to(move.target)
+        logger.info("%s has moved from %s to %s", partition.topic_partition, origin.name, move.target.name)
+
+    @staticmethod
+    async def _throw_away(move: Move) -> None:
+        try:
+            if move.relocation is not None:
+                await move.relocation.give_up()
+            else:
+                move.target.disk.discard(move.name)
+        except DiskFault as fault:
+            move.target.fail(fault)
+
+
+async def breathe() -> None:
+    """Let everybody else have their turn."""
+    await asyncio.sleep(0)

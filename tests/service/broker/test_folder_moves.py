@@ -1,0 +1,319 @@
+"""Partitions move from one data folder of a broker to another: whole, with all that is known of them, while they are
+written to, and through a crash at each step.
+"""
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from log.batch import build_batch
+from log.ids import TopicPartition
+from log.manifest import MANIFEST
+from log.relocation import FORMER, FUTURE, stem_of
+from service.broker.folder_moves import RATE
+from service.broker.partition import Appended, Partition
+from service.ports import RealClock
+from service.stores.memory import MemoryServer
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+    DeleteTopicsRequest,
+    DescribeLogDirsRequest,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterableConfig,
+    IncrementalAlterConfigsRequestAlterConfigsResource,
+)
+from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.broker.cluster_stage import until
+
+BROKER, SET = 4, 0
+PRODUCER = 7
+SETTINGS = {"log.durability": "fsync"}
+
+
+class Folders:
+    """Of one broker, through its lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self.one, self.two = folder / "one", folder / "two"
+        self.one.mkdir()
+        self.two.mkdir()
+        self.metadata = MemoryServer(RealClock())
+
+    def live(self, scene, **given: str) -> None:  # type: ignore[no-untyped-def]
+        on_stage(self.one, scene, SETTINGS | given, metadata=self.metadata, more_folders=[self.two])
+
+    def forget_how_it_stopped(self) -> None:
+        """As after a crash."""
+        for folder in (self.one, self.two):
+            (folder / MANIFEST).unlink(missing_ok=True)
+
+    def kept(self, folder: Path) -> set[str]:
+        return {name for name in os.listdir(folder) if name.endswith((FUTURE, FORMER, "-0"))}
+
+
+async def write(partition: Partition, count: int, *, size: int = 100) -> None:
+    """So many batches of one producer that goes on where it was, committed."""
+    known = partition.log.end_offset
+    for sequence in range(known, known + count):
+        batch = bytearray(
+            build_batch(
+                [(None, b"%d" % sequence + bytes(size), (), 1)],
+                producer_id=PRODUCER,
+                producer_epoch=0,
+                base_sequence=sequence,
+            )
+        )
+        appended = partition.append_from_client(memoryview(batch), acks=-1, now_ms=RealClock.wall_ms())
+        assert isinstance(appended, Appended)
+        if sequence % 50 == 0:
+            await asyncio.sleep(0)
+    if (committed := partition.committed(partition.log.end_offset)) is not None:
+        await committed
+
+
+def again(partition: Partition, sequence: int) -> Appended:
+    """The answer to a batch that was sent before."""
+    batch = bytearray(
+        build_batch([(None, b"%d" % sequence, (), 1)], producer_id=PRODUCER, producer_epoch=0, base_sequence=sequence)
+    )
+    appended = partition.append_from_client(memoryview(batch), acks=-1, now_ms=RealClock.wall_ms())
+    assert isinstance(appended, Appended)
+    return appended
+
+
+def values(partition: Partition) -> list[int]:
+    return [header.base_offset for header, _ in partition.log.scan(partition.log.start_offset)]
+
+
+async def move(stage: Stage, folder: Path, topic: str = "moved", index: int = 0) -> ErrorCode:
+    wanted = AlterReplicaLogDir(str(folder), [AlterReplicaLogDirTopic(topic, [index])])
+    answer = await stage.ask(AlterReplicaLogDirsRequest([wanted]))
+    return ErrorCode(answer.results[0].partitions[0].error_code)
+
+
+async def shown(stage: Stage) -> list[tuple[str, int, bool]]:
+    """Folder, how far behind, whether it is a copy."""
+    answer = await stage.ask(DescribeLogDirsRequest(topics=None))
+    return [
+        (Path(folder.log_dir).name, partition.offset_lag, partition.is_future_key)
+        for folder in answer.results
+        for topic in folder.topics
+        for partition in topic.partitions
+    ]
+
+
+async def moved(partition: Partition, folder: Path) -> None:
+    await until(lambda: partition.folder.name == str(folder))
+    async with partition.log.alone():
+        return  # what follows the decision is done
+
+
+def rot(path: Path) -> None:
+    stored = bytearray(path.read_bytes())
+    stored[100] ^= 1
+    path.write_bytes(stored)
+
+
+async def hold_back(stage: Stage, bytes_a_second: int) -> None:
+    config = IncrementalAlterConfigsRequestAlterableConfig(RATE, SET, str(bytes_a_second))
+    resource = IncrementalAlterConfigsRequestAlterConfigsResource(BROKER, "1", [config])
+    answer = await stage.ask(IncrementalAlterConfigsRequest([resource]))
+    assert answer.responses[0].error_code == 0
+
+
+def test_it_moves_with_all_that_is_known_of_it(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+
+    async def moves(stage: Stage) -> None:
+        await stage.create("moved", segment_index_bytes="80", index_interval_bytes="500")
+        partition = await stage.served("moved")
+        await write(partition, 400)
+        await stage.ask(DeleteRecordsRequest([DeleteRecordsTopic("moved", [DeleteRecordsPartition(0, 123)])], 5000))
+        assert await move(stage, folders.two) == ErrorCode.NONE
+        await write(partition, 100)
+        await moved(partition, folders.two)
+        await write(partition, 10)
+        assert again(partition, 508).duplicate
+        assert values(partition) == list(range(123, 510))
+        assert await shown(stage) == [("two", 0, False)]
+        assert folders.kept(folders.one) == set()
+        assert folders.kept(folders.two) == {"moved-0"}
+
+    async def is_there(stage: Stage) -> None:
+        partition = await stage.served("moved")
+        assert partition.folder.name == str(folders.two)
+        assert values(partition) == list(range(123, 510))
+        assert again(partition, 507).duplicate
+        await write(partition, 5)
+
+    folders.live(moves)
+    folders.live(is_there)
+    folders.forget_how_it_stopped()
+    folders.live(lambda stage: came_back(stage, folders.two, 123, 515))
+
+
+async def came_back(stage: Stage, folder: Path, first: int, end: int) -> None:
+    partition = await stage.served("moved")
+    await moved(partition, folder)
+    assert values(partition) == list(range(first, end))
+    assert again(partition, end - 1).duplicate
+    assert {name for name in os.listdir(folder) if "moved-0" in name} == {"moved-0"}
+
+
+def test_what_no_batch_tells_any_more_is_known_after_a_crash_that_follows_the_move(tmp_path: Path) -> None:
+    """Its producer's batches are gone by retention: only the views know of it."""
+    folders = Folders(tmp_path)
+
+    async def moves(stage: Stage) -> None:
+        await stage.create("moved")
+        partition = await stage.served("moved")
+        await write(partition, 30)
+        partition.log.roll(RealClock.wall_ms())
+        await partition.log.raise_start_offset(30)
+        await partition.log.remove_oldest(lambda: 1)
+        assert await move(stage, folders.two) == ErrorCode.NONE
+        await moved(partition, folders.two)
+
+    async def still_knows(stage: Stage) -> None:
+        assert again(await stage.served("moved"), 29).duplicate
+
+    folders.live(moves)
+    folders.forget_how_it_stopped()
+    folders.live(still_knows)
+
+
+def test_progress_is_shown_and_a_move_is_called_off(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("moved")
+        partition = await stage.served("moved")
+        await write(partition, 300, size=1000)
+        await hold_back(stage, 1000)
+        assert await move(stage, folders.two) == ErrorCode.NONE
+        assert await move(stage, folders.two) == ErrorCode.NONE, "it is under way"
+        await asyncio.sleep(0.05)
+        home, copy = await shown(stage)
+        assert home == ("one", 0, False)
+        assert copy[0] == "two"
+        assert copy[2]
+        assert 0 < copy[1] < 300
+        assert await move(stage, folders.one) == ErrorCode.NONE
+        assert await shown(stage) == [("one", 0, False)]
+        assert await move(stage, folders.two) == ErrorCode.NONE
+        assert await move(stage, folders.one) == ErrorCode.NONE
+        await hold_back(stage, 1 << 30)
+        await until(lambda: folders.kept(folders.two) == set())
+
+    folders.live(scene)
+    folders.live(lambda stage: came_back(stage, folders.one, 0, 300))
+
+
+def test_a_move_that_a_stop_interrupts_goes_on(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("moved")
+        await write(await stage.served("moved"), 300, size=1000)
+        await hold_back(stage, 1000)
+        await move(stage, folders.two)
+        await asyncio.sleep(0.05)
+        await hold_back(stage, 1 << 30)
+
+    folders.live(scene)
+    folders.live(lambda stage: came_back(stage, folders.two, 0, 300))
+
+
+@pytest.mark.parametrize("died", ["copying", "decided", "named"])
+def test_a_crash_at_any_step_leaves_the_old_or_the_new(tmp_path: Path, died: str) -> None:
+    folders = Folders(tmp_path)
+    stem = ""
+
+    async def scene(stage: Stage) -> None:
+        nonlocal stem
+        stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
+        await write(await stage.served("moved"), 20)
+
+    folders.live(scene)
+    folders.forget_how_it_stopped()
+    here = folders.one / "moved-0"
+    if died == "copying":
+        (folders.two / (stem + FUTURE)).mkdir()
+    else:
+        shutil.copytree(here, folders.two / (stem + FUTURE if died == "decided" else "moved-0"))
+        for log in here.glob("*.log"):  # what it once was may not be used
+            log.write_bytes(b"")
+        here.rename(folders.one / (stem + FORMER))
+    folders.live(lambda stage: came_back(stage, folders.two, 0, 20))
+    assert folders.kept(folders.one) == set()
+
+
+def test_what_rots_is_not_copied_and_stays_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folders = Folders(tmp_path)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("moved")
+        partition = await stage.served("moved")
+        await write(partition, 20)
+        rot(folders.one / "moved-0" / f"{0:020}.log")
+        assert await move(stage, folders.two) == ErrorCode.NONE
+        await until(lambda: "has rotted and can't be copied" in caplog.text)
+        await until(lambda: folders.kept(folders.two) == set())
+        await write(partition, 1)
+        assert await shown(stage) == [("one", 0, False)]
+
+    folders.live(scene)
+
+
+def test_a_topic_that_is_deleted_on_its_way_leaves_nothing(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("moved")
+        await write(await stage.served("moved"), 300, size=1000)
+        await hold_back(stage, 100_000)
+        await move(stage, folders.two)
+        await asyncio.sleep(0.05)
+        await stage.ask(DeleteTopicsRequest(topic_names=["moved"]), 5)
+        await until(lambda: folders.kept(folders.one) | folders.kept(folders.two) == set())
+
+    folders.live(scene)
+
+
+def test_who_asks_for_what_cannot_be_is_told_so(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("moved")
+        await stage.served("moved")
+        assert await move(stage, tmp_path / "three") == ErrorCode.LOG_DIR_NOT_FOUND
+        assert await move(stage, folders.two, "unheard of") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert await move(stage, folders.two, index=1) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    folders.live(scene)
+
+
+def test_a_partition_that_nobody_wrote_to_moves_too(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("moved")
+        partition = await stage.served("moved")
+        assert await move(stage, folders.two) == ErrorCode.NONE
+        await moved(partition, folders.two)
+        await write(partition, 3)
+        assert TopicPartition("moved", 0) == partition.topic_partition
+        assert await move(stage, folders.one) == ErrorCode.NONE
+        await moved(partition, folders.one)
+        assert values(partition) == [0, 1, 2]
+
+    folders.live(scene)
