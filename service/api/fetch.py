@@ -1,5 +1,6 @@
 # Hot path: one call a Fetch request; `python -m tests.bench --only throughput` answers for it.
-"""Fetch, versions 4 to 18 (7: sessions, 12: leader epochs, 13: topic ids).
+"""Fetch, versions 4 to 18 (7: sessions, 12: leader epochs, 13: topic ids, 16: who leads
+instead).
 
 What is read, and how far, is `service.broker.reading`'s; here are sessions, and what of it goes into the answer. With
 too little to say the request waits, until enough has become readable or its time is over.
@@ -16,6 +17,7 @@ from collections.abc import Awaitable, Container, Iterable
 from dataclasses import dataclass
 
 from isolation.read_view import AnyIsolation, FollowerIsolation, Isolation
+from service.api.directions import Directions
 from service.broker.fetch_sessions import FIRST_EPOCH, SESSIONLESS_EPOCH, FetchSession, SessionKey, Wanted
 from service.broker.node import Broker
 from service.broker.reading import Copier, Found, Reading, Terms
@@ -28,11 +30,15 @@ from service.wire.messages import (
     FetchRequest,
     FetchResponse,
     FetchResponseEpochEndOffset,
+    FetchResponseLeaderIdAndEpoch,
+    FetchResponseNodeEndpoint,
     FetchResponsePartitionData,
 )
 
 FOLLOWERS_SINCE = 11
 TOPIC_IDS_SINCE = 13
+DIRECTIONS_SINCE = 16
+WRONG_DOOR = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 NO_RECORDS = b""
 READ_COMMITTED = 1
 
@@ -82,7 +88,8 @@ def handle(
     )
     keeps_order = fetch_session is not None
     reading = Reading(broker.partitions, session, terms, wanted, keeps_order=keeps_order, copier=copier)
-    answer = Answer(reading, fetch_session, incremental)
+    directions = Directions(broker, session)
+    answer = Answer(reading, fetch_session, incremental, directions, header.api_version >= DIRECTIONS_SINCE)
     if reading.read() or request.max_wait_ms <= 0:
         return answer.now()
     return answer.wait()
@@ -135,6 +142,8 @@ class Answer:
     reading: Reading
     session: FetchSession | None
     incremental: bool
+    directions: Directions
+    gives_directions: bool
 
     async def wait(self) -> FetchResponse:
         await self.reading.wait()
@@ -157,10 +166,25 @@ class Answer:
                 else:
                     topic.topic = name
                 topics[name] = topic
-            topic.partitions.append(_partition_data(index, data))
+            answer = _partition_data(index, data)
+            if data.error:
+                self._direct(key, answer)
+            topic.partitions.append(answer)
         if self.session is not None:
             self.session.answered([key for key, data in found.items() if data.records is not None])
-        return FetchResponse(session_id=session_id, responses=list(topics.values()))
+        nodes = [
+            FetchResponseNodeEndpoint(node_id, endpoint.host, endpoint.port, rack)
+            for node_id, (endpoint, rack) in self.directions.nodes.items()
+        ]
+        return FetchResponse(session_id=session_id, responses=list(topics.values()), node_endpoints=nodes)
+
+    def _direct(self, key: SessionKey, answer: FetchResponsePartitionData) -> None:
+        """Say who leads what this broker does not."""
+        answer.error_code = self.directions.error(*key, ErrorCode(answer.error_code))
+        if answer.error_code in WRONG_DOOR and self.gives_directions:
+            leader = self.directions.leader(*key)
+            if leader is not None:
+                answer.current_leader = FetchResponseLeaderIdAndEpoch(*leader)
 
     def _worth_telling(self, wanted: Wanted, found: Found) -> bool:
         news = (

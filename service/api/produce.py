@@ -1,5 +1,5 @@
 # Hot path: one call a Produce request; `python -m tests.bench --only throughput` answers for it.
-"""Produce, versions 3 to 13 (13: topic ids).
+"""Produce, versions 3 to 13 (10: who leads instead, 13: topic ids).
 
 Every batch is appended before the first await, since the bytes are views of the connection's buffer; but for what must
 be confirmed by a transaction coordinator, or takes longer than a turn of the loop may: that is copied (unless a request
@@ -10,7 +10,9 @@ become committed later.
 """
 
 from collections.abc import Awaitable
+from dataclasses import dataclass
 
+from service.api.directions import Directions
 from service.api.rules import brokers
 from service.broker.acceptance import Refused, one_batch
 from service.broker.node import Broker
@@ -26,11 +28,13 @@ from service.wire.messages import (
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
+    ProduceResponseLeaderIdAndEpoch,
+    ProduceResponseNodeEndpoint,
     TopicProduceData,
     TopicProduceResponse,
 )
 
-ZSTD_SINCE, ABORTABLE_SINCE, ADDED_BY_LEADER_SINCE, TOPIC_IDS_SINCE = 7, 11, 12, 13
+ZSTD_SINCE, DIRECTIONS_SINCE, ABORTABLE_SINCE, ADDED_BY_LEADER_SINCE, TOPIC_IDS_SINCE = 7, 10, 11, 12, 13
 ADMIN_CLIENT = "__admin_client"
 """Kafka's client id for tools that may write to the coordinators' own topics. Any client can take that name: where no
 proof is asked for, it keeps others from doing it unawares, and no more. For a proven principal it counts nothing.
@@ -44,6 +48,16 @@ SAY_NOTHING_OF_THE_LOG = (
 """With these Kafka's answer does not name the start of the log."""
 UNKNOWN_ID = Refused(ErrorCode.UNKNOWN_TOPIC_ID)
 UNKNOWN_NAME = Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """By whom, of whom, what."""
+
+    broker: Broker
+    session: Session
+    version: int
+    request: ProduceRequest
 
 
 def handle(
@@ -65,19 +79,20 @@ def handle(
         may_write_internal=header.client_id == ADMIN_CLIENT and brokers(session, request),
     )
     writing = Writing(broker, terms, writes)
+    asked = Asked(broker, session, version, request)
     wrong = writing.wrong_transaction()
     if wrong is None and request.acks not in (ACKS_ALL, 0, 1):
         wrong = ErrorCode.INVALID_REQUIRED_ACKS
     if wrong is not None:
         writing.refuse(wrong)
-        return _answer(request, writing)
+        return _answer(asked, writing)
     is_ready = writing.begin()
     if is_ready and not writing.takes_turns:
         writing.append()
-        return _appended(session, request, writing)
+        return _appended(asked, writing)
     if writing.size_bytes <= OWN_BYTES:
         writing.keep()
-    return Held(_append_later(session, request, writing, is_ready=is_ready))
+    return Held(_append_later(asked, writing, is_ready=is_ready))
 
 
 def _partitions(broker: Broker, version: int, topic: TopicProduceData) -> TopicPartitions | Refused:
@@ -87,44 +102,62 @@ def _partitions(broker: Broker, version: int, topic: TopicProduceData) -> TopicP
 
 
 async def _append_later(
-    session: Session, request: ProduceRequest, writing: Writing, *, is_ready: bool
+    asked: Asked, writing: Writing, *, is_ready: bool
 ) -> ProduceResponse | Signal | Awaitable[ProduceResponse | Signal]:
     await writing.append_when_ready(is_ready=is_ready)
-    return _appended(session, request, writing)
+    return _appended(asked, writing)
 
 
-def _appended(
-    session: Session, request: ProduceRequest, writing: Writing
-) -> ProduceResponse | Signal | Awaitable[ProduceResponse]:
-    if writing.is_settled or request.acks == 0:
-        return _answer(request, writing)
-    return _when_settled(session, request, writing)
+def _appended(asked: Asked, writing: Writing) -> ProduceResponse | Signal | Awaitable[ProduceResponse]:
+    if writing.is_settled or asked.request.acks == 0:
+        return _answer(asked, writing)
+    return _when_settled(asked, writing)
 
 
-async def _when_settled(session: Session, request: ProduceRequest, writing: Writing) -> ProduceResponse:
-    throttle_time_ms = await writing.settle(session)
-    response = _response(request, writing)
+async def _when_settled(asked: Asked, writing: Writing) -> ProduceResponse:
+    throttle_time_ms = await writing.settle(asked.session)
+    response = _response(asked, writing)
     response.throttle_time_ms = throttle_time_ms
     return response
 
 
-def _answer(request: ProduceRequest, writing: Writing) -> ProduceResponse | Signal:
-    if request.acks == 0:
+def _answer(asked: Asked, writing: Writing) -> ProduceResponse | Signal:
+    if asked.request.acks == 0:
         return CLOSE if any(isinstance(write.outcome, Refused) for write in writing.writes) else NO_REPLY
-    return _response(request, writing)
+    return _response(asked, writing)
 
 
-def _response(request: ProduceRequest, writing: Writing) -> ProduceResponse:
+def _response(asked: Asked, writing: Writing) -> ProduceResponse:
     writes = iter(writing.writes)
-    return ProduceResponse(
+    response = ProduceResponse(
         [
             TopicProduceResponse(
                 topic.name, topic.topic_id, [_partition_response(next(writes)) for _ in topic.partition_data]
             )
-            for topic in request.topic_data
+            for topic in asked.request.topic_data
             if topic.partition_data
         ]
     )
+    if not all(isinstance(write.outcome, Appended) for write in writing.writes):
+        _direct(asked, response)
+    return response
+
+
+def _direct(asked: Asked, response: ProduceResponse) -> None:
+    """Say who leads what this broker does not."""
+    directions = Directions(asked.broker, asked.session)
+    for topic in response.responses:
+        name = topic.topic_id if asked.version >= TOPIC_IDS_SINCE else topic.name
+        for answer in topic.partition_responses:
+            answer.error_code = directions.error(name, answer.index, ErrorCode(answer.error_code))
+            if answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER and asked.version >= DIRECTIONS_SINCE:
+                leader = directions.leader(name, answer.index)
+                if leader is not None:
+                    answer.current_leader = ProduceResponseLeaderIdAndEpoch(*leader)
+    response.node_endpoints = [
+        ProduceResponseNodeEndpoint(node_id, endpoint.host, endpoint.port, rack)
+        for node_id, (endpoint, rack) in directions.nodes.items()
+    ]
 
 
 def _partition_response(write: Write) -> PartitionProduceResponse:

@@ -1,0 +1,50 @@
+"""Where to go instead (KIP-951): who leads the partitions that this broker was asked for and does not lead, told in the
+answer itself, so that a client need not ask for metadata first.
+"""
+
+from log.ids import TopicId
+from service.api.admin_answers import leader_of
+from service.broker.node import Broker
+from service.broker.session import Session
+from service.cluster.image import NO_LEADER, PartitionState
+from service.settings.broker import Endpoint
+from service.wire.error_codes import ErrorCode
+
+UNKNOWN_HERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+
+
+class Directions:
+    """For one answer. `nodes`: brokers that it names, with their racks."""
+
+    def __init__(self, broker: Broker, session: Session) -> None:
+        self._broker = broker
+        self._listener = session.listener
+        self.nodes: dict[int, tuple[Endpoint, str | None]] = {}
+
+    def error(self, topic: str | bytes, index: int, error: ErrorCode) -> ErrorCode:
+        """As Kafka has it: what the cluster knows and this broker has no part in is only at the wrong door."""
+        if error in UNKNOWN_HERE:
+            state = self._state(topic, index)
+            if state is not None and self._broker.node_id not in state.replicas:
+                return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return error
+
+    def leader(self, topic: str | bytes, index: int) -> tuple[int, int] | None:
+        """The broker that leads and its epoch; None when nobody else does, as far as this broker has heard."""
+        state = self._state(topic, index)
+        if state is None:
+            return None
+        image = self._broker.image
+        leader, _ = leader_of(image, state, self._listener)
+        if leader in (NO_LEADER, self._broker.node_id):
+            return None
+        node = image.brokers[leader]
+        endpoint = node.endpoint(self._listener)
+        assert endpoint is not None, "a leader that can't be reached there is none"
+        self.nodes[leader] = endpoint, node.rack
+        return leader, state.leader_epoch
+
+    def _state(self, topic: str | bytes, index: int) -> PartitionState | None:
+        image = self._broker.image
+        known = image.topic_by_id(TopicId(topic)) if isinstance(topic, bytes) else image.topics.get(topic)
+        return None if known is None else known.partitions.get(index)
