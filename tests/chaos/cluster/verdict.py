@@ -118,6 +118,10 @@ def read_topic(bootstrap: str, topic: str, partitions: int, isolation: str) -> l
     return read
 
 
+class Unreadable(Exception):
+    """A broker does not show what it has."""
+
+
 @dataclass
 class Copy:
     """What one broker has of a partition: its batches by where they begin, and what of it is visible."""
@@ -149,12 +153,17 @@ def _parting(one: Copy, other: Copy) -> str:
 
 
 def _settled_copies(cluster: Cluster, topic: str, partition: int, isolation: str) -> list[Copy]:
-    """Followers learn a moment later what is committed."""
+    """Followers learn a moment later what is committed, and while another begins to lead nobody may be asked."""
     until = time.monotonic() + AGREE_WITHIN_S
     while True:
-        copies = asyncio.run(_copies(cluster, topic, partition, isolation))
-        if len({copy.end_offset for copy in copies}) == 1 or time.monotonic() > until:
-            return copies
+        late = time.monotonic() > until
+        try:
+            copies = asyncio.run(_copies(cluster, topic, partition, isolation))
+            if late or len({copy.end_offset for copy in copies}) == 1:
+                return copies
+        except Unreadable:
+            if late:
+                raise
         time.sleep(0.3)
 
 
@@ -179,7 +188,8 @@ async def _copy(host: str, topic: str, partition: int, isolation: str) -> Copy:
             )
             answer = await client.request(request, version=WITHOUT_TOPIC_IDS)
             (data,) = answer.responses[0].partitions
-            assert not data.error_code, f"{host} answers {error_name(data.error_code)} for {topic}-{partition}"
+            if data.error_code:
+                raise Unreadable(f"{host} answers {error_name(data.error_code)} for {topic}-{partition}")
             records = bytes(data.records or b"")  # type: ignore[arg-type]
             if not records:
                 return copy
