@@ -49,4 +49,4 @@ async def scene(stage: TxnStage) -> None:
 
 
 with tempfile.TemporaryDirectory() as folder:
-    on_txn_stage(Path(folder), scene)
+    on_txn_stage(Path(folder), scene, broker_session_timeout_ms="600000")

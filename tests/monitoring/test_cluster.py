@@ -4,9 +4,14 @@ when it is back all is well again.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import socket
-from collections.abc import Iterator
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,10 +19,13 @@ import requests
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from monitoring.boards import BOARDS
+from monitoring.burrow import Status
 from tests.monitoring.scraped import Scraped, read
 from tests.monitoring.test_prometheus import PATIENCE_S, in_transaction, prometheus, wait_for
 from tests.outside import needs
+from tests.peers import zookeeper
 from tests.peers.postgres import PostgresServer, missing
+from tests.peers.zookeeper import ZooKeeperServer
 from tests.service.cli.kit import oncelog
 from tests.service.web.kit import Served
 
@@ -62,7 +70,20 @@ OTHERS = (
     "sum(irate(kafka_server_replicamanager_isrshrinks_total[5m]))",
 )
 """What the boards of others ask for, as they ask it; what they ask of a JVM or of a container is left out."""
-SUMMED, OPENED = "ledger", "orders"
+SUMMED, OPENED, JUDGED = "ledger", "orders", "judged"
+BURROW = os.environ.get("ONCELOG_TEST_BURROW", "")
+"""A Burrow that can read what Kafka 4 writes; Debian's can't (docs/consoles.md)."""
+ROUNDS = 8
+BEHAVIOURS: dict[Status, Callable[[int], int | None]] = {
+    Status.OK: lambda number: 100 + 10 * number,
+    Status.WARN: lambda number: 50 + 5 * number,
+    Status.STALL: lambda number: 40,
+    Status.REWIND: lambda number: 50 + number if number > 1 else 70,
+    Status.STOP: lambda number: 50 + number if number <= 3 else None,
+}
+"""What a group commits in each round, the first being 1, while the log grows by ten records from a hundred; and what is
+to be said of it in the end.
+"""
 
 
 def free_port() -> int:
@@ -230,3 +251,91 @@ def test_a_broker_that_dies_is_told_by_alerts_and_pages_until_it_is_back(
             )
         )
         wait_for(lambda: "All is well" in seen(brokers[1], "/ui"))
+
+
+@contextmanager
+def burrow(folder: Path, servers: list[str]) -> Iterator[str]:
+    """Burrow itself, with a ZooKeeper for its lock; where it answers about groups."""
+    keeper = ZooKeeperServer(folder / "keeper")
+    keeper.start()
+    port = free_port()
+    at_brokers = {"class-name": "kafka", "servers": servers, "client-profile": "here"}
+    sections: dict[str, dict[str, object]] = {
+        "general": {"pidfile": str(folder / "burrow.pid")},
+        "zookeeper": {"servers": [keeper.address], "timeout": 6, "root-path": "/burrow"},
+        "client-profile.here": {"client-id": "burrow", "kafka-version": "2.0.0"},
+        "cluster.local": {**at_brokers, "topic-refresh": 5, "offset-refresh": 1},
+        "consumer.local": {**at_brokers, "cluster": "local", "start-latest": False},
+        "httpserver.default": {"address": f"127.0.0.1:{port}"},
+        "storage.default": {"class-name": "inmemory", "intervals": 10, "min-distance": 1},
+        "evaluator.default": {"class-name": "caching", "expire-cache": 1},
+    }
+    lines = []
+    for name, values in sections.items():  # what TOML and JSON write alike
+        lines += [f"[{name}]", *(f"{key}={json.dumps(value)}" for key, value in values.items())]
+    (folder / "burrow.toml").write_text("\n".join(lines))
+    with open(folder / "burrow.log", "wb") as log:
+        process = subprocess.Popen([BURROW, "-config-dir", str(folder)], stdout=log, stderr=log)
+    try:
+        yield f"http://127.0.0.1:{port}/v3/kafka/local"
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)
+        keeper.stop()
+
+
+@pytest.mark.skipif(not BURROW, reason="ONCELOG_TEST_BURROW names no Burrow of 2025 or later")
+@pytest.mark.skipif(zookeeper.missing() is not None, reason=zookeeper.missing() or "")
+def test_burrow_itself_says_the_same_of_every_group(brokers: dict[int, Served], tmp_path: Path) -> None:
+    servers = [broker.bootstrap for broker in brokers.values()]
+    oncelog("topic", "create", JUDGED, bootstrap=servers[0])
+    producer = Producer({"bootstrap.servers": servers[0], "linger.ms": 0})
+    consumers = {
+        wanted: Consumer({"bootstrap.servers": servers[0], "group.id": f"burrow-{wanted.name}"})
+        for wanted in BEHAVIOURS
+    }
+
+    def write(count: int) -> None:
+        for _ in range(count):
+            producer.produce(JUDGED, b"x")
+        assert producer.flush(PATIENCE_S) == 0
+
+    def ours() -> dict[str, str]:
+        told = [sample for broker in brokers.values() for sample in scrape(broker).samples]
+        return {
+            each.labels["consumergroup"]: Status(int(each.value)).name
+            for each in told
+            if each.name == "oncelog_group_status" and each.labels["consumergroup"].startswith("burrow-")
+        }
+
+    with burrow(tmp_path, servers) as url:
+
+        def theirs() -> dict[str, str]:
+            found = {}
+            for wanted in BEHAVIOURS:
+                told = requests.get(f"{url}/consumer/burrow-{wanted.name}/lag", timeout=PATIENCE_S).json()
+                (partition,) = told["status"]["partitions"]
+                found[f"burrow-{wanted.name}"] = partition["status"]
+            return found
+
+        write(100)
+        wait_for(lambda: _burrow_knows(url))
+        for number in range(1, ROUNDS + 1):
+            write(10)
+            time.sleep(1.5)  # until Burrow has looked at the end again: it judges by the lag at each commit
+            for wanted, consumer in consumers.items():
+                if (offset := BEHAVIOURS[wanted](number)) is not None:
+                    consumer.commit(offsets=[TopicPartition(JUDGED, 0, offset)], asynchronous=False)
+            ours()
+        expected = {f"burrow-{wanted.name}": wanted.name for wanted in BEHAVIOURS}
+        wait_for(lambda: theirs() == ours() == expected)
+    for consumer in consumers.values():
+        consumer.close()
+
+
+def _burrow_knows(url: str) -> bool:
+    try:
+        told = requests.get(f"{url}/topic/{JUDGED}", timeout=PATIENCE_S).json()
+    except requests.ConnectionError:  # it has yet to listen
+        return False
+    return bool(told.get("offsets") == [100])
