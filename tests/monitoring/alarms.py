@@ -159,12 +159,12 @@ def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
     if reason := missing():
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("alarms")
+    postgres = PostgresServer(folder / "postgres")
     small = folder / f"broker-{ON_SMALL_DISK}"
     small.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "none", str(small)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("this machine lets nobody mount a small disk")
-    postgres = PostgresServer(folder / "postgres")
     brokers: dict[int, Served] = {}
     told = Told()
     load: Load | None = None

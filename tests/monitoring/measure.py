@@ -6,6 +6,7 @@ thread on a processor: what others do on the machine is not counted.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import tempfile
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from monitoring.collectors import Scrape
 from monitoring.exposition import Lines
+from service.garbage import Garbage
 from service.wire.messages import OffsetCommitRequest, OffsetCommitRequestPartition, OffsetCommitRequestTopic
 from tests.service.api.txn_stage import TxnStage, Writer, on_txn_stage
 
@@ -32,6 +34,8 @@ async def scene(stage: TxnStage) -> None:
         parts = [OffsetCommitRequestPartition(index, 0) for index in range(PARTITIONS)]
         topic = OffsetCommitRequestTopic(f"events-{number % topics}", partitions=parts)
         await stage.ask(OffsetCommitRequest(f"group-{number}", topics=[topic]), 9)
+    collecting = asyncio.create_task(Garbage().run())
+    await asyncio.sleep(0)
     scrape = Scrape(stage.broker, version="1")
     for _ in range(SCRAPES):
         lines, steps, size_bytes = Lines(), [], 0
@@ -46,6 +50,7 @@ async def scene(stage: TxnStage) -> None:
             f"{topics * PARTITIONS} partitions, {GROUPS * PARTITIONS} committed offsets: {size_bytes / 1e6:.1f} MB in"
             f" {sum(steps):.2f} s, {len(steps)} steps, longest {steps[-1] * 1000:.1f} ms, then {steps[-2] * 1000:.1f}"
         )
+    collecting.cancel()
 
 
 with tempfile.TemporaryDirectory() as folder:

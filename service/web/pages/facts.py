@@ -7,13 +7,15 @@ there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
 from log.ids import TopicPartition
+from service.api.turns import in_turns, slices_in_turns
 from service.broker.node import Broker
+from service.broker.partition import Partition
 from service.client.cluster import EARLIEST, LATEST, READ_COMMITTED, by_topic
 from service.client.failures import ClientFailure, error_name
 from service.client.groups import committed_offsets
@@ -49,6 +51,7 @@ PAGE: Final = 50
 """Rows of a table at once."""
 GROUPS_PAGE: Final = 25
 """Of each its lag is asked for."""
+GROUPS_A_TURN: Final = 5
 BLOCKERS_MAX: Final = 200
 ASKED_ELSEWHERE_MAX: Final = 2_000
 """Partitions that other brokers lead and that are asked about for one page."""
@@ -147,13 +150,21 @@ def leader_of(image: Image, state: PartitionState) -> int:
     return state.leader if state.leader in image.brokers else NO_LEADER
 
 
+def placed(image: Image, topic: str | None = None) -> Iterator[tuple[str, int, PartitionState]]:
+    """Every partition, or those of one topic, and where it is."""
+    names = image.topics if topic is None else [topic] if topic in image.topics else []
+    for name in names:
+        for index, state in image.topics[name].partitions.items():
+            yield name, index, state
+
+
 async def offsets_of(
     told: Told, broker: Broker, cluster: NearCluster, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, Offsets]:
     """From here where this broker leads, by asking the leader where another does. One without a leader has none."""
     found: dict[TopicPartition, Offsets] = {}
     elsewhere: list[TopicPartition] = []
-    for each in partitions:
+    async for each in in_turns(partitions, PARTITIONS_A_TURN):
         state, held = broker.image.partition(each), broker.partitions.get(each)
         if state is None or (leader := leader_of(broker.image, state)) == NO_LEADER:
             continue
@@ -210,7 +221,7 @@ class Blocker:
 async def blockers(told: Told, broker: Broker, cluster: NearCluster, topic: str | None = None) -> list[Blocker]:
     """Who holds up readers, the oldest first, as far as brokers tell. `topic`: only there."""
     found = await _opened_here(broker, topic)
-    elsewhere = _led_elsewhere(broker, topic)
+    elsewhere = await _led_elsewhere(broker, topic)
     if elsewhere:
         offsets = await offsets_of(told, broker, cluster, elsewhere)
         pinned = [each for each in elsewhere if each in offsets and offsets[each].held_up]
@@ -246,12 +257,11 @@ async def blockers(told: Told, broker: Broker, cluster: NearCluster, topic: str 
 
 
 async def _opened_here(broker: Broker, topic: str | None) -> list[Blocker]:
+    opened: list[Partition] = []
+    async for some in slices_in_turns(list(broker.partitions), PARTITIONS_A_TURN):
+        opened += [each for each in some if each.stable.open_transactions and each.replicas is not None]
     found = []
-    for count, partition in enumerate(list(broker.partitions)):
-        if count % PARTITIONS_A_TURN == 0:
-            await asyncio.sleep(0)
-        if not partition.stable.open_transactions or partition.replicas is None:
-            continue
+    for partition in opened:
         if topic is not None and partition.topic_partition.topic != topic:
             continue
         high = partition.high_watermark
@@ -269,16 +279,16 @@ async def _opened_here(broker: Broker, topic: str | None) -> list[Blocker]:
     return found
 
 
-def _led_elsewhere(broker: Broker, topic: str | None) -> list[TopicPartition]:
-    topics = broker.image.topics
-    names = list(topics) if topic is None else [topic] if topic in topics else []
-    found = (
-        TopicPartition(name, index)
-        for name in names
-        for index, state in topics[name].partitions.items()
-        if leader_of(broker.image, state) not in (NO_LEADER, broker.node_id)
-    )
-    return list(islice(found, ASKED_ELSEWHERE_MAX))
+async def _led_elsewhere(broker: Broker, topic: str | None) -> list[TopicPartition]:
+    image = broker.image
+    found: list[TopicPartition] = []
+    async for some in slices_in_turns(placed(image, topic), PARTITIONS_A_TURN):
+        for name, index, state in some:
+            if leader_of(image, state) not in (NO_LEADER, broker.node_id):
+                found.append(TopicPartition(name, index))
+        if len(found) >= ASKED_ELSEWHERE_MAX:
+            break
+    return found[:ASKED_ELSEWHERE_MAX]
 
 
 def _is_open(producer: ProducerState) -> bool:
@@ -313,19 +323,16 @@ class Totals:
 
 async def totals(broker: Broker) -> Totals:
     found = Totals()
-    for count, partition in enumerate(list(broker.partitions)):
-        if count % PARTITIONS_A_TURN == 0:
-            await asyncio.sleep(0)
-        tally = partition.tally
-        found.records_in += tally.records_in
-        found.bytes_in += tally.bytes_in
-        found.bytes_out += tally.bytes_out
+    async for some in slices_in_turns(list(broker.partitions), PARTITIONS_A_TURN):
+        for partition in some:
+            tally = partition.tally
+            found.records_in += tally.records_in
+            found.bytes_in += tally.bytes_in
+            found.bytes_out += tally.bytes_out
     for shard in broker.transactions.shards():
         if not shard.loaded:
             continue
-        for count, txn in enumerate(list(shard.machine.all())):
-            if count % PARTITIONS_A_TURN == 0:
-                await asyncio.sleep(0)
+        async for txn in in_turns(list(shard.machine.all()), PARTITIONS_A_TURN):
             if txn.state is State.ONGOING:
                 found.open += 1
                 if txn.started_ms >= 0 and (found.oldest_ms is None or txn.started_ms < found.oldest_ms):
@@ -405,13 +412,13 @@ class GroupRow:
 async def groups(
     told: Told, broker: Broker, cluster: NearCluster, listed: Sequence[ListedGroup], *, search: str, number: int
 ) -> Cut:
-    found = [GroupRow(each.group_id, each.group_state, each.group_type) for each in listed if search in each.group_id]
-    shown = cut(found, number, GROUPS_PAGE)
-    for row in shown.rows:
+    shown = cut([each for each in listed if search in each.group_id], number, GROUPS_PAGE)
+    rows = [GroupRow(each.group_id, each.group_state, each.group_type) for each in shown.rows]
+    async for row in in_turns(rows, GROUPS_A_TURN):
         row.partitions = await lags(told, broker, cluster, row.name)
         row.lag = _sum(each.lag for each in row.partitions)
         row.stable_lag = _sum(each.stable_lag for each in row.partitions)
-    return shown
+    return shown._replace(rows=rows)
 
 
 async def lags(told: Told, broker: Broker, cluster: NearCluster, group: str) -> list[PartitionLag]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 HERE: Final = Path(__file__).parent
@@ -98,8 +98,25 @@ _environment = Environment(
 _environment.filters.update(duration=duration, size=size, number=number, moment=moment, shown=shown)
 
 
-def render(template: str, **facts: Any) -> str:
-    return _environment.get_template(template).render(**facts)
+_AROUND: Final = ("page.html", "parts.html")
+_compiled: dict[str, Template] = {}
+
+
+def is_compiled(name: str) -> bool:
+    return name in _compiled
+
+
+def template(name: str) -> Template:
+    """Compiled when it is first asked for, with what it is made of. Any thread may ask."""
+    if name not in _compiled:
+        for part in _AROUND:
+            _environment.get_template(part)
+        _compiled[name] = _environment.get_template(name)
+    return _compiled[name]
+
+
+def render(name: str, /, **facts: Any) -> str:
+    return template(name).render(**facts)
 
 
 def page(text: str, *, status: int = 200) -> web.Response:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from log.batch import BatchHeader, CorruptBatch, read_header, read_records
 from log.control import read_marker
 from log.ids import NO_PRODUCER_EPOCH, TopicPartition
+from service.api.turns import in_turns
 from service.broker.internal_topics import GROUPS, TRANSACTIONS
 from service.client.cluster import EARLIEST, LATEST, Cluster, by_topic
 from service.client.failures import ClientFailure, error_name
@@ -32,6 +33,9 @@ BEFORE: Final = 500
 """Offsets before the time at which it began: clients' clocks need not be ours."""
 SLACK_MS: Final = 1_000
 BATCHES_MAX: Final = 100
+BATCHES_A_TURN: Final = 100
+RECORDS_A_TURN: Final = 2
+"""Of a coordinator: each may name thousands of partitions."""
 
 
 # --- the coordinator's records -------------------------------------------------------------------------------------
@@ -92,7 +96,10 @@ async def history(cluster: Cluster, transactional_id: str) -> History:
             break
     try:
         kept = _shortened(found)
-        txns = [None if value is None else read_value(transactional_id, value) for _, value in kept]
+        txns = [
+            None if value is None else read_value(transactional_id, value)
+            async for _, value in in_turns(kept, RECORDS_A_TURN)
+        ]
     except BadRecord as error:
         raise ClientFailure(f"{home.topic}-{home.partition}: {error}") from None
     told = told_of(txns, [at_ms for at_ms, _ in kept])
@@ -107,7 +114,8 @@ async def _records_of(
     position = since
     while position < until:
         before = position
-        for header, batch in (await fetched(cluster, {home: position}, READ_BYTES[-1]))[home]:
+        batches = (await fetched(cluster, {home: position}, READ_BYTES[-1]))[home]
+        async for header, batch in in_turns(batches, BATCHES_A_TURN):
             position = header.next_offset
             if header.base_offset >= until or header.is_control or (not header.codec and key not in bytes(batch)):
                 continue
@@ -346,9 +354,10 @@ async def fetched(
                 if data.error_code:
                     raise ClientFailure(f"{name}-{data.partition_index}: {error_name(data.error_code)}")
                 assert not isinstance(data.records, list)
+                batches = _whole(memoryview(data.records or b""))
                 found[where] = [
                     (header, batch)
-                    for header, batch in _whole(memoryview(data.records or b""))
+                    async for header, batch in in_turns(batches, BATCHES_A_TURN)
                     if header.next_offset > positions[where]
                 ]
     return found

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from aiohttp import web
 
 from log.ids import TopicPartition
+from service.api.turns import in_turns, slices_in_turns
 from service.broker.internal_topics import INTERNAL_TOPICS
 from service.client.groups import describe_group, list_groups
 from service.client.transactions import find_root, find_transaction, producers_of
@@ -25,7 +26,7 @@ from service.web.gateway import Gateway
 from service.web.pages import facts, tracing
 from service.web.pages.facts import Told
 from service.web.pages.near import NearCluster
-from service.web.pages.render import HEADERS, fragment, page, render
+from service.web.pages.render import HEADERS, fragment, is_compiled, page, render, template
 from service.web.problems import Problem
 from service.web.routing import STREAMING
 from service.wire.messages import ListedGroup
@@ -40,6 +41,7 @@ HISTORY: Final = 150
 PRODUCERS_MAX: Final = 200
 CACHED_MAX: Final = 100
 GROUPS_FRESH_S: Final = 5.0
+TOPICS_A_TURN: Final = 50
 TRACED_PARTITIONS: Final = 20
 NO_SESSION: Final = (
     "what the cluster is now: this broker has no session with the metadata store. Until it has one again it leads "
@@ -171,6 +173,8 @@ def showing(
         told = Told()
         if not gateway.broker.metadata.in_session:
             told.missing.append(NO_SESSION)
+        if not is_compiled(f"{name}.html"):  # that takes longer than a turn of the loop may
+            await gateway.broker.env.blocking(template, f"{name}.html")
         look = Look(gateway, kept, told, query, request.match_info)
         try:
             found = await view(look)
@@ -240,11 +244,10 @@ async def overview(look: Look) -> Facts:
     ]
     leaderless = under = 0
     partitions = 0
-    for topic in image.topics.values():
-        for state in topic.partitions.values():
-            partitions += 1
-            leaderless += facts.leader_of(image, state) < 0
-            under += len(state.isr) < len(state.replicas)
+    async for some in slices_in_turns(facts.placed(image), facts.PARTITIONS_A_TURN):
+        partitions += len(some)
+        leaderless += sum(facts.leader_of(image, state) < 0 for _, _, state in some)
+        under += sum(len(state.isr) < len(state.replicas) for _, _, state in some)
     folders = [(folder.name, folder.failed is not None, folder.headroom.is_short) for folder in broker.folders]
     hanging = [each for each in blockers if each.hangs]
     in_session = broker.metadata.in_session
@@ -494,9 +497,7 @@ async def producers(look: Look) -> Facts:
         rows = [(each, producer) for each in partitions for producer in found.get(each, [])]
         more = len(rows) > PRODUCERS_MAX
     counts = []
-    for count, name in enumerate(sorted(broker.image.topics)):
-        if count % facts.PARTITIONS_A_TURN == 0:
-            await asyncio.sleep(0)
+    async for name in in_turns(sorted(broker.image.topics), TOPICS_A_TURN):
         held = (broker.partitions.topic(name) or {}).values()
         if remembered := sum(len(each.producers) for each in held):
             tallies = [each.tally for each in held]
@@ -566,8 +567,8 @@ async def brokers(look: Look) -> Facts:
     led = dict.fromkeys(image.brokers, 0)
     held = dict.fromkeys(image.brokers, 0)
     behind = dict.fromkeys(image.brokers, 0)
-    for topic in image.topics.values():
-        for state in topic.partitions.values():
+    async for some in slices_in_turns(facts.placed(image), facts.PARTITIONS_A_TURN):
+        for _, _, state in some:
             if state.leader in led:
                 led[state.leader] += 1
             for replica in state.replicas:
