@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import ViewportSize, sync_playwright
 
 from tests.ui.scene import Scene
 
@@ -37,14 +37,19 @@ PAGES = {
 SIZES = {"wide": (1280, 800), "narrow": (390, 844)}
 
 
+def viewport(size: str) -> ViewportSize:
+    width, height = SIZES[size]
+    return {"width": width, "height": height}
+
+
 def take(url: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for scheme in ("light", "dark"):
-            for size, (width, height) in SIZES.items():
+            for size in SIZES:
                 context = browser.new_context(
-                    color_scheme="dark" if scheme == "dark" else "light", viewport={"width": width, "height": height}
+                    color_scheme="dark" if scheme == "dark" else "light", viewport=viewport(size)
                 )
                 page = context.new_page()
                 for name, path in PAGES.items():

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, Response, sync_playwright
 
 from tests.service.cli.kit import process
 from tests.ui.scene import HOSTILE, Scene
-from tests.ui.screenshots import CHROMIUM, PAGES
+from tests.ui.screenshots import CHROMIUM, PAGES, SIZES, viewport
 
 pytestmark = [
     pytest.mark.skipif(
@@ -25,9 +25,18 @@ pytestmark = [
 ]
 PATIENCE_MS = 20_000
 WHOLE_BYTES = 150_000
+PAINTED_MS = 300
+REACHABLE = """() => {
+  const all = [...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']")];
+  window.reachable = all.filter(it => it.checkVisibility() && !it.disabled && it.tabIndex >= 0).filter(it => {
+    if (it.type !== "radio") return true;  // of those that belong together only the chosen one is reached
+    return it.checked;
+  });
+  return window.reachable.map(it => it.name || it.innerText || it.tagName);
+}"""
 FOCUSED = """() => {
   const it = document.activeElement;
-  return [it.name || it.innerText, it.tagName, getComputedStyle(it).outlineStyle];
+  return [window.reachable.indexOf(it), getComputedStyle(it).outlineStyle];
 }"""
 
 
@@ -91,17 +100,49 @@ def test_a_page_is_there_light_and_no_name_on_it_does_anything(watched: Watched,
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing sticks out"
 
 
+@pytest.mark.parametrize("width", SIZES)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_that_keeps_anybody_out(
-    scene: Scene, browser: Browser, scheme: Literal["light", "dark"]
+    scene: Scene, browser: Browser, scheme: Literal["light", "dark"], width: str
 ) -> None:
-    context = browser.new_context(color_scheme=scheme, bypass_csp=True)
+    context = browser.new_context(color_scheme=scheme, bypass_csp=True, viewport=viewport(width))
     page = context.new_page()
     for path in PAGES.values():
         page.goto(scene.url + path)
         found = Axe().run(page)
         assert found.violations_count == 0, f"{path}: {found.generate_report()}"
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), f"{path} sticks out"
     context.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_keyboard_reaches_all_that_a_page_can_do(watched: Watched, name: str) -> None:
+    """In the order in which it is read, each with a frame around it that can be seen."""
+    page = watched.go(PAGES[name])
+    wanted = page.evaluate(REACHABLE)
+    assert len(wanted) > 8
+    reached = []
+    for _ in wanted:
+        page.keyboard.press("Tab")
+        number, outline = page.evaluate(FOCUSED)
+        reached.append(number)
+        assert outline != "none", f"{wanted[number]} shows no focus"
+    assert reached == list(range(len(wanted))), [wanted[number] for number in set(range(len(wanted))) - set(reached)]
+
+
+def test_a_page_is_little_work_for_a_browser(scene: Scene, browser: Browser) -> None:
+    """So much of a processor until it is there, whatever else the machine does: it is painted before that."""
+    spent = {}
+    for name, path in PAGES.items():
+        context = browser.new_context()
+        page = context.new_page()
+        watch = context.new_cdp_session(page)
+        watch.send("Performance.enable", {"timeDomain": "threadTicks"})
+        page.goto(scene.url + path)
+        metrics = {each["name"]: each["value"] for each in watch.send("Performance.getMetrics")["metrics"]}
+        spent[name] = metrics["TaskDuration"] * 1000
+        context.close()
+    assert max(spent.values()) < PAINTED_MS, spent
 
 
 def test_the_keyboard_alone_writes_a_record(scene: Scene, watched: Watched) -> None:
@@ -153,6 +194,21 @@ def test_who_reads_decides_what_is_shown(watched: Watched) -> None:
     assert states("committed") == {"committed"}
     assert states("uncommitted") == {"committed", "aborted", "open"}
     assert states("everything") == {"committed", "aborted", "open", "marker"}
+
+
+def test_records_are_found_by_what_they_hold(watched: Watched) -> None:
+    page = watched.go("/ui/topics/orders/0?isolation=everything")
+    page.get_by_label("From offset").fill("0")
+    page.get_by_label("key or value contains").fill('"order": 112,')
+    page.get_by_role("button", name="Go").click()
+    found = page.get_by_test_id("record")
+    assert found.count() == 1
+    assert '"sum": 84' in found.inner_text()
+    page.get_by_test_id("isolation-uncommitted").click()
+    assert page.get_by_test_id("record").count() == 1, "who reads is another question"
+    page.get_by_label("key or value contains").fill("nowhere")
+    page.get_by_role("button", name="Go").click()
+    assert "0 found" in page.get_by_role("status").inner_text()
 
 
 def test_the_bar_of_a_topic_shows_what_waits_and_behind_whom(watched: Watched) -> None:

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
+from isolation.read_filter import AbortedRanges
+from log.batch import BatchHeader, CorruptBatch, Record, checksum_ok, read_records
+from log.control import read_marker
 from log.ids import TopicPartition
 from service.api.turns import in_turns, slices_in_turns
 from service.broker.node import Broker
 from service.broker.partition import Partition
-from service.client.cluster import EARLIEST, LATEST, READ_COMMITTED, by_topic
+from service.client.cluster import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, by_topic
 from service.client.failures import ClientFailure, error_name
 from service.client.groups import committed_offsets
-from service.client.reader import Reader, ReadRecord, Wanted
 from service.client.transactions import (
     OPEN_STATES,
     TransactionState,
@@ -31,6 +33,7 @@ from service.client.transactions import (
 )
 from service.cluster.image import NO_LEADER, Image, PartitionState
 from service.web.pages.near import TIMEOUT_S, NearCluster
+from service.web.pages.tracing import whole_batches
 from service.web.problems import Problem
 from service.wire.messages import (
     DescribeConfigsRequest,
@@ -38,6 +41,9 @@ from service.wire.messages import (
     DescribeConfigsResourceResult,
     DescribeLogDirsRequest,
     DescribeLogDirsResult,
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
     ListedGroup,
     ProducerState,
 )
@@ -57,6 +63,12 @@ ASKED_ELSEWHERE_MAX: Final = 2_000
 """Partitions that other brokers lead and that are asked about for one page."""
 PARTITIONS_A_TURN: Final = 500
 MESSAGES: Final = 100
+READ_BYTES: Final = 256 << 10
+"""Of a log at once."""
+OPENED_BYTES: Final = 16 << 10
+BATCHES_A_TURN: Final = 20
+RECORDS_A_TURN: Final = 200
+SEARCHED_S: Final = 1.5
 BROKER, TOPIC = 4, 2
 DEFAULT_SOURCE: Final = 5
 
@@ -446,53 +458,90 @@ def _sum(values: Iterable[int | None]) -> int | None:
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Message:
-    read: ReadRecord
+class Message(NamedTuple):
+    """A record, and what becomes of it."""
+
+    record: Record
+    batch: BatchHeader
+    control: str | None
     state: str
 
 
 async def messages(
-    cluster: NearCluster, partition: TopicPartition, offsets: Offsets, offset: int, isolation: str
+    broker: Broker,
+    cluster: NearCluster,
+    partition: TopicPartition,
+    offsets: Offsets,
+    offset: int,
+    isolation: str,
+    search: bytes = b"",
 ) -> tuple[list[Message], int]:
     """Up to a hundred records from `offset`, and where to go on: what readers of committed records see, what all
-    readers see, or everything there is, markers and aborted records too.
+    readers see, or everything there is, markers and aborted records too. `search`: only those with this in their key
+    or value; they are looked for as long as a page may take.
     """
     found: list[Message] = []
-    everything = isolation == "everything"
-    position = offset
-    if position < offsets.stable:
-        wanted = Wanted(READ_COMMITTED, control=everything, aborted=isolation != "committed")
-        reads, position = await _read(cluster, partition, position, offsets.stable, wanted)
-        for each in reads:
-            state = "marker" if each.control else "aborted" if each.aborted else "committed"
-            found.append(Message(each, state))
-    if len(found) < MESSAGES and isolation != "committed" and offsets.stable <= position < offsets.high:
-        reads, position = await _read(cluster, partition, position, offsets.high, Wanted(0, control=everything))
-        for each in reads:
-            state = "marker" if each.control else "open" if each.batch.is_transactional else "committed"
-            found.append(Message(each, state))
-    if len(found) > MESSAGES:
-        found = found[:MESSAGES]
-        position = found[-1].read.record.offset + 1
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + SEARCHED_S
+    position, end = offset, offsets.stable if isolation == "committed" else offsets.high
+    while position < end and loop.time() < until_s:
+        before, decided = position, position < offsets.stable
+        data, aborted = await _fetched(cluster, partition, position, decided=decided)
+        async for header, batch in in_turns(whole_batches(data), BATCHES_A_TURN):
+            if header.base_offset >= end:
+                return found, position
+            if not checksum_ok(batch, header):
+                raise ClientFailure(f"the batch at offset {header.base_offset} is damaged")
+            is_aborted = aborted.covers(header, batch)
+            if header.is_control:
+                is_shown, state = isolation == "everything" and not search, "marker"
+            elif is_aborted:
+                is_shown, state = isolation != "committed", "aborted"
+            else:
+                is_shown, state = True, "committed" if decided or not header.is_transactional else "open"
+            async for record in in_turns(await _opened(broker, batch, header) if is_shown else (), RECORDS_A_TURN):
+                if record.offset < offset or not (search in (record.key or b"") or search in (record.value or b"")):
+                    continue
+                kind = read_marker(batch).type if header.is_control else None
+                found.append(Message(record, header, kind.name.lower() if kind else None, state))
+                if len(found) == MESSAGES:
+                    return found, record.offset + 1
+            position = max(position, header.next_offset)
+        if position == before:
+            break
     return found, position
 
 
-async def _read(
-    cluster: NearCluster, partition: TopicPartition, offset: int, end_offset: int, wanted: Wanted
-) -> tuple[list[ReadRecord], int]:
+async def _fetched(
+    cluster: NearCluster, partition: TopicPartition, offset: int, *, decided: bool
+) -> tuple[memoryview, AbortedRanges]:
+    """What stands there, and what of it was aborted, if all is decided."""
     await cluster.metadata([partition.topic])
-    reader = Reader(cluster, {partition: offset}, wanted)
+    wanted = FetchPartition(partition.partition, fetch_offset=offset, partition_max_bytes=READ_BYTES)
+    topic = FetchTopic(partition.topic, cluster.topic_id(partition.topic), [wanted])
+    isolation = READ_COMMITTED if decided else READ_UNCOMMITTED
+    request = FetchRequest(max_wait_ms=0, max_bytes=READ_BYTES, isolation_level=isolation, topics=[topic])
+    (answer,) = (await cluster.ask(request, node=await cluster.leader(partition))).responses
+    (data,) = answer.partitions
+    if data.error_code:
+        raise ClientFailure(error_name(data.error_code))
+    assert not isinstance(data.records, list)
+    aborted = AbortedRanges((each.producer_id, each.first_offset) for each in data.aborted_transactions or ())
+    return memoryview(data.records or b""), aborted
+
+
+async def _opened(broker: Broker, batch: memoryview, header: BatchHeader) -> list[Record]:
+    """A long one, or one that may become long, beside the loop."""
     try:
-        found: list[ReadRecord] = []
-        while reader.positions[partition] < end_offset and len(found) <= MESSAGES:
-            before = reader.positions[partition]
-            found += [each for _, reads in await reader.next() for each in reads]
-            if reader.positions[partition] == before:
-                break
-        return found, reader.positions[partition]
-    finally:
-        await reader.close()
+        if header.codec or header.size_bytes > OPENED_BYTES:
+            return await broker.env.blocking(_unpacked, batch, header)
+        return _unpacked(batch, header)
+    except CorruptBatch as failure:
+        raise ClientFailure(f"the batch at offset {header.base_offset} is damaged: {failure}") from None
+
+
+def _unpacked(batch: memoryview, header: BatchHeader) -> list[Record]:
+    return list(read_records(batch, header))
 
 
 # --- brokers and settings --------------------------------------------------------------------------------------------

@@ -354,7 +354,7 @@ async def fetched(
                 if data.error_code:
                     raise ClientFailure(f"{name}-{data.partition_index}: {error_name(data.error_code)}")
                 assert not isinstance(data.records, list)
-                batches = _whole(memoryview(data.records or b""))
+                batches = whole_batches(memoryview(data.records or b""))
                 found[where] = [
                     (header, batch)
                     async for header, batch in in_turns(batches, BATCHES_A_TURN)
@@ -367,7 +367,7 @@ def _wanted(partition: TopicPartition, offset: int, size_bytes: int) -> FetchPar
     return FetchPartition(partition.partition, fetch_offset=offset, partition_max_bytes=size_bytes)
 
 
-def _whole(data: memoryview) -> Iterable[tuple[BatchHeader, memoryview]]:
+def whole_batches(data: memoryview) -> Iterable[tuple[BatchHeader, memoryview]]:
     at = 0
     while at < len(data):
         try:

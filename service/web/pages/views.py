@@ -467,10 +467,10 @@ async def messages(look: Look) -> Facts:
     if offsets is not None:
         asked = look.query.get("offset", "")
         end = offsets.stable if isolation == "committed" else offsets.high
-        offset = min(max(_whole(asked, max(end - 25, 0)), offsets.start), end)
+        offset = min(max(_whole(asked, offsets.start if look.search else max(end - 25, 0)), offsets.start), end)
         rows, following = await look.told.ask(
             "records",
-            facts.messages(look.cluster, partition, offsets, offset, isolation),
+            facts.messages(broker, look.cluster, partition, offsets, offset, isolation, look.search.encode()),
             (rows, offset),
         )
     return {
