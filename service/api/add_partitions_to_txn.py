@@ -48,6 +48,11 @@ async def handle(
     return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=await _add(broker, transaction, fenced, 0))
 
 
+def refused(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnResponse:
+    """To a session that may not ask for any transaction."""
+    return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+
+
 async def _add(
     broker: Broker, transaction: AddPartitionsToTxnTransaction, fenced: ErrorCode, transaction_version: int
 ) -> list[AddPartitionsToTxnTopicResult]:

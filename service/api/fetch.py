@@ -205,7 +205,7 @@ class Answer:
 
 
 def refused(request: FetchRequest) -> FetchResponse:
-    """To a session that may not copy: no fetch session, and the same error for each partition, as Kafka has it."""
+    """To a session that may not copy: Kafka's error for each partition; unlike there no fetch session comes of it."""
     topics = [
         FetchableTopicResponse(
             topic.topic,

@@ -58,7 +58,7 @@ from service.api import (
     txn_offset_commit,
     write_txn_markers,
 )
-from service.api.rules import Rule, anybody, brokers, readers_and_brokers
+from service.api.rules import Rule, anybody, brokers, producers_and_brokers, readers_and_brokers
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.wire.codec import RequestHeader
@@ -102,7 +102,12 @@ HANDLED: dict[ApiKey, Row] = {
     ApiKey.DELETE_RECORDS: (delete_records.handle, PARTITIONS, anybody),
     ApiKey.INIT_PRODUCER_ID: (init_producer_id.handle, the_broker, anybody),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: (offset_for_leader_epoch.handle, PARTITIONS, anybody),
-    ApiKey.ADD_PARTITIONS_TO_TXN: (add_partitions_to_txn.handle, the_broker, anybody),
+    ApiKey.ADD_PARTITIONS_TO_TXN: (
+        add_partitions_to_txn.handle,
+        the_broker,
+        producers_and_brokers,
+        add_partitions_to_txn.refused,
+    ),
     ApiKey.ADD_OFFSETS_TO_TXN: (add_offsets_to_txn.handle, the_broker, anybody),
     ApiKey.END_TXN: (end_txn.handle, TRANSACTIONS, anybody),
     ApiKey.WRITE_TXN_MARKERS: (write_txn_markers.handle, the_broker, brokers, write_txn_markers.refused),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from service.broker.session import ANONYMOUS, Session
-from service.wire.messages import FetchRequest
+from service.wire.messages import AddPartitionsToTxnRequest, FetchRequest
 
 Rule = Callable[[Session, Any], bool]
 """Whether the session may ask this: a request of the wire, or what the path of an HTTP request names."""
@@ -29,3 +29,8 @@ def readers_and_brokers(session: Session, request: FetchRequest) -> bool:
     """Anybody may read. A broker copies what is not committed yet, and tells by its questions what it holds."""
     copies = request.replica_id >= 0 or (request.replica_state is not None and request.replica_state.replica_id >= 0)
     return not copies or brokers(session, request)
+
+
+def producers_and_brokers(session: Session, request: AddPartitionsToTxnRequest) -> bool:
+    """A producer names its own transaction. Brokers name any, several at once, when producers write to them."""
+    return not request.transactions or brokers(session, request)

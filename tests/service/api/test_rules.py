@@ -19,6 +19,10 @@ from service.wire.base import Request
 from service.wire.codec import RequestHeader, decode_response, encode_request
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
     ConditionalBatch,
     ConditionalProduceRequest,
     FetchPartition,
@@ -71,12 +75,17 @@ def test_a_session_is_whom_its_listener_takes_it_for(tmp_path: Path) -> None:
 
 
 MARKERS = WriteTxnMarkersRequest([WritableTxnMarker(7, 0, True, [WritableTxnMarkerTopic("orders", [0])], 0)])
+ANY_TRANSACTION = AddPartitionsToTxnRequest(
+    [AddPartitionsToTxnTransaction("pay", 7, 0, True, [AddPartitionsToTxnTopic("orders", [0])])]
+)
 CONDITIONAL = ConditionalProduceRequest(None, 5_000, [ConditionalBatch("orders", 0, -1, b"")])
 
 
 def codes(answer: Any) -> list[int]:
-    """The error of each partition."""
+    """The error of each partition, or of the whole."""
     match answer:
+        case AddPartitionsToTxnResponse():
+            return [answer.error_code]
         case FetchResponse():
             return [each.error_code for topic in answer.responses for each in topic.partitions]
         case WriteTxnMarkersResponse():
@@ -90,6 +99,7 @@ def codes(answer: Any) -> list[int]:
     ("request_", "version", "error"),
     [
         (MARKERS, 1, ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
+        (ANY_TRANSACTION, 4, ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
         (CONDITIONAL, 0, ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
         (FOLLOWER, 12, ErrorCode.TOPIC_AUTHORIZATION_FAILED),
     ],
@@ -111,13 +121,15 @@ def test_what_brokers_ask_of_each_other_a_proven_client_may_not_ask(
 def test_every_api_that_not_anybody_may_ask_says_so_to_the_others() -> None:
     refusing = [route.name for route in ROUTES.values() if route.authorize is not anybody]
     assert refusing == [route.name for route in ROUTES.values() if route.refused is not None]
-    assert {"FETCH", "WRITE_TXN_MARKERS", "CONDITIONAL_PRODUCE"} == set(refusing)
+    assert {"FETCH", "ADD_PARTITIONS_TO_TXN", "WRITE_TXN_MARKERS", "CONDITIONAL_PRODUCE"} == set(refusing)
 
 
 def test_what_every_client_asks_a_proven_one_may_ask(tmp_path: Path) -> None:
     async def scene(stage: TxnStage) -> None:
         beat = await asked(stage, PROVEN, HeartbeatRequest("group", 1, "nobody"), 4)
         assert beat.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+        added = await asked(stage, PROVEN, AddPartitionsToTxnRequest(v3_and_below_transactional_id="pay"), 3)
+        assert (added.error_code, added.results_by_topic_v3_and_below) == (ErrorCode.NONE, [])
         read = await asked(stage, PROVEN, READER, 12)
         assert read.responses[0].partitions[0].error_code == ErrorCode.NONE
 
