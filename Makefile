@@ -14,7 +14,7 @@ ARGS   ?=
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
 .PHONY: help install install-dev serve clean check test lint types format quick-tests docs site boards screens transcripts sim sim-cluster \
-        sim-groups mutants mutants-cluster mutants-groups conformance clients clients-java clients-more fuzz fuzz-http chaos chaos-cluster churn \
+        sim-groups mutants mutants-cluster mutants-groups conformance conformance-web clients clients-java clients-more fuzz fuzz-http chaos chaos-cluster churn \
         alarms demo-whole bench bench-spark spark-demo spark-cluster spark-connector spark-versions spark-crashes spark-chaos spark-extremes
 
 help: ## this list
@@ -112,6 +112,9 @@ mutants-groups: install-dev ## the same for the group coordinator
 
 conformance: install-dev ## the same conversations with oncelog and Apache Kafka, answers compared (needs Java 17)
 	$(PYTHON_RUN) -m tests.conformance $(ARGS)
+
+conformance-web: install-dev ## the same calls of the REST Proxy's version 2 with oncelog and with Strimzi's Kafka Bridge (ARGS="--bridge http://HOST:8080"; recorded answers without)
+	$(PYTHON_RUN) -m tests.conformance.web $(ARGS)
 
 clients: install-dev ## real clients (confluent-kafka, aiokafka, kafka-python, kcat) against a real process
 	$(PYTHON_RUN) -m pytest tests/clients $(ARGS)

@@ -17,6 +17,7 @@ from aiohttp import web
 from log.batch import NewRecord, build_batch
 from log.ids import TopicPartition
 from service.web.gateway import Gateway
+from service.web.instances import Refused
 from service.web.problems import PROBLEMS, Problem
 from service.web.producing import Placed, cut, topic_to_write
 from service.web.records import Partitioner, encoded, from_base64, milliseconds
@@ -272,11 +273,15 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
             partition = int(given_partition) if given_partition is not None else each.get("partition")
             if partition is not None and (not isinstance(partition, int) or isinstance(partition, bool)):
                 raise Problem("malformed", "partition is a number")
+            if partition is not None and partition not in topic.partitions:
+                raise Refused("unknown-topic", 40402, "Partition not found.")
             key, value = _bytes_of(kind, each.get("key")), _bytes_of(kind, each.get("value"))
             placed.add(partitioner.place(topic, partition, key), (key, value, (), now_ms))
     except Problem as problem:
         status = PROBLEMS[problem.slug].status
         code = {404: 40401, 400: 400}.get(status, 422)
+        if isinstance(problem, Refused):
+            code = problem.code
         return _v2_error(status, code, problem.detail or PROBLEMS[problem.slug].title, media)
     batches = [
         Outgoing(where, build_batch(run), len(run))

@@ -3,8 +3,8 @@ or are assigned partitions by hand, and are read from by name.
 
 What always holds: an instance lives at the broker that coordinates its group. Where it reads moves only by an answer
 that shows the records before, and it reads nothing that its group has given to another. What it commits by itself, it
-has shown to a client that has asked for something since. An instance that is lost with its broker
-is made again under its name, takes its place in the group at once and goes on where the group is.
+has shown to a client that has asked for something since. An instance that is lost with its broker is made again under
+its name, takes its place in the group at once and goes on where the group is.
 """
 
 from __future__ import annotations
@@ -109,8 +109,10 @@ class Instance(Member):
     """By its client, which may make it again."""
     is_assigned: bool = False
     """By hand: it is no member of its group."""
+    shown: dict[TopicPartition, int] = field(default_factory=dict)
+    """Where it has read to since its client was heard of: it may not have got the answer."""
     uncommitted: dict[TopicPartition, int] = field(default_factory=dict)
-    """Where it has read to since the last commit."""
+    """Where it has read to, as its client knows, since the last commit."""
     committed_s: float = 0.0
     kept_bytes: int = 0
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -128,7 +130,7 @@ class Instance(Member):
     def move(self, positions: Mapping[TopicPartition, int]) -> None:
         for partition, offset in positions.items():
             self.positions.pop(partition, None)  # others come first next time
-            self.positions[partition] = self.uncommitted[partition] = offset
+            self.positions[partition] = self.shown[partition] = offset
 
 
 class Instances(Members):
@@ -161,6 +163,8 @@ class Instances(Members):
         if instance is None or instance.is_gone:
             raise not_found()
         instance.touched_s = asyncio.get_running_loop().time()
+        instance.uncommitted.update(instance.shown)
+        instance.shown.clear()
         return instance
 
     def forget(self, member: Member) -> None:
@@ -223,8 +227,8 @@ class Instances(Members):
             await self.depart(instance)
             instance.join.topics, instance.pattern, instance.epoch = [], "", 0
             instance.is_assigned = False
-            instance.positions.clear()
-            instance.uncommitted.clear()
+            for each in (instance.positions, instance.shown, instance.uncommitted):
+                each.clear()
             self._keep(instance, 0)
 
     async def beat(self, member: Member) -> None:

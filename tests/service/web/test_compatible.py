@@ -52,3 +52,11 @@ def test_records_of_version_2_are_json_binary_or_text(served: Served, http: Http
     assert [each.value for each in read_all(served.bootstrap, topic)][::2] == [b'{"x":1}', b"\x00\x01", b"t"]
     answer = http.post(f"/topics/{topic}", "{}", headers={"Content-Type": "application/vnd.kafka.avro.v2+json"})
     assert (answer.status, answer.json["error_code"]) == (415, 415)
+
+
+def test_a_partition_that_is_not_there_is_told_in_version_2_as_theirs(http: Http, topic: str) -> None:
+    assert http.post("/v1/topics", {"name": topic}).status == 201
+    headers = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+    for path, more in ((f"/topics/{topic}/partitions/9", {}), (f"/topics/{topic}", {"partition": 9})):
+        answer = http.post(path, json.dumps({"records": [{"value": {}, **more}]}), headers=headers)
+        assert (answer.status, answer.json) == (404, {"error_code": 40402, "message": "Partition not found."})
