@@ -5,8 +5,9 @@ nobody can write when a broker goes.
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -19,6 +20,7 @@ from tests.chaos.cluster.writers import SteadyWriter
 
 PARTITIONS = 4
 KILLS = 20
+PARTITIONS_A_TOPIC = 1_000
 PATIENCE_S = 240.0
 
 
@@ -42,8 +44,8 @@ def throughput(cluster: BrokerCluster, count: int, size: int) -> native.Outcome:
     return written
 
 
-def paced(cluster: BrokerCluster, seconds: float, rate: int) -> native.Outcome:
-    topic = new_topic(cluster, f"paced-{time.monotonic_ns()}")
+def paced(cluster: BrokerCluster, seconds: float, rate: int, topic: str = "") -> native.Outcome:
+    topic = topic or new_topic(cluster, f"paced-{time.monotonic_ns()}")
     options, settings = ["-r", str(rate)], {"acks": "all", "linger.ms": "0"}
     return native.run("pace", cluster.bootstrap, topic, seconds, 100, options=options, settings=settings)
 
@@ -90,6 +92,56 @@ def restarts(cluster: BrokerCluster) -> float:
             _until(partial(is_whole, cluster), "whole again")
         time.sleep(1.0)
         return _longest(writer, began_s)
+
+
+def many_led_again(cluster: BrokerCluster, partitions: int) -> float:
+    """How long after the SIGKILL of their leader so many partitions have another, by what clients are told."""
+    administrator = admin(cluster)
+    names = [f"led-{number}" for number in range(partitions // PARTITIONS_A_TOPIC)]
+    for name in names:
+        topic = NewTopic(name, PARTITIONS_A_TOPIC, replica_assignment=[[1, 2, 3]] * PARTITIONS_A_TOPIC)
+        administrator.create_topics([topic], request_timeout=PATIENCE_S)[name].result(PATIENCE_S)
+    _until(lambda: is_whole(cluster) and _led_by(cluster, names) == {1}, "led by the first broker")
+    time.sleep(2.0)
+    killed_s = time.monotonic()
+    cluster.brokers[0].kill()
+    _until(lambda: _led_by(cluster, names) <= {2, 3}, "led again")
+    return time.monotonic() - killed_s
+
+
+def _led_by(cluster: BrokerCluster, names: Sequence[str]) -> set[int]:
+    """Brokers that lead some of these topics, and -1 while nobody leads one or is told of it."""
+    try:
+        topics = admin(cluster).list_topics(timeout=30).topics
+    except KafkaException:
+        return {-1}
+    found = {state.leader for name in names if name in topics for state in topics[name].partitions.values()}
+    return found if all(name in topics for name in names) else found | {-1}
+
+
+def catching_up(cluster: BrokerCluster, count: int) -> tuple[float, float]:
+    """A follower that lacks `count` messages of 1 KB comes back: MB/s until it is in sync, and how many times as long
+    the p99 of a producer beside it is meanwhile.
+    """
+    behind, beside = (new_topic(cluster, f"{name}-{time.monotonic_ns()}") for name in ("behind", "beside"))
+    follower = cluster.brokers[2]
+    follower.stop(patience_seconds=PATIENCE_S)
+    native.run("produce", cluster.bootstrap, behind, count, 1_000, settings={"acks": "all", "linger.ms": "5"})
+    before = paced(cluster, 6.0, 2_000, beside)["wait_p99_ms"]
+    meanwhile = []
+    with ThreadPoolExecutor(1) as pool:
+        follower.start(patience_seconds=PATIENCE_S)
+        began_s = time.monotonic()
+        whole = pool.submit(_whole_at, cluster)
+        while not whole.done():
+            meanwhile.append(paced(cluster, 2.0, 2_000, beside)["wait_p99_ms"])
+        took_s = whole.result() - began_s
+    return count / 1_000 / took_s, statistics.median(meanwhile) / before
+
+
+def _whole_at(cluster: BrokerCluster) -> float:
+    _until(partial(is_whole, cluster), "whole again")
+    return time.monotonic()
 
 
 @contextlib.contextmanager

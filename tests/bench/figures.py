@@ -594,6 +594,20 @@ def takeover(contender: Contender, effort: Effort) -> Rows:
     }
 
 
+def losses(contender: Contender, effort: Effort) -> Rows:
+    """A follower far behind catches up; the leader of very many partitions dies."""
+    behind = effort.messages(2_000_000)
+    partitions = 5_000
+    with clusters.running(contender) as cluster:
+        copied, slower = clusters.catching_up(cluster, behind)
+        led_again = clusters.many_led_again(cluster, partitions)
+    return {
+        f"follower {behind / 1e6:g} GB behind, catches up at MB/s": copied,
+        f"follower {behind / 1e6:g} GB behind, p99 of producers meanwhile, times": slower,
+        f"leader of {partitions} partitions killed, until all are led again, s": led_again,
+    }
+
+
 FIGURES: Mapping[str, Figure] = {
     "throughput": throughput,
     "cost": broker_cost,
@@ -616,6 +630,7 @@ FIGURES: Mapping[str, Figure] = {
     "watched": being_watched,
     "replicated": replicated,
     "takeover": takeover,
+    "losses": losses,
     "soak": soak,
 }
 
