@@ -6,6 +6,8 @@ that a monitor can run it.
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import resource
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -13,19 +15,24 @@ from typing import Final
 
 import click
 
+from log.ids import TopicPartition
 from service.cli.connect import with_cluster
 from service.cli.failures import CliError, Exit
 from service.cli.group import lags_of
 from service.cli.output import Output, output_option, show
 from service.cli.txn import find_pins
-from service.client.cluster import Cluster
+from service.client.cluster import LATEST, Cluster
 from service.client.failures import ClientFailure, error_name
 from service.client.groups import describe_group, list_groups
 from service.client.transactions import list_transactions
+from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeLogDirsRequest,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
     MetadataRequest,
 )
 
@@ -35,6 +42,10 @@ NEARLY_FULL: Final = 0.1
 GROUPS_MAX: Final = 200
 NAMED: Final = 3
 TOPIC: Final = 2
+MOVING_S: Final = 1.0
+NOT_KEPT: Final = 5
+"""What Linux's adjtimex returns where no program disciplines the clock."""
+KERNEL_TIMES_BYTES: Final = 512
 COLUMNS = ("check", "state", "finding", "cure")
 
 
@@ -65,11 +76,11 @@ def _named(names: list[str]) -> str:
 async def command(cluster: Cluster, output: Output) -> None:
     """Check a cluster: what is wrong, and what to do about it.
 
-    Looked at are brokers, disks, replicas, transactions, groups, and this machine's limits. Ends with 6 when something
-    is wrong, with 5 when no broker answers.
+    Looked at are brokers, their sessions, disks, replicas, transactions, groups, and this machine's limits and clock.
+    Ends with 6 when something is wrong, with 5 when no broker answers.
     """
     await cluster.metadata([])
-    rows = _limits()
+    rows = _limits() + _clock()
     for name, check in CHECKS.items():
         try:
             rows += await check(cluster)
@@ -90,6 +101,17 @@ def _limits() -> list[Diagnosis]:
     return _well("limits", "a process here may open enough files")
 
 
+def _clock() -> list[Diagnosis]:
+    """Of this machine too. Brokers need no common clock; retention, timeouts and the ages that are told do."""
+    ask_kernel = getattr(ctypes.CDLL(None), "adjtimex", None)
+    if ask_kernel is None:
+        return _well("clock", "this system does not tell whether its clock is kept in step")
+    if ask_kernel(ctypes.create_string_buffer(KERNEL_TIMES_BYTES)) == NOT_KEPT:
+        cure = "run chrony or systemd-timesyncd where a broker runs, unless its host keeps the clock"
+        return [Diagnosis("clock", WARNING, "nothing keeps this machine's clock in step", cure)]
+    return _well("clock", "this machine's clock is kept in step")
+
+
 async def _brokers(cluster: Cluster) -> list[Diagnosis]:
     found = []
     for node in await cluster.nodes():
@@ -99,6 +121,32 @@ async def _brokers(cluster: Cluster) -> list[Diagnosis]:
             cure = "is it up, and does its advertised.listeners name an address that can be reached from here?"
             found.append(Diagnosis("brokers", PROBLEM, f"broker {node} does not answer: {failure.message}", cure))
     return found or _well("brokers", f"{len(await cluster.nodes())} registered, and each answers at its address")
+
+
+async def _sessions(cluster: Cluster) -> list[Diagnosis]:
+    """Without a session with the metadata store a broker answers, and says of all that it leads that it does not."""
+    led: dict[int, TopicPartition] = {}
+    for topic in await cluster.metadata(None):
+        for part in topic.partitions:
+            led.setdefault(part.leader_id, TopicPartition(topic.name or "", part.partition_index))
+    lost = [node for node in led if node >= 0 and await _denies(cluster, node, led[node])]
+    if lost:  # or its leaders have just moved
+        await asyncio.sleep(MOVING_S)
+        lost = [node for node in lost if await _denies(cluster, node, led[node])]
+    if lost:
+        cure = "is the metadata store (ZooKeeper, PostgreSQL) up, and can the broker reach it? See the broker's log"
+        named = _named([str(node) for node in lost])
+        return [Diagnosis("session", PROBLEM, f"brokers that lead nothing of what they should lead: {named}", cure)]
+    return _well("session", "every broker leads what it should lead")
+
+
+async def _denies(cluster: Cluster, node: int, partition: TopicPartition) -> bool:
+    wanted = ListOffsetsTopic(partition.topic, [ListOffsetsPartition(partition.partition, -1, LATEST)])
+    try:
+        answer = await cluster.ask(ListOffsetsRequest(-1, 0, [wanted]), node=node)
+    except ClientFailure:
+        return False  # that it does not answer is told by another check
+    return answer.topics[0].partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 async def _controller(cluster: Cluster) -> list[Diagnosis]:
@@ -207,6 +255,7 @@ async def _settings(cluster: Cluster) -> list[Diagnosis]:
 
 CHECKS: dict[str, Check] = {
     "brokers": _brokers,
+    "session": _sessions,
     "controller": _controller,
     "partitions": _partitions,
     "replication": _replication,

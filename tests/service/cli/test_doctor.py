@@ -10,7 +10,9 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from service.cli.failures import Exit
-from tests.monitoring.test_prometheus import in_transaction, write_unasked
+from tests.monitoring.test_prometheus import in_transaction, wait_for, write_unasked
+from tests.peers import zookeeper
+from tests.peers.zookeeper import ZooKeeperServer
 from tests.service.cli.kit import Serving, oncelog
 
 
@@ -28,9 +30,10 @@ def test_a_cluster_that_is_well_is_said_to_be(bootstrap: str) -> None:
     ended = oncelog("doctor", "-o", "json", bootstrap=bootstrap)
     rows = {row["check"]: row for row in ended.json()}
     assert ended.status == 0, ended
-    assert {row["state"] for name, row in rows.items() if name not in ("limits", "disks")} == {"ok"}
+    assert {row["state"] for name, row in rows.items() if name not in ("limits", "disks", "clock")} == {"ok"}
     assert set(rows) == {
-        *("brokers", "controller", "partitions", "replication", "disks", "settings", "transactions", "groups", "limits")
+        *("brokers", "session", "controller", "partitions", "replication", "disks", "settings", "transactions"),
+        *("groups", "limits", "clock"),
     }
 
 
@@ -47,6 +50,28 @@ def test_what_is_wrong_is_named_with_its_cure_and_by_the_status(bootstrap: str) 
     assert "oncelog txn abort" in rows["transactions"]["cure"]
     assert rows["groups"]["state"] == "warning"
     assert "gone (1)" in rows["groups"]["finding"]
+
+
+@pytest.mark.skipif(zookeeper.missing() is not None, reason=zookeeper.missing() or "")
+def test_a_broker_that_has_lost_its_session_is_named(tmp_path: Path) -> None:
+    """It still answers, and the cluster looks as it did."""
+    keeper = ZooKeeperServer(tmp_path / "keeper")
+    keeper.start()
+    try:
+        where = ("-o", f"zookeeper.connect={keeper.address}", "-o", "broker.session.timeout.ms=2000")
+        few = ("-o", "offsets.topic.num.partitions=2", "-o", "http.listeners=http://127.0.0.1:0")
+        with Serving("--data", str(tmp_path / "data"), "--host", "127.0.0.1", "--port", "0", *where, *few) as running:
+            oncelog("topic", "create", "orders", bootstrap=running.bootstrap)
+
+            def session() -> tuple[int, str]:
+                ended = oncelog("doctor", "--timeout", "2", "-o", "json", bootstrap=running.bootstrap)
+                return ended.status, next(row["state"] for row in ended.json() if row["check"] == "session")
+
+            assert session()[1] == "ok"
+            keeper.stop()
+            wait_for(lambda: session() == (Exit.CONDITION, "problem"))
+    finally:
+        keeper.stop()
 
 
 def test_no_broker_at_all_is_another_status() -> None:
