@@ -147,7 +147,8 @@ class ClassicDecisions:
     ) -> None:
         """A static member has been restarted.
 
-        While the group is stable it takes up its old place without a rebalance.
+        While the group is stable it takes up its old place without a rebalance, unless its former process was about to
+        bring one about: the new one has nothing to let go of, and would not join again.
         """
         old_leader = leader_or_nobody(group)
         old = group.members[old_id]
@@ -156,20 +157,20 @@ class ClassicDecisions:
         if old.awaiting_sync is not None:
             draft.answer(old.awaiting_sync, SyncReply(Fault.FENCED_INSTANCE_ID))
         self._deadlines.cancel(("session", group.group_id, old_id))
+        is_settled = group.state is STABLE and not group.must_let_go(old)
         member = group.replace_static(instance_id, old_id, new_id)
         self._await_heartbeat(group, member, draft)
         group.update(member, ask, token)
-        match group.state:
-            case ClassicState.STABLE if group.protocol_name == group.select_protocol():
-                assignments = {each.member_id: each.assignment for each in group.members.values()}
-                draft.records.append(classic_group_record(group, assignments))
-                group.subscribed_topics = group.topics_of_members()
-                group.take_join(member)
-                draft.answer(token, _resumed(group, member, ask, old_leader))
-            case _:
-                # In COMPLETING, too, a rebalance: the leader may be assigning to the old id at this moment.
-                self._record_instance(group, instance_id, new_id, draft)
-                self._rebalance_or_complete(group, draft)
+        if is_settled and group.protocol_name == group.select_protocol():
+            assignments = {each.member_id: each.assignment for each in group.members.values()}
+            draft.records.append(classic_group_record(group, assignments))
+            group.subscribed_topics = group.topics_of_members()
+            group.take_join(member)
+            draft.answer(token, _resumed(group, member, ask, old_leader))
+        else:
+            # In COMPLETING, too, a rebalance: the leader may be assigning to the old id at this moment.
+            self._record_instance(group, instance_id, new_id, draft)
+            self._rebalance_or_complete(group, draft)
 
     def _record_instance(self, group: ClassicGroup, instance_id: str, member_id: str, draft: Draft) -> None:
         """Before the next generation is recorded the coordinator may die. The next one knows the group by its last

@@ -20,7 +20,7 @@ from service.groups.commands import (
     JoinGroup,
     ListedGroupFacts,
 )
-from service.groups.consumer_protocol import PROTOCOL_TYPE, subscribed_topics
+from service.groups.consumer_protocol import PROTOCOL_TYPE, read_assignment, read_subscription, subscribed_topics
 from service.groups.kinds import OffsetCheck, any_offset
 from service.groups.offsets import CommittedOffset
 from service.groups.states import CLASSIC_MOVES, ClassicState
@@ -157,6 +157,20 @@ class ClassicGroup:
             if owner != member_id:
                 return Fault.FENCED_INSTANCE_ID
         return None if member_id in self.members else Fault.UNKNOWN_MEMBER_ID
+
+    def must_let_go(self, member: ClassicMember) -> bool:
+        """Whether the member of a stable group joined with partitions that it was not assigned again.
+
+        Members that rebalance cooperatively are assigned those in two generations: nobody has them until this member
+        has let go of them and joined anew.
+        """
+        if not self.uses_consumer_protocol or self.protocol_name is None:
+            return False
+        said, given = read_subscription(member.metadata(self.protocol_name)), read_assignment(member.assignment)
+        if said is None or given is None:
+            return False
+        keeps = {(topic, partition) for topic, partitions in given.partitions for partition in partitions}
+        return any((topic, partition) not in keeps for topic, partitions in said.owned for partition in partitions)
 
     # Its offsets
 

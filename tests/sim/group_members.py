@@ -376,10 +376,7 @@ class ClassicMember(Member):
             self.is_joining = True
             self.leads = reply.leader == self.member_id
             # A leader that comes back is not asked to assign: it minds whether topics have changed since somebody did.
-            # Its former self may have been about to join again, to hand out what was let go of (real ones forget that).
-            self.seen = self.partitions_seen()
-            if reply.skip_assignment:
-                self.seen = () if self.world.plan.cooperative else self.board.assigned_for
+            self.seen = self.board.assigned_for if reply.skip_assignment else self.partitions_seen()
             assignments = self.assign(reply) if reply.members and not reply.skip_assignment else ()
             topics = {name: facts.topic_id for name in self.topics if (facts := self.world.topics.by_name(name))}
             command = SyncGroup(

@@ -131,6 +131,10 @@ def instance_replaced_in_a_rebalance_not_recorded() -> Planting:
     return replaced(ClassicDecisions, "_record_instance", lambda *everything: None)
 
 
+def what_a_restarted_instance_was_to_let_go_of_forgotten() -> Planting:
+    return replaced(ClassicGroup, "must_let_go", lambda group, member: False)
+
+
 MUTANTS: dict[str, Callable[[], Planting]] = {
     plant.__name__: plant
     for plant in (
@@ -148,6 +152,7 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         rebalance_timer_lost_on_restart,
         epoch_recorded_before_the_last_targets,
         instance_replaced_in_a_rebalance_not_recorded,
+        what_a_restarted_instance_was_to_let_go_of_forgotten,
     )
 }
 

@@ -58,11 +58,9 @@ def _live(world: GroupWorld) -> None:
     world.after(world.plan.mishap_ms, lambda: mishap(world, begun_ms + CHAOS_MS))
     world.run_until(begun_ms + CHAOS_MS)
     world.healed = True
-    world.after(SETTLE_MS // 2, lambda: grow(world))  # when nothing else makes anybody look
-    world.run_until(world.now_ms + SETTLE_MS)
-    world.check_replay()
-    topics = {topic for member in members_in(world) for topic in member.topics}
-    check_all_is_read(world, topics, SETTLE_MS)
+    settle(world)
+    grow(world)  # when nothing else makes anybody look
+    topics = settle(world)
     if members := members_in(world):
         lineages = {member.lineage for member in members}
         leaving = type(chance.choice(members))
@@ -76,6 +74,15 @@ def _live(world: GroupWorld) -> None:
         were_in = [each for each in world.members if each.lineage in lineages and type(each) in speaking]
         still = {topic for member in were_in for topic in member.topics}
         check_all_is_read(world, topics & still, REPLACED_WITHIN_MS)
+
+
+def settle(world: GroupWorld) -> set[str]:
+    """In peace every partition comes to be read; of which topics."""
+    world.run_until(world.now_ms + SETTLE_MS)
+    world.check_replay()
+    topics = {topic for member in members_in(world) for topic in member.topics}
+    check_all_is_read(world, topics, SETTLE_MS)
+    return topics
 
 
 def members_in(world: GroupWorld) -> list[Member]:

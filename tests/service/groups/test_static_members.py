@@ -4,7 +4,7 @@ import pytest
 
 from service.groups.commands import DeleteOffsets, JoinReply, LeavingMember
 from service.groups.verdicts import Fault
-from tests.service.groups.driver import Driver
+from tests.service.groups.driver import Driver, assignment
 
 
 @pytest.fixture
@@ -168,3 +168,42 @@ def test_an_unknown_instance_is_not_a_member(driver: Driver) -> None:
     (leader,) = static_group(driver, "i1")
     assert driver.heartbeat(leader, instance_id="other") is Fault.UNKNOWN_MEMBER_ID
     assert driver.join(member=leader.member_id, instance_id="other").fault is Fault.UNKNOWN_MEMBER_ID
+
+
+def cooperative_group(driver: Driver) -> dict[str, JoinReply]:
+    """A stable group of i1 and i2, of whom i1 joined with partitions 0 and 1 and has still to let go of 1."""
+    tokens = {
+        "i1": driver.start_join(instance_id="i1", owned=(("orders", [0, 1]),)),
+        "i2": driver.start_join(instance_id="i2"),
+    }
+    driver.wait(7_000)
+    replies = {instance: driver.answers[token] for instance, token in tokens.items()}
+    given = {replies["i1"].member_id: assignment(orders=[0]), replies["i2"].member_id: assignment(orders=[])}
+    leader, follower = sorted(replies, key=lambda instance: replies[instance].leader != replies[instance].member_id)
+    driver.sync(replies[follower], instance_id=follower)
+    driver.sync(replies[leader], assignments=given, instance_id=leader)
+    return replies
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_a_restarted_instance_was_to_let_go_of_is_assigned_anew(driver: Driver, restarts: bool) -> None:
+    """Its former process would have joined again to say so; the new one has nothing to let go of."""
+    replies = cooperative_group(driver)
+    if restarts:
+        driver.restart()
+    back = driver.start_join(instance_id="i1")
+    assert back not in driver.answers
+    driver.start_join(member=replies["i2"].member_id, instance_id="i2")
+    assert driver.answers[back].generation == 2
+
+
+def test_a_restarted_instance_that_was_to_let_go_of_nothing_takes_up_its_place(driver: Driver) -> None:
+    replies = cooperative_group(driver)
+    rejoined = driver.start_join(member=replies["i1"].member_id, instance_id="i1", owned=(("orders", [0]),))
+    driver.start_join(member=replies["i2"].member_id, instance_id="i2")
+    second = driver.answers[rejoined]
+    given = {replies["i1"].member_id: assignment(orders=[0]), replies["i2"].member_id: assignment(orders=[1])}
+    for instance in sorted(replies, key=lambda each: replies[each].member_id == second.leader):
+        reply = second._replace(member_id=replies[instance].member_id)
+        driver.sync(reply, assignments=given, instance_id=instance)
+    assert driver.join(instance_id="i1").generation == 2
