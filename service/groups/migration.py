@@ -63,7 +63,12 @@ from service.groups.records import (
 from service.groups.settings import GroupSettings
 from service.groups.states import ClassicState, MemberState
 from service.groups.topics import TopicView, fingerprint
-from service.groups.verdicts import Draft, Fault, Refusal, Token
+from service.groups.verdicts import Draft, Fault, RecordPair, Refusal, Token
+
+# What an upgrade may write: one batch tells of all members, so that no crash leaves half a group, and a topic takes
+# batches of 1 MB.
+UPGRADE_BYTES_MAX = 1_000_000
+UPGRADE_FRAME_BYTES = 100  # of a member's three records, beside names and what the member said
 
 
 class Migration:
@@ -119,8 +124,8 @@ class Migration:
         attempt = Draft(draft.now_ms, draft.wall_ms)
         answer = self._consumer.heartbeat(made, ask, attempt)
         if isinstance(answer, ConsumerHeartbeatReply):
-            self._record_upgrade(group, made, draft)
-            draft.records.extend(attempt.records)
+            self._turn(group, made, draft)
+            draft.records.extend((*_records_of_upgrade(made), *attempt.records))
         return answer
 
     def _upgraded(self, group: ClassicGroup) -> ConsumerGroup | Refusal:
@@ -131,6 +136,8 @@ class Migration:
             return _not_upgradable(group, f"it uses the protocol {group.protocol_type}")
         if len(group.members) > self._settings.group_consumer_max_size:
             return _not_upgradable(group, "it has too many members")
+        if _upgrade_bytes(group) > UPGRADE_BYTES_MAX:
+            return _not_upgradable(group, "what is to be written of its members is more than one batch may hold")
         # A group that never had a generation: no member may be told epoch 0, by which one joins.
         epoch = max(group.generation, INITIAL_EPOCH)
         made = ConsumerGroup(group.group_id, epoch=epoch, assignment_epoch=epoch)
@@ -191,19 +198,11 @@ class Migration:
         )
         return upgraded, self._owned(subscription)
 
-    def _record_upgrade(self, old: ClassicGroup, made: ConsumerGroup, draft: Draft) -> None:
-        """Send waiting members to join again, and write the group anew."""
-        group_id = old.group_id
+    def _turn(self, old: ClassicGroup, made: ConsumerGroup, draft: Draft) -> None:
+        """Send waiting members to join again, and await those of the new group."""
         self._classic.dismiss(old, draft)
         self._classic.forget(old)
-        draft.records.append(classic_group_tombstone(group_id))
-        draft.records.extend(consumer_member_record(group_id, member) for member in made.members.values())
-        draft.records.append(consumer_epoch_record(group_id, made.epoch, made.metadata_hash))
-        draft.records.extend(target_record(group_id, member_id, target) for member_id, target in made.target.items())
-        draft.records.append(target_epoch_record(group_id, made.assignment_epoch, 0))
-        draft.records.extend(current_record(group_id, member) for member in made.members.values())
         for member in made.members.values():
-            assert member.classic is not None
             self._keep_session(made, member, draft)
 
     # From consumer to classic
@@ -470,6 +469,32 @@ class Migration:
             for topic, partitions in subscription.owned
             if (facts := self._topics.by_name(topic)) is not None
         }
+
+
+def _upgrade_bytes(group: ClassicGroup) -> int:
+    """About what an upgrade writes. Found out first: a member that is refused may ask again at once."""
+    return sum(
+        3 * (len(group.group_id) + len(member.member_id))
+        + len(member.client_id)
+        + len(member.client_host)
+        + 2 * len(member.assignment)
+        + sum(len(name) + len(metadata) for name, metadata in member.protocols)
+        + UPGRADE_FRAME_BYTES
+        for member in group.members.values()
+    )
+
+
+def _records_of_upgrade(made: ConsumerGroup) -> list[RecordPair]:
+    """The classic group goes, and all of the new one is written."""
+    group_id = made.group_id
+    return [
+        classic_group_tombstone(group_id),
+        *(consumer_member_record(group_id, member) for member in made.members.values()),
+        consumer_epoch_record(group_id, made.epoch, made.metadata_hash),
+        *(target_record(group_id, member_id, target) for member_id, target in made.target.items()),
+        target_epoch_record(group_id, made.assignment_epoch, 0),
+        *(current_record(group_id, member) for member in made.members.values()),
+    ]
 
 
 def _replace_members(group: ConsumerGroup, member_ids: list[str]) -> ConsumerGroup:

@@ -103,7 +103,7 @@ def fits(*names: str | None) -> bool:
 # what it knows. Taken out as it is read.
 _known_keys: dict[bytes, Key] = {}
 _known_values: dict[bytes, Struct] = {}
-KNOWN_AT_MOST = 1_000
+KNOWN_AT_MOST = 20_000  # a decision about a group of thousands writes three of each member
 
 
 def read_key(key: bytes) -> Key | None:

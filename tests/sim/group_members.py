@@ -432,7 +432,9 @@ class ClassicMember(Member):
         )  # others may have it now
         self.epoch = generation
         self.own(wanted)
-        if must_rejoin:
+        if must_rejoin and not self.world.healed and self.chance.random() < 0.2:
+            self.restart()  # before it could say what it let go of
+        elif must_rejoin:
             self.join()
 
     def partitions_seen(self) -> tuple[tuple[bytes, int], ...]:

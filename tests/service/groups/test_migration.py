@@ -55,6 +55,18 @@ def mixed_group(driver: Driver, **changes: Any) -> JoinReply:
 # Upgrading
 
 
+def test_a_group_whose_members_fill_more_than_one_batch_stays_classic(driver: Driver) -> None:
+    """Half of them written, and half lost in a crash, would be half a group."""
+    tokens = [driver.start_join(instance_id=f"i{number}", client_id="c" * 30_000) for number in range(34)]
+    driver.wait(7_000)
+    refused = driver.beat("c", 0)
+    assert refused.fault is Fault.GROUP_ID_NOT_FOUND
+    assert "more than one batch" in (refused.message or "")
+    assert {driver.answers[token].generation for token in tokens} == {1}
+    driver.leave(LeavingMember("", "i0"))  # which makes it small enough
+    assert driver.beat("c", 0).fault is None
+
+
 def test_an_empty_classic_group_turns_into_a_consumer_group_and_keeps_its_offsets(driver: Driver) -> None:
     driver.commit(11)
     driver.member_id()
