@@ -502,8 +502,11 @@ def _nullable(content: bytes | None) -> bytes:
 def _varint(number: int) -> bytes:
     """Zigzag, least significant seven bits first."""
     number = (number << 1) ^ (number >> 63)
-    if number < 0x80:
-        return ONE_BYTE[number]
+    return ONE_BYTE[number] if number < 0x80 else unsigned_varint(number)
+
+
+def unsigned_varint(number: int) -> bytes:
+    """Least significant seven bits first."""
     out = bytearray()
     while number >= 0x80:
         out.append(number & 0x7F | 0x80)

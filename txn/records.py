@@ -17,6 +17,7 @@ import struct
 from functools import lru_cache
 from typing import Any, Final
 
+from log.batch import unsigned_varint
 from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
 from txn.states import NO_TOKEN, State, Txn
 
@@ -76,10 +77,10 @@ def _write_partitions(partitions: tuple[TopicPartition, ...]) -> bytes:
     by_topic: dict[str, list[int]] = {}
     for topic, partition in partitions:
         by_topic.setdefault(topic, []).append(partition)
-    parts = [_varint(len(by_topic) + 1)]
+    parts = [unsigned_varint(len(by_topic) + 1)]
     for topic, indexes in by_topic.items():
         encoded = topic.encode()
-        parts += (_varint(len(encoded) + 1), encoded, _varint(len(indexes) + 1))
+        parts += (unsigned_varint(len(encoded) + 1), encoded, unsigned_varint(len(indexes) + 1))
         parts += (struct.pack(f">{len(indexes)}i", *indexes), b"\x00")
     return b"".join(parts)
 
@@ -104,23 +105,11 @@ def _write_tags(txn: Txn) -> bytes:
     for tag, text in zip(_TEXT_TAGS, (txn.decided_by, txn.decided_before), strict=True):
         if text:
             encoded = text.encode("utf-8", "surrogateescape")
-            tags.append(_varint(tag) + _varint(len(encoded)) + encoded)
+            tags.append(unsigned_varint(tag) + unsigned_varint(len(encoded)) + encoded)
     return bytes((len(tags),)) + b"".join(tags)
 
 
-def _varint(number: int) -> bytes:
-    """Unsigned, least significant seven bits first."""
-    if number < 0x80:
-        return number.to_bytes(1, "big")
-    out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-_PREFIXES: Final = {tag: _varint(tag) + _varint(form.size) for tag, form in _TAG_FORMATS.items()}
+_PREFIXES: Final = {tag: unsigned_varint(tag) + unsigned_varint(form.size) for tag, form in _TAG_FORMATS.items()}
 """Tag and size, as they stand before a tag's value."""
 
 

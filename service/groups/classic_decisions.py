@@ -465,17 +465,7 @@ def _resumed(group: ClassicGroup, member: ClassicMember, ask: JoinGroup, old_lea
     """
     if not ask.can_skip_assignment:
         return JoinReply(member.member_id, None, group.generation, group.protocol_type, group.protocol_name, old_leader)
-    leads = member.member_id == group.leader
-    return JoinReply(
-        member.member_id,
-        None,
-        group.generation,
-        group.protocol_type,
-        group.protocol_name,
-        leader_or_nobody(group),
-        skip_assignment=leads,
-        members=group.joined_members() if leads else (),
-    )
+    return _present_generation(group, member)._replace(skip_assignment=member.member_id == group.leader)
 
 
 def _differs(said: str | None, known: str | None) -> bool:

@@ -48,6 +48,7 @@ from sqlalchemy.dialects.postgresql import insert as insert_or_leave
 from sqlalchemy.engine import URL, make_url
 
 from service.ports import Env
+from service.stores.lease import BEATS, Leased
 from service.stores.ledger import LedgerAway, Outcome
 from service.stores.port import SessionExpired, StoreError
 
@@ -57,10 +58,6 @@ T = TypeVar("T")
 
 CHANNEL: Final = "oncelog"
 DRIVER: Final = "postgresql+psycopg"
-SAFE_SHARE: Final = 0.8
-"""Of the session's timeout: clocks may run at different speeds, and the loop may be late."""
-BEATS: Final = 6
-"""Signs of life in the time of a session."""
 READ_AT_ONCE: Final = 500
 RECONNECT_S: Final = 0.5
 MAKING_TABLES: Final = 7_355_608
@@ -92,19 +89,15 @@ SESSIONS = Table(
 NOW = func.clock_timestamp()
 
 
-class PostgresSession:
+class PostgresSession(Leased):
     """See `LedgerSession`."""
 
     def __init__(self, url: URL, timeout_s: float, env: Env) -> None:
+        super().__init__(timeout_s, env)
         self.id = -1
         self._url = url
-        self._timeout_s = timeout_s
-        self._env = env
         self._engine = _engine_of(url, timeout_s)
-        self._heard_s = float("-inf")
         self._turn = asyncio.Lock()  # one call at a time, on one connection
-        self._stirred = asyncio.Event()
-        self._over = False
         self._hearing: psycopg.AsyncConnection[object] | None = None
         self._listening: asyncio.Task[None] | None = None
 
@@ -176,16 +169,6 @@ class PostgresSession:
                 logger.debug("no hints from the metadata store: %s", error)
             await asyncio.sleep(RECONNECT_S)
 
-    def lease_left(self) -> float:
-        if self._over:
-            return 0.0
-        return self._heard_s + SAFE_SHARE * self._timeout_s - self._env.clock.monotonic()
-
-    async def hint(self) -> bool:
-        await self._stirred.wait()
-        self._stirred.clear()
-        return not self._over
-
     async def close(self) -> None:
         was_over = self._over
         self._end()
@@ -201,10 +184,6 @@ class PostgresSession:
             await self._hearing.close()
         async with self._turn:  # a call that is under way would leave its connection behind
             await self._env.blocking(self._engine.dispose)
-
-    def _end(self) -> None:
-        self._over = True
-        self._stirred.set()
 
     async def _run(self, call: Callable[[Connection], T]) -> T:
         """`call` in a transaction, beside the loop. Raises `LedgerAway` and `SessionExpired`."""

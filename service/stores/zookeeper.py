@@ -36,6 +36,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import make_digest_acl
 
 from service.ports import Env
+from service.stores.lease import BEATS, Leased
 from service.stores.ledger import LedgerAway, Outcome
 from service.stores.port import SessionExpired, StoreError
 
@@ -45,10 +46,6 @@ PART_BYTES: Final = 512 * 1024
 """Half of what ZooKeeper takes in one request (`jute.maxbuffer`)."""
 WHOLE, IN_PARTS = b"\0", b"\1"
 READ_AT_ONCE: Final = 500
-SAFE_SHARE: Final = 0.8
-"""Of the session's timeout: clocks may run at different speeds, and the loop may be late."""
-BEATS: Final = 6
-"""Signs of life in the time of a session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +63,14 @@ class ZooKeeper:
         return session
 
 
-class ZooKeeperSession:
+class ZooKeeperSession(Leased):
     """See `LedgerSession`."""
 
     def __init__(self, place: ZooKeeper, timeout_s: float, env: Env) -> None:
+        super().__init__(timeout_s, env)
         self.id = -1
         self._place = place
-        self._env = env
         self._loop = asyncio.get_running_loop()
-        self._timeout_s = timeout_s
-        self._heard_s = float("-inf")
-        self._stirred = asyncio.Event()
-        self._over = False
         self._head = 0
         self._parts_made = 0
         acl = [make_digest_acl(place.user, place.password, all=True)] if place.user else None
@@ -139,16 +132,6 @@ class ZooKeeperSession:
                 logger.debug("session %d: %r", self.id, error)  # the lease says how long that may last
             await asyncio.sleep(self._timeout_s / BEATS)
 
-    def lease_left(self) -> float:
-        if self._over:
-            return 0.0
-        return self._heard_s + SAFE_SHARE * self._timeout_s - self._env.clock.monotonic()
-
-    async def hint(self) -> bool:
-        await self._stirred.wait()
-        self._stirred.clear()
-        return not self._over
-
     async def close(self) -> None:
         self._end()
         await self._env.blocking(self._stop)
@@ -156,10 +139,6 @@ class ZooKeeperSession:
     def _stop(self) -> None:
         self._client.stop()
         self._client.close()
-
-    def _end(self) -> None:
-        self._over = True
-        self._stirred.set()
 
     # -- kazoo's threads
 
