@@ -150,7 +150,7 @@ alarms: install-dev ## what goes wrong for real makes the right alerts fire: Pro
 
 ##@ When the way of a record has changed: measure
 
-bench: install-dev ## throughput, latency, memory, start-up: a table of medians (PEER=kafka, BASE=HEAD~1 compare)
+bench: install-dev ## throughput, latency, memory, start-up: a table of medians (PEER=kafka, BASE=HEAD~1, BRIDGE=http://HOST:8080 compare)
 	$(PYTHON_RUN) -m tests.bench $(if $(PEER),--peer $(PEER)) $(if $(BASE),--base $(BASE)) $(ARGS)
 
 bench-spark: install-dev ## Spark reading and writing, beside Spark's own Kafka connector (PEER=kafka: also on Apache Kafka)
