@@ -51,6 +51,7 @@ from log.ids import NO_TIMESTAMP, TopicPartition
 from log.manifest import MANIFEST, Manifest, read_and_remove_manifest, write_recovery_points
 from log.partition_log import PartitionLog
 from log.recovery import Recovered
+from log.relocation import FUTURE
 from log.retention import SegmentAge
 from log.segment import Segment
 from log.swap import CLEANED, PLAN, SwapPlan
@@ -676,7 +677,20 @@ def what_lives_is_not_what_is_written() -> contextlib.AbstractContextManager[Non
     return replaced(TxnCoordinator, "apply", apply)
 
 
+def a_copy_takes_over_before_it_is_durable() -> contextlib.AbstractContextManager[None]:
+    flush = PartitionLog.flush
+
+    async def instead(self: PartitionLog) -> int:
+        if not self.folder.endswith(FUTURE):
+            return await flush(self)
+        self._durability.flushed_offset = self.end_offset
+        return self.end_offset
+
+    return replaced(PartitionLog, "flush", instead)
+
+
 MUTANTS = (
+    Mutant("copy not durable", "a log moves before its copy is on the platter", a_copy_takes_over_before_it_is_durable),
     Mutant("ack before fsync", "acks=all is answered when the batch is in the page cache", acknowledge_before_fsync),
     Mutant("high watermark ahead of the disk", "readers see what is not durable yet", high_watermark_ahead_of_the_disk),
     Mutant("failed fsync ignored", "an fsync that failed counts as done", take_a_failed_fsync_for_done),
