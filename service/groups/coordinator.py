@@ -50,6 +50,7 @@ from service.groups.topics import TopicView
 from service.groups.verdicts import Decision, Draft, RecordPair, Token
 
 NO_PRODUCER_ID = -1
+OFFSET_PREFIXES = tuple(OFFSET_KEYS)
 
 FAILED_AGAIN_MS = 60_000
 WAKING: DeadlineName = ("wake", "", "")
@@ -150,10 +151,9 @@ class GroupCoordinator:
         producer_epoch: int = -1,
     ) -> None:
         """One record of the partition, in the order of the log; with a producer's id if its batch is transactional."""
-        prefix = key[:PREFIX_BYTES]
-        if prefix in OFFSET_KEYS:
+        if key.startswith(OFFSET_PREFIXES):
             self._apply_offset(key, value, producer_id)
-        elif (kind := self._appliers.get(prefix)) is not None:  # else of a kind of group that is not ours
+        elif (kind := self._appliers.get(key[:PREFIX_BYTES])) is not None:  # else of a kind of group that is not ours
             kind.apply(self._groups, key, value, is_replay=not self._is_live)
 
     def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
