@@ -75,17 +75,23 @@ def _kept(
 
 def _level_equal(kept: Target, free: list[Partition]) -> Steps:
     """All subscribe to the same: everyone gets the quotient, the fullest get the remainder one by one."""
-    sizes = {member_id: sum(map(len, held.values())) for member_id, held in kept.items()}
-    quota, extra = divmod(len(free) + sum(sizes.values()), len(kept))
-    fullest_first = sorted(kept, key=lambda member_id: (-sizes[member_id], member_id))
+    of_size: dict[int, list[str]] = {}  # each in the order of their ids, as `kept` is
+    given = 0
+    for member_id, held in kept.items():
+        size = sum(map(len, held.values()))
+        given += size
+        of_size.setdefault(size, []).append(member_id)
+        yield
+    quota, extra = divmod(len(free) + given, len(kept))
+    fullest_first = ((size, member_id) for size in sorted(of_size, reverse=True) for member_id in of_size[size])
     gaining: list[tuple[str, int]] = []
     target = kept.copy()
-    for place, member_id in enumerate(fullest_first):
-        gains = quota + (place < extra) - sizes[member_id]
+    for place, (size, member_id) in enumerate(fullest_first):
+        gains = quota + (place < extra) - size
         if gains < 0:
-            held = list(_partitions_of(kept[member_id]))
-            free.extend(held[gains:])
-            target[member_id] = _by_topic(held[:gains])
+            parts = list(_partitions_of(kept[member_id]))
+            free.extend(parts[gains:])
+            target[member_id] = _by_topic(parts[:gains])
         elif gains > 0:
             gaining.append((member_id, gains))
         yield
