@@ -10,9 +10,11 @@ from typing import Any
 import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
 from tests.service.web.kit import PATIENCE_S, Http, Served
 
+SHAPE = [response_schema_conformance, content_type_conformance]
 ENDLESS = "/v1/topics/{topic}/stream"
 INSTANCE = {"group": "explored", "instance": "explored"}
 """One that is there: most requests of its kind are made of it."""
@@ -59,6 +61,8 @@ def _explore_one(operation: Any, documented: dict[str, Any], url: str, cases: in
             if media == "application/problem+json":
                 assert answer.json()["outcome"] in ("none", "applied", "unknown"), shown
         assert str(answer.status_code) in documented.keys() | {"400", "405"}, shown
+        if answer.status_code < 400 and answer.content:
+            case.validate_response(answer, checks=SHAPE)
 
     limits = settings(
         max_examples=cases,
