@@ -201,10 +201,17 @@ class Cursor:
         self.offsets = offsets
         self._parts = {index: f"{index}:{offset}" for index, offset in sorted(offsets.items())}
 
-    def moved(self, index: int, offset: int) -> str:
+    def moved(self, index: int, offset: int) -> None:
         self.offsets[index] = offset
         self._parts[index] = f"{index}:{offset}"
-        return self.text
+
+    def around(self, index: int) -> tuple[str, str]:
+        """What stands before and behind the offset of one partition."""
+        places = list(self._parts)
+        at = places.index(index)
+        parts = list(self._parts.values())
+        before, after = ",".join(parts[:at]), ",".join(parts[at + 1 :])
+        return f"{before}{before and ','}{index}:", f"{after and ','}{after}"
 
     @property
     def text(self) -> str:
@@ -320,17 +327,21 @@ class Stream:
                     return
 
     async def _send(self, index: int, records: list[Shown]) -> None:
-        lines = []
-        for record in records:
-            cursor = self._cursor.moved(index, record.offset + 1)
-            if self._is_sse:
-                lines.append(b"id: %s\nevent: record\ndata: %s\n\n" % (cursor.encode(), self._line(record)))
-                continue
-            if isinstance(record, RecordOut):
-                record.cursor = cursor
-            else:
-                record.content[CURSOR] = cursor
-            lines.append(self._line(record) + b"\n")
+        lines: list[bytes] = []
+        line = _encode if not (self._lens.as_events or self._lens.text_numbers) else self._line
+        before, after = self._cursor.around(index)
+        if self._is_sse:
+            head, tail = f"id: {before}".encode(), f"{after}\nevent: record\ndata: ".encode()
+            lines = [b"%b%d%b%b\n\n" % (head, record.offset + 1, tail, line(record)) for record in records]
+        else:
+            for record in records:
+                cursor = f"{before}{record.offset + 1}{after}"
+                if isinstance(record, RecordOut):
+                    record.cursor = cursor
+                else:
+                    record.content[CURSOR] = cursor
+                lines.append(line(record) + b"\n")
+        self._cursor.moved(index, records[-1].offset + 1)
         self._left -= len(records)
         self._told = self._cursor.text
         await self._write(b"".join(lines))

@@ -14,14 +14,16 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Raw, UnsetType
 
-from log.batch import NewRecord, build_batch
+from log.batch import NewRecord, build_batch, build_plain_batch
 from log.ids import TopicPartition
+from service.client.partitioner import partition_for_key
 from service.cluster.image import Topic
 from service.web.answers import as_json, query_int, read_json
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.looking import Look, refuse_doubles
 from service.web.problems import Outcome, Problem, of_error
 from service.web.producers import Producer
+from service.web.quick import read_lines
 from service.web.records import Partitioner, RecordIn, milliseconds, new_record
 from service.web.routing import NDJSON, STREAMING, Parameter, Route, header, integer, text
 from service.web.sending import Outgoing, send
@@ -415,8 +417,11 @@ async def write_stream(gateway: Gateway, request: web.Request, topic_name: str |
         async for lines in _lines(request, gateway.broker.config.http_max_body_bytes):
             for at in range(0, len(lines), RECORDS_AT_ONCE):
                 some = lines[at : at + RECORDS_AT_ONCE]
-                reports = await _write_lines(gateway, some, number, topic_name)
-                await response.write(b"".join(_encode(report) + b"\n" for report in reports))
+                told = None if topic_name is None else await _write_plain_lines(gateway, some, number, topic_name)
+                if told is None:
+                    reports = await _write_lines(gateway, some, number, topic_name)
+                    told = b"".join(_encode(report) + b"\n" for report in reports)
+                await response.write(told)
                 number += len(some)
     except Problem as problem:
         await response.write(_encode(Report(number, problem=Raw(problem.body()))) + b"\n")
@@ -435,6 +440,39 @@ async def _lines(request: web.Request, line_bytes_max: int) -> AsyncIterator[lis
             yield lines
     if rest:
         yield [rest]
+
+
+async def _write_plain_lines(
+    gateway: Gateway, lines: Sequence[bytes], first_number: int, topic_name: str
+) -> bytes | None:
+    """The reports on lines that have nothing but keys and values; None, and nothing was done, if others are among
+    them: at half the cost of `_write_lines`.
+    """
+    topic = gateway.broker.image.topics.get(topic_name)
+    if topic is None or sum(map(len, lines)) > BATCH_BYTES or (records := read_lines(lines)) is None:
+        return None
+    count, turn = len(topic.partitions), gateway.next_turn()
+    of_partition: dict[int, list[int]] = {}
+    for number, (key, _) in enumerate(records):
+        place = 0 if count == 1 else turn % count if key is None else partition_for_key(key, count)
+        of_partition.setdefault(place, []).append(number)
+    now_ms = gateway.broker.env.clock.wall_ms()
+    batches = []
+    for index, those in of_partition.items():
+        batch = build_plain_batch([records[each] for each in those], now_ms)
+        batches.append(Outgoing(TopicPartition(topic_name, index), batch, len(those)))
+    await send(gateway, batches)
+    reports = [b""] * len(records)
+    for sent, those in zip(batches, of_partition.values(), strict=True):
+        problem = Raw(sent.problem().body()) if sent.error else UNSET
+        index = sent.partition.partition
+        for number, offset in zip(those, range(sent.base_offset, sent.base_offset + len(those)), strict=True):
+            line = first_number + number
+            if problem is UNSET:
+                reports[number] = b'{"line":%d,"partition":%d,"offset":%d}\n' % (line, index, offset)
+            else:
+                reports[number] = _encode(Report(line, problem=problem)) + b"\n"
+    return b"".join(reports)
 
 
 async def _write_lines(

@@ -42,6 +42,7 @@ class PlainBatch(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 _plain = msgspec.json.Decoder(PlainBatch).decode
+_plain_record = msgspec.json.Decoder(PlainRecord).decode
 
 
 def write_json(gateway: Gateway, topic_name: str, body: bytes) -> Answer:
@@ -49,18 +50,37 @@ def write_json(gateway: Gateway, topic_name: str, body: bytes) -> Answer:
         return None
     try:
         given = _plain(body).records
-        keys = [None if each.key is None else each.key.encode() for each in given]
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return None  # something is wrong with it, or it has more
     if not 0 < len(given) <= RECORDS_MAX:
         return None
+    records = _records(given, body, 1)
+    return None if records is None else _write(gateway, topic_name, records)
+
+
+def read_lines(lines: Sequence[bytes]) -> list[Plain] | None:
+    """A record of each line, if all of them are keys and values and nothing else."""
+    try:
+        given = [_plain_record(line) for line in lines]
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return None
+    return _records(given, b"".join(lines), 0)
+
+
+def _records(given: Sequence[PlainRecord], text: bytes, members: int) -> list[Plain] | None:
+    """What was decoded from the text, which has so many members beside; None if one may be there twice (see
+    looking.py).
+    """
+    try:
+        keys = [None if each.key is None else each.key.encode() for each in given]
+    except UnicodeEncodeError:
+        return None
     values = [bytes(each.value) for each in given]
-    members = 1 + len(values) + len(keys) - keys.count(None)
+    members += len(values) + len(keys) - keys.count(None)
     texts = [*values, *(each for each in keys if each is not None and b":" in each)]
-    if body.count(b":") != members + b"".join(texts).count(b":") or b"\\u" in body:
-        return None  # a member may be there twice (see looking.py)
-    records = [(key, None if value == NULL else value) for key, value in zip(keys, values, strict=True)]
-    return _write(gateway, topic_name, records)
+    if text.count(b":") != members + b"".join(texts).count(b":") or b"\\u" in text:
+        return None
+    return [(key, None if value == NULL else value) for key, value in zip(keys, values, strict=True)]
 
 
 def write_bytes(gateway: Gateway, topic_name: str, body: bytes) -> Answer:

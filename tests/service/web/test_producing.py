@@ -218,3 +218,28 @@ def test_what_is_too_large_is_refused(http: Http, topic: str) -> None:
     assert (answer.status, answer.json["kafka_error"]) == (413, "MESSAGE_TOO_LARGE")
     answer = requests.post(f"{http.url}/v1/topics/{topic}/records", json={"x": "y" * (17 << 20)}, timeout=30)  # type: ignore[assignment]
     assert answer.status_code == 413  # type: ignore[attr-defined]
+
+
+def test_lines_of_the_short_way_are_written_as_on_the_long_one(http: Http, served: Served, topic: str) -> None:
+    """Method: the same lines as they are, and with a header in the first, which only the long way knows."""
+    assert http.post("/v1/topics", {"name": topic, "partitions": 3}).status == 201
+    media = {"Content-Type": "application/x-ndjson"}
+    lines = [f'{{"key": "k{number % 7}", "value": {{"n": {number}, "a": ":"}}}}' for number in range(40)]
+    lines += ['{"key": "gone", "value": null}', '{"value": "ü", "key": "a:b"}']
+    reports = []
+    for first in (lines[0], lines[0].replace("{", '{"headers": {},', 1)):
+        answer = http.post(f"/v1/topics/{topic}/records", "\n".join([first, *lines[1:]]).encode(), headers=media)
+        reports.append([json.loads(line) for line in answer.json.splitlines()])
+    assert [(each["line"], each["partition"]) for each in reports[0]] == [
+        (each["line"], each["partition"]) for each in reports[1]
+    ]
+    seen = {(each.partition, each.offset): (each.key, each.value) for each in read_all(served.bootstrap, topic)}
+    assert len(seen) == 2 * len(lines)
+    for short, long, line in zip(*reports, lines, strict=True):
+        stored = seen[short["partition"], short["offset"]]
+        assert stored == seen[long["partition"], long["offset"]]
+        assert (stored[0] or b"").decode() == json.loads(line)["key"]
+        assert json.loads(stored[1] or b"null") == json.loads(line)["value"]
+    twice = '{"value": 1, "value": 2}\n{"value": 3}'
+    told = http.post(f"/v1/topics/{topic}/records", twice, headers=media).json.splitlines()
+    assert ["problem" in json.loads(line) for line in told] == [True, False]
