@@ -14,7 +14,8 @@ ARGS   ?=
 .DEFAULT_GOAL := help
 # quick-tests, install and install-dev are steps of others; the rest is for people.
 .PHONY: help install install-dev serve clean check test lint types format quick-tests docs site boards screens transcripts sim sim-cluster \
-        sim-groups mutants mutants-cluster mutants-groups conformance conformance-web clients clients-java clients-more fuzz fuzz-http chaos chaos-cluster churn \
+        sim-groups sim-web mutants mutants-cluster mutants-groups mutants-web conformance conformance-web clients clients-java clients-more \
+        fuzz fuzz-http chaos chaos-cluster churn \
         alarms demo-whole bench bench-spark spark-demo spark-cluster spark-connector spark-versions spark-crashes spark-chaos spark-extremes
 
 help: ## this list
@@ -99,6 +100,9 @@ sim-cluster: install-dev ## three brokers in one seeded simulation: SEED=n, N=10
 sim-groups: install-dev ## the group coordinator and members of all kinds in a world of their own: SEED=n, N=1000, FROM=n
 	$(PYTHON_RUN) -m tests.sim.groups $(if $(SEED),--seed $(SEED)) $(if $(FROM),--from $(FROM)) $(if $(N),--runs $(N)) $(ARGS)
 
+sim-web: install-dev ## the exactly-once workload by HTTP, at three or four brokers in one seeded simulation: SEED=n, N=1000, FROM=n
+	$(PYTHON_RUN) -m tests.sim.web $(if $(SEED),--seed $(SEED)) $(if $(FROM),--from $(FROM)) $(if $(N),--runs $(N)) $(ARGS)
+
 mutants: install-dev ## plant known bugs and show that the simulation catches each
 	$(PYTHON_RUN) -m tests.sim.mutants $(ARGS)
 
@@ -107,6 +111,9 @@ mutants-cluster: install-dev ## the same for replication, in the simulated clust
 
 mutants-groups: install-dev ## the same for the group coordinator
 	$(PYTHON_RUN) -m tests.sim.group_mutants $(ARGS)
+
+mutants-web: install-dev ## the same for the HTTP API
+	$(PYTHON_RUN) -m tests.sim.web_mutants $(ARGS)
 
 ##@ When the protocol or its edges have changed: Apache Kafka, real clients, hostile ones
 

@@ -16,10 +16,10 @@ import asyncio
 import logging
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from log.disk import DiskFault
 from log.ids import TopicPartition
@@ -34,7 +34,7 @@ from service.stores.memory import Fate as StoreFate
 from service.stores.memory import Faults as StoreFaults
 from service.stores.memory import MemoryServer, MemorySession, MemoryStore
 from service.stores.port import Event, StoreError
-from tests.sim.checkers import CHECKERS, HighWatermarkKeepsItsWord, Violation, judge
+from tests.sim.checkers import CHECKERS, Checker, HighWatermarkKeepsItsWord, Violation, judge
 from tests.sim.cluster_faults import ALONE, ClusterFate, draw_cluster_plan
 from tests.sim.cluster_operator import Operator
 from tests.sim.disk import SimDisk
@@ -115,6 +115,10 @@ class FarStore(MemoryStore):
         session = FarSession(self._server, self._env, self._faults, timeout_s)
         self._sessions.append(session)
         return session
+
+
+class Door(Protocol):
+    async def close(self) -> None: ...
 
 
 class Heard(logging.Handler):
@@ -202,12 +206,15 @@ class ClusterSimulation:
             brokers.removeHandler(heard)
         return self._report()
 
+    def _start_brokers(self) -> None:
+        for name in self.names:
+            disk = SimDisk(self.world.stream(f"disk/{name}"))
+            disk.faults = self.plan.disk
+            self.world.host(name, self._broker_process, disk=disk)
+
     def _start(self) -> None:
         world = self.world
-        for name in self.names:
-            disk = SimDisk(world.stream(f"disk/{name}"))
-            disk.faults = self.plan.disk
-            world.host(name, self._broker_process, disk=disk)
+        self._start_brokers()
         others: list[Actor] = [Operator(self.clients, "operator")] if self.plan.moves else []
         if self.plan.transactional:
             others += transactional_actors(self.clients)
@@ -235,7 +242,7 @@ class ClusterSimulation:
         host.on_terminate = asked_to_stop.set
         try:
             await broker.open()
-            servers = await listen(broker)
+            servers = await self._listen(broker)
         except (DiskFault, MetadataLost, StoreError) as fault:  # a start that its maker makes again
             if isinstance(fault, DiskFault) and not fault.passing:
                 raise
@@ -247,6 +254,9 @@ class ClusterSimulation:
         for server in servers:
             await server.close()
         await broker.stop()
+
+    async def _listen(self, broker: Broker) -> Sequence[Door]:
+        return await listen(broker)
 
     # -- what must hold at any moment
 
@@ -411,6 +421,12 @@ class ClusterSimulation:
             ]
             self.history.wrong.extend(each for each in unlike if each is not None)
 
+    @property
+    def _checkers(self) -> tuple[Checker, ...]:
+        # Of one leadership `_look_inside` says it. A new leader may know less for a moment than the one before it told.
+        checkers = tuple(each for each in CHECKERS if not isinstance(each, HighWatermarkKeepsItsWord))
+        return checkers + (TXN_CHECKERS if self.plan.transactional else ())
+
     def _report(self) -> ClusterReport:
         world, history = self.world, self.history
         for name in self.names:
@@ -421,9 +437,7 @@ class ClusterSimulation:
         if not self.finished and not world.failures and not history.stuck:
             history.stuck.append(f"the run did not come to its end within {LONGEST_RUN} virtual seconds")
         violations = [Violation("NothingFailsUnseen", str(failure)) for failure in world.failures[:3]]
-        # Of one leadership `_look_inside` says it. A new leader may know less for a moment than the one before it told.
-        checkers = tuple(each for each in CHECKERS if not isinstance(each, HighWatermarkKeepsItsWord))
-        violations += judge(history, checkers + (TXN_CHECKERS if self.plan.transactional else ()))
+        violations += judge(history, self._checkers)
         report = ClusterReport(
             self.seed,
             violations,

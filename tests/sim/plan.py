@@ -99,7 +99,7 @@ JUDGED_BY_TIME = {
 def draw_plan(chance: random.Random) -> Plan:
     plan = _draw_plain_plan(chance)
     if chance.random() < 0.4:
-        _add_transactions(plan, chance)
+        add_transactions(plan, chance)
     if "wall clock jumps" in plan.kinds:
         plan.settings |= JUDGED_BY_TIME
     plan.settings["log.reserve.bytes"] = str(chance.choice((0, 2000, 20_000)))
@@ -119,7 +119,7 @@ def add_what_one_broker_has(plan: Plan, chance: random.Random) -> None:
             plan.kinds += (kind,)
 
 
-def _add_transactions(plan: Plan, chance: random.Random) -> None:
+def add_transactions(plan: Plan, chance: random.Random) -> None:
     """The exactly-once workload beside a smaller one of the other. What it promises, memory alone does not survive."""
     plan.transactional = True
     plan.writers = 1

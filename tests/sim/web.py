@@ -1,0 +1,114 @@
+"""`python -m tests.sim.web`: the exactly-once workload by HTTP, at three or four brokers in one simulated world.
+
+The brokers are those of tests/sim/cluster.py, with the HTTP API as it is: aiohttp serves on the simulated network, and
+so do requests that one broker forwards to another. The clients of tests/sim/web_clients.py know nothing but HTTP.
+Faults, course and promises are those of a cluster's run. tests/sim/many.py says what may be asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp.connector
+from aiohttp import BaseConnector, ClientConnectorError, ClientRequest, ClientSession, ClientTimeout
+from aiohttp.client_proto import ResponseHandler
+
+import service.web.gateway
+from service.broker.node import Broker
+from service.net.server import Server
+from service.process import listen
+from service.settings.setting import MAX_INT
+from service.web.app import WebServer
+from tests.sim.checkers import Checker, NothingIsInvented
+from tests.sim.cluster import ClusterReport, ClusterSimulation
+from tests.sim.cluster_faults import ClusterFate
+from tests.sim.many import Kind, main
+from tests.sim.plan import add_transactions
+from tests.sim.run import replaced
+from tests.sim.transactions import CommittedReader
+from tests.sim.web_clients import WEB_PORT, web_actors
+from tests.sim.workload import Creator, forever
+
+
+class SimConnector(BaseConnector):
+    """Connections of aiohttp's client over the simulated network."""
+
+    async def _create_connection(
+        self, req: ClientRequest, traces: list[Any], timeout: ClientTimeout
+    ) -> ResponseHandler:
+        assert req.url.host is not None
+        assert req.url.port is not None
+        try:
+            _, protocol = await self._loop.create_connection(self._factory, req.url.host, req.url.port)
+        except OSError as error:
+            raise ClientConnectorError(req.connection_key, error) from error
+        return protocol
+
+
+def simulated_session(**given: Any) -> ClientSession:
+    return ClientSession(connector=SimConnector(), **given)
+
+
+class WebDoor:
+    """The HTTP API among a broker's listeners: closed before the others."""
+
+    def __init__(self, web: WebServer) -> None:
+        self.close = web.stop
+
+
+@dataclass
+class WebSimulation(ClusterSimulation):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        plan = self.plan
+        if not plan.transactional:
+            add_transactions(plan, self.world.stream("plan of transactions"))
+            self.history.topics.update({wanted.topic.name: wanted.topic for wanted in plan.topics})
+        plan.settings["http.listeners"] = f"http://0.0.0.0:{WEB_PORT}"
+
+    def run(self) -> ClusterReport:
+        world = self.world
+        with (
+            replaced(service.web.gateway, "ClientSession", simulated_session),
+            replaced(aiohttp.connector, "monotonic", lambda: world.now),  # it has taken the clock by its name
+        ):
+            return super().run()
+
+    @property
+    def _checkers(self) -> tuple[Checker, ...]:
+        """What was repeated may stand in a log twice, if one of the two was aborted; readers must not see it twice."""
+        return tuple(each for each in super()._checkers if not isinstance(each, NothingIsInvented))
+
+    def _start(self) -> None:
+        self._start_brokers()
+        clients = self.clients
+        creator = Creator(clients, "creator")
+        actors = [*web_actors(clients, self.names), CommittedReader(clients, "committed reader")]
+        for actor in (creator, *actors):
+            self.world.host(actor.name, forever(actor.run))
+        clients.expected = len(actors)
+        self.fate = ClusterFate(self, [actor.name for actor in (creator, *actors)])
+        self.world.host("fate", forever(self.fate.run))
+        self.world.host("judge", forever(self._conduct))
+
+    async def _listen(self, broker: Broker) -> list[Server[Any] | WebDoor]:
+        web = WebServer(broker, MAX_INT)
+        await web.start(broker.config.web_endpoints)
+        servers = await listen(broker, web=web.endpoints)
+        web.begin()
+        return [WebDoor(web), *servers]
+
+
+def run(seed: int, *, trace: bool = False, tamper: Callable[[WebSimulation], None] = lambda _: None) -> ClusterReport:
+    simulation = WebSimulation(seed, trace)
+    tamper(simulation)
+    return simulation.run()
+
+
+KIND = Kind(WebSimulation, "sim-web", ("callbacks", "written", "acknowledged", "read", "elections"))
+
+if __name__ == "__main__":
+    sys.exit(main(KIND, prog="python -m tests.sim.web", description=(__doc__ or "").splitlines()[0]))

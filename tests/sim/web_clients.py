@@ -1,0 +1,403 @@
+"""The clients of the simulation that know nothing but HTTP, and repeat blindly what was not answered.
+
+Writers with an Idempotency-Key, some of whom send the same request twice at once, or again much later, or another one
+under the same key; two that consume, transform and produce as the same group; two contenders for a transactional id,
+whose transactions are resources; a reader of pages.
+
+What always holds: a request is in the history before it leaves. A transaction is `OK` only if an answer said that it is
+applied, `FAILED` only if one said, for good, that it is not; everything else is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from log.ids import TopicPartition
+from tests.sim.history import CommittedRead, Outcome, Owned, Record, Transaction, Write
+from tests.sim.plan import INPUT, LEDGER, OUTPUT
+from tests.sim.transactions import ExactlyOnce
+from tests.sim.workload import ANSWER_WITHIN, SETTLE_WITHIN, Actor, Clients, Unanswered
+
+WEB_PORT = 8082
+GROUP = "movers"
+TRIES = 12
+KEPT = 20
+"""Requests that a writer sends again later."""
+DECIDED = ("CompleteAbort", "PrepareAbort", "PrepareEpochFence", "CompleteEpochFence")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the same request asked again would be answered so again."""
+        return self.status < 400 or not (self.json["retriable"] or self.json["outcome"] == "unknown")
+
+
+class WebLine:
+    """A connection to some broker, which is left when it breaks or stays silent."""
+
+    def __init__(self, actor: Actor, brokers: Sequence[str]) -> None:
+        self._actor = actor
+        self._brokers = brokers
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, method: str, path: str, body: bytes = b"", *, key: str | None = None) -> Answer:
+        clients = self._actor.clients
+        if self._streams is not None and self._actor.chance.random() < 0.1:
+            self.drop()
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                answer = await self._exchange(method, path, body, key)
+        except (OSError, EOFError, TimeoutError) as error:
+            self.drop()
+            raise Unanswered(repr(error)) from error
+        if answer.status == 500:
+            clients.history.wrong.append(f"{clients.now:.6f} {method} {path} was answered with {answer.body!r}")
+        return answer
+
+    async def _exchange(self, method: str, path: str, body: bytes, key: str | None) -> Answer:
+        if self._streams is None:
+            broker = self._actor.chance.choice(self._brokers)
+            self._streams = await asyncio.open_connection(broker, WEB_PORT)
+        reader, writer = self._streams
+        head = [
+            f"{method} {path} HTTP/1.1",
+            "Host: b",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+        ]
+        if key is not None:
+            head.append(f'Idempotency-Key: "{key}"')
+        writer.write("\r\n".join([*head, "\r\n"]).encode() + body)
+        first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()
+        headers = {name.lower(): content for name, _, content in (line.partition(": ") for line in lines)}
+        content = await reader.readexactly(int(headers.get("content-length", "0")))
+        if headers.get("connection") == "close":
+            self.drop()
+        return Answer(int(first.split()[1]), headers, content)
+
+    def drop(self) -> None:
+        """What was asked may still be done."""
+        if self._streams is not None:
+            self._streams[1].transport.abort()
+            self._streams = None
+
+
+@dataclass(slots=True)
+class Post:
+    """A request with an Idempotency-Key, which several may send; and what is known of it."""
+
+    key: str
+    body: bytes
+    txn: Transaction
+    writes: list[Write]
+    answer: bytes | None = None
+
+
+@dataclass(slots=True)
+class Told:
+    """What clients of one run have been told under each key."""
+
+    posts: dict[tuple[str, bytes], Post] = field(default_factory=dict)
+    answers: dict[str, bytes] = field(default_factory=dict)
+
+
+class WebActor(ExactlyOnce):
+    def __init__(self, clients: Clients, name: str, brokers: Sequence[str], told: Told) -> None:
+        super().__init__(clients, name)
+        self.web = WebLine(self, brokers)
+        self.told = told
+
+    def open_transaction(self, transactional_id: str) -> Transaction:
+        number = self.clients.world.identity()
+        txn = Transaction(number, f"{transactional_id}-{number}", -1, 0, self.clients.now)
+        self.history.transactions.append(txn)
+        return txn
+
+    def note(self, txn: Transaction, values: list[tuple[TopicPartition, bytes | None, bytes]]) -> list[Write]:
+        """Write down what is about to be sent, by partition and in order."""
+        of_partition: dict[TopicPartition, list[tuple[bytes | None, bytes | None]]] = {}
+        for partition, key, value in values:
+            txn.values.append((partition, value))
+            of_partition.setdefault(partition, []).append((key, value))
+        writes = [
+            Write(self.name, -txn.number, partition, tuple(records), -1, self.plan.held(-1), self.clients.now)
+            for partition, records in of_partition.items()
+        ]
+        self.history.writes += writes
+        return writes
+
+    def some_records(self, name: str) -> list[tuple[TopicPartition, bytes | None, bytes]]:
+        places = [each for each in self.clients.partitions() if each.topic in (INPUT, OUTPUT, LEDGER)]
+        values = self.values(self.chance.randrange(1, 6), name)
+        found = []
+        for value in values:
+            partition = self.chance.choice(places)
+            found.append((partition, b"k%d" % self.chance.randrange(6) if partition.topic == LEDGER else None, value))
+        return found
+
+    def wrong(self, what: str) -> None:
+        self.history.wrong.append(f"{self.clients.now:.6f} {self.name}: {what}")
+
+    def take(self, txn: Transaction, writes: list[Write], results: list[dict[str, Any]]) -> None:
+        """The answer says that everything is there, and where."""
+        txn.outcome, txn.completed = Outcome.OK, min(txn.completed, self.clients.now)
+        places = [(each["topic"], each["partition"], each["offset"]) for each in results]
+        for write in writes:
+            offsets = [offset for *partition, offset in places if tuple(partition) == write.partition]
+            if not offsets or offsets != list(range(offsets[0], offsets[0] + len(write.records))):
+                self.wrong(f"{len(write.records)} records of {write.partition} are told to be at {offsets}")
+                continue
+            write.completed, write.outcome = min(write.completed, self.clients.now), Outcome.OK
+            write.base_offset = offsets[0]
+
+    async def insist(  # type: ignore[override]
+        self, method: str, path: str, body: bytes = b"", *, key: str | None = None, tries: int = TRIES
+    ) -> Answer:
+        """The final answer, however often it takes to get it; Unanswered when it did not come."""
+        for _ in range(tries):
+            try:
+                answer = await self.web.ask(method, path, body, key=key)
+                if answer.is_final:
+                    return answer
+            except Unanswered:
+                pass
+            await asyncio.sleep(0.4 * self.chance.random())
+        raise Unanswered(f"{method} {path}")
+
+    def new_post(self, key: str, values: list[tuple[TopicPartition, bytes | None, bytes]], **more: Any) -> Post:
+        """Under the same key with the same body it is the same as before."""
+        records = [record_of(*each) for each in values]
+        body = json.dumps({"records": records, **more}, separators=(",", ":")).encode()
+        if (key, body) not in self.told.posts:
+            txn = self.open_transaction(key)
+            txn.committed_asked, txn.end_invoked, txn.outcome = True, self.clients.now, Outcome.UNKNOWN
+            self.told.posts[key, body] = Post(key, body, txn, self.note(txn, values))
+        return self.told.posts[key, body]
+
+    async def post(self, post: Post, *, tries: int = TRIES) -> Answer:
+        answer = await self.insist("POST", "/v1/records", post.body, key=post.key, tries=tries)
+        if answer.status == 200:
+            known = self.told.answers.setdefault(post.key, answer.body)
+            if known != answer.body:
+                self.wrong(f"{post.key} was answered with {known!r:.300}, and is with {answer.body!r:.300}")
+            self.take(post.txn, post.writes, answer.json["results"])
+        return answer
+
+    async def settle(self) -> None:
+        """After everything healed: write what is acknowledged, once."""
+        deadline = self.clients.now + 2 * SETTLE_WITHIN
+        post = self.new_post(f"{self.name}-settled", self.some_records(self.name))
+        last = ""
+        while self.clients.now < deadline:
+            try:
+                answer = await self.post(post)
+                if answer.status == 200:
+                    return
+                last = repr(answer.body)
+            except Unanswered as error:
+                last = repr(error)
+            await asyncio.sleep(0.5)
+        self.history.stuck.append(f"{self.name} can't write under an Idempotency-Key: {last}")
+
+
+def record_of(partition: TopicPartition, key: bytes | None, value: bytes) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "topic": partition.topic,
+        "partition": partition.partition,
+        "value_string": value.decode(),
+    }
+    return record if key is None else {**record, "key": key.decode()}
+
+
+class KeyedWriter(WebActor):
+    """Writes to several topics at once under a key of its own, and never stops asking before it is answered; or gives
+    up in the middle, as one that was killed.
+    """
+
+    def __init__(self, clients: Clients, name: str, brokers: Sequence[str], told: Told) -> None:
+        super().__init__(clients, name, brokers, told)
+        self._twin = WebLine(self, brokers)
+        self._done: list[Post] = []
+
+    async def turn(self) -> None:
+        if self._done and self.chance.random() < 0.3:
+            await self._come_back(self.chance.choice(self._done))
+            return
+        number = self.clients.world.identity()
+        post = self.new_post(f"{self.name}-{number}", self.some_records(f"{self.name}p{number}"))
+        if self.chance.random() < 0.2:  # a second client with the same request, whose answer nobody hears
+            asking = asyncio.ensure_future(self._twin.ask("POST", "/v1/records", post.body, key=post.key))
+            asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+        if self.chance.random() < 0.1:
+            await self.web.ask("POST", "/v1/records", post.body, key=post.key)
+            return
+        answer = await self.post(post)
+        if answer.status == 200:
+            self._done = [*self._done, post][-KEPT:]
+        elif answer.json["outcome"] != "none":
+            self.wrong(f"{post.key} was refused: {answer.body!r:.300}")
+
+    async def _come_back(self, post: Post) -> None:
+        """With the same request, or with another one under its key."""
+        if self.chance.random() < 0.5:
+            await self.post(post)
+            return
+        other = self.new_post(post.key, self.some_records(f"{self.name}x{self.clients.world.identity()}"))
+        other.txn.outcome = Outcome.FAILED  # the key belongs to what is done
+        answer = await self.insist("POST", "/v1/records", other.body, key=other.key)
+        if answer.status != 422:
+            self.wrong(f"{post.key} with another body was answered with {answer.status} {answer.body!r:.300}")
+
+
+class Mover(WebActor):
+    """Consumes input, and writes what it makes of it together with the offset, under a key made of where it began."""
+
+    async def turn(self) -> None:
+        partition = self.chance.choice([each for each in self.clients.partitions() if each.topic == INPUT])
+        answer = await self.insist("GET", f"/v1/groups/{GROUP}/offsets")
+        offsets = answer.json["offsets"] if answer.status == 200 else []
+        here = [each for each in offsets if (each["topic"], each["partition"]) == partition]
+        start = here[0]["offset"] if here else 0
+        most = self.chance.randrange(1, 6)
+        read = await read_page(self, partition, start, most)
+        if read is None or not read.records:
+            return
+        end = read.to_offset
+        values: list[tuple[TopicPartition, bytes | None, bytes]] = []
+        for index, record in enumerate(read.records):
+            where = TopicPartition(OUTPUT, index % 2)
+            values.append((where, None, f"moved:{partition.partition}:{start}:{end}:{record.offset}".encode()))
+        taken = {"topic": INPUT, "partition": partition.partition, "offset": end}
+        key = f"{GROUP}-{partition.partition}-{start}"
+        post = self.new_post(key, values, offsets={"group": GROUP, "offsets": [taken]})
+        post.txn.group, post.txn.consumed = GROUP, {partition: (start, end)}
+        await self.post(post, tries=self.chance.choice((1, 3, TRIES)))
+
+
+class Contender(WebActor):
+    """Runs one transaction after the other under an id that another wants too."""
+
+    def __init__(self, clients: Clients, name: str, brokers: Sequence[str], told: Told) -> None:
+        super().__init__(clients, name, brokers, told)
+        self.timeout_ms = self.chance.choice((3000, 10_000, 60_000))
+
+    async def turn(self) -> None:
+        await asyncio.sleep(3 * self.chance.random())
+        asked = json.dumps({"transactional_id": "contended", "timeout_ms": self.timeout_ms}).encode()
+        answer = await self.insist("POST", "/v1/transactions", asked)
+        if answer.status != 201:
+            return
+        begun = answer.json
+        txn = self.open_transaction("contended")
+        txn.transactional_id, txn.producer_id, txn.epoch = "contended", begun["producer_id"], begun["epoch"]
+        self.history.owned.append(Owned("contended", txn.producer_id, txn.epoch, self.clients.now))
+        path = f"/v1/transactions/{begun['txn']}"
+        written: list[tuple[list[Write], Answer]] = []
+        for number in range(self.chance.randrange(1, 4)):
+            values = self.some_records(f"c{txn.number}")
+            writes = self.note(txn, values)
+            body = json.dumps({"records": [record_of(*each) for each in values]}).encode()
+            answer = await self.insist("PUT", f"{path}/batches/{number}", body)
+            if answer.status != 200:
+                break
+            written.append((writes, answer))
+            if self.chance.random() < 0.3:
+                again = await self.insist("PUT", f"{path}/batches/{number}", body)
+                if again.status == 200 and again.body != answer.body:
+                    self.wrong(f"batch {number} of {path} was {answer.body!r:.200}, and is {again.body!r:.200}")
+        wanted = self.chance.choice(("commit", "commit", "commit", "abort", "leave"))
+        if answer.status == 200 and wanted == "commit":
+            await self._commit(path, txn, written)
+        elif wanted != "leave":
+            await self.insist("POST", f"{path}:abort")
+
+    async def _commit(self, path: str, txn: Transaction, written: list[tuple[list[Write], Answer]]) -> None:
+        txn.committed_asked, txn.end_invoked, txn.outcome = True, self.clients.now, Outcome.UNKNOWN
+        ask = f"{path}:commit?records={len(txn.values)}" if self.chance.random() < 0.5 else f"{path}:commit"
+        try:
+            outcome = (await self.insist("POST", ask)).json["outcome"]
+        except Unanswered:
+            outcome = "unknown"
+        if outcome != "applied":  # nobody has said what became of it: that is asked
+            answer = await self.insist("GET", path, tries=2 * TRIES)
+            if answer.status != 200:
+                return
+            outcome = answer.json["outcome"]
+            if outcome == "none" and answer.json["state"] in DECIDED:
+                txn.outcome, txn.completed = Outcome.FAILED, self.clients.now
+        if outcome == "applied":
+            txn.outcome, txn.completed = Outcome.OK, self.clients.now
+            for writes, answer in written:
+                self.take(txn, writes, answer.json["results"])
+
+
+async def read_page(actor: WebActor, partition: TopicPartition, offset: int, most: int) -> CommittedRead | None:
+    """What is committed from an offset on, written down; None if there is nothing to go on from."""
+    path = f"/v1/topics/{partition.topic}/partitions/{partition.partition}/records"
+    wait_ms = actor.chance.choice((0, 100, 500))
+    invoked = actor.clients.now
+    answer = await actor.web.ask(
+        "GET", f"{path}?offset={offset}&max_records={most}&wait_ms={wait_ms}&values=base64&int64=string"
+    )
+    if answer.status != 200:
+        return None
+    page = answer.json
+    records = tuple(
+        Record(
+            int(each["offset"]),
+            int(each["timestamp"]),
+            each["key"].encode() if "key" in each else None,
+            base64.b64decode(each["value_base64"]) if "value_base64" in each else None,
+        )
+        for each in page["records"]
+    )
+    ends = int(page["last_stable_offset"]), int(page["high_watermark"])
+    known = actor.clients.known_ends
+    known[partition] = max(known.get(partition, 0), ends[1])
+    held, now = actor.plan.visible_held, actor.clients.now
+    read = CommittedRead(actor.name, partition, offset, int(page["next_offset"]), records, *ends, held, invoked, now)
+    actor.history.committed_reads.append(read)
+    return read
+
+
+class PageReader(WebActor):
+    """Reads pages from anywhere, and reads on for a while."""
+
+    async def turn(self) -> None:
+        topics = self.history.topics
+        partition = self.chance.choice([each for each in self.clients.partitions() if topics[each.topic].transactional])
+        offset = self.chance.randrange(self.clients.known_ends.get(partition, 0) + 1)
+        for _ in range(self.chance.choice((1, 3, 10))):
+            read = await read_page(self, partition, offset, self.chance.choice((1, 10, 1000)))
+            if read is None:
+                return
+            offset = read.to_offset
+
+
+def web_actors(clients: Clients, brokers: Sequence[str]) -> list[Actor]:
+    told = Told()
+    kinds = {
+        "keyed writer1": KeyedWriter,
+        "keyed writer2": KeyedWriter,
+        "mover1": Mover,
+        "mover2": Mover,
+        "contender1": Contender,
+        "contender2": Contender,
+        "page reader": PageReader,
+    }
+    return [kind(clients, name, brokers, told) for name, kind in kinds.items()]

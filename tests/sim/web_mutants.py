@@ -1,0 +1,209 @@
+"""Bugs of the HTTP API, planted one at a time in the simulated cluster, each to be caught within `MAX_SEEDS` runs.
+
+`python -m tests.sim.web_mutants` shows how many runs each took and which promise it broke.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import service.web.idempotency
+import service.web.producing
+import service.web.transactions
+from log.batch import build_batch, read_records
+from service.web.idempotency import Keys, Memory
+from service.web.problems import Problem
+from service.web.producers import Producer
+from service.web.sending import Outgoing, send, send_one_each
+from tests.sim.run import fresh_seed, replaced
+from tests.sim.web import run
+
+MAX_SEEDS = 40
+
+Planting = contextlib.AbstractContextManager[None]
+
+
+def make_plain(batches: Sequence[Outgoing]) -> None:
+    """They belong to no transaction."""
+    for each in batches:
+        records = read_records(memoryview(bytes(each.batch)))
+        each.batch = build_batch([(one.key, one.value, one.headers, one.timestamp) for one in records])
+        each.numbered = False
+
+
+def the_keys_record_is_written_outside_the_transaction() -> Planting:
+    """It is there though the data was aborted, or the data is there without it."""
+    original = Producer.write
+
+    async def write(producer: Producer, batches: list[Outgoing], *, internal: bool = False) -> None:
+        if not internal:
+            await original(producer, batches)
+            return
+        make_plain(batches)
+        await send_one_each(producer._gateway, batches, internal=True)
+
+    return replaced(Producer, "write", write)
+
+
+def an_answer_is_replayed_for_another_body() -> Planting:
+    async def fingerprint_of(*_: Any) -> str:
+        return "whatever"
+
+    return replaced(service.web.idempotency, "fingerprint_of", fingerprint_of)
+
+
+def a_new_leader_of_keys_knows_none_of_before() -> Planting:
+    async def scan(memory: Memory) -> None:
+        """It begins with an empty memory."""
+
+    return replaced(Memory, "_scan", scan)
+
+
+def undecided_keys_are_not_waited_for() -> Planting:
+    """What a new leader finds undecided may be committed a moment later."""
+
+    async def load(memory: Memory, deadline: float) -> bool:
+        if not memory._is_loaded:
+            memory._until = min(memory._until, memory.partition.last_stable_offset)
+            await memory._scan()
+            memory._is_loaded = True
+        return True
+
+    return replaced(Memory, "load", load)
+
+
+def aborted_keys_are_remembered() -> Planting:
+    class Nothing:
+        def __init__(self, ranges: Any) -> None:
+            pass
+
+        def covers(self, header: Any, batch: Any) -> bool:
+            return False
+
+    return replaced(service.web.idempotency, "AbortedRanges", Nothing)
+
+
+def a_twin_is_not_told_to_wait() -> Planting:
+    class Forgetful(dict[Any, Any]):
+        def __contains__(self, key: object) -> bool:
+            return False
+
+        def __delitem__(self, key: Any) -> None:
+            self.pop(key, None)
+
+    original = Keys.__init__
+
+    def begin(keys: Keys, gateway: Any) -> None:
+        original(keys, gateway)
+        keys._under_way = Forgetful()
+
+    return replaced(Keys, "__init__", begin)
+
+
+def a_batchs_number_is_not_looked_at() -> Planting:
+    """A batch that is put again is written again."""
+    original = service.web.transactions._write
+
+    async def write_again(*given: Any) -> Any:
+        answer = await original(*given)
+        given[2].batches.clear()
+        return answer
+
+    return replaced(service.web.transactions, "_write", write_again)
+
+
+def offsets_are_committed_beside_the_transaction() -> Planting:
+    """The group goes on though what was made of its input is aborted, or the other way round."""
+    original = service.web.producing.commit_offsets
+
+    async def later(producer: Producer, offsets: Any) -> None:
+        apart = Producer(producer._gateway, f"{producer.transactional_id}-offsets")
+        await apart.own()
+        await original(apart, offsets)
+        await apart.end(commit=True)
+
+    return replaced(service.web.producing, "commit_offsets", later)
+
+
+def each_topic_is_written_for_itself() -> Planting:
+    """A request over several partitions is several writes, none of which waits for the others."""
+
+    async def write(producer: Producer, batches: list[Outgoing], *, internal: bool = False) -> None:
+        mine = batches if internal else batches[:1]
+        await original(producer, mine, internal=internal)
+        make_plain(batches[len(mine) :])
+        await send(producer._gateway, batches[len(mine) :])
+        for each in batches:
+            if each.error:
+                raise each.problem()
+
+    original = Producer.write
+    return replaced(Producer, "write", write)
+
+
+def a_commit_without_an_answer_is_told_to_have_failed() -> Planting:
+    original = Producer.end
+
+    async def end(producer: Producer, *, commit: bool) -> None:
+        try:
+            await original(producer, commit=commit)
+        except Problem as problem:
+            problem.outcome = "none"
+            raise
+
+    return replaced(Producer, "end", end)
+
+
+MUTANTS: dict[str, Callable[[], Planting]] = {
+    plant.__name__: plant
+    for plant in (
+        the_keys_record_is_written_outside_the_transaction,
+        an_answer_is_replayed_for_another_body,
+        a_new_leader_of_keys_knows_none_of_before,
+        undecided_keys_are_not_waited_for,
+        aborted_keys_are_remembered,
+        a_twin_is_not_told_to_wait,
+        a_batchs_number_is_not_looked_at,
+        offsets_are_committed_beside_the_transaction,
+        each_topic_is_written_for_itself,
+        a_commit_without_an_answer_is_told_to_have_failed,
+    )
+}
+
+
+def hunt(name: str, first: int, max_seeds: int = MAX_SEEDS) -> tuple[int, str]:
+    """How many runs it took to catch the mutant, and what was broken; nothing if it was not caught."""
+    for tried, seed in enumerate(range(first, first + max_seeds), start=1):
+        with MUTANTS[name]():
+            report = run(seed)
+        if not report.right and run(seed).right:  # and not wrong anyway
+            return tried, f"{seed}: {report.violations[0]}"
+    return max_seeds, ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.sim.web_mutants", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--only", default="", help="the mutants whose name contains this")
+    parser.add_argument("--seeds", type=int, default=MAX_SEEDS, help="the most seeds for one mutant")
+    parser.add_argument("--from", type=int, dest="first", help="the first seed (default: drawn anew)")
+    arguments = parser.parse_args()
+    first = fresh_seed() if arguments.first is None else arguments.first
+    chosen = [name for name in MUTANTS if arguments.only in name]
+    caught = 0
+    print(f"seeds from {first} on")
+    for name in chosen:
+        seeds, broken = hunt(name, first, arguments.seeds)
+        caught += bool(broken)
+        print(f"{name:52} {seeds:4}  {broken[:200] or 'NOT CAUGHT'}", flush=True)
+    print(f"{caught} of {len(chosen)} caught")
+    return 0 if caught == len(chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
