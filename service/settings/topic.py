@@ -319,15 +319,13 @@ def broker_layers(
 
     As Kafka lists them: what comes before the key's own first value (coarser keys that were set) is left out.
     """
-    static = {key: given.value for key, given in config.given.items()}
-    defaults = {key: setting.default_text for key, setting in KNOWN_SETTINGS.items()}
+    names = _STAND_INS.get(name, (name,))
     tables: tuple[tuple[Mapping[str, str | None], Source], ...] = (
         (own, Source.DYNAMIC_BROKER),
         (cluster_wide, Source.DYNAMIC_DEFAULT_BROKER),
-        (static, Source.STATIC_BROKER),
-        (defaults, Source.DEFAULT),
+        ({key: config.given[key].value for key in names if key in config.given}, Source.STATIC_BROKER),
+        ({key: KNOWN_SETTINGS[key].default_text for key in names if key in KNOWN_SETTINGS}, Source.DEFAULT),
     )
-    names = _STAND_INS.get(name, (name,))
     layers = [Layer(key, table[key], source) for table, source in tables for key in names if table.get(key) is not None]
     return list(dropwhile(lambda layer: layer.name != name, layers))
 

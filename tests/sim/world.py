@@ -150,16 +150,17 @@ class World:
             try:
                 self._run(until, stop)
             finally:
-                _set_running_loop(None)
-                self.current = None
+                self._enter(None)
 
     def _run(self, until: float, stop: Callable[[], bool]) -> None:
         events, runnable, chance = self._events, self.runnable, self._schedule.random
         while True:
             now = self.now
-            while events and events[0][0] <= now:
-                _, _, action, arguments = heapq.heappop(events)
-                action(*arguments)
+            if events and events[0][0] <= now:
+                self._enter(None)
+                while events and events[0][0] <= now:
+                    _, _, action, arguments = heapq.heappop(events)
+                    action(*arguments)
             if not runnable:
                 if stop():
                     return
@@ -191,17 +192,21 @@ class World:
         self.callbacks += 1
         loop.steps += 1
         self.now += CALLBACK_SECONDS
-        self.current = loop
-        _set_running_loop(loop)
+        if self.current is not loop:
+            self._enter(loop)
         handle._run()
-        _set_running_loop(None)
-        self.current = None
         host = loop.host
         if host.fuse is not None and not loop.dead:
             host.fuse -= 1
             if host.fuse <= 0:
                 host.fuse = None
+                self._enter(None)
                 host.on_fuse()
+
+    def _enter(self, loop: SimLoop | None) -> None:
+        """What runs from now on is this process; or none of them, but the world."""
+        self.current = loop
+        _set_running_loop(loop)
 
     # -- hosts
 
