@@ -5,8 +5,8 @@ the simulation as any other function. It changes nothing but the `.cleaned` file
 is decided by `log.compaction`, which describes the job and has the rules.
 
 First reading: every record becomes a row of 24 bytes: 128 bits that stand for its key, and its number in the order of
-reading. Rows are sorted by key, a chunk at a time, and put aside. Then, range after range of keys, the rows of all
-chunks are brought together: of those with the same key all but the last are dead. The second reading leaves the dead
+reading. Rows are sorted by key, a run of many at a time, and put aside. Then, range after range of keys, the rows of
+all runs are brought together: of those with the same key all but the last are dead. The second reading leaves the dead
 out. However many keys there are, it takes one pass; rows that don't fit into the memory lie in a file meanwhile.
 
 Two keys that had the same 128 bits would be one: the hash is drawn anew for each pass, from a family (multilinear, by
@@ -49,14 +49,19 @@ from log.segment import Segment
 from log.swap import CLEANED
 
 CHUNK_BYTES: Final = 4 << 20
-CHUNK_RECORDS: Final = 1 << 16
+CHUNK_RECORDS: Final = 1 << 15
 """Batches are put together until one of these is reached, and then looked at by columns."""
 KEY_BYTES_HASHED: Final = 64
 """Longer keys are hashed one by one, by blake2b."""
 RANGES: Final = 256
 """Rows are brought together by ranges of keys, at least one range at a time."""
-ROW_BYTES: Final = 80
-"""What a row takes while it is sorted among others."""
+ROW_BYTES: Final = 24
+RUN_ROWS: Final = 1 << 18
+"""Sorted together, unless the memory is smaller. For each run two kilobytes say where its ranges begin."""
+KEPT_PART: Final = 8
+"""Of the memory such a part holds what is put aside before a file does: one the rows, and one what is found."""
+SETTLED_ROW_BYTES: Final = 80
+"""What a row takes while it is brought together with others, for which there are the other three quarters."""
 PADDING: Final = bytes(32)
 """Behind the last record of a chunk, for reading numbers and words without asking where the end is."""
 RECORDS_OPENED: Final = 500_000
@@ -115,7 +120,7 @@ class _Scratch:
         self._folder = folder
         self.size = 0
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Bytes) -> None:
         self.size += len(data)
         if self._file is None and self.size > self._memory_bytes:
             self._room.take(self.size)
@@ -123,10 +128,10 @@ class _Scratch:
             self._file.write(self._parts)
             self._parts = bytearray()
         if self._file is None:
-            self._parts += data
+            self._parts += data.data
         else:
             self._room.take(len(data))
-            self._file.write(data)
+            self._file.write(data.data)
 
     def read(self, size: int, at: int) -> bytes | memoryview:
         if self._file is None:
@@ -168,9 +173,13 @@ class _Census:
         self.transactions = Transactions(job.aborted)
         self._hash = _KeyHash(job.secret)
         self._chunk = _Chunk()
-        self._rows = _Scratch(job.memory_bytes // 4, job.scratch_folder, room)
-        self._bounds: list[Numbers] = []  # for each chunk: where in the rows its ranges of keys begin
-        self._flags = _Scratch(job.memory_bytes // 4, job.scratch_folder, room)
+        kept_bytes = job.memory_bytes // KEPT_PART
+        self._gathered: list[Words] = []  # rows that are not sorted yet
+        self._gathered_rows = 0
+        self._run_rows = min(kept_bytes // ROW_BYTES, RUN_ROWS)
+        self._rows = _Scratch(kept_bytes, job.scratch_folder, room)
+        self._bounds: list[Numbers] = []  # for each run: where in the rows its ranges of keys begin
+        self._flags = _Scratch(kept_bytes, job.scratch_folder, room)
         self._batches = 0
         self._records = 0
         self.unreadable: dict[int, int] = {}
@@ -221,30 +230,42 @@ class _Census:
         flags[columns.is_tombstone & ~wrong] |= TOMBSTONE
         flags[((columns.key_size < 0) | (columns.is_tombstone & dropping)) & ~wrong] |= DEAD
         keyed = np.flatnonzero((columns.key_size >= 0) & ~wrong)
-        self._put_aside(data, columns.key_at[keyed], columns.key_size[keyed], keyed + self._records)
-        self._flags.write(flags.tobytes())
+        self._gather(data, columns.key_at[keyed], columns.key_size[keyed], keyed + self._records)
+        self._flags.write(flags)
         self._records += len(flags)
 
-    def _put_aside(self, data: Bytes, at: Numbers, size: Numbers, numbers: Numbers) -> None:
+    def _gather(self, data: Bytes, at: Numbers, size: Numbers, numbers: Numbers) -> None:
         rows = np.empty((len(at), 3), np.uint64)
         rows[:, 0], rows[:, 1] = self._hash.of(data, at, size)
         rows[:, 2] = numbers
+        if self._gathered_rows + len(rows) > self._run_rows:
+            self._put_aside()
+        self._gathered.append(rows)
+        self._gathered_rows += len(rows)
+
+    def _put_aside(self) -> None:
+        """What was gathered, sorted by key."""
+        if not self._gathered:
+            return
+        rows = np.concatenate(self._gathered)
+        self._gathered, self._gathered_rows = [], 0
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
-        begin = self._rows.size // rows.strides[0]
+        begin = self._rows.size // ROW_BYTES
         firsts = np.arange(RANGES, dtype=np.uint64) << np.uint64(56)
         bounds = np.append(np.searchsorted(rows[:, 0], firsts), len(rows))
         self._bounds.append(bounds + begin)
-        self._rows.write(rows.tobytes())
+        self._rows.write(rows.reshape(-1).view(np.uint8))
 
     def finish(self) -> None:
         """Bring the rows of each key together."""
         self._take()
+        self._put_aside()
         self.flags = self._flags.as_array()
         if not self._bounds:
             return
         bounds = np.array(self._bounds)
         sizes = (bounds[:, 1:] - bounds[:, :-1]).sum(axis=0)
-        limit = self._memory_bytes // ROW_BYTES
+        limit = self._memory_bytes * (KEPT_PART - 2) // KEPT_PART // SETTLED_ROW_BYTES
         first = 0
         while first < RANGES:
             last, total = first + 1, int(sizes[first])
@@ -257,13 +278,14 @@ class _Census:
     def _settle(self, places: Sequence[tuple[int, int]]) -> None:
         """All rows of some keys, in the order of reading: the last of each key lives."""
         parts = [
-            np.frombuffer(self._rows.read((end - begin) * 24, begin * 24), np.uint64).reshape(-1, 3)
+            np.frombuffer(self._rows.read((end - begin) * ROW_BYTES, begin * ROW_BYTES), np.uint64).reshape(-1, 3)
             for begin, end in places
             if end > begin
         ]
         if not parts:
             return
         rows = np.concatenate(parts)
+        del parts
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         # Were the first 64 bits alike and the others not, a dead record might be taken for a living one: it would stay.
         again = (rows[1:, 0] == rows[:-1, 0]) & (rows[1:, 1] == rows[:-1, 1])

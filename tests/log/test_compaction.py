@@ -2,7 +2,11 @@
 
 import asyncio
 import random
+import tracemalloc
+from array import array
+from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from log import cleaning
@@ -215,6 +219,39 @@ def test_more_keys_than_fit_into_the_memory_are_cleaned_in_one_pass_all_the_same
     assert (report.keys, report.records_before, report.records_after) == (1_000, 3_000, 1_000)
     assert [offset for offset, _, _ in records(bench)] == list(range(2_000, 3_000))
     assert read_offset(bench.disk, "table-0", CLEANED_OFFSET) == 3_000
+
+
+def keyed_batches(batches: int, value: bytes) -> Iterator[memoryview]:
+    """Of sixty-four records each, whose keys are all different."""
+    plain = build_batch([(b"any key!", value, (), 0)] * 64)
+    header, payload = read_header(plain), bytes(plain[HEADER_BYTES:])
+    key_at, records = payload.index(b"any key!"), np.frombuffer(payload, np.uint8).reshape(64, -1).copy()
+    for number in range(batches):
+        keys = np.arange(number * 64, number * 64 + 64, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        records[:, key_at : key_at + 8] = keys.view(np.uint8).reshape(64, 8)
+        yield memoryview(assemble(header, records.tobytes()))
+
+
+@pytest.mark.parametrize(("batches", "value_bytes"), [(8_000, 1), (400, 20_000)])
+def test_however_many_keys_or_bytes_there_are_the_memory_that_is_given_is_enough(
+    batches: int, value_bytes: int
+) -> None:
+    memory_bytes = 16 << 20
+    facts = (memory_bytes, None, 0, b"secret")
+    job = CleaningJob("table-0", (), NOW_MS, 0, 1 << 30, 4096, array("q"), array("q"), array("q"), *facts)
+    census = cleaning._Census(job, cleaning._Room(MemoryDisk(), 0))
+    tracemalloc.start()
+    try:
+        for batch in keyed_batches(batches, bytes(value_bytes)):
+            census.add(read_header(batch), batch)
+        census.finish()
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        census.close()
+    assert census.keys == batches * 64
+    assert peak_bytes < memory_bytes
+    assert len(census._bounds) < 10  # runs, each with its share of keys, not of bytes
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 7, 8, 9, 63, 64, 65, 1_000])
