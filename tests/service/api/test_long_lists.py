@@ -25,6 +25,9 @@ from service.wire.messages import (
     DescribeGroupsRequest,
     DescribeTransactionsRequest,
     FindCoordinatorRequest,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
 )
@@ -83,6 +86,10 @@ LISTING: dict[str, Struct] = {
     "coordinators": FindCoordinatorRequest(key_type=0, coordinator_keys=NAMES),
     "transactions": DescribeTransactionsRequest(NAMES),
     "settings": DescribeConfigsRequest([DescribeConfigsResource(32, name, None) for name in NAMES]),
+    "ends": ListOffsetsRequest(topics=[ListOffsetsTopic(name, [ListOffsetsPartition(0)]) for name in NAMES]),
+    "ends of one topic": ListOffsetsRequest(
+        topics=[ListOffsetsTopic("one", [ListOffsetsPartition(index) for index in range(MANY)])]
+    ),
 }
 
 

@@ -15,7 +15,7 @@ from log.disk import FileSlice
 from service.wire import encoders, messages
 from service.wire.base import Struct
 from service.wire.codec import (
-    MAX_REQUEST_ELEMENTS,
+    MAX_PRODUCE_ELEMENTS,
     MalformedRequest,
     RequestHeader,
     decode_request,
@@ -255,7 +255,7 @@ def test_a_count_or_length_that_the_bytes_cannot_hold_costs_nothing(api_key: int
 def test_a_message_has_a_most_of_elements_however_long_its_frame_is() -> None:
     """Megabytes of empty topics would cost a hundred times their size, and time."""
     empty_topics = b"\x00" + b"\x00\x01" + b"\x00\x00\x00\x05"
-    count = MAX_REQUEST_ELEMENTS + 1
+    count = MAX_PRODUCE_ELEMENTS + 1
     compact = count + 1
     varint = bytes([compact & 0x7F | 0x80, compact >> 7 & 0x7F | 0x80, compact >> 14])
     with pytest.raises(MalformedRequest, match="topic_data"):
