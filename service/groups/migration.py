@@ -66,7 +66,7 @@ from service.groups.topics import TopicView, fingerprint
 from service.groups.verdicts import Draft, Fault, RecordPair, Refusal, Token
 
 # What an upgrade may write: one batch tells of all members, so that no crash leaves half a group, and a topic takes
-# batches of 1 MB.
+# batches of 1 MB. Kafka refuses a larger one, too, with UNKNOWN_SERVER_ERROR.
 UPGRADE_BYTES_MAX = 1_000_000
 UPGRADE_FRAME_BYTES = 100  # of a member's three records, beside names and what the member said
 
