@@ -1,5 +1,6 @@
-"""Further clients against our broker: kafkajs, @platformatic/kafka and cloudevents on Node.js; franz-go, sarama and
-kafka-go in Go; rskafka in Rust; older versions of the Java client; Kafka Streams; Apache Flink; quixstreams in Python.
+"""Further clients against our broker: kafkajs, @platformatic/kafka and cloudevents on Node.js; franz-go, sarama,
+kafka-go and confluent-kafka-go in Go; rskafka in Rust; older versions of the Java client; Kafka Streams and Connect;
+Apache Flink; quixstreams in Python.
 
     python -m tests.clients.more [PART OF A CHECK'S NAME]
 
@@ -15,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.clients.more import flink, java, quix
+from tests.clients.more import connect, flink, java, quix
 from tests.clients.programs import Check, expect, main, run
 from tests.peers.process import CACHE
 from tests.service.web.kit import Served
@@ -95,9 +96,11 @@ def _available() -> dict[str, Check]:
         "franz-go (Go)": (("go",), go("franz", EVERYTHING)),
         "sarama (Go)": (("go",), go("sarama", EVERYTHING)),
         "segmentio/kafka-go (Go)": (("go",), go("segmentio", WITHOUT_TRANSACTIONS)),
+        "confluent-kafka-go (Go)": (("go", "gcc"), go("confluent", EVERYTHING)),
         "rskafka (Rust)": (("cargo",), rust),
         **{f"kafka-clients {version} (Java)": (JAVA, java.older_client(version)) for version in JAVA_CLIENTS},
         "Kafka Streams 4.3.0 (Java)": (JAVA, java.streams("4.3.0")),
+        f"Kafka Connect {connect.CONNECT}, exactly-once source (Java)": (JAVA, connect.carries),
         f"Apache Flink {flink.FLINK}, KafkaSink, ids from a pool (Java)": (JAVA, flink.copies("POOLING")),
         f"Apache Flink {flink.FLINK}, KafkaSink, ids counted on (Java)": (JAVA, flink.copies("INCREMENTING")),
         f"Apache Flink {flink.FLINK}, resumed transactions (Java)": (JAVA, flink.resumes),
