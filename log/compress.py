@@ -7,8 +7,9 @@ library.
 
 import struct
 import zlib
+from collections.abc import Iterator
 from enum import IntEnum
-from typing import Final, Protocol, cast
+from typing import Final, Protocol, TypeVar, cast
 
 import cramjam
 import lz4.frame
@@ -25,10 +26,14 @@ XERIAL_BLOCK_BYTES: Final = 32 << 10
 ZSTD_WINDOW_BYTES: Final = 64 << 20
 """A frame that asks for a larger window is refused: the window is reserved before a byte is unpacked."""
 ZSTD_LOOK_BYTES: Final = 1 << 20
+TOLD_WITHIN_BYTES: Final = 32
+"""Longer than the head of a frame of any codec."""
 GZIP: Final = 31
 """zlib's `wbits` for a gzip header with the largest window."""
 GZIP_ERROR: Final = cast(type[Exception], isal_zlib.error)
 """A class; the library's stub calls it an instance."""
+
+Packed = TypeVar("Packed", bytes, memoryview)
 
 
 class Codec(IntEnum):
@@ -97,6 +102,36 @@ def decompress(codec: int, packed: bytes, *, limit_bytes: int = MAX_PLAIN_BYTES)
     except (GZIP_ERROR, zstandard.ZstdError, cramjam.DecompressionError, RuntimeError, EOFError) as error:
         raise BadCompression(str(error)) from error
     raise BadCompression(f"no codec has the number {codec}")
+
+
+def told_plain_bytes(codec: int, packed: Packed) -> int | None:
+    """What the packed bytes themselves say that they unpack to, without unpacking; None where they don't say it.
+
+    Nothing is checked: of gzip it is the last member's size, and the writer may have lied.
+    """
+    try:
+        told = _told_plain_bytes(codec, packed)
+    except (BadCompression, zstandard.ZstdError, cramjam.DecompressionError, RuntimeError):
+        return None
+    return told if told is not None and 0 <= told <= MAX_PLAIN_BYTES else None
+
+
+def _told_plain_bytes(codec: int, packed: Packed) -> int | None:
+    head = bytes(packed[:TOLD_WITHIN_BYTES])
+    match codec:
+        case Codec.NONE:
+            return len(packed)
+        case Codec.GZIP:
+            return int.from_bytes(packed[-4:], "little")
+        case Codec.SNAPPY if head.startswith(XERIAL_MAGIC):
+            return sum(cramjam.snappy.decompress_raw_len(bytes(block[:5])) for block in _xerial_blocks(packed))
+        case Codec.SNAPPY:
+            return int(cramjam.snappy.decompress_raw_len(head[:5]))
+        case Codec.LZ4:
+            return lz4.frame.get_frame_info(head)["content_size"] or None
+        case Codec.ZSTD:
+            return zstandard.frame_content_size(head)  # -1 where it says nothing
+    return None
 
 
 class _Unpacker(Protocol):
@@ -170,7 +205,16 @@ def _unpack_snappy(packed: bytes, limit_bytes: int) -> bytes:
     if not packed.startswith(XERIAL_MAGIC):
         return _unpack_snappy_block(packed, limit_bytes)
     parts: list[bytes] = []
-    room, at = limit_bytes, XERIAL_HEADER_BYTES
+    room = limit_bytes
+    for block in _xerial_blocks(packed):
+        part = _unpack_snappy_block(block, room)
+        room -= len(part)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _xerial_blocks(packed: Packed) -> Iterator[Packed]:
+    at = XERIAL_HEADER_BYTES
     while at < len(packed):
         if at + 4 > len(packed):
             raise BadCompression("a snappy block has no size")
@@ -178,11 +222,8 @@ def _unpack_snappy(packed: bytes, limit_bytes: int) -> bytes:
         at += 4
         if size < 0 or at + size > len(packed):
             raise BadCompression("a snappy block is longer than the bytes that follow")
-        part = _unpack_snappy_block(packed[at : at + size], room)
-        room -= len(part)
-        parts.append(part)
+        yield packed[at : at + size]
         at += size
-    return b"".join(parts)
 
 
 def _unpack_snappy_block(block: bytes, limit_bytes: int) -> bytes:

@@ -12,24 +12,27 @@ from typing import TYPE_CHECKING
 import click
 
 from log.batch import CorruptBatch, read_records
-from log.compress import Codec
 from log.control import read_marker
 from log.ids import partition_of
 from log.manifest import MANIFEST
 from log.segment import LOG_SUFFIX, OFFSET_SUFFIX, TIME_SUFFIX
-from service.cli.data_lock import is_locked
 from service.cli.failures import CliError, Exit
+from service.cli.log_stats import stats
 from service.cli.output import Output, Progress, output_option, remark, show, show_stream
 from service.cli.segment_files import (
     Damage,
     FoundBatch,
     SegmentCheck,
+    codec_name,
+    folders_to_read,
     offset_entries,
     partition_folders,
+    paths_argument,
     segments_in,
     snapshot_problems,
     time_entries,
     walk,
+    warn_of,
 )
 from service.cli.timestamps import rfc3339
 
@@ -134,13 +137,11 @@ def command() -> None:
     """Look into a stopped broker's log files."""
 
 
-_paths = click.argument(
-    "paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="PATH..."
-)
+command.add_command(stats)
 
 
 @command.command("dump")
-@_paths
+@paths_argument
 @click.option("--records", is_flag=True, help="Open the batches and show every record.")
 @output_option
 def dump(paths: Sequence[Path], records: bool, output: Output) -> None:
@@ -182,9 +183,7 @@ def _files_to_dump(path: Path) -> Iterator[Path]:
 def _batch_rows(path: Path) -> Iterator[BatchRow]:
     for found in walk(path):
         if isinstance(found, Damage):
-            click.echo(
-                f"{found.file} at {found.position}: {found.size_bytes} bytes are no batch: {found.reason}", err=True
-            )
+            warn_of(found)
             continue
         header = found.header
         yield BatchRow(
@@ -194,7 +193,7 @@ def _batch_rows(path: Path) -> Iterator[BatchRow]:
             base_offset=header.base_offset,
             last_offset=header.last_offset,
             records=header.record_count,
-            codec=_codec_name(header.codec),
+            codec=codec_name(header.codec),
             timestamp=rfc3339(header.max_timestamp),
             timestamp_type="LogAppendTime" if header.log_append_time else "CreateTime",
             leader_epoch=header.leader_epoch,
@@ -212,18 +211,6 @@ def _label(file: Path) -> str:
     return f"{file.absolute().parent.name}/{file.name}"
 
 
-def _warn_of(damage: Damage) -> None:
-    where = f"{damage.file} at {damage.position}"
-    click.echo(f"{where}: {damage.size_bytes} bytes are no batch: {damage.reason}", err=True)
-
-
-def _codec_name(number: int) -> str:
-    try:
-        return Codec(number).name.lower()
-    except ValueError:
-        return str(number)
-
-
 def _control(found: FoundBatch) -> str | None:
     if not found.header.is_control:
         return None
@@ -237,9 +224,7 @@ def _control(found: FoundBatch) -> str | None:
 def _record_rows(path: Path) -> Iterator[RecordRow]:
     for found in walk(path):
         if isinstance(found, Damage):
-            click.echo(
-                f"{found.file} at {found.position}: {found.size_bytes} bytes are no batch: {found.reason}", err=True
-            )
+            warn_of(found)
             continue
         try:
             for record in read_records(found.data, found.header):
@@ -268,7 +253,7 @@ def _text(data: bytes | None) -> str | None:
 
 
 @command.command("verify")
-@_paths
+@paths_argument
 @output_option
 def verify(paths: Sequence[Path], output: Output) -> None:
     """Check every batch and index entry of partitions' folders or of a whole data folder.
@@ -276,7 +261,7 @@ def verify(paths: Sequence[Path], output: Output) -> None:
     Ends with 6 when anything is damaged. A torn tail, which a crash may leave behind what was acknowledged, is told
     but is no damage: the next start cuts it off.
     """
-    folders = [folder for path in paths for folder in _folders_to_verify(path)]
+    folders = [folder for path in paths for folder in folders_to_read(path)]
     total_bytes = sum(segment.stat().st_size for folder in folders for segment in segments_in(folder))
     rows = []
     with Progress("verifying", total_bytes) as progress:
@@ -292,17 +277,6 @@ def verify(paths: Sequence[Path], output: Output) -> None:
     remark(f"{len(rows)} partitions, {batches} batches, {total_bytes} bytes; damaged places: {len(damaged)}")
     if damaged:
         raise CliError(f"{len(damaged)} damaged place(s), the first in {damaged[0].file}", Exit.CONDITION)
-
-
-def _folders_to_verify(path: Path) -> list[Path]:
-    folder = path if path.is_dir() else path.parent
-    folders = partition_folders(folder)
-    if not folders:
-        raise CliError(f"{path} holds no segments", Exit.NOT_FOUND)
-    for data_folder in dict.fromkeys([folder, *(each.parent for each in folders)]):
-        if is_locked(data_folder):
-            click.echo(f"a broker runs on {data_folder}: what it writes now may look torn", err=True)
-    return folders
 
 
 def _verify_folder(folder: Path, progress: Progress) -> VerifiedRow:

@@ -13,12 +13,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from log.batch import MAGIC, MAGIC_AT, BatchHeader, CorruptBatch, checksum_ok, read_header
+from log.compress import Codec
 from log.index import OFFSET_ENTRY, TIME_ENTRY
 from log.segment import LOG_SUFFIX, OFFSET_SUFFIX, TIME_SUFFIX
 from log.snapshots import MAGIC as SNAPSHOT_MAGIC
 from log.snapshots import SUFFIX as SNAPSHOT_SUFFIX
 from log.snapshots import BadSnapshot, decode_snapshot
+from service.cli.data_lock import is_locked
+from service.cli.failures import CliError, Exit
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,11 @@ class FoundBatch:
     position: int
     header: BatchHeader
     data: memoryview
-    checksum_ok: bool
+
+    @property
+    def checksum_ok(self) -> bool:
+        """Reads the whole batch; all else here has touched its header alone."""
+        return checksum_ok(self.data, self.header)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +77,7 @@ def _walk(path: Path, content: mmap.mmap, view: memoryview) -> Iterator[FoundBat
             position = following
             continue
         with view[position : position + header.size_bytes] as data:
-            yield FoundBatch(position, header, data, checksum_ok(data, header))
+            yield FoundBatch(position, header, data)
         position += header.size_bytes
 
 
@@ -99,6 +108,35 @@ def partition_folders(path: Path) -> list[Path]:
     if segments_in(path):
         return [path]
     return sorted(each for each in path.iterdir() if each.is_dir() and segments_in(each))
+
+
+paths_argument = click.argument(
+    "paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="PATH..."
+)
+
+
+def folders_to_read(path: Path) -> list[Path]:
+    """The partitions' folders that a command was pointed at; told when a broker writes there now."""
+    folder = path if path.is_dir() else path.parent
+    folders = partition_folders(folder)
+    if not folders:
+        raise CliError(f"{path} holds no segments", Exit.NOT_FOUND)
+    for data_folder in dict.fromkeys([folder, *(each.parent for each in folders)]):
+        if is_locked(data_folder):
+            click.echo(f"a broker runs on {data_folder}: what it writes now may look torn", err=True)
+    return folders
+
+
+def warn_of(damage: Damage) -> None:
+    where = f"{damage.file} at {damage.position}"
+    click.echo(f"{where}: {damage.size_bytes} bytes are no batch: {damage.reason}", err=True)
+
+
+def codec_name(number: int) -> str:
+    try:
+        return Codec(number).name.lower()
+    except ValueError:
+        return str(number)
 
 
 def offset_entries(path: Path) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from log.compress import XERIAL_MAGIC, BadCompression, Codec, compress, decompress
+from log.compress import XERIAL_MAGIC, BadCompression, Codec, compress, decompress, told_plain_bytes
 
 PACKING = [codec for codec in Codec if codec is not Codec.NONE]
 
@@ -20,6 +20,24 @@ PACKING = [codec for codec in Codec if codec is not Codec.NONE]
 @pytest.mark.parametrize("plain", [b"", b"x", b"words " * 20_000, random.Random(1).randbytes(100_000)])
 def test_plain_bytes_survive_every_codec(codec: Codec, plain: bytes) -> None:
     assert decompress(codec, compress(codec, plain)) == plain
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_packed_bytes_tell_how_long_they_were(codec: Codec) -> None:
+    plain = b"words " * 20_000
+    assert told_plain_bytes(codec, memoryview(compress(codec, plain))) == len(plain)
+
+
+def test_a_raw_snappy_block_tells_and_a_zstd_stream_does_not() -> None:
+    assert told_plain_bytes(Codec.SNAPPY, bytes(cramjam.snappy.compress_raw(b"words " * 9))) == 54
+    packer = zstandard.ZstdCompressor().compressobj()
+    assert told_plain_bytes(Codec.ZSTD, packer.compress(b"words") + packer.flush()) is None
+
+
+@given(codec=st.integers(0, 7), packed=st.binary(max_size=60), xerial=st.booleans())
+def test_rubbish_tells_nothing_absurd(codec: int, packed: bytes, xerial: bool) -> None:
+    told = told_plain_bytes(codec, XERIAL_MAGIC + packed if xerial else packed)
+    assert told is None or 0 <= told <= 128 << 20
 
 
 @pytest.mark.parametrize("codec", PACKING)

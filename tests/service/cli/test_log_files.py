@@ -1,4 +1,4 @@
-"""`oncelog log`: dump and verify, on files made here and damaged on purpose."""
+"""`oncelog log`: dump, verify and stats, on files made here and damaged on purpose."""
 
 from __future__ import annotations
 
@@ -163,4 +163,93 @@ def test_verify_says_when_a_broker_is_writing(partition: Path) -> None:
 
 
 def test_a_folder_without_segments_is_not_found(tmp_path: Path) -> None:
-    assert [oncelog("log", each, str(tmp_path)).status for each in ("dump", "verify")] == [3, 3]
+    assert [oncelog("log", each, str(tmp_path)).status for each in ("dump", "verify", "stats")] == [3, 3, 3]
+
+
+def test_stats_count_by_partition_by_topic_and_all(partition: Path) -> None:
+    other, third = partition.parent / "orders-1", partition.parent / "bills-0"
+    for number, folder in enumerate((other, third)):
+        folder.mkdir()
+        (folder / f"{0:020}.log").write_bytes(
+            build_batch(
+                [(None, b"x" * 1000, (), NOW_MS - 60_000)] * 10, base_offset=0, leader_epoch=0, codec=1 + number
+            )
+        )
+    rows = {
+        (row["kind"], row["name"]): row for row in oncelog("log", "stats", str(partition.parent), "-o", "json").json()
+    }
+    assert list(rows) == [
+        ("partition", "bills-0"),
+        ("partition", "orders-0"),
+        ("partition", "orders-1"),
+        ("topic", "bills"),
+        ("topic", "orders"),
+        ("all", "all"),
+    ]
+    sizes = [len(batch) for batch in _batches()]
+    first = rows["partition", "orders-0"]
+    assert {**first, "compression_ratio": None} == {
+        "kind": "partition",
+        "name": "orders-0",
+        "segments": 2,
+        "batches": 3,
+        "records": 5,
+        "size_bytes": sum(sizes),
+        "index_bytes": 20,
+        "records_per_batch": 2.0,  # the marker is no record of anybody's
+        "largest_batch_bytes": max(sizes),
+        "codecs": {"none": 2, "zstd": 1},
+        "compression_ratio": None,
+        "first_timestamp": "2025-11-21T13:46:00.000Z",
+        "last_timestamp": "2025-11-21T13:46:00.009Z",
+        "transactional_batches": 2,
+        "control_batches": 1,
+        "producers": 1,
+        "damaged_bytes": 0,
+    }
+    topic, everything = rows["topic", "orders"], rows["all", "all"]
+    assert (topic["segments"], topic["batches"], topic["records"]) == (3, 4, 15)
+    assert topic["codecs"] == {"gzip": 1, "none": 2, "zstd": 1}
+    assert (topic["first_timestamp"], topic["last_timestamp"]) == ("2025-11-21T13:45:00.000Z", first["last_timestamp"])
+    assert (everything["records"], everything["producers"]) == (25, 1)
+    assert everything["size_bytes"] == sum(path.stat().st_size for path in partition.parent.rglob("*.log"))
+    packed = [(folder / f"{0:020}.log").stat().st_size - 61 for folder in (other, third)]
+    for row, size in zip((rows["partition", "orders-1"], rows["partition", "bills-0"]), packed, strict=True):
+        assert row["compression_ratio"] == pytest.approx(10_100 / size, rel=0.01)
+
+
+def test_stats_are_sorted_and_cut(partition: Path) -> None:
+    for name, records in (("a-0", 1), ("b-0", 9)):
+        (partition.parent / name).mkdir()
+        batch = build_batch([(None, b"", (), NOW_MS)] * records, base_offset=0, leader_epoch=0)
+        (partition.parent / name / f"{0:020}.log").write_bytes(batch)
+    ended = oncelog("log", "stats", str(partition.parent), str(partition), "--sort", "records", "--top", "2")
+    shown = [(cells[0], cells[1], cells[3]) for cells in (line.split("\t") for line in ended.out.splitlines())]
+    assert shown == [
+        ("partition", "b-0", "9"),
+        ("partition", "orders-0", "5"),
+        ("topic", "b", "9"),
+        ("topic", "orders", "5"),
+        ("all", "all", "15"),
+    ]
+
+
+def test_stats_read_headers_alone_and_tell_of_what_is_none(partition: Path) -> None:
+    """A rotten record changes nothing; a rotten length hides one batch, and what follows is counted."""
+    _flip(partition / f"{0:020}.log", 70)
+    ended = oncelog("log", "stats", str(partition), "-o", "json")
+    assert (ended.json()[0]["records"], ended.json()[0]["damaged_bytes"], ended.err) == (5, 0, "")
+    _flip(partition / f"{0:020}.log", 9)
+    ended = oncelog("log", "stats", str(partition), "-o", "json")
+    assert ended.status == 0
+    assert (ended.json()[0]["records"], ended.json()[0]["damaged_bytes"]) == (2, len(_batches()[0]))
+    assert f"{len(_batches()[0])} bytes are no batch" in ended.err
+
+
+def test_stats_go_on_when_a_segment_can_not_be_read(partition: Path) -> None:
+    """A running broker removes segments; a link that points nowhere stands for one that is gone."""
+    (partition / f"{4:020}.log").unlink()
+    (partition / f"{4:020}.log").symlink_to("gone")
+    ended = oncelog("log", "stats", str(partition), "-o", "json")
+    assert (ended.status, ended.json()[0]["segments"], ended.json()[0]["records"]) == (0, 1, 4)
+    assert "can't be read: No such file" in ended.err
