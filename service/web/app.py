@@ -27,6 +27,7 @@ from service.web import (
     compatible,
     consumers,
     consuming,
+    documents,
     events,
     groups,
     health,
@@ -68,6 +69,7 @@ TABLES: tuple[Sequence[Route], ...] = (
     consumers.ROUTES,
     events.ROUTES,
     openapi.ROUTES,
+    documents.ROUTES,
 )
 """Every operation there is: a resource adds its table here."""
 LISTENER = Listener("HTTP")

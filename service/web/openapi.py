@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from service.web.documents import documents
 from service.web.gateway import Gateway
 from service.web.problems import MEDIA_TYPE, PROBLEMS, Kinds, Problem, ProblemDetails
 from service.web.routing import JSON, Parameter, Route
@@ -163,7 +164,7 @@ def _shown(route: Route, base: str) -> Iterable[str]:
 
 
 async def docs(gateway: Gateway, request: web.Request) -> web.Response:
-    """Every operation, by its tag."""
+    """Every operation, by its tag, and the pages of the documentation."""
     routes = [route for route in gateway.routes if route.documented]
     body = [f"<p>{html.escape(each)}</p>" for each in ABOUT.split("\n\n")]
     body.append("<p><a href=/openapi.json>openapi.json</a></p>")
@@ -172,6 +173,9 @@ async def docs(gateway: Gateway, request: web.Request) -> web.Response:
         for route in routes:
             if route.tag == tag:
                 body.extend(_shown(route, f"http://{request.host}"))
+    body.append("<h2>documents</h2><ul>")
+    body.extend(f"<li><a href='/docs/{name}'>{name}</a>" for name in map(html.escape, documents()))
+    body.append("</ul>")
     return _page("oncelog over HTTP", body)
 
 

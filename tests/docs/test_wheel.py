@@ -50,7 +50,8 @@ def test_a_wheel_holds_every_file_of_its_packages_and_runs(tmp_path: Path) -> No
         archive.extractall(tmp_path / "installed")
     source = tmp_path / "source"
     wanted = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
-    wanted = {name for name in wanted if "/" in name and not name.startswith(("build/", "oncelog.egg-info/"))}
+    left_out = ("build/", "oncelog.egg-info/", "docs/screens/")
+    wanted = {name for name in wanted if "/" in name and not name.startswith(left_out)}
     assert wanted - there == set()
 
     class Installed(Served):
@@ -61,6 +62,13 @@ def test_a_wheel_holds_every_file_of_its_packages_and_runs(tmp_path: Path) -> No
         assert "All is well" in requests.get(f"{served.url}/ui", timeout=20).text
         assert requests.get(f"{served.url}/ui/static/style.css", timeout=20).status_code == 200
         assert "oncelog_build_info" in requests.get(f"{served.url}/metrics", timeout=20).text
+        rules = (tmp_path / "installed" / "monitoring" / "alerts" / "oncelog.rules.yml").read_text()
+        runbooks = re.findall(r"runbook: (\S+)", rules)
+        assert len(runbooks) > 20
+        for runbook in runbooks:
+            page = requests.get(f"{served.url}/{runbook}", timeout=20)
+            assert (page.status_code, page.text.splitlines()[0]) == (200, f"# {Path(runbook).stem}")
+        assert "make serve" in requests.get(f"{served.url}/docs/start.md", timeout=20).text
         loaded = os.readlink(f"/proc/{served.process.pid}/cwd")
         assert loaded == str(tmp_path / "installed")
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import requests
@@ -10,7 +11,7 @@ import zstandard
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from tests.service.web.exploring import explore
-from tests.service.web.kit import Http, Served
+from tests.service.web.kit import ROOT, Http, Served
 
 CASES = 2
 """Of each operation; `make fuzz-http` makes thousands."""
@@ -31,6 +32,17 @@ def test_people_find_every_operation_and_problem_on_a_page(http: Http) -> None:
         assert path in page.json
     assert "409" in http.get("/problems/producer-fenced").json
     assert "http://" not in page.json.replace(http.url, "").replace("http://localhost", "")
+
+
+def test_every_page_of_the_documentation_is_served_and_no_other_file(http: Http) -> None:
+    listed = re.findall(r"<a href='/docs/([^']+)'>", http.get("/docs").json)
+    assert {"start.md", "llms.txt", "runbooks/OncelogLsoStuck.md"} <= set(listed)
+    for name in listed:
+        page = http.get(f"/docs/{name}")
+        assert (page.status, page.headers["Content-Type"]) == (200, "text/plain; charset=utf-8")
+        assert page.json == (ROOT / "docs" / name).read_text()
+    for name in ("pictures/again.svg", "..%2fREADME.md", "runbooks/..%2f..%2fREADME.md", "%2fetc%2fpasswd", "%00"):
+        assert (name, http.get(f"/docs/{name}").status) == (name, 404)
 
 
 def test_generated_requests_find_no_server_error_and_no_undocumented_answer(served: Served) -> None:
