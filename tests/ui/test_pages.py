@@ -112,6 +112,9 @@ def test_axe_finds_nothing_that_keeps_anybody_out(
         found = Axe().run(page)
         assert found.violations_count == 0, f"{path}: {found.generate_report()}"
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), f"{path} sticks out"
+        if width == "narrow":
+            wide = "[...document.querySelectorAll('.wide:has(.stacked)')].filter(it => it.scrollWidth > it.clientWidth)"
+            assert page.evaluate(f"{wide}.length") == 0, f"{path} has a table that must be moved sideways"
     context.close()
 
 
