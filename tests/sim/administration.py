@@ -121,6 +121,8 @@ class Recreator(Actor):
             write.completed, write.outcome, write.base_offset = self.clients.now, Outcome.OK, answer.base_offset
         elif answer.error_code in NOT_THERE and topic is self._topic:
             self._topic = None
+        elif answer.error_code == ErrorCode.REQUEST_TIMED_OUT and topic is self._topic and self.chance.random() < 0.5:
+            await self._delete(topic)  # though it is being written
 
     async def _read(self, topic: Reborn) -> bool:
         """From its beginning; True if it was read to its end, or is rightly no more."""

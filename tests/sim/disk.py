@@ -183,6 +183,7 @@ class SimDisk:
         self.used_bytes = 0
         self.name_changes: list[NameChange] = []  # not durable yet, in the order they were made
         self.hanging: tuple[Folder, ...] = ()
+        self.hanging_parts: tuple[str, ...] = ()
         self._numbers = 0
         self._planted: list[Planted] = []
 
@@ -209,9 +210,10 @@ class SimDisk:
         """
         self._planted.append(Planted(operation, path_part, error, after, times))
 
-    def hang(self, *names: str) -> None:
-        """Whatever waits for the platter of these folders waits long, from now on."""
+    def hang(self, *names: str, path_parts: Sequence[str] = ("",)) -> None:
+        """Whatever waits for the platter of these folders waits long, from now on; or only files of such paths."""
         self.hanging = tuple(self.mount(name).root for name in names)
+        self.hanging_parts = tuple(path_parts)
 
     def trip_after(self, operations: int, then: Callable[[], None], *, path_part: str = "") -> None:
         """Call `then`, which ends the process, within a disk call so many calls from now."""
@@ -340,12 +342,12 @@ class SimDisk:
         trip.then()
         return True
 
-    async def delay(self, life: int, root: Folder) -> None:
+    async def delay(self, life: int, root: Folder, path: str = "") -> None:
         faults = self.faults
         seconds = faults.fsync_seconds * (0.25 + 1.5 * self.chance.random())
         if self.chance.random() < faults.stall_chance:
             seconds += faults.stall_seconds * self.chance.random()
-        if root in self.hanging:
+        if root in self.hanging and any(part in path for part in self.hanging_parts):
             seconds += HANG_SECONDS * self.chance.random()
         await asyncio.sleep(seconds)
         self.alive(life)
@@ -689,7 +691,7 @@ class SimFile:
         """What the writer does; the caller has pinned the file."""
         inode = self._inode
         up_to = inode.dirty[-1].number if inode.dirty else 0
-        await self._device.delay(self._mount.life, self._mount.root)
+        await self._device.delay(self._mount.life, self._mount.root, self.path)
         try:
             with self._mount._changing("fsync", self.path):
                 inode.harden(up_to)

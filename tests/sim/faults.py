@@ -18,11 +18,14 @@ from log.batch import CRC_AT, CorruptBatch, split
 from log.ids import TopicPartition, partition_of
 from tests.sim.disk import Inode, SimDisk
 from tests.sim.history import History
-from tests.sim.plan import Plan
+from tests.sim.plan import INPUT, LEDGER, MADE_AGAIN, OUTPUT, Plan
 from tests.sim.world import Host, World, come_true
 
 PLACES = ("", "", ".log", ".index", "snapshot", "checkpoint", "__consumer", "__transaction", "compacted", "reborn")
 """A part of the path that a process touches when it dies."""
+DECISIONS = "__transaction_state"
+CARRIED_OUT = ("__consumer_offsets", INPUT, OUTPUT, LEDGER)
+"""Where a transaction that was decided leaves its traces."""
 CLEAN_STOP_WITHIN = 60.0  # seconds after SIGTERM; what is under way is finished first, on a disk that may stall
 
 
@@ -62,6 +65,7 @@ class Fate:
             "log rots": self._rot_log,
             "kill while the disk hangs": lambda: self._hang(self.broker.kill),
             "power cut while the disk hangs": lambda: self._hang(self.broker.cut_power),
+            MADE_AGAIN: self._die_as_a_topic_is_made_again,
         }
 
     async def run(self, ready: Callable[[], bool]) -> None:
@@ -195,11 +199,27 @@ class Fate:
         self.disk.capacity_bytes = whole
 
     async def _hang(self, death: Callable[[], None]) -> None:
-        """Of all disks or of one; what waits for no disk, or for another one, goes on. Then the broker dies."""
-        self.disk.hang(*self.chance.sample(self.plan.folders, self.chance.randint(1, len(self.plan.folders))))
+        """Of all disks or of one, or for decisions and some of what follows from them; what waits for others goes on.
+        Then the broker dies.
+        """
+        folders = self.chance.sample(self.plan.folders, self.chance.randint(1, len(self.plan.folders)))
+        if self.chance.random() < 0.5:
+            self.disk.hang(*folders)
+        else:
+            self.disk.hang(*self.plan.folders, path_parts=(DECISIONS, self.chance.choice(CARRIED_OUT)))
         await asyncio.sleep(2 * self.chance.random())
         self.disk.hang()
         death()
+
+    async def _die_as_a_topic_is_made_again(self) -> None:
+        """The metadata names the new one, while the folder of the old one is there still: it waits for a flush."""
+        topics = self.history.reborn
+        made = len(topics)
+        self.disk.hang(*self.plan.folders, path_parts=("reborn", "checkpoint"))
+        await come_true(lambda: len(topics) > made, within=10)
+        self.disk.hang()
+        deaths = (self.broker.kill, self.broker.cut_power) if self.plan.bears_power_cuts else (self.broker.kill,)
+        self.chance.choice(deaths)()
 
     async def _take_descriptors(self) -> None:
         """The process has as many files and connections open as it may. Nobody restarts it."""

@@ -22,8 +22,9 @@ class IdempotentWriter(ExactlyOnce):
     producer: a partition that doesn't know it takes whichever number comes, so that one goes alone.
     """
 
-    def __init__(self, clients: Clients, name: str) -> None:
+    def __init__(self, clients: Clients, name: str, *, rests: bool) -> None:
         super().__init__(clients, name)
+        self._rests = rests  # one batch after the other, so slowly that everything is written down meanwhile
         self._owner: Ownership | None = None
         self._session = 0
         self._known_in: set[TopicPartition] = set()
@@ -45,7 +46,9 @@ class IdempotentWriter(ExactlyOnce):
             self._connection = self.line.number
             await self._repeat()
         assert self._favourite is not None
-        partition = self._favourite if self.chance.random() < 0.7 else self._some_partition()
+        if self._rests:
+            await asyncio.sleep(self.chance.random())
+        partition = self._favourite if self._rests or self.chance.random() < 0.7 else self._some_partition()
         version = self.chance.choice((7, 9, 11, 12, 13))
         left = sent = [
             self.prepare(
@@ -56,7 +59,7 @@ class IdempotentWriter(ExactlyOnce):
                 version=version,
                 order=self._session,
             )
-            for _ in range(self.chance.choice((1, 1, 3, 5)) if partition in self._known_in else 1)
+            for _ in range(self.chance.choice((1, 1, 3, 5)) if partition in self._known_in and not self._rests else 1)
         ]
         try:
             for _ in range(TRIES):

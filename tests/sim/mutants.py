@@ -227,6 +227,21 @@ def forget_the_start_offset_in_recovery() -> contextlib.AbstractContextManager[N
     return replaced(log.recovery, "read_offset", read)
 
 
+def a_snapshot_holds_the_batch_behind_it() -> contextlib.AbstractContextManager[None]:
+    """It is taken when that batch has been applied, which recovery then applies once more, or never finds."""
+    original = PartitionLog.append
+
+    def append(partition_log: PartitionLog, batch: Buffer, header: BatchHeader, *, now_ms: int) -> None:
+        original(partition_log, batch, header, now_ms=now_ms)
+        taken = partition_log.snapshots.pending.get(header.base_offset)
+        if taken is not None:
+            partition_log.snapshots.take(
+                partition_log._views, offset=header.base_offset, leader_epoch=taken.leader_epoch
+            )
+
+    return replaced(PartitionLog, "append", append)
+
+
 def lose_the_newest_batch_of_a_coordinator_in_its_replay() -> contextlib.AbstractContextManager[None]:
     original = Shard._replay
 
@@ -459,6 +474,15 @@ def a_new_topic_inherits_the_folder() -> contextlib.AbstractContextManager[None]
             yield
 
     return plant()
+
+
+def whose_a_folder_is_nobody_asks() -> contextlib.AbstractContextManager[None]:
+    """A topic that was made again before its predecessor's folder was gone holds what was deleted, after a crash."""
+
+    async def is_of(maker: PartitionMaker, *_: Any) -> bool:
+        return True
+
+    return replaced(PartitionMaker, "_is_of", is_of)
 
 
 def serve_deleted_topics() -> contextlib.AbstractContextManager[None]:
@@ -709,6 +733,9 @@ MUTANTS = (
     ),
     Mutant("start offset forgotten", "deleted records are back after a crash", forget_the_start_offset_in_recovery),
     Mutant(
+        "snapshot after the batch", "recovery applies one twice, or none", a_snapshot_holds_the_batch_behind_it, True
+    ),
+    Mutant(
         "group replay misses the newest batch",
         "the last committed offsets are forgotten",
         lose_the_newest_batch_of_a_coordinator_in_its_replay,
@@ -767,6 +794,7 @@ MUTANTS = (
         True,
     ),
     Mutant("a topic inherits", "what is made again holds what was deleted", a_new_topic_inherits_the_folder),
+    Mutant("folder identity not looked at", "a name made again holds what was deleted", whose_a_folder_is_nobody_asks),
     Mutant("deleted topics served", "by id, after their deletion was answered", serve_deleted_topics),
     Mutant("auto needs no fsync", "a lone broker answers from its memory", auto_durability_needs_no_fsync),
     Mutant("session forgets a partition", "it gets no more data of it", a_session_forgets_a_partition),

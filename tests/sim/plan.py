@@ -33,6 +33,7 @@ KINDS = (
     "log rots",
 )
 HANGS = ("kill while the disk hangs", "power cut while the disk hangs")
+MADE_AGAIN = "death as a topic is made again"
 RARE = ("log rots", "index rots", "read fails", "fsync fails", "append fails")
 COSTS_MEMORY = (
     "power cut",
@@ -83,6 +84,11 @@ class Plan:
         return Held.POWER_CUT if acks == -1 and self.durability == "fsync" else Held.KILL
 
     @property
+    def bears_power_cuts(self) -> bool:
+        """What transactions promise, memory alone does not survive."""
+        return not (self.transactional and self.durability == "os")
+
+    @property
     def visible_held(self) -> Held:
         """What a record below the high watermark survives."""
         return Held.POWER_CUT if self.durability == "fsync" else Held.KILL
@@ -113,14 +119,15 @@ def add_what_one_broker_has(plan: Plan, chance: random.Random) -> None:
     plan.topics += (TopicPlan(brief, configs),)
     if chance.random() < 0.3:
         plan.settings["log.flush.offset.checkpoint.interval.ms"] = "200"
-    bears_power_cuts = not (plan.transactional and plan.durability == "os")
-    for kind in HANGS if bears_power_cuts else HANGS[:1]:
-        if chance.random() < 0.2:
+    for kind in HANGS if plan.bears_power_cuts else HANGS[:1]:
+        if chance.random() < (0.5 if plan.transactional else 0.2):
             plan.kinds += (kind,)
+    if chance.random() < 0.3:
+        plan.kinds += (MADE_AGAIN,)
 
 
 def add_transactions(plan: Plan, chance: random.Random) -> None:
-    """The exactly-once workload beside a smaller one of the other. What it promises, memory alone does not survive."""
+    """The exactly-once workload beside a smaller one of the other."""
     plan.transactional = True
     plan.writers = 1
     plan.topics += tuple(
@@ -139,7 +146,7 @@ def add_transactions(plan: Plan, chance: random.Random) -> None:
         "transaction.state.log.num.partitions": str(chance.choice((1, 2))),
         "transaction.two.phase.commit.enable": "true",
     }
-    if plan.durability == "os":
+    if not plan.bears_power_cuts:
         kept = tuple(kind for kind in plan.kinds if kind not in COSTS_MEMORY)
         plan.kinds = kept or ("kill",)
 

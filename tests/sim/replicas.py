@@ -15,6 +15,7 @@ from idempotence.window import HEAD, WINDOW_AT
 from isolation.stable import StableOffsets
 from log.batch import CorruptBatch, split
 from log.disk import DiskFault
+from log.ids import NO_EPOCH
 from service.broker.coordinators import Coordinators
 from service.broker.node import Broker
 from service.broker.partition import Partition
@@ -46,6 +47,18 @@ def difference(held: list[Partition]) -> str:
         if any(fold != folds[0] for fold in folds):
             return f"{name}: {folds}"
     return ""
+
+
+def agree_up_to(one: Partition, other: Partition, end_offset: int) -> int:
+    """Where, below `end_offset`, the histories of two replicas part: what is before was written in the same epochs."""
+    end = min(end_offset, one.log.end_offset, other.log.end_offset)
+    while end > 0:
+        epochs = [each.log.epochs.epoch_at(end - 1) for each in (one, other)]
+        if epochs[0] == epochs[1] or NO_EPOCH in epochs:
+            break
+        begins = [start for each in (one, other) for _, start in each.log.epochs.entries() if start < end]
+        end = max(begins)
+    return end
 
 
 def stored(partition: Partition, start: int) -> list[tuple[int, int, int, int]]:

@@ -103,15 +103,19 @@ def transactional_actors(clients: Clients) -> list[Actor]:
         contender("mover2", "moves", transforms=True, patience=8.0),
         contender("feeder1", "feeds", transforms=False, patience=0.5),
         contender("feeder2", "feeds", transforms=False, patience=8.0),
-        IdempotentWriter(clients, "idempotent"),
+        IdempotentWriter(clients, "idempotent", rests=False),
         CommittedReader(clients, "committed reader"),
         Driver(clients, "driver1", postman),
         Driver(clients, "driver2", postman),
         Preparer(clients, "preparer", postman),
         Ghost(clients, "ghost"),
         postman,
-        *((Waverer(clients, "waverer", postman),) if clients.plan.brokers == 1 else ()),
+        *(one_brokers_actors(clients, postman) if clients.plan.brokers == 1 else ()),
     ]
+
+
+def one_brokers_actors(clients: Clients, postman: Postman) -> tuple[Actor, ...]:
+    return Waverer(clients, "waverer", postman), IdempotentWriter(clients, "slow idempotent", rests=True)
 
 
 class SimStoreFaults(StoreFaults):
