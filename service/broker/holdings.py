@@ -5,6 +5,7 @@ What always holds: a partition is served only while the metadata names this brok
 metadata names, and this broker is in session with the metadata store.
 """
 
+import asyncio
 import logging
 
 from log.config import LogConfig
@@ -25,6 +26,9 @@ from service.settings.broker import BrokerConfig
 from service.settings.topic import log_config
 
 logger = logging.getLogger("oncelog.broker")
+
+ROOM_AGAIN_S = 0.2
+"""Until it is tried again to take away what is left of a deleted partition."""
 
 
 class Holdings:
@@ -129,21 +133,26 @@ class Holdings:
         self._env.tasks.spawn(f"delete {partition.topic_partition}", self._make_room(partition))
 
     async def _make_room(self, partition: Partition) -> None:
-        await self._remove(partition)
+        while True:
+            if await self._remove(partition):
+                break
+            await asyncio.sleep(ROOM_AGAIN_S)
         del self._leaving[partition.topic_partition]
         successor = self._metadata.image.topics.get(partition.topic_partition.topic)
         if successor is not None:
             self._try_topic(successor.name, None, successor, config_changed=False)
 
-    async def _remove(self, partition: Partition) -> None:
+    async def _remove(self, partition: Partition) -> bool:
+        """Whether nothing is left that a partition of the same name could be taken for. No matter, on a failed disk."""
         # In this order: should a crash come in between, the folder is there to say whose the point was.
         await self._housekeeper.forget_point(partition.folder, partition.topic_partition)
         try:
             await partition.log.discard()
         except DiskFault as fault:
             partition.folder.fail(fault)
+            return partition.folder.failed is not None
         # On a full disk there was no room to say so; now there is.
-        await self._housekeeper.forget_point(partition.folder, partition.topic_partition)
+        return await self._housekeeper.forget_point(partition.folder, partition.topic_partition)
 
     def _settle(self, partition: Partition) -> None:
         """Give it the role that the metadata says."""

@@ -126,13 +126,16 @@ class Housekeeper:
         ):
             await asyncio.sleep(0)
 
-    async def forget_point(self, folder: LogFolder, topic_partition: TopicPartition) -> None:
-        """Its partition is gone; one that takes its name must not be measured by how far this one had come."""
+    async def forget_point(self, folder: LogFolder, topic_partition: TopicPartition) -> bool:
+        """Its partition is gone; one that takes its name must not be measured by how far this one had come. False: the
+        point could not be taken out this time.
+        """
         async with self._writing_points:
             written = self.written_points.get(folder, {})
             if topic_partition in written:
                 others = {key: point for key, point in written.items() if key != topic_partition}
                 await self._write_points(folder, others)
+            return folder.failed is not None or topic_partition not in self.written_points.get(folder, {})
 
     @asynccontextmanager
     async def distrusting(self, partition: Partition, offset: int) -> AsyncIterator[None]:
