@@ -9,11 +9,13 @@ from typing import Final
 from log.disk import Disk
 
 START_OFFSET: Final = "start-offset-checkpoint"
-"""Where the log starts when that is above the first segment's base offset: records were deleted, or all segments."""
+"""Where the log starts, if that is above the base offset of the first segment: after records were deleted."""
 CLEANED_OFFSET: Final = "cleaned-offset-checkpoint"
-"""Everything below has been compacted once, was durable before, and may have gaps."""
+"""Everything below this offset was durable, has been compacted once since, and may have gaps."""
 GAPS_OFFSET: Final = "gaps-offset-checkpoint"
-"""Everything below was durable when this was written, and may have gaps: it was copied from a compacted log."""
+"""Everything below this offset was durable when the file was written. It may have gaps: it was copied from a
+compacted log.
+"""
 
 
 def read_offset(disk: Disk, folder: str, name: str) -> int | None:

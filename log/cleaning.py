@@ -1,16 +1,18 @@
-"""Read sealed segments and write what must stay of them: the work of a compaction, as one plain function.
+"""Read sealed segments and write the records that stay: the work of a compaction, as one plain function.
 
-It runs in a process of its own beside the broker, since it computes for as long as a minute for a few gigabytes, and in
-the simulation as any other function. It changes nothing but the `.cleaned` files that it writes; what becomes of them
-is decided by `log.compaction`, which describes the job and has the rules.
+It runs in a process of its own beside the broker, because a few gigabytes take up to a minute of computing. In the
+simulation it is called like any other function. It changes nothing but the `.cleaned` files that it writes.
+`log.compaction` describes the job, has the rules, and decides what becomes of these files.
 
-First reading: every record becomes a row of 24 bytes: 128 bits that stand for its key, and its number in the order of
-reading. Rows are sorted by key, a run of many at a time, and put aside. Then, range after range of keys, the rows of
-all runs are brought together: of those with the same key all but the last are dead. The second reading leaves the dead
-out. However many keys there are, it takes one pass; rows that don't fit into the memory lie in a file meanwhile.
+The first reading turns every record into a row of 24 bytes: a hash of the key (128 bits) and the number of the record
+in the order of reading. Rows are sorted by hash, many at a time; each such sorted run is put aside. Then the rows of
+all runs are merged, one range of hashes after the other. Of the rows with the same hash all but the last are dead
+records. The second reading leaves the dead records out. However many keys there are, one pass is enough: rows that
+don't fit into memory are kept in a file meanwhile.
 
-Two keys that had the same 128 bits would be one: the hash is drawn anew for each pass, from a family (multilinear, by
-words of 32 bits) in which that happens to two given keys once in 2^128, even to keys that an enemy chose.
+Two keys with the same hash would be taken for one key. So each pass draws its hash function anew, from a family
+(multilinear, by words of 32 bits) in which two given keys collide with a probability of 2^-128, even if an attacker
+chose the keys.
 """
 
 import tempfile
@@ -50,22 +52,26 @@ from log.swap import CLEANED
 
 CHUNK_BYTES: Final = 4 << 20
 CHUNK_RECORDS: Final = 1 << 15
-"""Batches are put together until one of these is reached, and then looked at by columns."""
+"""Batches are gathered until one of these two limits is reached. Then all their records are looked at at once."""
 KEY_BYTES_HASHED: Final = 64
 """Longer keys are hashed one by one, by blake2b."""
 RANGES: Final = 256
-"""Rows are brought together by ranges of keys, at least one range at a time."""
+"""The hashes are divided into so many ranges. Rows are merged by whole ranges, at least one at a time."""
 ROW_BYTES: Final = 24
 RUN_ROWS: Final = 1 << 18
-"""Sorted together, unless the memory is smaller. For each run two kilobytes say where its ranges begin."""
+"""How many rows make a run (fewer if the memory is small). Each run needs two more kilobytes, which say where its
+ranges begin.
+"""
 KEPT_PART: Final = 8
-"""Of the memory such a part holds what is put aside before a file does: one the rows, and one what is found."""
+"""The rows may use one eighth of the memory before they go to a file, and the flags of the records another eighth."""
 SETTLED_ROW_BYTES: Final = 80
-"""What a row takes while it is brought together with others, for which there are the other three quarters."""
+"""The memory that a row takes while it is merged with others. Merging may use the other three quarters."""
 PADDING: Final = bytes(32)
-"""Behind the last record of a chunk, for reading numbers and words without asking where the end is."""
+"""Zeros after the last record of a chunk, so that numbers and words can be read without checking for the end."""
 RECORDS_OPENED: Final = 500_000
-"""A batch of more stays as it is. Opened, each record takes some hundred bytes, and no honest client sends so many."""
+"""A batch with more records than this is not opened and stays as it is: an opened record takes some hundred bytes, and
+no honest client sends so many.
+"""
 WRITE_BYTES: Final = 1 << 20
 WRITE_BATCHES: Final = 500
 DEAD, TOMBSTONE = 1, 2
@@ -77,7 +83,7 @@ Masks = NDArray[np.bool_]
 
 
 def clean(disk: Disk, job: CleaningJob) -> Cleaned:
-    """Write the successors of the job's segments, and tell of them."""
+    """Write the segments that replace the job's segments, and describe them."""
     room = _Room(disk, job.leave_bytes)
     census = _Census(job, room)
     segments = [Segment(disk, job.folder, facts, sealed=True) for facts in job.segments]
@@ -94,7 +100,7 @@ def clean(disk: Disk, job: CleaningJob) -> Cleaned:
 
 
 class _Room:
-    """Asked before each larger write: a disk that a pass has filled, be it for a moment, serves no producer."""
+    """Checks before each larger write that enough of the disk stays free: producers need it even during a pass."""
 
     def __init__(self, disk: Disk, leave_bytes: int) -> None:
         self._disk = disk
@@ -110,7 +116,7 @@ class _Room:
 
 
 class _Scratch:
-    """Bytes put aside, in memory while there are few of them, then in a file without a name."""
+    """Bytes put aside: in memory while they are few, then in a file without a name."""
 
     def __init__(self, memory_bytes: int, folder: str | None, room: _Room) -> None:
         self._room = room
@@ -140,7 +146,7 @@ class _Scratch:
         return self._file.read(size)
 
     def as_array(self) -> Bytes:
-        """All of it, to be changed in place."""
+        """All the bytes, as an array that may be changed in place."""
         if self._file is None:
             return np.frombuffer(self._parts, np.uint8)
         self._file.flush()
@@ -158,14 +164,14 @@ class _Chunk:
     payloads: list[bytes] = field(default_factory=list)
     size_bytes: int = 0
     begins: list[int] = field(default_factory=list)  # where each record begins
-    indexes: list[int] = field(default_factory=list)  # of the batches, among all
+    indexes: list[int] = field(default_factory=list)  # the number of each batch, counted over all segments
     counts: list[int] = field(default_factory=list)
     last_deltas: list[int] = field(default_factory=list)
     drops_tombstones: list[bool] = field(default_factory=list)
 
 
 class _Census:
-    """Which records are dead."""
+    """The first reading: finds out which records are dead."""
 
     def __init__(self, job: CleaningJob, room: _Room) -> None:
         self._now_ms = job.now_ms
@@ -183,7 +189,9 @@ class _Census:
         self._batches = 0
         self._records = 0
         self.unreadable: dict[int, int] = {}
-        """Batches that can't be opened, by their number among all, with how many records they were numbered for."""
+        """Batches that can't be opened, by their number (counted over all segments), with how many flags each has: none
+        if that was found before its records were counted.
+        """
         self.keys = 0
         self.flags: Bytes = np.zeros(0, np.uint8)
 
@@ -212,7 +220,7 @@ class _Census:
             self._take()
 
     def _take(self) -> None:
-        """Look at the chunk, and begin a new one."""
+        """Note the keys and flags of the chunk's records, and begin a new chunk."""
         chunk, self._chunk = self._chunk, _Chunk()
         if not chunk.begins:
             return
@@ -244,7 +252,7 @@ class _Census:
         self._gathered_rows += len(rows)
 
     def _put_aside(self) -> None:
-        """What was gathered, sorted by key."""
+        """Sort the gathered rows by hash and write them as one run."""
         if not self._gathered:
             return
         rows = np.concatenate(self._gathered)
@@ -257,7 +265,7 @@ class _Census:
         self._rows.write(rows.reshape(-1).view(np.uint8))
 
     def finish(self) -> None:
-        """Bring the rows of each key together."""
+        """Merge the runs, as many ranges at a time as the memory allows."""
         self._take()
         self._put_aside()
         self.flags = self._flags.as_array()
@@ -276,7 +284,7 @@ class _Census:
             first = last
 
     def _settle(self, places: Sequence[tuple[int, int]]) -> None:
-        """All rows of some keys, in the order of reading: the last of each key lives."""
+        """Find the dead records among all rows of some ranges: of each hash only the last record stays alive."""
         parts = [
             np.frombuffer(self._rows.read((end - begin) * ROW_BYTES, begin * ROW_BYTES), np.uint64).reshape(-1, 3)
             for begin, end in places
@@ -287,7 +295,8 @@ class _Census:
         rows = np.concatenate(parts)
         del parts
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
-        # Were the first 64 bits alike and the others not, a dead record might be taken for a living one: it would stay.
+        # Rows are sorted by the first 64 bits only. If two keys agree in these and differ in the others, their rows may
+        # alternate, and a dead record may be missed. It stays in the log, which does no harm.
         again = (rows[1:, 0] == rows[:-1, 0]) & (rows[1:, 1] == rows[:-1, 1])
         self.flags[rows[:-1, 2][again]] |= DEAD
         self.keys += len(rows) - int(again.sum())
@@ -298,7 +307,7 @@ class _Census:
 
 
 def record_begins(payload: bytes, count: int, base: int) -> list[int]:
-    """Where each of the records begins; `base` is added. `CorruptBatch` when they are not exactly these bytes."""
+    """Where each record begins, plus `base`. `CorruptBatch` unless exactly `count` records fill the payload."""
     begins: list[int] = []
     append = begins.append
     at = 0
@@ -325,7 +334,7 @@ def record_begins(payload: bytes, count: int, base: int) -> list[int]:
 
 
 class _Columns:
-    """The fields of many records that a cleaner asks for. `wrong`: those of which a field does not fit the record."""
+    """The fields of many records that a cleaner needs. `wrong` marks the records with a field that does not fit."""
 
     def __init__(self, data: Bytes, begins: Numbers, end: int) -> None:
         ends = np.append(begins[1:], end)
@@ -344,7 +353,9 @@ class _Columns:
 
 
 def _numbers(data: Bytes, at: Numbers) -> tuple[Numbers, Numbers]:
-    """The zigzag varints at these places, and where the next byte stands. One that is too long ends behind all."""
+    """The zigzag varints at these places, and where each of them ends. One that is too long ends at the end of the
+    data, so that it is found to be wrong.
+    """
     byte = data[at]
     raw = (byte & 0x7F).astype(np.uint64)
     after = at + 1
@@ -361,7 +372,9 @@ def _numbers(data: Bytes, at: Numbers) -> tuple[Numbers, Numbers]:
 
 
 class _KeyHash:
-    """128 bits for a key: the upper halves of four sums, each of the key's 32-bit words times numbers of its own."""
+    """A hash of 128 bits for a key. It is made of the upper halves of four sums; each sum multiplies the key's 32-bit
+    words by random factors of its own.
+    """
 
     def __init__(self, secret: bytes) -> None:
         words = KEY_BYTES_HASHED // 4
@@ -371,10 +384,10 @@ class _KeyHash:
         self._secret = secret
 
     def of(self, data: Bytes, at: Numbers, size: Numbers) -> tuple[Words, Words]:
-        # A word begins anywhere, so this is a view of all of them, each a byte behind the last.
+        # Keys begin at any byte. This view has a word of eight bytes for every byte position.
         wide = np.ndarray((len(data) - 7,), "<u8", data.data, strides=(1,))
         lanes = [
-            by_size[0] + by_size[1] * size.astype(np.uint64)  # so that a key and the same with zeros behind it differ
+            by_size[0] + by_size[1] * size.astype(np.uint64)  # a key and the same key with zeros appended must differ
             for by_size in self._by_size
         ]
         short = np.flatnonzero(size <= KEY_BYTES_HASHED)
@@ -397,14 +410,14 @@ class _KeyHash:
 
 
 _TAILS: Final = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
-"""What of a word of eight bytes belongs to a key of which so many bytes are left."""
+"""By the number of bytes that are left of a key: a mask for the bytes of the next word that belong to the key."""
 
 
 # ---------------------------------------------------------------- second reading
 
 
 def _rewrite(disk: Disk, job: CleaningJob, segments: Sequence[Segment], census: _Census, room: _Room) -> Cleaned:
-    """Write the successors of all segments, in groups that each make one."""
+    """Write the new segments. Each group of old ones makes one new segment."""
     cleaned = Cleaned(keys=census.keys)
     keeper = _Keeper(job, census, cleaned)
     by_offset = {segment.base_offset: segment for segment in segments}
@@ -430,7 +443,7 @@ def _rewrite(disk: Disk, job: CleaningJob, segments: Sequence[Segment], census: 
 
 
 class _Writer:
-    """Many batches in one write."""
+    """Gathers batches and writes many at once."""
 
     def __init__(self, target: Segment, interval_bytes: int, room: _Room) -> None:
         self._room = room
@@ -466,7 +479,8 @@ class _Keeper:
         self._now_ms = job.now_ms
         self._horizon_ms = job.now_ms + job.delete_retention_ms
         self._cleaned = cleaned
-        self._with_data: set[int] = set()  # producers that have written since their last marker; only ever looked up
+        # Producers that have written since their last marker. Never iterated.
+        self._with_data: set[int] = set()
         self._batches = self._records = 0
 
     @property
@@ -474,7 +488,7 @@ class _Keeper:
         return self._records == len(self._flags)
 
     def keep(self, header: BatchHeader, batch: memoryview) -> Buffer | None:
-        """The batch as it is, or with less in it, or None."""
+        """The batch as it is, the batch with fewer records, or None if nothing of it stays."""
         index, self._batches = self._batches, self._batches + 1
         if index in self._unreadable:
             self._records += self._unreadable[index]
@@ -519,10 +533,12 @@ class _Keeper:
     def _keep_marker(self, header: BatchHeader, batch: memoryview) -> Buffer | None:
         kind = read_marker(batch).type
         if kind is None or self._cleaned.unreadable_batches:
-            return batch  # what can't be read may be of the transaction that this ends: not even its producer is known
+            # A batch that can't be read may belong to the transaction that this marker ends: its producer id can't be
+            # trusted either.
+            return batch
         if header.producer_id in self._with_data:
             self._with_data.remove(header.producer_id)
-            return batch  # a batch of the transaction is there: even an empty one begins what this ends
+            return batch  # a batch of the transaction is still in the log, perhaps an empty one: it needs its end
         if header.delete_horizon_ms is None:
             records = list(read_stored_records(batch, header))
             return build_from_stored(header, records, delete_horizon_ms=self._horizon_ms)
@@ -534,7 +550,9 @@ class _Keeper:
 
 
 def _cut(header: BatchHeader, batch: memoryview, flags: bytes) -> Buffer | None:
-    """The batch without its dead records, whose bytes are cut out; None when a time in it is not what it seems."""
+    """The batch with the bytes of its dead records cut out. None if a timestamp overflows 64 bits: then the batch must
+    be built anew.
+    """
     payload = plain_payload(batch, header)
     parts: list[bytes] = []
     at = kept_from = 0
@@ -568,7 +586,7 @@ def _cut(header: BatchHeader, batch: memoryview, flags: bytes) -> Buffer | None:
 
 
 def check(header: BatchHeader, batch: memoryview) -> None:
-    """Nothing is taken out of a batch that rotted: written anew it would have a checksum that fits."""
+    """Refuse a batch that rotted. Written anew it would get a checksum that fits, and nobody could see the damage."""
     if not checksum_ok(batch, header):
         raise CorruptBatch(f"the batch at {header.base_offset} has a wrong checksum")
     if header.is_control:

@@ -1,6 +1,7 @@
-"""What a compaction asks of the process that reads and writes for it, and what it hears back: plain values that travel.
+"""The job and the result of a compaction, as plain values that travel between two processes.
 
-Numbers that come by the hundred thousand travel in arrays: they are made and unpacked without holding anybody up.
+Where there may be hundreds of thousands of numbers they are in arrays, which are packed and unpacked quickly enough not
+to hold up the event loop.
 """
 
 from array import array
@@ -23,19 +24,19 @@ class CleaningJob:
     aborted: "array[int]"
     """Three numbers for each aborted transaction: its producer, its first offset, the offset of its marker."""
     last_batches: "array[int]"
-    """Two numbers for each producer: itself, the last offset of the batch it is known by."""
+    """Two numbers for each producer: its id, and the last offset of the batch that it is known by."""
     last_markers: "array[int]"
-    """Three for each that is known by a marker: itself, the epoch, the time."""
+    """Three numbers for each producer that is known by a marker: its id, the marker's epoch, the marker's time."""
     memory_bytes: int
     scratch_folder: str | None
-    """Where a file may grow without a name, for what doesn't fit into the memory."""
+    """The folder for a file without a name, which takes what doesn't fit into memory."""
     leave_bytes: int
-    """So much of the disk stays free for others."""
+    """How much of the disk must stay free for others."""
     secret: bytes
 
 
 class TooLittleRoom(Exception):
-    """The new segments don't fit beside the old ones and what must stay free."""
+    """There is not enough room on the disk for the new segments beside the old ones and what must stay free."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class Cleaned:
 
 
 def groups_of(segments: Sequence[SegmentFacts], size_bytes_max: int) -> Iterator[list[SegmentFacts]]:
-    """Neighbours that fit into one segment together."""
+    """Groups of neighbouring segments that fit into one segment together."""
     group: list[SegmentFacts] = []
     size_bytes = 0
     for segment in segments:
@@ -79,13 +80,14 @@ class Transactions:
         ranges = self._ranges.get(header.producer_id)
         if ranges is None or not header.is_transactional:
             return False
-        # The transactions of one producer follow each other: the first that ends behind the batch is the one.
+        # The transactions of one producer never overlap. So only the first one that ends after the batch's base offset
+        # can hold the batch.
         slot = bisect_left(ranges, (header.base_offset, -1))
         return slot < len(ranges) and ranges[slot][1] <= header.base_offset
 
 
 class LastBatches:
-    """Which batches producers are known by: they stay, be they empty."""
+    """Which batches and markers producers are known by. They stay in the log, even without records."""
 
     def __init__(self, batches: Sequence[int], markers: Sequence[int]) -> None:
         self._offsets = dict(zip(batches[::2], batches[1::2], strict=True))

@@ -1,19 +1,19 @@
-"""What the wall clock's word is worth: a machine may start before its clock is set, and a clock may be set anew.
+"""How far the wall clock can be trusted: a machine may start before its clock is set, and a clock may be set again.
 
-What is stored is stamped by the wall clock, because the steady clock begins anew with every boot. What counts by age,
-and is lost when it is taken for old, must not be judged by a stamp that was made before the clock was right.
+Stored things are stamped by the wall clock, because the steady clock starts again with every boot. Some of them are
+deleted at a certain age. Their age must not be judged by a stamp that was made before the clock was right.
 """
 
 from typing import Final
 
 CLOCK_SET_MS: Final = 978_307_200_000
-"""The beginning of 2001. A wall clock that says less has not been set; a stamp from before tells nothing."""
+"""The beginning of 2001. A wall clock that shows an earlier time was never set; an earlier stamp tells nothing."""
 JUMP_MS: Final = 3_600_000
-"""What is kept for days is not made old by less."""
+"""A smaller jump of the clock is ignored: what is watched here is kept for days."""
 
 
 class ClockWatch:
-    """When the wall clock was last set ahead, or the machine slept: the steady clock has not come along."""
+    """When the wall clock last jumped ahead of the steady clock: it was set, or the machine slept. That is `set_ms`."""
 
     def __init__(self) -> None:
         self._first_ms = 0
@@ -29,7 +29,7 @@ class ClockWatch:
         self._ahead_ms = ahead_ms
 
     def since_ms(self, stamped_ms: int) -> int:
-        """When, at the earliest, that was stamped: not before the first look if the stamp tells nothing, and not
-        before the clock was last set.
+        """The time from which the age of a stamped thing counts: its stamp, or the first look if the stamp tells
+        nothing; but never a time before the clock was last set.
         """
         return max(stamped_ms if stamped_ms >= CLOCK_SET_MS else self._first_ms, self.set_ms)

@@ -4,14 +4,17 @@ What always holds:
 * A record leaves only if a later record below the limit has its key, or if it is a tombstone whose horizon has passed,
   or if its transaction was aborted, or if it has no key. Offsets, order, timestamps and producers of the rest stay.
 * The active segment is not touched, nor anything at or above the limit (the first undecided offset) or not yet durable.
-* A tombstone, and the marker of a transaction of which nothing is left, stays for `delete.retention.ms` after a cleaner
-  has first seen it so: the time is written into its batch (KIP-534: the base timestamp gives way to the horizon).
-* The last batch of every active producer stays, empty if need be, and with it what it says of sequence and epoch.
+* A tombstone stays for `delete.retention.ms` after a cleaner has first seen it. So does the marker of a transaction of
+  which nothing else is left. The cleaner writes the end of this time (the delete horizon) into the batch, in place of
+  the base timestamp (KIP-534).
+* The last batch of every active producer stays, even without records, because it tells the producer's sequence and
+  epoch.
 * Whatever happens, the folder holds the old segments or the new ones (`log.swap`).
 
-A pass reads all segments from the first up to the limit, and writes their successors: that is `log.cleaning`, in a
-process of its own, for it would hold the loop for long, and as a thread take the interpreter from it. Meanwhile the log
-is read and written as always. Here is what comes before (is it due, what is there to know) and after: the swap.
+A pass reads all segments from the first up to the limit, and writes new ones in their place. `log.cleaning` does that
+in a process of its own: on the event loop it would block everything for long, and a thread would compete with the loop
+for the interpreter. Meanwhile the log is read and written as always. This module does what comes before (is a pass due,
+and what must it know) and after: the swap.
 """
 
 from array import array
@@ -30,14 +33,14 @@ from log.swap import CLEANED, PLAN, SwapPlan, change_names, forget_plan
 from log.unbroken import unbroken
 
 MEMORY_BYTES: Final = 128 << 20
-"""What a pass may hold in memory. What it must remember beyond lies in a file meanwhile."""
+"""How much memory a pass may use. What it must remember beyond that is kept in a file."""
 FACTS_A_TURN: Final = 1_000
-"""Aborted transactions and producers are noted so many at a time: half a millisecond."""
+"""How many aborted transactions or producers are noted in one turn of the loop: half a millisecond."""
 
 CLEAN: Final = "log.cleaning:clean"
-"""By its name: it is imported where it runs, and numpy with it."""
+"""The function that does the work, by name: only the process that runs it imports it, and numpy with it."""
 Apart = Callable[[str, Disk, CleaningJob], Awaitable[Cleaned]]
-"""Runs the function of that name where it holds nobody up, and returns what it returned."""
+"""Runs the function of that name in another process, and returns its result."""
 
 
 class AbortedRange(Protocol):
@@ -52,7 +55,9 @@ class AbortedRange(Protocol):
 
 
 class KnownBy(Protocol):
-    """The end of a producer's last batch with a number; or no offset, and the epoch and time of a marker."""
+    """By what a producer is known: the last offset of its last batch with a sequence; or no offset, and the epoch and
+    time of a marker.
+    """
 
     @property
     def producer_id(self) -> int: ...
@@ -65,20 +70,20 @@ class KnownBy(Protocol):
 
 
 class TransactionFacts(Protocol):
-    """What the cleaner asks, and tells, the views of the log."""
+    """What the cleaner asks the views of the log, and what it tells them."""
 
     def aborted_ranges(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
-        """As they are when they are asked for, however long it takes to look at them."""
+        """The aborted transactions as they are at the time of this call, however long the iteration takes."""
 
     def forget_aborted(self, marker_offsets: Sequence[int]) -> None:
-        """These abort markers leave the log, nothing of their transactions being left in it."""
+        """These abort markers are about to leave the log. Nothing else of their transactions is left in it."""
 
     def known_by(self) -> Iterator[KnownBy]:
         """What each active producer is known by."""
 
 
 class Work(NamedTuple):
-    """A log that is worth cleaning: the segments to read, and where its dirty part begins."""
+    """The work of one pass: the segments to read, and the offset where the part begins that was never compacted."""
 
     segments: tuple[Segment, ...]
     first_dirty_offset: int
@@ -105,7 +110,7 @@ class CompactionReport:
 
 
 def find_work(log: PartitionLog, disk: Disk, *, now_ms: int, limit_offset: int) -> Work | None:
-    """What a pass over this log would do now, None when it isn't due. The topic's policy is the caller's question."""
+    """The work of a pass over this log, or None if no pass is due. That the topic is compacted at all is presumed."""
     if log.swap_unfinished:
         return None
     segments = _cleanable(log, now_ms, min(limit_offset, log.flushed_offset))
@@ -161,10 +166,10 @@ async def compact(
     scratch_folder: str | None = None,
     leave_bytes: int = 0,
 ) -> CompactionReport:
-    """Clean once. Nothing has changed when the log was cut, or lost segments, while this read it.
+    """Clean the log once. If the log was cut or lost segments meanwhile, the pass changes nothing.
 
-    `secret`: 16 bytes that nobody can know. `scratch_folder`: where the system may put files that have no name.
-    `TooLittleRoom` when the new segments don't fit beside the old ones and `leave_bytes` of free room.
+    `secret`: 16 bytes that nobody can guess. `scratch_folder`: where the system may put files that have no name.
+    `TooLittleRoom`: the disk can't hold the new segments beside the old ones and still have `leave_bytes` free.
     """
     cleaning = _Cleaning(log, disk, work, facts, now_ms)
     try:
@@ -174,8 +179,8 @@ async def compact(
     except _Overtaken:
         pass
     except BaseException:
-        # What cannot be thrown away now, the next start throws away. The disk's refusal must not take the place of a
-        # cancellation: the task would go on, and a wait for its end would last for ever.
+        # Files that can't be thrown away now are thrown away at the next start. A fault of the disk must not hide a
+        # cancellation: the task would go on, and code that waits for its end would wait for ever.
         with suppress(DiskFault):
             cleaning.throw_away()
         raise
@@ -209,7 +214,9 @@ class _Cleaning:
         scratch_folder: str | None,
         leave_bytes: int,
     ) -> CleaningJob:
-        """All there is to know. What producers are known by may change meanwhile, but only to what is not read here."""
+        """The job, with all that the cleaning process must know. Producers may write meanwhile, but what they are known
+        by then lies above the segments of this pass.
+        """
         aborted, last_batches, last_markers = array("q"), array("q"), array("q")
         ranges = self.facts.aborted_ranges(self.old[0].base_offset, self.work.end_offset)
         for count, transaction in enumerate(ranges, 1):
@@ -246,7 +253,7 @@ class _Cleaning:
         except Exception:
             if self._still_there():
                 raise
-            raise _Overtaken from None  # what it read was taken from under it
+            raise _Overtaken from None  # the files were removed while the other process read them
         self.new = [
             Segment(self.disk, self.log.folder, facts, sealed=True, name_suffix=CLEANED) for facts in cleaned.segments
         ]
@@ -272,8 +279,8 @@ class _Cleaning:
                 raise
             raise _Overtaken from None  # the whole log was discarded, and its files are gone
         if self.dropped_abort_markers:
-            # A reader that is told of an aborted transaction waits for its marker; so the telling ends before the
-            # marker goes, in the view and in every snapshot that could bring it back.
+            # A reader that is told of an aborted transaction skips the producer's batches until it meets the marker. So
+            # the view, and every snapshot that could restore it, must forget the transaction before its marker goes.
             self.facts.forget_aborted(self.dropped_abort_markers)
             await self.log.renew_snapshots(self.now_ms)
         async with self.log.alone():
@@ -287,7 +294,7 @@ class _Cleaning:
             if self._still_there():
                 self.report.swapped = True
                 for segment in self.work.segments:
-                    segment.close_file()  # while it is open, removing it waits until it is closed
+                    segment.close_file()  # the room of a removed file is given back only after it is closed
                 change_names(self.disk, self.log.folder, plan)
                 for segment in self.new:
                     segment.take_its_name()
@@ -305,7 +312,9 @@ class _Cleaning:
         return not any(segment.gone or not segment.sealed for segment in self.work.segments)
 
     def throw_away(self) -> None:
-        """If the pass came to nothing, its files go. After a fault the disk refuses, and the next start does it."""
+        """Remove the files of a pass that did not reach its swap. After a fault the disk refuses; then the next start
+        removes them.
+        """
         if self.report.swapped:
             return
         for segment in self.new:

@@ -17,7 +17,7 @@ import zstandard
 from isal import isal_zlib
 
 MAX_PLAIN_BYTES: Final = 128 << 20
-"""What one batch may unpack to: a hundred times what a full batch of 1 MB holds. A bomb wants gigabytes."""
+"""How much one batch may unpack to: a hundred times a full batch of 1 MB. A decompression bomb needs gigabytes."""
 
 LZ4_DEFAULT_LEVEL: Final = 9
 XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
@@ -27,11 +27,11 @@ ZSTD_WINDOW_BYTES: Final = 64 << 20
 """A frame that asks for a larger window is refused: the window is reserved before a byte is unpacked."""
 ZSTD_LOOK_BYTES: Final = 1 << 20
 TOLD_WITHIN_BYTES: Final = 32
-"""Longer than the head of a frame of any codec."""
+"""More bytes than the head of a frame takes in any codec."""
 GZIP: Final = 31
 """zlib's `wbits` for a gzip header with the largest window."""
 GZIP_ERROR: Final = cast(type[Exception], isal_zlib.error)
-"""A class; the library's stub calls it an instance."""
+"""It is a class, although the library's type stub calls it an instance."""
 
 Packed = TypeVar("Packed", bytes, memoryview)
 
@@ -51,7 +51,7 @@ class BadCompression(ValueError):
 
 
 class UnpacksTooLarge(BadCompression):
-    """The bytes may be sound, but there is more in them than was allowed."""
+    """The compressed bytes may be correct, but they unpack to more than was allowed."""
 
     def __init__(self) -> None:
         super().__init__("unpacks to more than was allowed")
@@ -105,9 +105,9 @@ def decompress(codec: int, packed: bytes, *, limit_bytes: int = MAX_PLAIN_BYTES)
 
 
 def told_plain_bytes(codec: int, packed: Packed) -> int | None:
-    """What the packed bytes themselves say that they unpack to, without unpacking; None where they don't say it.
+    """The unpacked size that the packed bytes tell about themselves; None if they don't tell it. Nothing is unpacked.
 
-    Nothing is checked: of gzip it is the last member's size, and the writer may have lied.
+    Nothing is checked either: the writer may have lied, and gzip tells the size of the last member only.
     """
     try:
         told = _told_plain_bytes(codec, packed)
@@ -160,7 +160,9 @@ def _new_lz4() -> _Unpacker:
 
 
 def _unpack_stream(new_unpacker: _NewUnpacker, packed: bytes, limit_bytes: int) -> bytes:
-    """Both formats allow several members in a row; each must end, and all together must fit."""
+    """Unpack gzip or lz4. Both formats allow several members in a row. Each must be complete, and all together must fit
+    into the limit.
+    """
     parts: list[bytes] = []
     room = limit_bytes
     while packed:
@@ -177,7 +179,9 @@ def _unpack_stream(new_unpacker: _NewUnpacker, packed: bytes, limit_bytes: int) 
 
 
 def _unpack_zstd(packed: bytes, limit_bytes: int) -> bytes:
-    """One frame, as every client writes it. In one call, because only that notices a frame that ends too early."""
+    """Unpack one frame; every client writes just one. It is done in one call, because a stream does not notice a frame
+    that ends too early.
+    """
     if not packed:
         return b""
     claimed = zstandard.frame_content_size(packed)
@@ -187,7 +191,7 @@ def _unpack_zstd(packed: bytes, limit_bytes: int) -> bytes:
     try:
         return decompressor.decompress(packed, max_output_size=limit_bytes, allow_extra_data=False)
     except zstandard.ZstdError:
-        if _is_longer(decompressor, packed, limit_bytes):  # which the library calls by the same name as a torn frame
+        if _is_longer(decompressor, packed, limit_bytes):  # the library has one error for this and for a torn frame
             raise UnpacksTooLarge from None
         raise
 

@@ -1,7 +1,7 @@
 """The settings of one log, by the names Kafka gives them (dots and dashes as underscores), with Kafka's defaults.
 
-A plain value without rules: who takes a setting from outside checks it (`service.settings`). One object can serve every
-partition of a topic.
+A plain value that checks nothing: settings are checked where they come in (`service.settings`). All partitions of a
+topic can share one object.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class LogConfig:
 
     @property
     def opens_batches(self) -> bool:
-        """Whether what clients send must be looked into, and not only judged by the headers of batches."""
+        """Whether the records in a client's batches must be looked at. Otherwise the batch headers are enough."""
         return (
             self.compression_type != "producer"
             or self.message_timestamp_before_max_ms < UNLIMITED

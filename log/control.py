@@ -1,8 +1,8 @@
 """Control batches: the markers that end a transaction in a partition.
 
-What always holds: a marker is one record in one batch with the transactional and the control bit, of the producer whose
-transaction it ends, without a sequence. Key: version i16, type i16. Value: version i16, coordinator epoch i32. A
-control record of another kind is read as `type=None`: it takes an offset and means nothing to us.
+What always holds: a marker is a batch of one record, with the transactional and the control bit set. It carries the
+producer id and epoch of the transaction that it ends, and no sequence. Key: version i16, type i16. Value: version i16,
+coordinator epoch i32. A control record of another kind is read as `type=None`: it has an offset and no meaning here.
 """
 
 import struct
@@ -15,8 +15,8 @@ from log.ids import NO_EPOCH
 MARKER_VERSION: Final = 0
 _KEY: Final = struct.Struct(">hh")
 _VALUE: Final = struct.Struct(">hi")
-# A marker as we and Kafka write it, one record of the numbers that it must have: read in one step, for each transaction
-# ends in one for every partition it wrote to.
+# A marker exactly as Kafka and oncelog write it. It is read in one step, because there are many: one for each
+# transaction and each partition that it wrote to.
 _USUAL: Final = struct.Struct(">IBhhBhiB")
 _USUAL_BYTES: Final = HEADER_BYTES + _USUAL.size
 _USUAL_BEGINNING: Final = (0x20_00_00_00, 0x08)

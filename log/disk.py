@@ -2,11 +2,11 @@
 
 What always holds:
 * An append is whole or did not happen.
-* A change that fails is a `DiskFault` and final: the disk answers every later change with the same fault, because
-  nobody knows what the platter holds. Reads go on.
-* Except what passes by itself (`DiskFault.passing`): an append, a new file or folder, or an atomic write that finds no
-  room or no descriptor is taken back whole; nothing has changed, and it may be tried again. A failed fsync never
-  passes, whatever it failed of: what it should have written may be gone.
+* A change that fails raises a `DiskFault`, and the fault is final: the disk answers every later change with the same
+  one, because nobody knows what is on the platter. Reads go on.
+* There is one exception, a fault that passes by itself (`DiskFault.passing`): an append, a new file or folder, or an
+  atomic write found no room or no free descriptor. It is taken back whole, nothing has changed, and the caller may try
+  again. A failed fsync never passes, for whatever reason it failed: the bytes may be lost.
 * `fsync`, `sync_dir` and `write_atomic` are awaited; they run in the one writer thread of the disk. All else is a
   plain call into the page cache.
 * Nothing is durable before the `fsync` of its file, and of its folder's names, has returned.
@@ -31,21 +31,23 @@ Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
 
 OPEN_FILES_MAX: Final = 1024
-"""Descriptors that stay open. Beyond it the one not used for longest is closed and opened again on demand."""
+"""How many descriptors stay open. When there are more, one that was not used for long is closed. It is opened again on
+demand.
+"""
 SYNCS_AT_ONCE: Final = 4
 NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
-"""That the process, or the machine, has as many files and connections open as it may is no failure of the disk's."""
+"""The process, or the machine, has as many files and connections open as it may. That is no failure of the disk."""
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
-"""Nor is it one that the disk is full, or that its owner may not have more of it."""
+"""The disk is full, or its owner may not use more of it. That is no failure of the disk either."""
 DESCRIPTOR_PATIENCE_S: Final = 10.0
-"""So long a thread beside the loop waits for a descriptor."""
+"""How long a thread beside the loop waits for a free descriptor."""
 TEMPORARY: Final = ".tmp"
 DISCARDED: Final = ".discarded"
-"""Where a real disk keeps what is being removed. What a crash left there, `sweep` removes."""
+"""The folder in which a real disk keeps files that are being removed. `sweep` removes what a crash left there."""
 
 
 class DiskFault(OSError):
-    """The disk failed. After a failed change it is final for this disk, unless it passes."""
+    """The disk failed. A failed change is final for this disk, unless the fault is `passing`."""
 
     @property
     def passing(self) -> bool:
@@ -74,7 +76,7 @@ class File(Protocol):
         """A descriptor to read or map, valid until the next await; None where there is none."""
 
     def pin(self) -> None:
-        """Keep the bytes readable until `unpin`, whatever happens to the name and to the descriptor's turn."""
+        """Keep the bytes readable until `unpin`, even if the file is removed or other files need descriptors."""
 
     def unpin(self) -> None: ...
     def close(self) -> None:
@@ -86,7 +88,7 @@ class Disk(Protocol):
 
     @property
     def fault(self) -> DiskFault | None:
-        """What made this disk unusable for changes. Of a file that can't be read it says nothing."""
+        """The fault that made this disk unusable for changes. A file that can't be read makes no such fault."""
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> File:
         """FileNotFoundError without `create`; FileExistsError with `exclusive`."""
@@ -108,26 +110,26 @@ class Disk(Protocol):
         """Fine when it is gone."""
 
     def discard(self, path: str) -> None:
-        """A file, or a folder and all in it. Its name is free at once; its bytes are given back beside the loop. Fine
-        when it is gone.
+        """Remove a file, or a folder and all in it. The name is free at once; another thread gives the bytes back
+        later. Fine when it is gone.
         """
 
     def sweep(self) -> None:
-        """Have removed what was discarded before a crash, and was not gone by then."""
+        """Remove, in another thread, what was discarded before a crash and is still there."""
 
     async def sync_dir(self, path: str) -> None:
         """The names of this folder are durable when it returns. The data folder itself is the empty path."""
 
     async def sync_all(self) -> None:
-        """Everything that was changed before the call is durable when it returns: dearer than an fsync, and far cheaper
-        than thousands.
+        """Everything that was changed before the call is durable when it returns. It costs more than one fsync, and far
+        less than thousands.
         """
 
     async def write_atomic(self, path: str, data: Buffer) -> None:
         """After any crash the file holds its old bytes or the new ones; durable when it returns."""
 
     def space(self) -> "Space":
-        """`DiskFault` when the file system does not answer; nothing else becomes of it."""
+        """`DiskFault` when the file system does not answer. Such a fault is not final for the disk."""
 
 
 class Space(NamedTuple):
@@ -138,7 +140,7 @@ class Space(NamedTuple):
 
 
 class FileSlice:
-    """Stored bytes on their way out. A caller that keeps one past the next await pins it, and unpins it once."""
+    """Stored bytes on their way out. A caller that keeps a slice past the next await must pin it, and unpin it once."""
 
     __slots__ = ("file", "position", "size")
 
@@ -197,7 +199,7 @@ class RealFile:
         return position
 
     def _taken_back(self, error: OSError, descriptor: int) -> DiskFault:
-        """Cut off what was written of an append that failed. What can't be cut off is no passing matter."""
+        """Cut off what a failed append has written. If that fails, too, the fault is final."""
         try:
             os.ftruncate(descriptor, self.size)
         except OSError as second:
@@ -243,7 +245,7 @@ class RealFile:
             assert self._pins > 0, "unpinned more often than pinned"
             self._pins -= 1
             if self._closed and not self._pins and self._descriptor >= 0:
-                # Its name may be gone, and then this is what takes the time of removing it.
+                # The file may have been unlinked. Then closing it gives its room back, which takes long.
                 self._disk.close_beside(self._descriptor)
                 self._descriptor = -1
                 self._disk.forget(self)
@@ -280,11 +282,12 @@ class RealDisk:
         self.lock = threading.RLock()
         self._root = root
         self._open_files_max = open_files_max
-        # Oldest first. Files of the thread that made the disk (the loop's) only: it could take a descriptor away from
-        # another thread between that one's look at the number and its system call. Others close what they open.
+        # Oldest first. Only files opened by the thread that made the disk (the loop's) are listed here, and only these
+        # are closed to make room. If another thread's file were closed, that could happen between the moment in which
+        # the thread reads the descriptor's number and its system call. Other threads close what they open.
         self._open_files: dict[RealFile, None] = {}
         self._owner = threading.get_ident()
-        self._discards = time.time_ns()  # beyond what any process before this one has counted to
+        self._discards = time.time_ns()  # above every number that an earlier process has used
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-writer")
         self._syncers = ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="disk-sync")
 
@@ -310,7 +313,7 @@ class RealDisk:
         return file
 
     def open_descriptor(self, file: RealFile, path: str, flags: int) -> int:
-        """A new descriptor; it takes part in the turns when it is the loop's."""
+        """A new descriptor. If the loop's thread opens it, it may be closed later to make room for others."""
         try:
             descriptor = self._spared(lambda: os.open(self._real(path), flags | os.O_CLOEXEC, 0o644))
         except (FileNotFoundError, FileExistsError):
@@ -325,7 +328,7 @@ class RealDisk:
         return descriptor
 
     def _close_one(self, spare: RealFile | None = None) -> bool:
-        """Second chance: a file used since its last turn goes to the back of the queue."""
+        """Close the oldest file that was not used lately. A used one goes to the back of the queue (second chance)."""
         for _ in range(2 * len(self._open_files)):
             oldest = next(iter(self._open_files))
             if oldest is not spare and not oldest.used and oldest.release():
@@ -336,8 +339,8 @@ class RealDisk:
         return False
 
     def _spared(self, call: Callable[[], T]) -> T:
-        """What `call` returns. Where the process has no descriptor left for it, the loop's thread gives up one of the
-        disk's own, and other threads wait until one is free.
+        """The result of `call`. If the process has no descriptor left for it, the loop's thread closes one of the
+        disk's files; other threads wait until a descriptor is free.
         """
         patience_ends_s = time.monotonic() + DESCRIPTOR_PATIENCE_S
         while True:
@@ -395,7 +398,9 @@ class RealDisk:
         self._change(path, self._hide, room_matters=False)
 
     def _hide(self, real_path: str) -> None:
-        """Move it to where nobody looks, and have it removed there: that takes half a second a gigabyte."""
+        """Move the file or folder to `.discarded`, and let the writer's thread remove it: removing takes half a second
+        for each gigabyte.
+        """
         try:
             os.makedirs(self._real(DISCARDED), exist_ok=True)
             with self.lock:
@@ -407,7 +412,7 @@ class RealDisk:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            _remove(real_path)  # there is no room for another name even: then here and now, for it makes some
+            _remove(real_path)  # there is not even room for another name: remove it at once, which makes room
             return
         self._writer.submit(self._do, real_path, _remove, (hidden,))
 
@@ -418,7 +423,9 @@ class RealDisk:
                 self._writer.submit(self._do, path, _remove, (self._real(path),))
 
     def _change(self, path: str, change: Callable[[str], None], *, room_matters: bool = True) -> None:
-        """`room_matters`: it is tried again when there is room. Others can't be left undone half-way."""
+        """Change a name. `room_matters`: if there is no room the caller tries again later. Without it, a change that
+        finds no room is a final fault, because it can't be left half done.
+        """
         self.check()
         try:
             self._spared(lambda: change(self._real(path)))
@@ -439,14 +446,16 @@ class RealDisk:
         await self.in_writer(path, _write_atomic, self._real(path), data)
 
     async def in_writer(self, path: str, job: Callable[..., None], *args: object) -> None:
-        """Run a change after those before it. A failure is noted in its thread, so that not even a cancelled wait loses
-        it.
+        """Run a change in the writer's thread, after all changes before it. A failure is noted in that thread, so that
+        it is not lost if the caller is cancelled.
         """
         self.check()
         await asyncio.get_running_loop().run_in_executor(self._writer, self._do, path, job, args)
 
     async def in_syncers(self, path: str, job: Callable[..., None], *args: object) -> None:
-        """The same for what need not wait for others: file systems make one journal commit of several fsyncs."""
+        """The same for jobs that need not wait for others. They run at the same time, and file systems join several
+        fsyncs into one commit of their journal.
+        """
         self.check()
         await asyncio.get_running_loop().run_in_executor(self._syncers, self._do, path, job, args)
 
@@ -478,8 +487,8 @@ class RealDisk:
         return fault
 
     def close(self) -> None:
-        """Close every descriptor and end the threads. The disk is not used again. What is not removed yet, the next
-        start removes.
+        """Close every descriptor and end the threads. The disk is not used again. Discarded files that are still there
+        are removed at the next start.
         """
         self._writer.shutdown(cancel_futures=True)
         self._syncers.shutdown()
@@ -506,7 +515,7 @@ def _remove(real_path: str) -> None:
 
 
 def _write_rest(descriptor: int, rest: memoryview, position: int) -> None:
-    """After a write that took less than it was given: the next one takes more, or says why not."""
+    """Write what a short write has left over. The next write takes more bytes, or its error tells why it can't."""
     while rest:
         written = os.pwrite(descriptor, rest, position)
         if not written:
@@ -515,7 +524,9 @@ def _write_rest(descriptor: int, rest: memoryview, position: int) -> None:
 
 
 def _sync(sync: Callable[[int], None], descriptor: int) -> None:
-    """A file system that finds its room only now has lost what it had taken."""
+    """Sync, and take "no room" for a final failure. A file system that looks for room this late has lost bytes that it
+    had accepted.
+    """
     try:
         sync(descriptor)
     except OSError as error:
@@ -549,7 +560,8 @@ def _syncfs(descriptor: int) -> None:
 
 def _write_atomic(real_path: str, data: Buffer) -> None:
     temporary = real_path + TEMPORARY
-    # First of all: once the new bytes have the name, nothing may fail any more that could be taken for passing.
+    # The folder is opened first. After the rename nothing may fail with an error that passes: the caller would believe
+    # that nothing has changed.
     folder = os.open(os.path.dirname(real_path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with open(temporary, "wb") as file:
@@ -559,7 +571,7 @@ def _write_atomic(real_path: str, data: Buffer) -> None:
         os.replace(temporary, real_path)
         _sync(os.fsync, folder)
     except OSError:
-        _unlink_if_there(temporary)  # nobody has seen it, and it may be what fills the disk
+        _unlink_if_there(temporary)  # nobody needs it, and it may be what fills the disk
         raise
     finally:
         os.close(folder)

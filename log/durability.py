@@ -1,9 +1,9 @@
 """How much of a log is durable, and what the next flush has to do about the rest.
 
 What always holds: `flushed_offset` moves only after every byte below it, the names of its files and of its folder are
-durable. A flush first syncs the folder, then the sealed segments with their indexes, then the active one, then stores
-what spares the next recovery work; only then it moves `flushed_offset`. What changes files and waits for the disk is
-done one by one (`alone`).
+durable. A flush first syncs the folder, then the sealed segments with their indexes, then the active one. Then it
+stores epochs and snapshots, which save the next recovery work. Only then it moves `flushed_offset`. Operations that
+change files and wait for the disk exclude each other (`alone`).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Durability:
-    """Of one log, which says here what it has changed."""
+    """The durability of one log: what is flushed, and what the log has changed since."""
 
     __slots__ = (
         "_cuts",
@@ -52,26 +52,30 @@ class Durability:
         self.truncated = False
         self.plan_left: SwapPlan | None = None
         self.gaps_left = 0
-        """Where the latest gap ends that no checkpoint tells of."""
+        """The end of the latest gap between offsets that is not in the gaps checkpoint yet; 0: there is none."""
 
     def alone(self) -> asyncio.Lock:
-        """Most logs of a large broker never need it."""
+        """The lock that one operation holds while it changes files and waits for the disk. It is made when first
+        needed: most logs of a large broker never need one.
+        """
         if self._lock is None:
             self._lock = asyncio.Lock()
         return self._lock
 
     def note_cut(self) -> None:
-        """Bytes and names of the log go: what a flush that is under way has synced may be written anew."""
+        """Bytes and names are removed from the log. Offsets that a running flush has synced may be given to other
+        bytes, so that flush must not move `flushed_offset`.
+        """
         self._cuts += 1
         self.names_changed = self.truncated = True
 
     def note_end(self, end_offset: int) -> None:
-        """The log ends there now, after a cut."""
+        """After a cut the log ends at `end_offset`."""
         self.flushed_offset = min(self.flushed_offset, end_offset)
         self.gaps_left = min(self.gaps_left, end_offset)
 
     def note_all_synced(self) -> None:
-        """The whole disk was synced since the last change, but what is left of a swap still wants a flush."""
+        """The whole disk was synced since the last change. Only the plan of a swap, if there is one, needs a flush."""
         for segment in self.unsynced:
             segment.note_synced()
         self.unsynced = []
@@ -94,7 +98,7 @@ class Durability:
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether files say less, or other things, than they should, besides the newest batches."""
+        """Whether a flush has something to do besides syncing the newest batches."""
         return bool(
             self.names_changed
             or self.truncated
@@ -106,7 +110,7 @@ class Durability:
 
     @property
     def unsynced_files(self) -> int:
-        """How many files, about, a flush would have to wait for one by one."""
+        """About how many files a flush would sync, one after the other."""
         if self.flushed_offset == self._log.end_offset and not self.is_unsettled:
             return 0
         return 1 + len(self.unsynced) * len(SUFFIXES) + len(self._log.snapshots.pending)
@@ -119,7 +123,7 @@ class Durability:
                 await self.settle(wanted)
 
     async def settle(self, wanted: int) -> None:
-        """For a caller that is `alone`: make durable what is below `wanted`, and all that files should say."""
+        """Make durable everything below `wanted`, and whatever else is unsettled. The caller must hold `alone`."""
         while self.flushed_offset < min(wanted, self._log.end_offset) or self.is_unsettled:
             await self._flush_once()
 
@@ -142,12 +146,13 @@ class Durability:
                 await write_offset(self._disk, log.folder, GAPS_OFFSET, self.gaps_left)
                 self.gaps_left = 0
         except BaseException:
-            # Cancelled, for the broker stops: its last flush must not take for done what was only begun.
+            # The flush failed, or was cancelled because the broker stops. What it had begun is noted as still to be
+            # done, so that the last flush does it.
             self.unsynced = [*sealed, *self.unsynced]
             self.names_changed |= names_changed
             self.truncated |= truncated
             raise
-        if cuts == self._cuts:  # otherwise what was synced may be cut, and its offsets written anew
+        if cuts == self._cuts:  # after a cut the synced offsets may have been given to other bytes
             self.flushed_offset = max(self.flushed_offset, end_offset)
 
     async def _sync_names(self) -> None:
@@ -169,7 +174,7 @@ class Durability:
             try:
                 await self._disk.write_atomic(f"{log.folder}/{CHECKPOINT}", log.epochs.to_text())
             except BaseException:
-                log.epochs.changed = True  # cancelled, maybe before it began
+                log.epochs.changed = True  # the write may have been cancelled before it began
                 raise
         await log.snapshots.store()
         if self.plan_left is not None:

@@ -1,7 +1,8 @@
-"""Where each leader epoch began in this log, and hence where it ended.
+"""Where each leader epoch began in this log. An epoch ends where the next one begins.
 
-What always holds: epochs and their start offsets both rise from entry to entry. With it two replicas find the last
-offset up to which they agree (KIP-101, KIP-279). A machine; the text is that of Kafka's `leader-epoch-checkpoint`:
+What always holds: epochs and their start offsets both rise from entry to entry. From these entries two replicas find
+the last offset up to which their logs agree (KIP-101, KIP-279). This is a machine; its text is that of Kafka's
+`leader-epoch-checkpoint`:
 
     0               version
     2               number of entries
@@ -26,7 +27,7 @@ class BadCheckpoint(ValueError):
 
 
 class LeaderEpochs:
-    """The epochs of one log. `changed` is set by every change and cleared by who has stored the text."""
+    """The epochs of one log. Every change sets `changed`; storing the text clears it."""
 
     __slots__ = ("_entries", "changed")
 
@@ -45,7 +46,9 @@ class LeaderEpochs:
         return self._entries[-1][0] if self._entries else NO_EPOCH
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """`epoch` writes from `start_offset` on. Known epochs keep their start; what contradicts the new one goes."""
+        """`epoch` writes from `start_offset` on. A known epoch keeps its start. Entries that contradict the new one are
+        removed.
+        """
         if epoch < 0 or (epoch <= self.latest and start_offset >= self._entries[-1][1]):
             return
         while self._entries and (self._entries[-1][0] >= epoch or self._entries[-1][1] >= start_offset):
@@ -54,7 +57,7 @@ class LeaderEpochs:
         self.changed = True
 
     def epoch_at(self, offset: int) -> int:
-        """The epoch that wrote `offset`, or -1 when that is before everything known."""
+        """The epoch that wrote `offset`, or -1 if the offset is below the start of the first known epoch."""
         slot = bisect_right(self._entries, offset, key=_start) - 1
         return self._entries[slot][0] if slot >= 0 else NO_EPOCH
 

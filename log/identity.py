@@ -1,9 +1,10 @@
 """Which topic a partition's folder belongs to, in Kafka's `partition.metadata`.
 
-A topic may be deleted and another be made with its name; after a crash in between the folder of the first must not be
-taken for that of the second. Written when the folder is made, durable with its first flush before anything else is, and
-never changed. A folder whose file says nothing is believed to be what its name says, unless a power cut has left it so:
-then nothing in it was ever flushed (`was_never_flushed`), and it may be anybody's.
+A topic may be deleted and another one be made with its name. After a crash in between, the folder of the first topic
+must not be taken for that of the second. The file is written when the folder is made. It becomes durable at the first
+flush of the folder, before anything else there, and never changes. A folder whose file tells no topic belongs to the
+topic in its name, unless a power cut took the file's bytes. In that case nothing in the folder was ever flushed
+(`was_never_flushed`), and the folder may belong to any topic of that name.
 """
 
 from typing import Final
@@ -15,7 +16,7 @@ from log.snapshots import SUFFIX as SNAPSHOT_SUFFIX
 
 PARTITION_METADATA: Final = "partition.metadata"
 UNFLUSHED: Final = (*SUFFIXES, SNAPSHOT_SUFFIX, TEMPORARY)
-"""How the names of files end that may be there before the first flush."""
+"""The endings of the names of files that may exist before the first flush."""
 
 
 def write_topic_id(disk: Disk, folder: str, topic_id: TopicId) -> None:
@@ -46,13 +47,14 @@ def read_topic_id(disk: Disk, folder: str) -> TopicId | None:
 
 
 def was_never_flushed(disk: Disk, folder: str) -> bool:
-    """Whether a power cut took what the file said, or all that was in the folder: the name of a file that was not
-    flushed may survive its bytes.
+    """Whether a power cut came before the folder's first flush. The name of an unflushed file may survive while its
+    bytes are lost, or read as zeros.
     """
     names = disk.listdir(folder)
     if any(name != PARTITION_METADATA and not name.endswith(UNFLUSHED) for name in names):
-        return False  # a checkpoint: it came after a flush
+        return False  # there is a checkpoint, and checkpoints are written after a flush only
     try:
         return not disk.read(f"{folder}/{PARTITION_METADATA}").strip(b"\0")
     except FileNotFoundError:
-        return not any(name.endswith(LOG_SUFFIX) for name in names)  # its name was there before theirs
+        # The file with the topic id is created before the first segment. Where only segments exist, it was never there.
+        return not any(name.endswith(LOG_SUFFIX) for name in names)

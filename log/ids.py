@@ -1,7 +1,7 @@
 """Names for numbers: what identifies a topic, a partition, a position, a producer.
 
-Plain values only; every package may import this module. Hot signatures take `int` under a telling name; a `NewType` is
-used where two numbers of the same shape would otherwise swap places unnoticed.
+Plain values only; every package may import this module. Frequently called functions take a plain `int` with a clear
+parameter name. A `NewType` is used where two numbers of the same shape could be confused unnoticed.
 """
 
 import base64

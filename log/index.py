@@ -26,7 +26,7 @@ LEAF_ENTRIES: Final = 512
 
 
 class Index(Protocol):
-    """What both kinds answer. A slot is the number of an entry; -1 stands before the first."""
+    """What both kinds of index answer. A slot is the number of an entry; -1 means: before the first entry."""
 
     def __len__(self) -> int: ...
     def entry(self, slot: int) -> tuple[int, int]:
@@ -40,7 +40,7 @@ class Index(Protocol):
 
 
 class GrowingIndex:
-    """In memory, for the segment that is written."""
+    """An index in memory, for the segment that is written."""
 
     __slots__ = ("_keys", "_layout", "_values")
 
@@ -82,7 +82,9 @@ class GrowingIndex:
 
 
 class StoredIndex:
-    """In a file, for a sealed segment: searched there, with the few entries around the last search in memory."""
+    """An index in a file, for a sealed segment. It is searched in the file; only the entries around the last search are
+    kept in memory.
+    """
 
     __slots__ = ("_count", "_file", "_layout", "_leaf", "_leaf_slot")
 
@@ -90,8 +92,8 @@ class StoredIndex:
         self._layout = layout
         self._file = file
         self._count = file.size // layout.size
-        # Keys and values of neighbouring entries, and the slot of the first. Who reads a segment in order asks for
-        # the same entries again and again.
+        # Keys and values of neighbouring entries, and the slot of the first one. A consumer that reads a segment in
+        # order asks for the same entries again and again.
         self._leaf: tuple[Sequence[int], Sequence[int]] = ((), ())
         self._leaf_slot = 0
 
@@ -123,7 +125,9 @@ class StoredIndex:
         return self._leaf_slot + bisect_right(column, wanted) - 1
 
     def _leaf_start(self, wanted: int, field: int) -> int:
-        """Halving until the answer must lie among a leaf's entries; what follows them is likely to be asked next."""
+        """The slot from which to read a leaf that holds the answer, found by bisection. The leaf goes on after the
+        answer, because a consumer is likely to ask for these entries next.
+        """
         low, high = 0, self._count  # entries before `low` are not above `wanted`, entries from `high` on are
         while high - low >= LEAF_ENTRIES:
             middle = (low + high) // 2
@@ -141,7 +145,7 @@ class StoredIndex:
 
 
 def _columns(layout: struct.Struct, data: bytes) -> tuple[Sequence[int], Sequence[int]]:
-    if layout is OFFSET_ENTRY:  # the one that every read asks
+    if layout is OFFSET_ENTRY:  # every read searches the offset index, so it has a faster way
         numbers = array("I", data)
         if sys.byteorder == "little":
             numbers.byteswap()

@@ -1,12 +1,12 @@
-"""What a data folder remembers about its partitions as a whole: the manifest of a clean stop, the recovery points, and
-the high watermarks of those that other brokers hold too.
+"""What a data folder remembers about all its partitions: the manifest of a clean stop, the recovery points, and the
+high watermarks of the partitions that other brokers hold, too.
 
 What always holds:
-* The manifest is written last thing at a clean stop and removed (durably) before anything is changed after the next
-  start: what it says is true of the files, or it is not there. It is one line of text for the whole and one for each
-  partition, with a checksum, so that 15,000 partitions open without one file of theirs being touched.
-* The recovery points are a hint that may lag: what is below a partition's point was durable when they were written.
-  So are the high watermarks: what is below was committed. Both are in Kafka's text format.
+* The manifest is the last thing that a clean stop writes. The next start removes it, durably, before it changes
+  anything. So either the manifest is true of the files, or it is not there. It has one line of text for the whole, with
+  a checksum, and one for each partition, so that 15,000 partitions open without touching one of their files.
+* The recovery points may lag: what is below a partition's point was durable when the points were written. The high
+  watermarks may lag, too: what is below was committed. Both are in Kafka's text format.
 """
 
 import base64
@@ -27,7 +27,9 @@ VERSION: Final = 1
 
 
 class Manifest(Mapping[str, CleanState]):
-    """The facts of a clean stop, by folder; read line by line when they are asked for. `is_there`: there was one."""
+    """The facts of a clean stop, by folder. A line is read when its folder is asked for. `is_there`: there was a
+    manifest.
+    """
 
     def __init__(self, lines: Iterable[bytes] = (), *, is_there: bool = False) -> None:
         self.is_there = is_there
@@ -51,7 +53,9 @@ async def write_manifest(disk: Disk, states: Iterable[CleanState]) -> None:
 
 
 async def read_and_remove_manifest(disk: Disk) -> Manifest:
-    """The facts of the last stop when it was a clean one; none otherwise. From now on a crash is a crash."""
+    """The facts of the last stop if it was a clean one; otherwise an empty manifest. After this the next stop counts as
+    a crash until a manifest is written again.
+    """
     try:
         data = disk.read(MANIFEST)
     except FileNotFoundError:
@@ -63,7 +67,9 @@ async def read_and_remove_manifest(disk: Disk) -> Manifest:
 
 
 async def write_recovery_points(disk: Disk, points: Mapping[TopicPartition, int]) -> None:
-    """`points`: the flushed offset of each partition. Never a higher one, see `PartitionLog.flushed_offset`."""
+    """`points`: the flushed offset of each partition (`PartitionLog.flushed_offset`), or a lower one. Never a higher
+    one: recovery would take lost bytes for damage.
+    """
     await _write_offsets(disk, RECOVERY_POINTS, points)
 
 
@@ -111,7 +117,7 @@ def _is_right(head: bytes, body: bytes) -> bool:
 
 
 def _folder_of(line: bytes) -> str:
-    """The first field, without reading the others: a folder's name holds no character that JSON would escape."""
+    """The folder's name, taken from the line without parsing it: a name has no character that JSON would escape."""
     assert line.startswith(_FOLDER_FIRST)
     return line[len(_FOLDER_FIRST) : line.index(b'"', len(_FOLDER_FIRST))].decode("ascii")
 

@@ -1,10 +1,9 @@
 """Many batches at once: their headers as columns, for a recovery that must look at millions of small batches.
 
-What always holds: what is found right here is right by the plain way too, batch by batch (`log.recovery`), and whatever
-is unusual ends the stretch, so that the plain way judges it. Held against each other in
-tests/properties/test_log_many.py.
+What always holds: a batch that passes here would also pass the check batch by batch (`log.recovery`). Anything unusual
+ends the stretch, and is then judged batch by batch. tests/properties/test_log_many.py compares both ways.
 
-numpy takes a tenth of a second to import, so it is when a large segment is read, and not before.
+numpy takes a tenth of a second to import. So it is imported only when a large segment is read.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.int64]
 
 KEPT_OF_A_PRODUCER: Final = 5
-"""Of each producer's batches in a row without markers the folds want to see the first and so many of the last."""
+"""Between two markers the folds need to see the first of each producer's batches and so many of the last ones."""
 _FIELDS: Final = (
     ("base_offset", ">i8"),
     ("length", ">i4"),
@@ -54,7 +53,7 @@ _read_length = struct.Struct(f">{LENGTH_AT}xi").unpack_from
 
 
 class Stretch(NamedTuple):
-    """Batches that stand one behind the other and are right: one number of each in every column."""
+    """Correct batches that follow each other in the file. Each column has one number for each batch."""
 
     starts: Numbers
     sizes: Numbers
@@ -68,8 +67,8 @@ class Stretch(NamedTuple):
 
 
 def right_stretch(chunk: bytes, *, expected: int, trusted: int) -> Stretch:
-    """The batches at the beginning of `chunk` that are whole, right by their checksum, and next by their offsets:
-    `expected` is due first. Below `trusted` there may be gaps. Leader epochs are the caller's business.
+    """The batches at the beginning of `chunk` that are whole, have a correct checksum, and follow each other without
+    gaps from the offset `expected` on. Below `trusted` there may be gaps. Leader epochs are not checked here.
     """
     import numpy as np
 
@@ -121,7 +120,7 @@ def _bounds(chunk: bytes) -> list[int]:
 
 
 def _newest_timestamps(base: Numbers, newest: Numbers, attributes: Numbers) -> Numbers:
-    """As `BatchHeader.newest_timestamp` has it."""
+    """`BatchHeader.newest_timestamp` of many batches."""
     import numpy as np
 
     stamped = (attributes & (LOG_APPEND_TIME | DELETE_HORIZON)) != 0
@@ -130,8 +129,8 @@ def _newest_timestamps(base: Numbers, newest: Numbers, attributes: Numbers) -> N
 
 
 def worth_folding(stretch: Stretch) -> Sequence[int]:
-    """The batches that folds over producers and transactions must see: every marker, and of each producer's batches
-    between two markers the first and the last few of each kind (in transactions or not, numbered or not).
+    """The batches that folds over producers and transactions must see: every marker, and between two markers the first
+    and the last few batches of each producer, for each kind of batch (transactional or not, with a sequence or not).
     """
     import numpy as np
 
@@ -151,7 +150,7 @@ def worth_folding(stretch: Stretch) -> Sequence[int]:
 
 
 def index_entries(stretch: Stretch, *, unindexed_bytes: int, interval_bytes: int) -> list[int]:
-    """At which batches an index gets its entries when so many bytes before the first have none yet."""
+    """At which batches an index gets its entries. `unindexed_bytes` lie between the last entry and the first batch."""
     import numpy as np
 
     before = np.concatenate((np.zeros(1, np.int64), np.cumsum(stretch.sizes)[:-1]))
@@ -164,7 +163,7 @@ def index_entries(stretch: Stretch, *, unindexed_bytes: int, interval_bytes: int
 
 
 def largest_so_far(stretch: Stretch, largest: int) -> tuple[Numbers, Numbers]:
-    """At each batch: the largest timestamp up to it, and which batch brought it; -1: it was there before."""
+    """For each batch: the largest timestamp up to it, and which batch has that (-1: `largest` was there before)."""
     import numpy as np
 
     so_far = np.maximum.accumulate(np.maximum(stretch.newest_timestamps, largest))
@@ -174,7 +173,7 @@ def largest_so_far(stretch: Stretch, largest: int) -> tuple[Numbers, Numbers]:
 
 
 def epoch_changes(stretch: Stretch, latest: int) -> list[tuple[int, int]]:
-    """Where another leader epoch begins, and which."""
+    """At which batches another leader epoch begins, and which epoch."""
     import numpy as np
 
     epochs = np.concatenate((np.array([latest], np.int64), stretch.leader_epochs))

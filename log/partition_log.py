@@ -2,16 +2,17 @@
 """The log of one partition: segments in a row (`segments.py`), written at the end, read anywhere, fed to its views.
 
 What always holds:
-* `start_offset <= flushed_offset <= end_offset`; a start that is raised beyond what is flushed lifts it. An offset that
-  was handed out is never handed out again to other bytes, unless `truncate_to` or `restart_at` took it back. Gaps
-  between offsets are left by compaction, and by copying what it left (`append_after_gap`).
+* `start_offset <= flushed_offset <= end_offset`. A start offset that is raised above the flushed offset raises that,
+  too.
+* An offset that was given to bytes is never given to other bytes, unless `truncate_to` or `restart_at` took it back.
+* Gaps between offsets come from compaction, and from copying a compacted log (`append_after_gap`).
 * A batch is in the log and in every view, or (after a `DiskFault`) in neither.
 * `flushed_offset` moves only after every byte below it, the names of its files and of its folder are durable
   (`durability.py`).
 
-`append` is synchronous and rolls by itself, so a new segment's name is not yet durable when the first batch enters it.
-That is allowed because nothing in it counts before the next flush: a power cut takes away a name and with it only bytes
-that nobody was promised, and the recovery cuts what follows the hole.
+`append` is synchronous and starts a new segment when one is due. The name of that segment is not durable yet when the
+first batch enters it. That is safe because nothing in the segment counts as durable before the next flush. If a power
+cut takes the name away, the lost bytes were never acknowledged as durable, and recovery cuts whatever follows them.
 
 A log that was closed cleanly is opened from the facts in the manifest without touching a file. All calls come from the
 loop's thread, except `open`, which may run in another.
@@ -41,12 +42,12 @@ from log.unbroken import unbroken
 from log.views import View, whole
 
 SNAPSHOT_WORTH_BYTES: Final = 1 << 20
-"""A recovery that read less leaves no snapshot: reading it again costs less than a file for each of many partitions."""
+"""A recovery that read fewer bytes takes no snapshot: reading them again costs less than a file for each partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class CleanState:
-    """Everything about a log that was closed: what `open` needs so that it need not look."""
+    """Everything about a log that was closed cleanly. With it `open` touches no file."""
 
     folder: str
     start_offset: int
@@ -79,13 +80,13 @@ class PartitionLog:
     )
 
     def __init__(self, disk: Disk, folder: str, config: LogConfig, views: Sequence[View]) -> None:
-        """An empty log without a folder. Others open one with `open`."""
+        """An empty log without a folder. A log that may exist on disk is opened by `open`."""
         self._disk = disk
         self._views = tuple(views)
         self._segments = Segments()
         self._durability = Durability(self, disk, self._segments)
         self.snapshots = Snapshots(disk, folder)
-        self._kept_start = 0  # what the checkpoint is known to say, durably
+        self._kept_start = 0  # the start offset that is durable in the checkpoint
         self._topic_id: TopicId | None = None
         self.folder = folder
         self.gone = False  # discarded
@@ -108,8 +109,8 @@ class PartitionLog:
         topic_id: TopicId | None = None,
         on_read: Callable[[int], None] = lambda size_bytes: None,
     ) -> "PartitionLog":
-        """The log in `folder`, new when there is none. `known`: what a clean stop said. Otherwise the folder is read.
-        `topic_id` is written into a folder that is made; `on_read` hears how many bytes a recovery has read.
+        """The log in `folder`, or a new one if there is none. `known` is its state at a clean stop; without it the
+        folder is read. `topic_id` is written into a new folder. `on_read` is told how many bytes a recovery has read.
 
         Everything below `recovery_point` was durable at some time before. After a recovery, `recovery` says what was
         found, and nothing above the trusted offset counts as flushed before the first `flush`.
@@ -154,7 +155,7 @@ class PartitionLog:
         durability.unsynced = [segment for segment in found.segments[found.first_unsynced :] if segment.sealed]
         self.snapshots.stored = found.snapshots
         self.snapshots.pending = found.new_snapshots
-        durability.folder_is_new = True  # it may have been made right before a kill, and its name never been synced
+        durability.folder_is_new = True  # the folder may be new: made right before a crash, its name never synced
         durability.names_changed = durability.truncated = True
         durability.plan_left = found.plan_left
         self.epochs = found.epochs
@@ -167,7 +168,8 @@ class PartitionLog:
     def set_config(self, config: LogConfig) -> None:
         """Use other settings from now on."""
         self.config = config
-        # Segments of many partitions must not all roll at once; the same log rolls at the same age after a restart.
+        # The jitter keeps many partitions from rolling at the same moment. It depends on the folder's name, so that a
+        # log rolls at the same age after a restart.
         jitter_ms = crc32c(self.folder.encode()) % config.segment_jitter_ms if config.segment_jitter_ms > 0 else 0
         self._roll_ms = config.segment_ms - min(jitter_ms, config.segment_ms)
         if config.compacts:
@@ -185,30 +187,32 @@ class PartitionLog:
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """Oldest first. To look at; changed by this log alone."""
+        """Oldest first. Only this log changes them."""
         return self._segments.all
 
     @property
     def damage(self) -> Sequence[Damage]:
-        """Durable bytes that the recovery found changed. With any, this log must not lead."""
+        """Durable bytes that recovery found damaged. A log with any damage must not lead."""
         return self.recovery.damage if self.recovery is not None else ()
 
     @property
     def flush_due(self) -> bool:
-        """A roll has left a sealed segment behind that is not durable, or a swap its plan: flush soon, in every mode of
-        durability.
+        """There is a sealed segment that is not durable yet, or the plan of a swap. A flush should come soon, whatever
+        the broker's durability setting is.
         """
         return bool(self._durability.unsynced or self._durability.plan_left)
 
     @property
     def swap_unfinished(self) -> bool:
-        """The cleaner, or a recovery, went through with a swap, and its plan is still there: no other may begin."""
+        """The cleaner or a recovery has swapped segments, and the plan is still on disk. No other swap may begin."""
         return self._durability.plan_left is not None
 
     # -- writing
 
     def append(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> None:
-        """One stamped batch, at exactly `end_offset`. Rolls first when due. `DiskFault`: nothing has changed."""
+        """Append one stamped batch at exactly `end_offset`, in a new segment if one is due. After a `DiskFault` no
+        batch was added.
+        """
         assert header.base_offset == self.end_offset, "batches follow each other without a gap"
         active = self._segments.active
         config = self.config
@@ -222,7 +226,7 @@ class PartitionLog:
             view.apply(header, batch)
 
     def append_after_gap(self, batch: Buffer, header: BatchHeader, *, now_ms: int) -> None:
-        """`append`, of a batch that was copied from a log in which compaction may have left nothing before it."""
+        """`append` for a batch that was copied from a compacted log: there may be a gap before its offset."""
         ended = self.end_offset
         assert header.base_offset >= ended, "no offset is given twice"
         if header.base_offset == ended:
@@ -230,7 +234,7 @@ class PartitionLog:
             return
         active = self._segments.active
         if active is None or not active.has_room_for(header, self.config, now_ms, self._roll_ms):
-            self._roll(now_ms)  # before the gap: a segment begins where the last one ends
+            self._roll(now_ms)  # the new segment begins where the last one ends, which is before the gap
         self.end_offset = header.base_offset
         try:
             self.append(batch, header, now_ms=now_ms)
@@ -240,7 +244,7 @@ class PartitionLog:
         self._durability.gaps_left = self.end_offset
 
     def roll(self, now_ms: int) -> None:
-        """End the active segment, so that retention and compaction may have it. Nothing when it is empty."""
+        """Seal the active segment, so that retention may remove it and compaction may read it. An empty one stays."""
         if self._segments.active is not None and self._segments.active.size_bytes:
             self._roll(now_ms)
 
@@ -254,14 +258,16 @@ class PartitionLog:
         if last is not None and not last.sealed:
             last.seal()
             self._durability.unsynced.append(last)
-            self._segments.active = None  # also if the next one can't be made now
+            self._segments.active = None  # the sealed segment is not active, even if the next one can't be made now
         segment = self._start_segment(now_ms)
         if last is not None:
             self._take_snapshot()
         return segment
 
     def _reopen(self, empty: Segment) -> Segment:
-        """A sealed segment without batches, as a recovery can leave one at the end. Its name is the one we need."""
+        """Write again to an empty sealed segment, which a recovery can leave at the end of the log. The new segment
+        would have the same name.
+        """
         if empty in self._durability.unsynced:
             self._durability.unsynced.remove(empty)
         empty.cut(0, self.end_offset, self.config.index_interval_bytes)
@@ -282,7 +288,7 @@ class PartitionLog:
             if self._topic_id is not None:
                 try:
                     write_topic_id(self._disk, self.folder, self._topic_id)
-                except DiskFault:  # no room for it, maybe: a folder that says nothing of its topic must not stay
+                except DiskFault:  # perhaps there was no room: a folder must not stay without its topic's id
                     self._disk.discard(self.folder)
                     raise
 
@@ -295,13 +301,13 @@ class PartitionLog:
     async def flush(self) -> int:
         """Make durable what was appended before the call; returns the flushed offset.
 
-        Calls gather: a caller that comes while another flush runs waits for it, and for one more only if it must.
+        A caller that comes while another flush runs waits for that one, and for a second one only if it has to.
         """
         await self._durability.flush()
         return self.flushed_offset
 
     def alone(self) -> asyncio.Lock:
-        """What changes files and waits for the disk is done one by one."""
+        """The lock for operations that change files and wait for the disk: they exclude each other."""
         return self._durability.alone()
 
     def drop_superfluous_snapshots(self) -> None:
@@ -311,10 +317,11 @@ class PartitionLog:
     # -- reading
 
     def read(self, offset: int, *, max_bytes: int, limit_offset: int, at_least_one: bool) -> FileSlice | None:
-        """Stored whole batches of one segment, from the batch that holds `offset`, only such as end below the limit.
+        """Whole batches of one segment as they are stored, from the batch that holds `offset` on. All end below the
+        limit.
 
-        None when there is nothing: at or above the limit, or when the first batch is larger than `max_bytes` and
-        `at_least_one` does not ask for it. The slice is valid until the next await unless it is pinned.
+        None if `offset` is at or above the limit, or if the first batch is larger than `max_bytes` and `at_least_one`
+        does not ask for it. The slice is valid until the next await unless it is pinned.
         """
         if offset >= limit_offset or offset >= self.end_offset:
             return None
@@ -323,24 +330,25 @@ class PartitionLog:
         return self._segments.read(offset, max_bytes=max_bytes, limit_offset=limit_offset, at_least_one=at_least_one)
 
     def reach_of(self, stored: FileSlice) -> int:
-        """An offset not below the end of what `read` gave out just now, and not far above it."""
+        """An offset at or not far above the end of this slice, which `read` has returned just now."""
         for segment in reversed(self._segments.all):
             if segment.is_read_through(stored.file):
                 return segment.offset_after(stored.position + stored.size)
         return self.end_offset
 
     def scan(self, from_offset: int, limit_offset: int | None = None) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Every batch from the one that holds `from_offset`, below the limit. A batch's bytes are valid until the next.
+        """Every batch below the limit, from the one that holds `from_offset` on. The bytes of a batch are valid until
+        the next one.
 
-        `CorruptBatch` where the stored bytes are none. The log may be appended to between two batches, not cut.
+        `CorruptBatch` if stored bytes are no batch. During the scan the log may be appended to, but not cut.
         """
         return self._segments.scan(from_offset, self.end_offset if limit_offset is None else limit_offset)
 
     # -- cutting
 
     async def distrust(self, offset: int) -> None:
-        """Nothing in the folder says any more that what stands from `offset` on was durable once: a caller that means
-        to cut there does this first, or a crash in between would look like damage.
+        """Lower the checkpoints in the folder that say what was durable to `offset`. A caller that is going to cut the
+        log there does this first. Otherwise, after a crash in between, recovery would take the cut for damage.
         """
         for checkpoint in (CLEANED_OFFSET, GAPS_OFFSET):
             if (read_offset(self._disk, self.folder, checkpoint) or 0) > offset:
@@ -361,8 +369,8 @@ class PartitionLog:
         position = last.position_of(offset)
         end_offset = offset
         for _, header in last.headers(position, min(position + 1, last.size_bytes)):
-            end_offset = min(offset, header.base_offset)  # above it where compaction has left nothing
-        if end_offset <= self.start_offset:  # the start goes through that batch: nothing that can be read is left
+            end_offset = min(offset, header.base_offset)  # the base offset is higher if compaction has left a gap here
+        if end_offset <= self.start_offset:  # the log starts inside the batch that is cut: nothing readable is left
             self.restart_at(self.start_offset)
             return
         last.cut(position, end_offset, self.config.index_interval_bytes)
@@ -381,7 +389,8 @@ class PartitionLog:
         self._make_folder()
         kept = self._segments.at_base(offset)
         if kept is None:
-            # First of all, and it stays: an empty segment says where the log goes on, whatever a crash undoes.
+            # The empty segment is made before anything is removed. Its name says where the log goes on, whenever a
+            # crash comes.
             kept = Segment.create(self._disk, self.folder, offset, 0)
             self._segments.add_first(kept)
         for segment in [segment for segment in reversed(self.segments) if segment is not kept]:
@@ -414,19 +423,21 @@ class PartitionLog:
         for view in self._views:
             view.set_start_offset(self.start_offset)
 
-    # -- the other end
+    # -- raising the start, and removing old segments
 
     async def raise_start_offset(self, offset: int) -> None:
-        """Nothing below `offset` is read again, not even after a crash. Whole segments below it may go by retention."""
+        """From now on nothing below `offset` can be read, not even after a crash. Retention may remove the whole
+        segments below it.
+        """
         assert offset <= self.end_offset, "a log can't start above its end"
-        if offset > self._kept_start:  # it may be raised and not yet be durable
+        if offset > self._kept_start:  # not `start_offset`: that may be raised already and not be durable yet
             await unbroken(self._raise_start_offset(offset))
 
     async def _raise_start_offset(self, offset: int) -> None:
         async with self.alone():
             if self.gone:
                 return
-            if self.flushed_offset < offset:  # a recovery takes everything below the start for durable
+            if self.flushed_offset < offset:  # recovery takes everything below the start offset for durable
                 await self._durability.settle(offset)
             offset = min(offset, self.end_offset)  # the log may have been cut meanwhile
             if offset > self.start_offset:
@@ -449,7 +460,7 @@ class PartitionLog:
         by_client = self.config.message_timestamp_type == "CreateTime"
         appended_ms = now_ms
         for segment in reversed(self._segments.all):
-            # What was appended before our clock was set counts as appended with what came next.
+            # A segment written before the clock was set counts as written at the same time as the next newer one.
             if segment.appended_ms >= CLOCK_SET_MS:
                 appended_ms = segment.appended_ms
             newest_ms = segment.largest_timestamp
@@ -460,20 +471,21 @@ class PartitionLog:
         return expired(ages, self.config, now_ms=now_ms, start_offset=self.start_offset, high_watermark=high_watermark)
 
     async def remove_oldest(self, how_many: Callable[[], int]) -> int:
-        """Let the oldest segments go, as many as `how_many` says; the log starts after them. Returns the freed bytes.
+        """Remove the oldest segments, as many as `how_many` says; the log starts after them. Returns the freed bytes.
 
-        It is asked when nobody else is at work here, and what it says is done before anything else can happen: appends,
-        the cleaner and deletions have changed the segments since it was thought that some may go.
+        `how_many` is asked while this holds `alone`, and again right before the segments are removed: appends, the
+        cleaner and deletions may have changed the segments in the meantime.
         """
         async with self.alone():
             wanted = min(how_many(), len(self._segments.all))
             if not wanted:
                 return 0
             if wanted == len(self._segments.all) and not self._active_is_empty():
-                self._roll(self._segments.all[-1].appended_ms)  # an empty segment says where the log goes on
-            # What the leaving segments told the views must be stored first.
+                # The name of the new, empty segment says where the log goes on.
+                self._roll(self._segments.all[-1].appended_ms)
+            # What the views know from these segments must be stored before the segments are removed.
             await self._durability.settle(self.end_offset)
-            # The last segment stays: it may have been empty when the wait began, and hold a fresh record now.
+            # The last segment always stays: a record may have been appended to it during the wait.
             leaving = self._segments.all[: min(how_many(), len(self._segments.all) - 1)]
             return await self._remove_leaving(leaving) if leaving else 0
 
@@ -487,15 +499,15 @@ class PartitionLog:
         for segment in leaving:  # oldest first, so that a crash leaves no hole
             segment.remove()
         self.drop_superfluous_snapshots()
-        self._durability.names_changed = True  # should the wait be cut short
+        self._durability.names_changed = True  # if the wait below is cancelled, the next flush syncs the folder
         await self._disk.sync_dir(self.folder)
         return sum(segment.size_bytes for segment in leaving)
 
     # -- compaction
 
     def replace_segments(self, old: Sequence[Segment], new: Sequence[Segment], plan: SwapPlan) -> None:
-        """The new segments stand on disk under the names of the old ones already (`log.compaction`). That this is
-        durable, and the plan gone, is left to the next flush: to another, if that one finds no room or no descriptor.
+        """Use the new segments, which already have their final names on disk (`log.compaction`). The next flush makes
+        this durable and removes the plan. If that flush finds no room or no descriptor, a later one does it.
         """
         self._segments.replace(old, new)
         for segment in old:
@@ -505,7 +517,8 @@ class PartitionLog:
         self._durability.names_changed = True
 
     async def renew_snapshots(self, now_ms: int) -> None:
-        """A view has forgotten something that its older snapshots, and the batches before now, still say.
+        """Take a new snapshot and remove all older ones, because a view has forgotten something. An older snapshot, or
+        the batches after it, would bring it back.
 
         Afterwards there is a durable snapshot of the views as they are, at the beginning of a segment, and none older.
         """
@@ -524,10 +537,10 @@ class PartitionLog:
     # -- to another folder (`log.relocation`)
 
     def learn_from(self, log: "PartitionLog", *, now_ms: int) -> None:
-        """This is a whole copy of `log`'s batches, durable with the next flush: know what else is known of them. Its
-        views are stored at the beginning of a segment, from where a recovery of the copy will go on.
+        """This log is a whole copy of the batches of `log`. Take over its epochs, and a snapshot of its views, at the
+        beginning of a new segment: a recovery of the copy goes on from there. All is durable with the next flush.
         """
-        if self.end_offset < log.end_offset:  # compaction has left nothing at the end
+        if self.end_offset < log.end_offset:  # compaction has left a gap at the end
             self.end_offset = log.end_offset
             self._roll(now_ms)
         else:
@@ -539,8 +552,8 @@ class PartitionLog:
         self._durability.gaps_left = self.end_offset
 
     def stand_in(self, copy: "PartitionLog") -> None:
-        """From now on the files of `copy`, which holds what this log holds, are this log's. The old ones stay as they
-        are. For a caller that is `alone`.
+        """From now on this log uses the files of `copy`, which holds the same batches. The old files stay as they are.
+        The caller must hold `alone`.
         """
         assert (copy.start_offset, copy.end_offset) == (self.start_offset, self.end_offset), "the copy is whole"
         self._durability.stand_in(copy._durability)
@@ -553,7 +566,7 @@ class PartitionLog:
         self.epochs.changed = True
 
     def rename(self, folder: str) -> None:
-        """Stand in the folder of that name; durable when the data folder is synced. For a caller that is `alone`."""
+        """Rename the log's folder. It is durable when the data folder is synced. The caller must hold `alone`."""
         self._disk.rename(self.folder, folder)
         self.folder = folder
         self.snapshots.folder_renamed(folder)
@@ -564,24 +577,24 @@ class PartitionLog:
 
     @property
     def unsynced_files(self) -> int:
-        """How many files, about, `close` would have to wait for one by one."""
+        """About how many files `close` would sync, one after the other."""
         return self._durability.unsynced_files
 
     def write_snapshots(self) -> None:
-        """What `close` would write, for a caller that is about to sync the whole disk."""
+        """Write the snapshots that are pending. A sync of the whole disk then makes them durable."""
         self.snapshots.write()
 
     def note_disk_synced(self) -> None:
-        """The whole disk was synced since the last change here, and since `write_snapshots`. Only what is left of a
-        swap still wants a flush.
+        """The whole disk was synced since the last change here, and since `write_snapshots`. Only the plan of a swap,
+        if there is one, still needs a flush.
         """
         self._durability.note_all_synced()
         self.snapshots.note_written()
 
     async def close(self) -> CleanState | None:
-        """Make everything durable and say what there is; the log is not used again.
+        """Make everything durable and return the log's state for the manifest. The log is not used again.
 
-        None when the log is damaged: the next start must not take anybody's word for what is there.
+        None if the log is damaged: the next start must read the files, so that it finds the damage again.
         """
         await self.flush()
         state = CleanState(
@@ -598,8 +611,8 @@ class PartitionLog:
         return None if self.damage else state
 
     async def discard(self) -> None:
-        """Remove the folder and all in it, and be empty. What was begun before is finished first; what comes later
-        finds nothing to do.
+        """Remove the folder and all in it. The log is empty then. Operations that were begun before are finished first;
+        later ones find nothing to do.
         """
         async with self.alone():
             for segment in self._segments.all:
@@ -611,4 +624,4 @@ class PartitionLog:
             self.start_offset = self.end_offset
             self.gone = True
             self._disk.discard(self.folder)
-            await self._disk.sync_dir("")  # a power cut must not bring it back when another topic has the name
+            await self._disk.sync_dir("")  # a power cut must not bring the folder back when a new topic has the name

@@ -1,18 +1,19 @@
-"""From any folder after any crash to a consistent log.
+"""Make a consistent log of any folder, whatever crash it went through.
 
 What always holds:
-* Below the trusted offset (known durable before the crash) nothing is cut. What is wrong there is bit rot or a missing
-  file, or a segment that reaches into the next one: it stays as it is and comes back as `Damage`, and the caller must
-  not lead with this log.
-* From the trusted offset on, the log ends before the first batch that is not whole, not right by its checksum, not next
-  by its offset, or of an older leader epoch than the one before. What follows was never promised to anybody: it is cut
-  off and reported. Offsets above the trusted one have no gaps, because compaction works below it only, and a follower
-  that copies the gaps of its leader notes them when they are durable.
+* Nothing is cut below the trusted offset, up to which the log is known to have been durable before the crash. What is
+  wrong there is bit rot, a missing file, or a segment that reaches into the next one. It stays as it is and is reported
+  as `Damage`. A damaged log must not lead.
+* From the trusted offset on, the log ends before the first batch that is incomplete, has a wrong checksum, does not
+  follow the last offset, or has an older leader epoch than the batch before. Everything from that batch on was never
+  acknowledged as durable: it is cut off and reported.
+* Above the trusted offset there are no gaps between offsets. Compaction works below it only, and a follower that copies
+  the gaps of its leader notes them when they are durable.
 * Every view has been given every batch that was kept, once and in order.
 
-Segments that end below the trusted offset are not read. Of the others every byte is: header walk and CRC-32C over large
-chunks. Plain calls only, so that a large recovery can run in a thread beside the loop; for the same reason every file
-opened here is closed here. Nothing found counts as durable until the log's next `flush`.
+Segments that end below the trusted offset are not read. Of the others every byte is read and checked. All calls are
+synchronous, so that a large recovery can run in a thread beside the loop. For the same reason every file opened here is
+closed here. Nothing that is found counts as durable until the log's next `flush`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,11 +34,13 @@ from log.swap import BadPlan, SwapPlan, finish_swap
 from log.views import View
 
 MANY_BATCHES: Final = 5_000
-"""So many are worth the import of what looks at many batches at once."""
+"""From so many batches on it is worth importing the module that checks many batches at once."""
 
 
 class Damage(NamedTuple):
-    """Bytes that were durable once and are not what they were. Offsets from `first_offset` below `end_offset`."""
+    """Bytes that were durable once and have changed. They held offsets from `first_offset` up to, but not including,
+    `end_offset`.
+    """
 
     segment: int
     position: int
@@ -63,7 +66,7 @@ class RecoveryReport:
 
 @dataclass(slots=True)
 class Recovered:
-    """A consistent log: everything `PartitionLog` needs to go on."""
+    """A consistent log: everything that a `PartitionLog` needs to go on."""
 
     segments: list[Segment]
     first_unsynced: int
@@ -86,13 +89,13 @@ def recover(
     now_ms: int,
     on_read: Callable[[int], None] = lambda size_bytes: None,
 ) -> Recovered:
-    """Read what is in `folder`, make it consistent, and say what was wrong. `on_read` hears of every segment that was
-    read, from whatever thread this runs in.
+    """Read what is in `folder`, make it consistent, and say what was wrong. `on_read` is called for every segment that
+    was read, in the thread in which this function runs.
     """
     plan_left, bad_plan = None, ""
     try:
         plan_left = finish_swap(disk, folder)
-    except BadPlan as error:  # nobody knows which files of that swap are the log's
+    except BadPlan as error:  # without the plan it is unknown which files of that swap belong to the log
         bad_plan = str(error)
     bases, snapshots = _take_stock(disk, folder)
     cleaned_offset = plan_left.cleaned_offset if plan_left is not None else 0
@@ -151,7 +154,9 @@ def _remove_snapshots(disk: Disk, folder: str, offsets: list[int]) -> None:
 
 
 def _first_scanned(bases: list[int], trusted: int) -> int:
-    """The first segment that was not certainly sealed, with all its hints, when the trusted offset was noted."""
+    """The index of the first segment that may not have been sealed, or lacked an index or snapshot, when the trusted
+    offset was noted.
+    """
     for index in range(len(bases) - 1):
         if bases[index + 1] >= trusted:
             return index
@@ -184,7 +189,7 @@ class _Recovery:
     # -- what is trusted
 
     def adopt(self, bases: list[int], count: int) -> None:
-        """The first `count` segments as they are."""
+        """Take the first `count` segments as they are."""
         for index in range(count):
             segment = Segment(self.disk, self.folder, self._facts(bases[index], bases[index + 1]), sealed=True)
             segment.learn_times()
@@ -193,7 +198,9 @@ class _Recovery:
             self.segments.append(segment)
 
     def _look_for_overlap(self, segment: Segment) -> None:
-        """Whether the segment keeps to its own offsets. Only its end is read; rot in there is not looked for."""
+        """Report damage if the segment holds offsets that are not its own. Only its end is read. Other damage is not
+        looked for.
+        """
         with suppress(CorruptBatch):
             for position, header in segment.headers(segment.last_known_position()):
                 if not segment.base_offset <= header.base_offset <= header.last_offset < segment.end_offset:
@@ -209,7 +216,7 @@ class _Recovery:
         return SegmentFacts(base_offset, end_offset, size_bytes, NO_TIMESTAMP, NO_OFFSET, NO_TIMESTAMP, self.now_ms)
 
     def read_epochs(self, scan_from: int) -> LeaderEpochs:
-        """What the checkpoint says about trusted segments; their headers, where it says nothing."""
+        """The epochs of the trusted segments: from the checkpoint, or from the batch headers if there is none."""
         try:
             epochs = LeaderEpochs.from_text(self.disk.read(f"{self.folder}/{CHECKPOINT}"))
         except (FileNotFoundError, BadCheckpoint):
@@ -220,7 +227,7 @@ class _Recovery:
         return epochs
 
     def restore_views(self, views: Sequence[View], snapshots: list[int], scan_from: int) -> None:
-        """The views as they were where the scan begins."""
+        """Bring the views to the state that they had at the offset where the scan begins."""
         first = self.segments[0].base_offset if self.segments else scan_from
         known = restore_newest(self.disk, self.folder, views, snapshots, epochs=self.epochs, end_offset=scan_from)
         self.report.replayed_from_offset = replay_from = max(known, first)
@@ -248,7 +255,7 @@ class _Recovery:
     # -- what is not
 
     def scan(self, bases: list[int], views: Sequence[View]) -> None:
-        """Read every batch of the segments that may hold undurable bytes, and end the log where it ends to be right."""
+        """Read every batch of the segments that may hold undurable bytes. The log ends before the first wrong batch."""
         for index, base_offset in enumerate(bases):
             expected = self.end_offset
             if base_offset != expected and not expected < base_offset <= self.report.trusted_offset:
@@ -256,7 +263,7 @@ class _Recovery:
                 self._remove_segments(bases[index:])
                 return
             if views and (index or self.report.replayed_from_offset < base_offset):
-                # Each segment needs the snapshot at its beginning; this one may never have been stored.
+                # Each segment needs a snapshot at its beginning. The snapshot of this one may never have been stored.
                 epoch = self.epochs.epoch_at(expected - 1)
                 self.new_snapshots[base_offset] = take_snapshot(views, offset=base_offset, leader_epoch=epoch)
             if not self._scan_segment(base_offset, views, is_last=index == len(bases) - 1):
@@ -264,7 +271,7 @@ class _Recovery:
                 return
 
     def _scan_segment(self, base_offset: int, views: Sequence[View], *, is_last: bool) -> bool:
-        """False when the log ends in here and segments follow."""
+        """False if the log ends inside this segment and more segments follow."""
         facts = self._facts(base_offset, base_offset)
         self.end_offset = max(self.end_offset, base_offset)
         segment = Segment(self.disk, self.folder, facts, sealed=False)
@@ -283,7 +290,7 @@ class _Recovery:
         return position == facts.size_bytes
 
     def _scan_batches(self, segment: Segment, file: File, size_bytes: int, views: Sequence[View]) -> int:
-        """Up to where the segment is kept: its size, or the first batch that is not right."""
+        """The position up to which the segment is kept: its size, or where the first wrong batch begins."""
         position = 0
         while position < size_bytes:
             position, reason = self._scan_right_batches(segment, file, position, size_bytes, views)
@@ -298,7 +305,7 @@ class _Recovery:
     def _scan_right_batches(
         self, segment: Segment, file: File, position: int, size_bytes: int, views: Sequence[View]
     ) -> tuple[int, str]:
-        """Where it stopped, and why; no reason at the end of the file."""
+        """The position where the correct batches end, and the reason; an empty reason at the end of the file."""
         if _are_many(file, position, size_bytes):
             position = self._scan_many(segment, file, position, size_bytes, views)
         epochs, interval_bytes, trusted = self.epochs, self.interval_bytes, self.report.trusted_offset
@@ -330,7 +337,9 @@ class _Recovery:
         return ended, "" if ended == size_bytes else "the file ends inside a batch, or with bytes that are none"
 
     def _scan_many(self, segment: Segment, file: File, position: int, size_bytes: int, views: Sequence[View]) -> int:
-        """As far as all is right and as usual, many batches at a time; where that ends, and one by one is the way."""
+        """Check many batches at a time, as far as they are correct and usual. Returns the position from which batches
+        must be checked one by one.
+        """
         while position < size_bytes:
             chunk = file.pread(min(SCAN_BYTES, size_bytes - position), position)
             stretch = right_stretch(chunk, expected=self.end_offset, trusted=self.report.trusted_offset)
@@ -363,7 +372,9 @@ class _Recovery:
                 view.apply(header, batch)
 
     def _skip_damage(self, segment: Segment, file: File, position: int, size_bytes: int, reason: str) -> int:
-        """Past bytes that were durable once, to the next batch that is right; the end of the file if there is none."""
+        """Report damaged bytes, and return the position of the next correct batch, or the end of the file if there is
+        none.
+        """
         for found, header in _search_batch(file, position + 1, size_bytes):
             if self.end_offset <= header.base_offset:
                 self._damaged(segment.base_offset, position, found - position, header.base_offset, reason)
@@ -383,14 +394,18 @@ class _Recovery:
             self.report.cut_offset, self.report.cut_reason = offset, reason
 
     def _remove_segments(self, bases: list[int]) -> None:
-        """Newest first: whatever of it survives a power cut, no hole can be left before a segment that stays."""
+        """Remove these segments, newest first. A power cut may undo the last of the removals; in this order that leaves
+        no hole before a segment that stays.
+        """
         for base_offset in reversed(bases):
             self.report.cut_bytes += self._facts(base_offset, base_offset).size_bytes
             for suffix in SUFFIXES:
                 self.disk.unlink(f"{self.folder}/{base_offset:020}{suffix}")
 
     def settle_end(self, start_offset: int) -> int:
-        """Where the log ends: never below what was durable, nor below its start, so that no offset is given twice."""
+        """The offset at which the log ends. It is never below what was durable, nor below the log's start, so that no
+        offset is given twice.
+        """
         trusted = self.report.trusted_offset
         if self.end_offset < trusted:
             base_offset, position = self.end_offset, 0
@@ -408,15 +423,15 @@ class _Recovery:
 
 
 def _are_many(file: File, position: int, size_bytes: int) -> bool:
-    """Whether the rest of the file holds many batches, if they are like the first."""
+    """Whether the rest of the file holds many batches, judged by the size of the first one."""
     with suppress(CorruptBatch):
         return size_bytes - position >= MANY_BATCHES * read_header(file.pread(HEADER_BYTES, position)).size_bytes
     return False
 
 
 def _whole_batches(file: File, position: int, size_bytes: int) -> Iterator[tuple[int, BatchHeader, bytes, int]]:
-    """Batches from a boundary on, as long as they look like some: where each stands, its header, and a chunk of the
-    file that holds all of it from an index on. Ends silently where no batch is.
+    """Batches from a boundary on: the position of each, its header, a chunk of the file that holds all of it, and the
+    index in the chunk where it begins. Ends silently where the bytes are no whole batch.
     """
     chunk, chunk_at = b"", position
     while position + HEADER_BYTES <= size_bytes:
@@ -440,7 +455,7 @@ _MAGIC: Final = bytes([MAGIC])
 
 
 def _search_batch(file: File, position: int, size_bytes: int) -> Iterator[tuple[int, BatchHeader]]:
-    """Anything from `position` on that is a whole batch with a right checksum, wherever it starts."""
+    """Every whole batch with a correct checksum that begins at `position` or at any byte after it."""
     while position + HEADER_BYTES <= size_bytes:
         chunk = file.pread(SCAN_BYTES, position)
         at = chunk.find(_MAGIC, MAGIC_AT)

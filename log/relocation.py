@@ -1,16 +1,18 @@
-"""A log moves to another folder: it is copied there beside the one that is in use, and then takes the copy's place.
+"""Moves a log to another data folder: a copy is made there while the log is in use, and then the log uses the copy.
 
-How it goes: batches are copied as they are into a folder whose name ends in `.future`. When the copy has them all, and
-durably what the log has durably, the log's folder is renamed to end in `.former`: that decides. From then on the copy's
-files are the log's. Once that is durable the copy gets the folder's name, and then the former folder goes.
+The steps: batches are copied as they are into a folder whose name ends in `.future`. When the copy holds all of them,
+and everything that is durable in the log is durable in the copy, the log's folder is renamed to a name that ends in
+`.former`. This rename is the decision: from then on the log uses the copy's files. When the decision is durable, the
+copy's folder gets the partition's name, and then the former folder is removed.
 
 What always holds:
-* While there is no `.former`, the folder of the partition's name holds everything. Once there is one, the copy does,
-  under either of its names. So a kill or a power cut between any two steps leaves the old or the new, and it is known
-  which (`service/broker/opening.py` looks).
-* What was flushed stays so; between the decision and the moment in which it is durable, nothing new counts as flushed.
-* The log may be appended to, cut, compacted and started over meanwhile: a copy that is not the beginning of the log any
-  more begins anew.
+* While there is no `.former` folder, the folder with the partition's name holds everything. Once there is one, the
+  copy's folder holds everything, under its first or its final name. So after a kill or a power cut between any two
+  steps it is known which folder counts (`service/broker/opening.py` decides it at the next start).
+* What was flushed stays flushed. Between the decision and the moment in which it is durable, nothing new counts as
+  flushed.
+* Meanwhile the log may be appended to, cut, compacted and restarted. If the copy is no longer a part of the log, it is
+  begun anew.
 """
 
 from collections.abc import Awaitable, Callable
@@ -25,21 +27,21 @@ from log.unbroken import unbroken
 FUTURE: Final = ".future"
 FORMER: Final = ".former"
 PIECE_BYTES: Final = 128 << 10
-"""Copied without a turn for others: of the smallest batches that takes 10 ms."""
+"""How much is copied in one turn of the loop. With the smallest batches that takes 10 ms."""
 LAST_BYTES: Final = 32 << 20
-"""Copied at most while nobody else may flush or cut the log."""
+"""How much may be copied while nobody else may flush or cut the log."""
 
 
 def stem_of(topic_id: TopicId, index: int) -> str:
-    """What the names of a partition's other folders begin with: short enough for every file system, and another after
-    its topic was made anew.
+    """The beginning of the names of a partition's `.future` and `.former` folders. It is short enough for every file
+    system, and it differs for a topic that was deleted and made again, because it contains the topic's id.
     """
     return f"{format_topic_id(topic_id)}-{index}"
 
 
 class Relocation:
     def __init__(self, log: PartitionLog, disk: Disk, target: Disk, topic_id: TopicId, index: int) -> None:
-        """From the log's `disk` to `target`. What an earlier attempt left there goes."""
+        """Move the log from `disk` to `target`. An unfinished copy of an earlier attempt is removed."""
         self._log = log
         self._disk = disk
         self._target = target
@@ -52,11 +54,11 @@ class Relocation:
 
     @property
     def behind(self) -> int:
-        """So many offsets are still to be copied."""
+        """How many offsets are still to be copied."""
         return max(self._log.end_offset - max(self.copy.end_offset, self._log.start_offset), 0)
 
     def step(self, limit_offset: int, *, now_ms: int) -> int:
-        """Copy some more of what ends below the limit. Returns how many bytes; 0: there are none."""
+        """Copy some more batches that end below the limit. Returns how many bytes were copied; 0: there was nothing."""
         log, copy = self._log, self.copy
         if self._has_parted():
             self._begin()
@@ -79,7 +81,7 @@ class Relocation:
         return len(piece)
 
     def _begin(self) -> None:
-        """Copy from the batch on that holds the log's start."""
+        """Begin the copy anew, with the batch that holds the log's start offset."""
         log = self._log
         first = log.read(log.start_offset, max_bytes=1, limit_offset=log.end_offset, at_least_one=True)
         base_offset = log.end_offset
@@ -88,7 +90,9 @@ class Relocation:
         self.copy.restart_at(min(base_offset, log.start_offset))
 
     def _has_parted(self) -> bool:
-        """Two logs that have the same epoch at an offset are the same below."""
+        """Whether the copy has to begin anew. Two logs with the same epoch at an offset are the same below it, so the
+        last offset of the copy decides.
+        """
         log, copy = self._log, self.copy
         if copy.start_offset == copy.end_offset:  # nothing is copied yet
             return True
@@ -106,10 +110,11 @@ class Relocation:
         decided: Callable[[], None],
         origin_failed: Callable[[DiskFault], None],
     ) -> bool:
-        """Let the copy be the log, in the folder `name` of the target. False: not now, and nothing has changed.
+        """Make the copy the log, in the folder `name` of the target. False: it is not possible now, and nothing has
+        changed.
 
-        `may` is asked right before the decision, `decided` called in the same breath. `origin_failed`: the disk that is
-        left behind could not make durable that it was left; the log is at its new place all the same.
+        `may` is asked right before the decision, and `decided` is called right after it, without an await in between.
+        `origin_failed` is called if the old disk failed to make the decision durable; the log has moved all the same.
         """
         log, copy = self._log, self.copy
         async with log.alone():
@@ -119,7 +124,7 @@ class Relocation:
                 if left_bytes < 0 or not may():
                     return False
                 await breathe()
-            # The views are those of this very moment. What comes while they are stored is copied after them.
+            # The views are saved as they are at this moment. Batches that come meanwhile are copied after the snapshot.
             copy.learn_from(log, now_ms=now_ms)
             await copy.raise_start_offset(log.start_offset)
             await copy.flush()
@@ -144,7 +149,8 @@ class Relocation:
             await self._disk.sync_dir("")
         except DiskFault as fault:
             origin_failed(fault)
-        # Two folders of the partition's name are better than a decision that nobody remembers: a start refuses them.
+        # If the old disk failed, the decision may be lost, and the next start finds two folders with the partition's
+        # name. It refuses to go on then. That is better than to take the old folder for the log.
         self._log.rename(name)
         await self._target.sync_dir("")
         try:

@@ -1,17 +1,17 @@
-"""The replica set of one partition: as its leader sees it (who is in sync, and up to where everybody in sync holds the
-log), and what a follower must cut off before it may copy on.
+"""The replica set of one partition as its leader sees it: who is in sync, and up to which offset all in-sync replicas
+hold the log. Also: what a follower must cut off before it goes on copying.
 
-What always holds: the high watermark never falls while this leader leads, and never passes what any member of the
-in-sync set, or of a set that may have been proposed (R7), is known to hold durably. While fewer are in sync than must
-be, or others are eligible to lead, it stays where it is: who left the set then has everything that was ever committed
-(R14). A partition on a single broker is a set of one member, and the same rule then says: what this broker holds
-durably.
+What always holds: while this leader leads, the high watermark never falls. It never passes what any member of the
+in-sync set, or of a proposed set that may have been accepted (R7), is known to hold durably. The high watermark does
+not move while fewer replicas are in sync than required, or while others are eligible to lead. So a replica that left
+the set at such a time still has everything that was ever committed (R14). A partition on a single broker has a set of
+one member, and by the same rule its high watermark is what this broker holds durably.
 
-What a follower has shown counts for the life of the broker that showed it: a broker that began another life may have
-lost what it held (R8).
+What a follower has shown to hold counts only for that life of its broker. A broker that began another life may have
+lost it (R8).
 
-Pure: the partition tells it of appended, flushed and fetched offsets and of decided in-sync sets; it answers with the
-high watermark and with the in-sync set that should be proposed. Times are of a clock that is never set.
+This is a machine. Appended, flushed and fetched offsets and decided in-sync sets go in; the high watermark and the
+in-sync set to propose come out. Times are those of a steady clock.
 """
 
 from collections.abc import Container, Mapping
@@ -29,7 +29,7 @@ class Follower:
     start_offset: int = -1
     broker_epoch: int = -1
     caught_up_ms: int = 0
-    """When it last had everything that the leader had then."""
+    """When the follower last held everything that the leader held at that time."""
     fetched_ms: int = 0
     leader_end_offset: int = NO_OFFSET
     """Where the leader's log ended at the last fetch."""
@@ -40,9 +40,9 @@ Proposal = tuple[tuple[int, int], ...]
 
 
 class ReplicaSet:
-    """Leader's view. `isr` is what the metadata store holds; `pending_isr` names the members of every proposal since
-    then that may have been accepted, and they count too. `eligible` are those that may lead next though they are not in
-    sync.
+    """The leader's view of the replicas. `isr` is the in-sync set in the metadata store. `pending_isr` has the members
+    of every later proposal that may have been accepted; they count, too. `eligible` are the replicas that may lead next
+    although they are not in sync.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class ReplicaSet:
         self.eligible = eligible
         self.partition_epoch = partition_epoch
         self.pending_isr = doubtful
-        self._doubtful = doubtful  # those of them whose proposal was answered by nobody
+        self._doubtful = doubtful  # members of `pending_isr` from proposals whose answers were lost
         self._is_proposing = False
         self._followers = {member: Follower(caught_up_ms=now_ms) for member in replicas if member != leader}
         self._high_watermark = high_watermark
@@ -102,7 +102,7 @@ class ReplicaSet:
 
     @property
     def followers(self) -> Mapping[int, Follower]:
-        """What each of them has shown. To look at."""
+        """What each follower has shown. Not to be changed."""
         return self._followers
 
     # -- the high watermark
@@ -110,7 +110,7 @@ class ReplicaSet:
     def holds(self, own_end_offset: int) -> bool:
         """The leader itself holds everything below `own_end_offset`. True if the high watermark moved."""
         self._own_end_offset = own_end_offset
-        if self._is_alone:  # measured: nearly every call of a single broker ends here
+        if self._is_alone:  # the fast way, measured: on a single broker nearly every call ends here
             if own_end_offset > self._high_watermark:
                 self._high_watermark = own_end_offset
                 return True
@@ -118,14 +118,14 @@ class ReplicaSet:
         return self._advance()
 
     def is_former_life(self, member: int, broker_epoch: int) -> bool:
-        """Whether that broker has shown itself in a later life already."""
+        """Whether that broker has already fetched in a later life."""
         return broker_epoch < self._followers[member].broker_epoch
 
     def fetched(
         self, member: int, offset: int, *, start_offset: int, log_end_offset: int, broker_epoch: int, now_ms: int
     ) -> bool:
-        """A follower asked from `offset`, on the same branch of history, so it holds everything below, from
-        `start_offset` on; the leader's log ends at `log_end_offset`. True if the high watermark moved.
+        """A follower with the same history as the leader has fetched from `offset`. So it holds everything from
+        `start_offset` up to `offset`. The leader's log ends at `log_end_offset`. True if the high watermark moved.
         """
         assert not self.is_former_life(member, broker_epoch), "what a former life held is not held any more"
         follower = self._followers[member]
@@ -139,13 +139,13 @@ class ReplicaSet:
         return self._advance()
 
     def began_another_life(self, member: int, broker_epoch: int, *, now_ms: int) -> None:
-        """The metadata says so: nothing is known of what the broker holds until it asks again."""
+        """By the metadata this broker has begun another life. What it holds is unknown until it fetches again."""
         follower = self._followers.get(member)
         if follower is not None and follower.broker_epoch < broker_epoch:
             self._followers[member] = Follower(broker_epoch=broker_epoch, caught_up_ms=now_ms)
 
     def best_of(self, brokers: Container[int], offset: int) -> int:
-        """Of these, the follower in sync that holds most, if it holds what a reader at `offset` wants; else -1."""
+        """The in-sync follower among `brokers` that holds the most, if a reader can read at `offset` there; else -1."""
         best, most = -1, -1
         for member in self.isr:
             if member == self.leader or member not in brokers:
@@ -156,26 +156,26 @@ class ReplicaSet:
         return best
 
     def start_at(self, offset: int) -> bool:
-        """Whether nobody who may lead next has anything below `offset`, but this leader."""
+        """Whether all other replicas that may lead next have their log start at `offset` or above."""
         return all(
             member == self.leader or self._followers[member].start_offset >= offset
             for member in (*self.isr, *self.pending_isr, *self.eligible)
         )
 
     def require(self, min_in_sync: int) -> bool:
-        """So many must be in sync from now on. True if the high watermark moved."""
+        """From now on at least `min_in_sync` replicas must be in sync. True if the high watermark moved."""
         self._min_in_sync = min_in_sync
         self._note_who_counts()
         return self._advance()
 
     def _note_who_counts(self) -> None:
-        # Whether fewer are in sync than must be. A set can't be asked for more members than it has.
+        # `is_short`: fewer replicas are in sync than required. A partition can't require more than its replicas.
         self.is_short = len(self.isr) < min(self._min_in_sync, len(self.replicas))
         self._is_alone = len(self.isr) == 1 and not self.pending_isr and not self.is_short and not self.eligible
 
     @property
     def is_held_back(self) -> bool:
-        """Whether enough are in sync, and yet nothing is committed, since others may lead next."""
+        """Whether enough replicas are in sync but nothing is committed, because eligible ones may lead next."""
         return not self.is_short and bool(self.eligible)
 
     def _advance(self) -> bool:
@@ -196,15 +196,16 @@ class ReplicaSet:
     def proposal(
         self, lives: Mapping[int, int], *, log_start_offset: int, log_end_offset: int, now_ms: int, lag_ms: int
     ) -> Proposal | None:
-        """The in-sync set that should hold now, if that is another than does. `lives`: the epochs of the brokers that
-        are registered.
+        """The in-sync set to propose now; None if nothing should change. `lives`: the epochs of the registered brokers.
 
-        Out goes who has not caught up for `lag_ms`, or is gone. In comes who holds everything that may have been
-        committed: up to the high watermark, and up to where this leader's epoch began, below which earlier leaders may
-        have committed more than this one knows; nothing that was deleted; and who has shown that in its present life.
+        A replica leaves the set if it has not caught up for `lag_ms`, or if its broker is gone. A replica joins the set
+        if, in its present life, it has shown to hold everything that may have been committed, and nothing that was
+        deleted. Everything that may have been committed: up to the high watermark, and up to the offset where this
+        leader's epoch began, because earlier leaders may have committed up to there without this one knowing.
 
-        While there is a doubt the set is proposed even if it is the one that holds: what was proposed before can't be
-        accepted then, and nobody has to be counted for it. So it is while this leader is held back.
+        While the answer to an earlier proposal is missing, the present set is proposed again, even unchanged: once it
+        is accepted the earlier proposal can't be, and its members need not be counted any more. The same is done while
+        this leader is held back.
         """
         if self._is_proposing:
             return None
@@ -240,19 +241,19 @@ class ReplicaSet:
         )
 
     def is_worth_asking(self, member: int) -> bool:
-        """Whether `proposal` may have something to say after a fetch of this member."""
+        """Whether a fetch of this member may lead to a proposal."""
         return member not in self.isr and not self._is_proposing
 
     def proposed(self, proposal: Proposal) -> None:
-        """That set may hold from now on, until something else is known."""
+        """The set was proposed. From now on it may be in force, until the answer is known."""
         assert not self._is_proposing, "one proposal at a time"
         self._is_proposing = True
         self.pending_isr = tuple(dict.fromkeys((*self.pending_isr, *(member for member, _ in proposal))))
         self._note_who_counts()
 
     def refused(self, *, doubtful: bool) -> bool:
-        """The proposal was not accepted; `doubtful`: or nobody knows, and then it counts until the next set is known.
-        True if the high watermark moved.
+        """The proposal was not accepted. `doubtful`: its answer was lost, so it may have been accepted, and its members
+        count until the next set is known. True if the high watermark moved.
         """
         self._is_proposing = False
         if doubtful:
@@ -262,12 +263,12 @@ class ReplicaSet:
         return self._advance()
 
     def decided(self, isr: tuple[int, ...], partition_epoch: int, eligible: tuple[int, ...] = ()) -> bool:
-        """The metadata store holds `isr` and `eligible` since `partition_epoch`; nothing that was proposed before can
-        be accepted any more. True if the high watermark moved.
+        """The metadata store holds `isr` and `eligible` since `partition_epoch`. No earlier proposal can be accepted
+        any more. True if the high watermark moved.
         """
         assert self.leader in isr
         if partition_epoch <= self.partition_epoch:
-            return False  # known already
+            return False  # this state, or a later one, is known already
         self.isr, self.eligible, self.partition_epoch = isr, eligible, partition_epoch
         self.pending_isr, self._doubtful = (), ()
         self._is_proposing = False
@@ -276,11 +277,13 @@ class ReplicaSet:
 
 
 def cut_by_epoch(epochs: LeaderEpochs, end_offset: int, *, leader_epoch: int, leader_end_offset: int) -> int:
-    """Where a follower's log, which ends at `end_offset`, must be cut when the leader says that of all epochs up to the
-    follower's latest the largest it knows is `leader_epoch`, and that this one ended at `leader_end_offset`.
+    """Where a follower must cut its log, which ends at `end_offset`. The leader was asked for the follower's latest
+    epoch. It answers with the largest epoch it knows up to that one, `leader_epoch`, and with the offset at which that
+    epoch ended in its log, `leader_end_offset`.
 
-    Where the follower knows that epoch, both hold the same up to where the shorter one of them ends it. Where it does
-    not, everything it has from after that epoch is another history's; what is left is compared again.
+    If the follower knows the epoch, both logs are the same up to where the epoch ends in the shorter of the two. If the
+    follower does not know it, everything that the follower wrote after it belongs to another history. That is cut off,
+    and the rest is compared again.
     """
     known, known_end_offset = epochs.end_offset_for_epoch(leader_epoch, end_offset)
     if known < 0:

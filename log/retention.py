@@ -1,8 +1,8 @@
-"""Which of a log's oldest segments may go. Pure decisions: the caller removes.
+"""Which of a log's oldest segments may be removed. Pure decisions: nothing is removed here.
 
-What always holds: segments go from the oldest on, without a gap, and none goes that holds an offset at or above the
-high watermark. The segment that is being written goes like any other when all of it is old enough, so that a topic that
-is no longer written to ends up empty.
+What always holds: segments are removed from the oldest on, without a gap. No segment is removed that holds an offset at
+or above the high watermark. The segment that is being written is removed like any other when all of it is old enough,
+so that a topic to which nobody writes any more ends up empty.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,9 @@ from log.config import LogConfig
 
 
 class SegmentAge(NamedTuple):
-    """What the decision rests on. `timestamp` is the newest record's, or the last append's where records have none."""
+    """The facts that the decision needs. `timestamp` is that of the newest record, or of the last append if the records
+    have no timestamps.
+    """
 
     base_offset: int
     end_offset: int
@@ -23,7 +25,7 @@ class SegmentAge(NamedTuple):
 def expired(
     segments: Sequence[SegmentAge], config: LogConfig, *, now_ms: int, start_offset: int, high_watermark: int
 ) -> int:
-    """How many of the oldest segments may go."""
+    """How many of the oldest segments may be removed."""
     count = below_start(segments, start_offset)
     if config.deletes:
         count = max(count, too_old(segments, config, now_ms), too_large(segments, config))
@@ -33,7 +35,7 @@ def expired(
 
 
 def below_start(segments: Sequence[SegmentAge], start_offset: int) -> int:
-    """Segments that end below the start of the log, which somebody has raised."""
+    """How many segments end below the start of the log, which DeleteRecords may have raised."""
     count = 0
     while count + 1 < len(segments) and segments[count + 1].base_offset <= start_offset:
         count += 1
@@ -43,7 +45,7 @@ def below_start(segments: Sequence[SegmentAge], start_offset: int) -> int:
 
 
 def too_old(segments: Sequence[SegmentAge], config: LogConfig, now_ms: int) -> int:
-    """Segments whose newest record is older than `retention.ms`."""
+    """How many of the oldest segments have only records older than `retention.ms`."""
     if config.retention_ms < 0:
         return 0
     count = 0
@@ -53,7 +55,7 @@ def too_old(segments: Sequence[SegmentAge], config: LogConfig, now_ms: int) -> i
 
 
 def too_large(segments: Sequence[SegmentAge], config: LogConfig) -> int:
-    """Segments without which the log still holds `retention.bytes`."""
+    """How many of the oldest segments can go so that the rest still has at least `retention.bytes`."""
     if config.retention_bytes < 0:
         return 0
     excess = sum(segment.size_bytes for segment in segments) - config.retention_bytes

@@ -4,10 +4,10 @@
 What always holds:
 * `size_bytes` is where the next batch goes and `end_offset` is above every offset inside; both move only after the
   bytes are in the file.
-* The indexes are hints. Those of the segment that is written grow in memory; `seal` writes them down; those of a sealed
-  segment are searched on disk. An index that is missing, or that points to something else than a batch with the offset
-  it names, is rebuilt from the headers.
-* The file is opened when it is first needed, so a segment nobody reads costs a few hundred bytes.
+* The indexes are hints. While the segment is written they grow in memory. `seal` writes them to files, and from then on
+  they are searched there. An index that is missing, or that does not point to a batch with the offset it names, is
+  rebuilt from the headers.
+* The file is opened when it is first needed, so a segment that nobody reads costs a few hundred bytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,13 +28,13 @@ SUFFIXES: Final = (LOG_SUFFIX, OFFSET_SUFFIX, TIME_SUFFIX)
 SEGMENT_BYTES_MAX: Final = 2**31 - 1
 """Positions and relative offsets are 31 bits in the index files, as in Kafka's."""
 WALK_BYTES: Final = 8 << 10
-"""What a walk over headers reads at once: a little more than lies between two index entries."""
+"""How many bytes a walk over headers reads at once: a little more than lie between two index entries."""
 SCAN_BYTES: Final = 4 << 20
-"""What a scan over whole batches reads at once."""
+"""How many bytes a scan over whole batches reads at once."""
 
 
 REBUILD_INTERVAL_BYTES: Final = 4096
-"""How dense a rebuilt index is, whatever the topic asks for now."""
+"""The interval between the entries of a rebuilt index, whatever the topic's setting is."""
 
 
 class IndexFacts(NamedTuple):
@@ -67,7 +67,7 @@ def segment_name(base_offset: int, suffix: str = LOG_SUFFIX) -> str:
 
 
 class Segment:
-    """One file of batches. `sealed` segments are never appended to."""
+    """One file of batches. Nothing is appended to a segment that is `sealed`."""
 
     __slots__ = (
         "_boundary",
@@ -100,10 +100,10 @@ class Segment:
         self._index_facts = facts.indexes
         self._name_suffix = name_suffix
         self._unindexed_bytes = 0
-        # The last batch boundary that a search for a limit has found: all batches before the position end below the
-        # offset. A consumer at the tail reads from exactly there next.
+        # The batch boundary that the last read found for its limit (offset, position): all batches before the position
+        # end below the offset. A consumer at the tail of the log reads from exactly there next.
         self._boundary = (NO_OFFSET, 0)
-        self._read_to = 0  # where the last read ended: likely where the next one begins
+        self._read_to = 0  # the position where the last read ended: the next one is likely to begin there
         self.sealed = sealed
         self.gone = False
         self.base_offset = facts.base_offset
@@ -116,9 +116,9 @@ class Segment:
 
     @classmethod
     def create(cls, disk: Disk, folder: str, base_offset: int, now_ms: int, *, name_suffix: str = "") -> "Segment":
-        """A new, empty segment and its file. Whatever had that name before is emptied.
+        """A new, empty segment and its file. A file that has that name already is emptied.
 
-        With a `name_suffix` it is no part of the log until it takes its name.
+        With a `name_suffix` the segment is no part of the log until `take_its_name`.
         """
         facts = SegmentFacts(base_offset, base_offset, 0, NO_TIMESTAMP, NO_OFFSET, NO_TIMESTAMP, now_ms)
         segment = cls(disk, folder, facts, sealed=False, name_suffix=name_suffix)
@@ -132,13 +132,13 @@ class Segment:
         return f"{self._folder}/{segment_name(self.base_offset, suffix)}{self._name_suffix}"
 
     def take_its_name(self) -> None:
-        """The files have been renamed to what a segment of the log is called."""
+        """The files have been renamed to the names that segments of the log have."""
         self.close()
         self._name_suffix = ""
 
     def folder_renamed(self, folder: str) -> None:
         if type(self._offsets) is GrowingIndex:
-            self.close_file()  # what grows is in memory
+            self.close_file()  # growing indexes have no files to close
         else:
             self.close()
         self._folder = folder
@@ -162,7 +162,7 @@ class Segment:
     # -- writing
 
     def has_room_for(self, header: BatchHeader, config: LogConfig, now_ms: int, roll_ms: int) -> bool:
-        """Whether the batch still belongs here; if not, the log rolls."""
+        """Whether the batch still goes into this segment. If not, the log must roll."""
         if self.size_bytes == 0:
             return True
         if self.size_bytes + header.size_bytes > config.segment_bytes:
@@ -171,7 +171,7 @@ class Segment:
             return False
         if len(self.offsets) * OFFSET_ENTRY.size > config.segment_index_bytes - OFFSET_ENTRY.size:
             return False
-        # Kafka's rule: by the records' time where they have one, else by ours.
+        # Kafka's rule: age counts by the timestamps of the records, or by the broker's clock if they have none.
         if self.first_timestamp >= 0:
             waited_ms = header.newest_timestamp - self.first_timestamp
         else:
@@ -198,7 +198,7 @@ class Segment:
     def note(self, header: BatchHeader, position: int, interval_bytes: int) -> None:
         """The batch stands at `position`: move the end, the times and the indexes."""
         newest = header.max_timestamp
-        if newest < header.base_timestamp or newest <= 0:  # or it is what it says: this is the hot path
+        if newest < header.base_timestamp or newest <= 0:  # otherwise it can be trusted; the hot path ends here
             newest = header.newest_timestamp
         if not position:
             self.first_timestamp = newest
@@ -257,7 +257,7 @@ class Segment:
         if len(times):
             self.largest_timestamp, relative = times.entry(len(times) - 1)
             self.largest_timestamp_offset = self.base_offset + relative
-        # What the indexes don't say about the last few batches is noted again.
+        # The last few batches may have no index entries. Their times and sizes are noted again.
         self._unindexed_bytes = 0
         for at, header in self.headers(offsets.entry(len(offsets) - 1)[1] if len(offsets) else 0, position):
             self.note(header, at, interval_bytes)
@@ -265,7 +265,7 @@ class Segment:
         self.end_offset = end_offset
 
     def _growing_indexes(self) -> tuple[GrowingIndex, GrowingIndex]:
-        """Both in memory, whatever they were."""
+        """Both indexes, in memory. Stored ones are read from their files."""
         grown = []
         for index, layout in ((self.offsets, OFFSET_ENTRY), (self.times, TIME_ENTRY)):
             if isinstance(index, StoredIndex):
@@ -293,13 +293,15 @@ class Segment:
         return self._times
 
     def start_indexes(self) -> None:
-        """Both empty and growing."""
+        """Begin both indexes anew: empty, in memory."""
         self._offsets = GrowingIndex(OFFSET_ENTRY)
         self._times = GrowingIndex(TIME_ENTRY)
         self._unindexed_bytes = 0
 
     def load_indexes(self) -> None:
-        """Stored ones for a sealed segment, growing ones for the active; rebuilt where the files don't fit."""
+        """Open the stored indexes of a sealed segment, or read those of the active one into memory. They are rebuilt if
+        the files don't fit the segment.
+        """
         if self.sealed:
             found = self._offsets is not None or self._open_stored_indexes()
         else:
@@ -318,7 +320,7 @@ class Segment:
         return True
 
     def _read_growing_indexes(self) -> bool:
-        """The files of a clean stop, when they are exactly what was written then."""
+        """Read the files of a clean stop, if they hold exactly what was written then. Returns whether they do."""
         facts = self._index_facts
         if facts is None:
             return False
@@ -337,7 +339,9 @@ class Segment:
             return b""
 
     def rebuild_indexes(self) -> None:
-        """From the headers. `CorruptBatch` where they can't be read; the segment's own facts stay as they were."""
+        """Build both indexes from the batch headers. `CorruptBatch` if these can't be read; the segment's own facts
+        stay as they were then.
+        """
         self.start_indexes()
         self._index_facts = None
         self.largest_timestamp, self.largest_timestamp_offset = NO_TIMESTAMP, NO_OFFSET
@@ -349,7 +353,9 @@ class Segment:
             self.size_bytes, self.end_offset = size_bytes, end_offset
 
     def seal(self) -> None:
-        """No more appends: the last time entry is added, both indexes are written to their files (not yet durable)."""
+        """End the appends: add the last time entry, and write both indexes to their files, which are not durable
+        yet.
+        """
         self.load_indexes()
         self._add_time_entry()
         self._write_indexes()
@@ -368,21 +374,21 @@ class Segment:
         return written
 
     def learn_times(self) -> None:
-        """Take the largest timestamp from the time index, whose last entry of a sealed segment names it."""
+        """Take the largest timestamp from the time index: the last entry of a sealed segment's index names it."""
         times = self.times
-        if isinstance(times, StoredIndex) and len(times):  # one that had to be rebuilt has told it already
+        if isinstance(times, StoredIndex) and len(times):  # rebuilding an index finds the timestamp anyway
             largest, relative = times.entry(len(times) - 1)
             try:
                 told = self._true_time(len(times) - 1)
-            except CorruptBatch:  # the batches are worse off than the index, which nobody can contradict then
+            except CorruptBatch:  # the batches can't be read, so the index can't be checked: believe it
                 told = self.base_offset + relative
             if told is not None:
                 self.largest_timestamp, self.largest_timestamp_offset = largest, told
 
     async def fsync(self) -> None:
-        """The batches are durable when it returns; of a sealed segment the indexes too, which leave the memory then.
+        """Make the batches durable, and the indexes, too, if the segment is sealed. These leave memory then.
 
-        A segment that is removed meanwhile needs nothing more.
+        A segment that is removed meanwhile is not synced any further.
         """
         if not self.gone:
             await self.file.fsync()
@@ -392,7 +398,7 @@ class Segment:
         self.note_synced()
 
     def note_synced(self) -> None:
-        """All its files are durable: indexes that grow no more can be read from theirs."""
+        """All files of the segment are durable. From now on the indexes of a sealed one are read from their files."""
         if self.sealed and type(self._offsets) is GrowingIndex:
             self._offsets = self._times = None
 
@@ -400,14 +406,16 @@ class Segment:
         try:
             file = self._disk.open(self.path(suffix))
         except FileNotFoundError:
-            return  # who needs it builds it again
+            return  # an index that is missing is rebuilt when it is needed
         try:
             await file.fsync()
         finally:
             file.close()
 
     def facts(self) -> SegmentFacts:
-        """For the manifest of a clean stop. The active segment's indexes are written, and named by checksum."""
+        """The facts for the manifest of a clean stop. The indexes of the active segment are written to files, and the
+        facts have their checksums.
+        """
         indexes = self._index_facts
         if not self.sealed and type(self._offsets) is GrowingIndex:
             indexes = self._store_growing_indexes(self._offsets)
@@ -423,12 +431,14 @@ class Segment:
         )
 
     def _store_growing_indexes(self, offsets: GrowingIndex) -> IndexFacts:
-        """A segment that is too short for entries leaves no files: thousands of them would be all there is to write."""
+        """Write the growing indexes to files. Empty indexes get no files: on a broker with thousands of short segments
+        these would be most of what a stop has to write.
+        """
         known = self._index_facts
         if not len(offsets):
             return NO_INDEXES
         if known is not None and known.offset_entries == len(offsets):
-            return known  # entries are only added, so the files still hold the same ones
+            return known  # entries are only ever added: with the same number the files are still right
         offset_data, time_data = self._write_indexes()
         entries = len(offset_data) // OFFSET_ENTRY.size, len(time_data) // TIME_ENTRY.size
         return IndexFacts(entries[0], crc32c(offset_data), entries[1], crc32c(time_data))
@@ -436,7 +446,7 @@ class Segment:
     # -- reading
 
     def headers(self, position: int, end: int | None = None) -> Iterator[tuple[int, BatchHeader]]:
-        """Where each batch stands and its header, from the boundary `position` on."""
+        """The position and header of each batch, from the batch boundary `position` on."""
         end = self.size_bytes if end is None else end
         pread = self.file.pread
         chunk, chunk_at = b"", position
@@ -449,7 +459,9 @@ class Segment:
             position += header.size_bytes
 
     def batches(self, position: int, end: int | None = None) -> Iterator[tuple[int, BatchHeader, memoryview]]:
-        """Where each batch stands, its header and its bytes (valid until the next one), from a boundary on."""
+        """The position, header and bytes of each batch, from a batch boundary on. The bytes are valid until the next
+        batch.
+        """
         end = self.size_bytes if end is None else end
         pread = self.file.pread
         chunk, chunk_at = memoryview(b""), position
@@ -467,7 +479,7 @@ class Segment:
             position += header.size_bytes
 
     def position_of(self, offset: int) -> int:
-        """Where the first batch stands that ends at or above `offset`; `size_bytes` when there is none."""
+        """The position of the first batch whose last offset is at or above `offset`; `size_bytes` if there is none."""
         if offset >= self.end_offset:
             return self.size_bytes
         known, position = self._boundary
@@ -483,7 +495,7 @@ class Segment:
         return self.size_bytes
 
     def _walk_start(self, offset: int) -> int:
-        """A batch boundary at or before the wanted batch: the better of the index and the last one found."""
+        """A batch boundary at or before the wanted batch: from the index, or the last one found if that is nearer."""
         position = self._indexed_position(offset)
         known, boundary = self._boundary
         return boundary if 0 <= known <= offset and boundary > position else position
@@ -497,11 +509,13 @@ class Segment:
         return position if position is not None else self._indexed_position(offset)
 
     def last_known_position(self) -> int:
-        """The last batch boundary that the index knows."""
+        """The last batch boundary that the offset index knows."""
         return self._indexed_position(self.end_offset)
 
     def _true_position(self, slot: int) -> int | None:
-        """Where the batch of an index entry stands; None when the index lied and has been built anew."""
+        """The position of the batch that an index entry names; None if the entry was wrong. The indexes are rebuilt
+        then.
+        """
         key, position = self.offsets.entry(slot)
         if self.sealed and not self._is_batch(position, self.base_offset + key):
             self.rebuild_indexes()
@@ -509,7 +523,9 @@ class Segment:
         return position
 
     def offset_after(self, position: int) -> int:
-        """An offset at or above that of the batch at `position`, by the index: at most an interval too far."""
+        """An offset at or above that of the batch at `position`, taken from the index. It is too high by the batches of
+        one index interval at most.
+        """
         offsets = self.offsets
         slot = offsets.floor_value(max(position - 1, 0)) + 1
         if slot < len(offsets) and self._true_position(slot) is None:
@@ -517,7 +533,9 @@ class Segment:
         return self.base_offset + offsets.entry(slot)[0] + 1 if slot < len(offsets) else self.end_offset
 
     def _true_time(self, slot: int) -> int | None:
-        """The last offset of the batch that a time entry names; None when the index lied and has been built anew."""
+        """The last offset of the batch that a time entry names; None if the entry was wrong. The indexes are rebuilt
+        then.
+        """
         timestamp, relative = self.times.entry(slot)
         offset = self.base_offset + relative
         if self.sealed:
@@ -528,14 +546,18 @@ class Segment:
         return offset
 
     def _is_batch(self, position: int, last_offset: int) -> bool:
-        """Whether the index tells the truth. Files outlive crashes and bit rot; memory need not be asked."""
+        """Whether a batch with this last offset begins at `position`. Stored indexes must be checked, because a crash
+        or bit rot may have changed the files. Indexes in memory need no check.
+        """
         try:
             return read_header(self.file.pread(HEADER_BYTES, position)).last_offset == last_offset
         except CorruptBatch:
             return False
 
     def read(self, offset: int, *, max_bytes: int, limit_offset: int, at_least_one: bool) -> FileSlice | None:
-        """Whole batches from the one that holds `offset`, or the next one; None when there is none below the limit."""
+        """Whole batches, from the one that holds `offset` or the next one after it. None if none ends below the
+        limit.
+        """
         start = self.position_of(offset)
         end = self.size_bytes if limit_offset >= self.end_offset else self.position_of(limit_offset)
         self._boundary = (min(limit_offset, self.end_offset), end)
@@ -545,7 +567,9 @@ class Segment:
         return FileSlice(self.file, start, end - start) if end > start else None
 
     def _whole_batches(self, start: int, end_max: int, at_least_one: bool) -> int:
-        """A batch boundary not above `end_max`, as far up as the index knows; walked where it knows none."""
+        """A batch boundary at or below `end_max`: the last one in the index, or, if the index has none there, one that
+        is found by a walk over the headers.
+        """
         slot = self.offsets.floor_value(end_max)
         if slot >= 0:
             position = self._true_position(slot)
@@ -570,8 +594,10 @@ class Segment:
         if earlier is None or later is None:
             yield from self.search_timestamp(timestamp, from_offset)
             return
-        # The first such batch comes after the offset entry before the one that the index names: with that one a time
-        # entry would have been made. Only a stored index that tells of no such batch may have lost the end of itself.
+        # `later` ends the first batch that the time index names as late enough. A batch before it may be late enough,
+        # too, but not one before the last offset entry: with every offset entry the time index gets an entry if the
+        # largest timestamp has grown. If the time index of a sealed segment names no such batch, its end may be lost.
+        # Then the search begins at the last batch that the index names as too early.
         is_whole = later < self.end_offset or not self.sealed
         start = self._indexed_position(later - 1) if is_whole else self.position_of(earlier)
         for position, header in self.headers(max(start, self.position_of(from_offset))):
@@ -579,14 +605,14 @@ class Segment:
                 yield position, header
 
     def largest_before(self, limit_offset: int) -> tuple[int, BatchHeader] | None:
-        """The first batch that has the largest timestamp of all that end below the limit; None: none has a time."""
+        """The first batch with the largest timestamp of all batches that end below the limit; None: none has a time."""
         slot = self.offsets.floor(limit_offset - 1 - self.base_offset)
         start = self._true_position(slot) if slot >= 0 else 0
         if start is None:
             return self.largest_before(limit_offset)
         largest: tuple[int, BatchHeader] | None = None
         slot = self.times.floor_value(self.offsets.entry(slot)[0]) if slot >= 0 else -1
-        if slot >= 0:  # the index tells of all batches up to there
+        if slot >= 0:  # this time entry covers all batches up to that offset entry
             known = self._true_time(slot)
             if known is None:
                 return self.largest_before(limit_offset)
@@ -601,13 +627,13 @@ class Segment:
     # -- leaving
 
     def close_file(self) -> None:
-        """Give the descriptor back; it is opened again when needed. Readers that pinned the file still finish."""
+        """Close the file; it is opened again when needed. Readers that pinned it can still finish."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close the file and the indexes."""
         self.close_file()
         for index in (self._offsets, self._times):
             if isinstance(index, StoredIndex):
@@ -615,7 +641,9 @@ class Segment:
         self._offsets = self._times = None
 
     def remove(self) -> None:
-        """Close and discard. The batches go first: an index without them is swept away, the reverse is not."""
+        """Close and discard all files, the batches first. If a crash comes in between, recovery removes an index
+        without batches; batches without an index would be taken for a part of the log.
+        """
         self.gone = True
         self.close()
         for suffix in SUFFIXES:

@@ -18,7 +18,7 @@ class OffsetOutOfRange(LookupError):
 
 
 class Segments:
-    """See the module. `all` and `active` are to be looked at."""
+    """See the module. Others may read `all` and `active`, and never change them."""
 
     __slots__ = ("_bases", "active", "all")
 
@@ -32,13 +32,13 @@ class Segments:
         return self._bases[0] if self._bases else None
 
     def put(self, segments: list[Segment]) -> None:
-        """These, instead of those that stood here."""
+        """Replace all segments by these."""
         self.all = segments
         self._bases = [segment.base_offset for segment in segments]
         self.active = segments[-1] if segments and not segments[-1].sealed else None
 
     def add(self, segment: Segment) -> None:
-        """The newest, to be written to."""
+        """Add the newest segment, which becomes the active one."""
         self.all.append(segment)
         self._bases.append(segment.base_offset)
         self.active = segment
@@ -48,7 +48,7 @@ class Segments:
         self._bases.insert(0, segment.base_offset)
 
     def drop(self, segment: Segment) -> None:
-        """It stands here no more, and none is written to."""
+        """Take a segment out. No segment is active then."""
         slot = self.all.index(segment)
         del self.all[slot], self._bases[slot]
         self.active = None
@@ -59,7 +59,7 @@ class Segments:
         self.put([*self.all[:first], *new, *self.all[first + len(old) :]])
 
     def at_base(self, base_offset: int) -> Segment | None:
-        """The segment of that name."""
+        """The segment with that base offset; None if there is none."""
         return self.all[self._bases.index(base_offset)] if base_offset in self._bases else None
 
     def read(self, offset: int, *, max_bytes: int, limit_offset: int, at_least_one: bool) -> FileSlice | None:
@@ -75,7 +75,7 @@ class Segments:
                 return found
             if segment.position_of(offset) < segment.size_bytes:
                 return None  # there is a batch, but it is too large
-            slot += 1  # compaction has taken the end of this segment
+            slot += 1  # compaction has removed the end of this segment
         return None
 
     def scan(self, from_offset: int, limit_offset: int) -> Iterator[tuple[BatchHeader, memoryview]]:

@@ -1,9 +1,9 @@
-"""The files that hold what the views knew at one offset, so that a restart need not read the whole log: their
-bytes, and those of one log, which its flushes store (`Snapshots`).
+"""Snapshots: files with what the views knew at one offset, so that a restart need not read the whole log. Here are
+their bytes, and the snapshots of one log (`Snapshots`).
 
-What always holds: a snapshot is a hint. It is used only when its checksum fits and its last leader epoch is the one
-that the log has at that offset: two histories of the same length never share the epoch of their last batch, so a
-snapshot that came back from before a truncation is seen for what it is.
+What always holds: a snapshot is a hint. It is used only if its checksum fits, and if the log has the snapshot's leader
+epoch at that offset. Two different histories of the same length never have the same epoch in their last batch. So an
+old snapshot that a crash brings back after a truncation is recognised and not used.
 
     0   "OLSN"                       |  8   CRC-32C of [12:]         u32
     4   version, 1           u16     |  12  offset                   i64
@@ -27,7 +27,7 @@ MAGIC: Final = b"OLSN"
 VERSION: Final = 1
 NEWEST_KEPT: Final = 2
 WORTH_A_STEP: Final = 1_000
-"""With fewer parts nobody need be let in between."""
+"""A collection with more parts than this is put together in a turn of its own."""
 _HEADER: Final = struct.Struct(">4sHHIqi")
 _CHECKED_FROM: Final = 12
 
@@ -60,7 +60,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytearray:
 
 
 def encoding(snapshot: Snapshot, data: bytearray) -> Iterator[None]:
-    """Fills `data` step by step; others may have a turn in between."""
+    """Fill `data` step by step. Other work may be done between two steps."""
     data += _HEADER.pack(MAGIC, VERSION, len(snapshot.views), 0, snapshot.offset, snapshot.leader_epoch)
     checksum = crc32c(data[_CHECKED_FROM:])
     for name, content in snapshot.views.items():
@@ -132,14 +132,14 @@ def _read_if_right(disk: Disk, path: str) -> Snapshot | None:
 
 
 def _fits(snapshot: Snapshot, views: Sequence[View], epochs: LeaderEpochs) -> bool:
-    """Of this log's history, and with something to say to every view."""
+    """Whether the snapshot belongs to this log's history and has a part for every view."""
     known = epochs.epoch_at(snapshot.offset - 1)
     same_history = NO_EPOCH in (known, snapshot.leader_epoch) or known == snapshot.leader_epoch
     return same_history and all(view.name in snapshot.views for view in views)
 
 
 def superfluous(offsets: Sequence[int], first_segment_offset: int) -> list[int]:
-    """Which snapshots may go: older than the oldest segment, and not among the newest two."""
+    """Which snapshots may be removed: those older than the oldest segment, except the newest two."""
     return [offset for offset in sorted(offsets)[:-NEWEST_KEPT] if offset < first_segment_offset]
 
 
@@ -150,7 +150,7 @@ def _take(data: bytes, at: int, size_format: str) -> tuple[bytes, int]:
 
 
 class Snapshots:
-    """Those of one log: `stored` by their offsets, and `pending` until the next flush."""
+    """The snapshots of one log: the offsets of the `stored` ones, and those that are `pending` until the next flush."""
 
     __slots__ = ("_disk", "_folder", "pending", "stored")
 
@@ -161,15 +161,18 @@ class Snapshots:
         self.pending: dict[int, Snapshot] = {}
 
     def take(self, views: Sequence[View], *, offset: int, leader_epoch: int) -> None:
-        """What the views know now, to be stored by the next flush.
+        """Take a snapshot of the views, to be stored by the next flush.
 
-        Every segment needs the one at its beginning: when the segments before it go, nothing else tells what they held.
+        Every segment needs a snapshot at its beginning: after the segments before it are removed, nothing else says
+        what the views knew from them.
         """
         if views:
             self.pending[offset] = take_snapshot(views, offset=offset, leader_epoch=leader_epoch)
 
     def restore(self, views: Sequence[View], *, epochs: LeaderEpochs, end_offset: int) -> int:
-        """The views as of some offset not above the end; returns from where the batches must be applied."""
+        """Restore the views from the newest snapshot that fits. Returns the offset from which batches must be
+        applied.
+        """
         pending = max(self.pending, default=-1)
         if pending > max(self.stored, default=-1):
             restore(views, self.pending[pending].views)
@@ -185,12 +188,12 @@ class Snapshots:
             if self.pending.get(offset) is snapshot:
                 del self.pending[offset]
                 self.stored = sorted({*self.stored, offset})
-            else:  # cut off meanwhile
+            else:  # the log was cut below this offset meanwhile
                 self._disk.unlink(self._path(offset))
 
     def write(self) -> None:
-        """All that are pending, for a disk that is about to be synced as a whole. One that a crash tears is known by
-        its checksum.
+        """Write all pending snapshots without syncing each; a sync of the whole disk follows. If a crash tears one, its
+        checksum shows it.
         """
         for offset, snapshot in sorted(self.pending.items()):
             file = self._disk.open(self._path(offset), create=True)
@@ -199,7 +202,7 @@ class Snapshots:
             file.close()
 
     def note_written(self) -> None:
-        """What was `write`n is durable."""
+        """The snapshots that `write` has written are durable now."""
         self.stored = sorted({*self.stored, *self.pending})
         self.pending = {}
 

@@ -1,11 +1,12 @@
 """Replace sealed segments by their compacted successors; a crash at any point leaves the old ones or the new ones.
 
-How it goes: the new segments are written and made durable beside the old ones, under names with `.cleaned` at the end;
-then one atomic write of the plan decides; then names change; then the plan goes. A restart without a plan throws the
-`.cleaned` files away, a restart with one changes the names again, which harms nobody when they are changed already.
+The steps: the new segments are written and made durable beside the old ones, under names that end in `.cleaned`. One
+atomic write of the plan is the decision. Then the names are changed, and then the plan is removed. A restart without a
+plan removes the `.cleaned` files. A restart with a plan changes the names again; that does no harm where they are
+changed already.
 
-What always holds: while a plan is there, or could be there again after a power cut, a `.cleaned` file is one that it
-means. So a plan is forgotten durably before a cleaner makes the next such file.
+What always holds: while there is a plan, or a power cut could bring one back, every `.cleaned` file belongs to that
+plan. So the removal of a plan is made durable before a cleaner makes the next `.cleaned` file.
 """
 
 import json
@@ -24,9 +25,9 @@ class BadPlan(ValueError):
 
 
 class SwapPlan(NamedTuple):
-    """Base offsets of the segments that come and of those that go. One that comes may replace one of its name.
+    """The base offsets of the new segments and of the old ones. A new segment may have the name of an old one.
 
-    Below `cleaned_offset` the log may have gaps afterwards; it was durable before.
+    Afterwards the log may have gaps below `cleaned_offset`. Everything below it was durable before the swap.
     """
 
     add: Sequence[int]
@@ -47,12 +48,12 @@ class SwapPlan(NamedTuple):
 
 
 def change_names(disk: Disk, folder: str, plan: SwapPlan) -> None:
-    """Let the new segments stand where the old ones stood. Can be done twice: the plan says what is missing."""
+    """Remove the old segments and give the new ones their names. It may be done twice: the plan has all the names."""
     for base_offset in plan.add:
         for suffix in (OFFSET_SUFFIX, TIME_SUFFIX, LOG_SUFFIX):
             path = f"{folder}/{segment_name(base_offset, suffix)}"
             if disk.exists(path + CLEANED):
-                disk.discard(path)  # to rename over it would be to remove it here and now
+                disk.discard(path)  # renaming over a large file would remove it at once, which takes long
                 disk.rename(path + CLEANED, path)
     for base_offset in plan.remove:
         if base_offset not in plan.add:
@@ -61,15 +62,15 @@ def change_names(disk: Disk, folder: str, plan: SwapPlan) -> None:
 
 
 async def forget_plan(disk: Disk, folder: str) -> None:
-    """The new names are durable, and so is the offset below which the log is cleaned now."""
+    """Remove the plan durably. The new names and the cleaned offset must be durable already."""
     disk.unlink(f"{folder}/{PLAN}")
     await disk.sync_dir(folder)
 
 
 def finish_swap(disk: Disk, folder: str) -> SwapPlan | None:
-    """After a crash: go through with a swap that was decided, forget one that was not.
+    """After a crash: finish a swap that was decided, and remove the files of one that was not.
 
-    The plan stays until the names are durable; the next flush of the log takes it away.
+    The plan stays until the names are durable; the next flush of the log removes it.
     """
     plan = None
     if disk.exists(f"{folder}/{PLAN}"):

@@ -1,6 +1,6 @@
-"""What is counted while work is done: plain numbers, to be looked at when one likes.
+"""Histograms: plain numbers that are counted while work is done and can be read at any time.
 
-Adding costs a search in a dozen bounds and two additions; nothing is locked, named or formatted here.
+To add a value costs a search among a dozen bounds and two additions. Nothing is locked or formatted here.
 """
 
 from bisect import bisect_left
@@ -13,7 +13,7 @@ HOW_MANY: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 class Example(NamedTuple):
-    """One of those that were counted, by name, so that one can be looked up."""
+    """One of the counted values, with a name by which its cause can be looked up."""
 
     names: tuple[tuple[str, str], ...]
     value: float
@@ -21,8 +21,8 @@ class Example(NamedTuple):
 
 
 class Histogram:
-    """How many values were at most as large as each bound and larger than the one before; the last count has no
-    bound.
+    """For each bound: how many values were at most as large as it, and larger than the bound before. The last count has
+    no bound.
     """
 
     __slots__ = ("bounds", "counts", "examples", "total")
@@ -32,7 +32,7 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
         self.examples: dict[int, Example] = {}
-        """The latest of each count, where anybody named one."""
+        """The latest named value for each count, by the index of the count."""
 
     def add(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1

@@ -1,7 +1,7 @@
 """Looks for records of a log by their times: the first that is not older than a time, and the latest of all.
 
-What always holds: a record that is found is below the limit and not below the start of the log. Few batches are
-opened: the indexes and the headers say which. A long search lets others have their turn.
+What always holds: a record that is found is below the limit and not below the start of the log. Indexes and headers say
+which batches must be opened, so few are. A long search gives other tasks turns in between.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from log.segment import Segment
 
 RECORDS_AT_ONCE: Final = 200
 HEADERS_AT_ONCE: Final = 500
-"""A search looks at so many and then lets others have their turn: half a millisecond."""
+"""How many headers a search looks at in one turn of the loop: half a millisecond."""
 
 Unpack = Callable[[bytes, BatchHeader], Awaitable[bytes]]
-"""The payload of a batch, plain. It may be a hundred megabytes, so the caller may want it done beside the loop."""
+"""Unpacks the payload of a batch. It may have a hundred megabytes, so it may be done in another thread."""
 
 
 class TimestampOffset(NamedTuple):
@@ -47,7 +47,7 @@ async def offset_for_timestamp(
 
 
 def _candidate(log: PartitionLog, timestamp: int, from_offset: int) -> tuple[BatchHeader, bytes] | None:
-    """The first batch from there on that has such a record, by its header."""
+    """The first batch from `from_offset` on that has such a record, judged by its header."""
     for segment in log.segments:
         if segment.largest_timestamp >= timestamp and segment.end_offset > from_offset:
             for position, header in segment.search_timestamp(timestamp, from_offset):
@@ -56,8 +56,8 @@ def _candidate(log: PartitionLog, timestamp: int, from_offset: int) -> tuple[Bat
 
 
 async def max_timestamp(log: PartitionLog, limit_offset: int, unpack: Unpack) -> TimestampOffset | None:
-    """The first record that has the largest timestamp of all below the limit; if none has a time, the first of all
-    that says so.
+    """The first record with the largest timestamp of all records below the limit. If no record has a timestamp: the
+    first of all.
     """
     while True:
         segments = [segment for segment in log.segments if segment.end_offset > log.start_offset]
@@ -69,7 +69,7 @@ async def max_timestamp(log: PartitionLog, limit_offset: int, unpack: Unpack) ->
                 if found is not None and found[1].newest_timestamp > known:
                     latest = found[1], segment.file.pread(found[1].size_bytes, found[0])
         if any(segment.gone for segment in segments):
-            continue  # compacted, or expired, while this looked
+            continue  # the segment was compacted or expired during the search
         cut = await _latest_of_cut_batch(log, limit_offset, unpack)
         if latest is None:
             return cut or await _first_without_time(log, limit_offset, unpack)
@@ -82,7 +82,7 @@ async def _largest(log: PartitionLog, segment: Segment, limit_offset: int) -> tu
     largest = segment.largest_before(limit_offset)
     if largest is None or largest[1].base_offset >= log.start_offset:
         return largest
-    # The index knows of the latest so far, and that one has left the log: look at all that are left.
+    # The index names a batch that is below the start of the log now: look at all batches that are left.
     file, start_offset, largest = segment.file, log.start_offset, None
     file.pin()
     try:
@@ -100,7 +100,7 @@ async def _largest(log: PartitionLog, segment: Segment, limit_offset: int) -> tu
 
 
 async def _latest_of_cut_batch(log: PartitionLog, limit_offset: int, unpack: Unpack) -> TimestampOffset | None:
-    """In the batch that the start of the log goes through: its header speaks of records that are gone."""
+    """The latest record of the batch in which the log starts. Its header may describe records below the start."""
     for header, batch in log.scan(log.start_offset, limit_offset):
         return await _latest_in(log, header, batch, unpack) if header.base_offset < log.start_offset else None
     return None
@@ -125,7 +125,7 @@ async def _latest_in(log: PartitionLog, header: BatchHeader, batch: Buffer, unpa
 
 
 async def _records(header: BatchHeader, batch: Buffer, unpack: Unpack) -> AsyncIterator[StoredRecord]:
-    """The records of a batch, however many, with everybody else's turns between them."""
+    """The records of a batch. If they are many, other tasks get turns in between."""
     if header.record_count:
         payload = await unpack(bytes(batch), header)
         for count, record in enumerate(open_records(payload, header), start=1):

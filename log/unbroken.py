@@ -1,7 +1,7 @@
 """Changes of several steps on disk that a cancellation must not cut in half.
 
-A broker that stops cancels its tasks, and the disk's writer goes on with what it has begun. A caller that undid the
-first steps of such a change meanwhile would leave the disk with the last one alone.
+A broker that stops cancels its tasks, but the disk's writer thread finishes what it has begun. If a cancelled caller
+undid the first steps of a change meanwhile, only the last step would be on the disk.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 async def unbroken(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. A caller that is cancelled while it runs is so when it is done."""
+    """The result of `work`. If the caller is cancelled meanwhile, the cancellation takes effect when `work` is done."""
     task = asyncio.get_running_loop().create_task(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
-        task.cancelled() or task.exception()  # a fault of the disk is remembered by the disk
+        task.cancelled() or task.exception()  # a failure may be dropped here: the disk remembers its own faults
         raise

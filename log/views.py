@@ -1,7 +1,7 @@
 """What a fold over the log looks like to the log.
 
-What always holds: a view sees every batch once and in offset order, or in a recovery those that it must see; what it
-knows follows from the batches it has seen since its last `restore`. The log calls; views live in other packages
+What always holds: a view sees every batch once and in offset order (in a recovery only those that it must see). What it
+knows follows from its last `restore` and the batches it has seen since. The views are in other packages
 (`idempotence.producers`, `isolation.stable`) and know nothing of files.
 """
 
@@ -12,8 +12,8 @@ from typing import Protocol
 from log.batch import BatchHeader, Buffer
 
 Content = bytes | Sequence[Collection[bytes]]
-"""What a view knows: the bytes, or collections of parts that make them up. Millions of parts are handed out at once,
-and are put together later, a collection at a time, between other work.
+"""What a view knows, as bytes or as collections of parts of these bytes. A view hands out millions of parts at once;
+they are put together later, one collection at a time, between other work.
 """
 
 
@@ -26,22 +26,22 @@ class View(Protocol):
 
     @property
     def name(self) -> str:
-        """Names the view's part of a snapshot; never changes."""
+        """The name of the view's part in a snapshot. It never changes."""
 
     @property
     def must_see_all(self) -> bool:
-        """False where of the batches between two markers each producer's first and last five tell all there is: what
-        is asked of a view of millions of small batches that is to be rebuilt soon.
+        """Whether `apply` needs every batch. False: between two markers it needs only the first and the last five
+        batches of each producer, so that a view over millions of small batches can be rebuilt quickly.
         """
 
     def apply(self, header: BatchHeader, batch: Buffer) -> None:
         """The next batch. `batch` is valid during the call only."""
 
     def snapshot(self) -> Content:
-        """All that is known, for `restore`. It stays as it is while the view goes on."""
+        """All that the view knows, for `restore`. Later batches don't change what was returned."""
 
     def restore(self, data: bytes | None) -> None:
-        """Know what the snapshot says and nothing else; None: know nothing."""
+        """Replace all that the view knows by what the snapshot says; None: the view knows nothing then."""
 
     def set_start_offset(self, offset: int) -> None:
         """Everything below `offset` has left the log."""
