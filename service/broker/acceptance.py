@@ -1,11 +1,12 @@
-"""What a leader checks of a client's batch before it may enter the log, and what it changes in it on request of
-the topic.
+"""The checks that a leader makes on a client's batch before the batch may enter the log, and the changes that the topic
+asks for.
 
-Nothing here touches the log. A batch is judged by its header and checksum alone; its records are looked into only where
-the topic asks for it (keys on a compacted topic, a limit to how old a record may be, another compression), and then in
-steps, since there may be a million of them: `Opening` has the steps, `service.broker.opener` their turns.
+Nothing here touches the log. Most batches are judged by their header and checksum alone. The records are only looked at
+where the topic asks for it: keys on a compacted topic, a limit to the age of records, another compression. A batch may
+hold a million records, so that work is done in steps. `Opening` has the steps; `service.broker.opener` decides when
+each step runs.
 
-Called for every produced batch, so the usual way through is a dozen comparisons.
+This runs for every produced batch, so the common path is a dozen comparisons.
 """
 
 from dataclasses import dataclass
@@ -37,22 +38,30 @@ from log.ids import NO_TIMESTAMP
 from service.wire.error_codes import ErrorCode
 
 PLAIN_BYTES_A_BYTE = 1 << 15
-"""No codec unpacks a byte to more: zstd says a block of 128 KiB in four. A batch that counts more records lies, and
-would take the offsets of those it does not have."""
+"""The most bytes that one compressed byte can unpack to. The extreme is zstd, which can store a block of 128 KiB in
+four bytes. A header that counts more records than that lies. If it were accepted, the batch would use up offsets for
+records that do not exist.
+"""
 BROKERS_BITS = DELETE_HORIZON | LOG_APPEND_TIME
-"""Attributes that are a broker's to set. Kafka takes the batch all the same, and so do we, but not these bits: a client
-that names a delete horizon would have its tombstones go before every reader has seen them."""
+"""Attributes that only a broker may set. Kafka accepts a batch in which the client has set them, and so do we, but the
+bits are cleared. A client could otherwise name a delete horizon, and its tombstones would go before every reader has
+seen them.
+"""
 RECORDS_AT_ONCE = 1_000
 BYTES_AT_ONCE = 64 << 10
-"""A turn of the loop looks into so much, plain, and no more: 0.8 ms."""
+"""The most records, and the most uncompressed bytes, that are looked at in one turn of the loop. That takes 0.8 ms."""
 CULPRITS_MAX = 1_000
-"""So many records are blamed one by one. Kafka names all of them, and an answer can be a hundred times the request."""
+"""The most records that are named one by one in a refusal. Kafka names all of them, which can make an answer a hundred
+times as large as the request.
+"""
 CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a batch did not enter the log; `culprits` are the records to blame, by index, where single ones are."""
+    """Why a batch did not enter the log. `culprits` are the indexes of the records to blame, where single records are
+    to blame.
+    """
 
     error: ErrorCode
     message: str | None = None
@@ -60,7 +69,9 @@ class Refused:
 
 
 def one_batch(records: memoryview) -> memoryview | Refused:
-    """The one batch that a Produce request carries for a partition, by its length alone; a torn rest is left out."""
+    """The one batch that a Produce request carries for a partition. Only its length is read; bytes of a further,
+    incomplete batch are left out.
+    """
     if len(records) < HEADER_BYTES:
         return Refused(ErrorCode.INVALID_RECORD, "There is no whole record batch.")
     size_bytes = _size_bytes(records, 0)
@@ -119,21 +130,23 @@ def inspect_batch(batch: memoryview, config: LogConfig, now_ms: int) -> BatchHea
 
 @dataclass(slots=True)
 class Opened:
-    """What a look into a batch has come to. It holds while the settings are these."""
+    """The result of a look into a batch. It is valid as long as the topic has these settings."""
 
     config: LogConfig
     refused: Refused | None = None
     records: bytearray | None = None
-    """The batch as the topic wants it compressed, if that is another way than it came."""
+    """The batch in the compression that the topic wants; None if the batch came in that compression."""
 
 
 class Opening:
-    """A batch that must be looked into: unpacked, judged in steps, packed again if the topic wants it otherwise."""
+    """A batch whose records must be looked at: it is unpacked, judged in steps, and packed again if the topic wants
+    another compression.
+    """
 
     def __init__(self, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
         self.header = header
         self.opened = Opened(config)
-        # What doesn't fit its field is never in time, whatever the topic takes.
+        # A timestamp beyond what the field can hold is never in time, whatever the topic accepts.
         self._oldest_ms = max(now_ms - config.message_timestamp_before_max_ms, -UNLIMITED)
         self._newest_ms = min(now_ms + config.message_timestamp_after_max_ms, UNLIMITED)
         self._payload = b""
@@ -143,7 +156,9 @@ class Opening:
         self._untimely: list[int] = []
 
     def unpack(self, batch: Buffer, limit_bytes: int = MAX_PLAIN_BYTES) -> None:
-        """Compiled code that leaves the interpreter to others. `BadCompression` as `decompress` says."""
+        """Unpack the records. This is compiled code that releases the interpreter lock. Raises `BadCompression`, as
+        `decompress` does.
+        """
         payload = bytes(batch[HEADER_BYTES : self.header.size_bytes])
         self._payload = decompress(self.header.codec, payload, limit_bytes=limit_bytes)
 
@@ -152,7 +167,9 @@ class Opening:
         return len(self._payload)
 
     def refuse_unpacking(self, error: BadCompression) -> None:
-        """Clients split a batch that is too large. What can't be unpacked came so: sent again it would be no better."""
+        """Choose the error. A client that is told "too large" splits the batch and sends the parts. That would not help
+        with a batch that can't be unpacked, so such a batch gets an error that stops the client.
+        """
         if isinstance(error, UnpacksTooLarge):
             message = f"The batch holds more than {MAX_PLAIN_BYTES} bytes once it is unpacked."
             self.opened.refused = Refused(ErrorCode.MESSAGE_TOO_LARGE, message)
@@ -160,7 +177,9 @@ class Opening:
             self.opened.refused = Refused(ErrorCode.INVALID_RECORD, str(error))
 
     def judge(self, records: int) -> bool:
-        """Look at so many more records. Whether that was all."""
+        """Look at the next `records` records. Returns True when the batch is judged: all records were seen, or it is
+        refused.
+        """
         count = self.header.record_count
         try:
             if count * RECORD_BYTES_MIN > len(self._payload):
@@ -208,7 +227,9 @@ class Opening:
         return self.opened.refused is None and wanted_codec(self.header, self.opened.config) != self.header.codec
 
     def pack(self) -> None:
-        """The same records under the codec of the topic, packed as hard as it asks. Compiled code, as `unpack` is."""
+        """Pack the same records with the codec and level of the topic. Compiled code that releases the interpreter
+        lock.
+        """
         config, header = self.opened.config, self.header
         codec = wanted_codec(header, config)
         levels = {
@@ -227,12 +248,13 @@ class Opening:
 
 
 def must_open(header: BatchHeader, config: LogConfig, now_ms: int) -> bool:
-    """Whether the header alone does not tell if the batch may be appended as it is."""
+    """Whether the records must be looked at. If not, the header alone tells whether the batch may be appended."""
     if config.opens_batches and (config.compacts or wanted_codec(header, config) != header.codec):
         return True
     if config.message_timestamp_type != "CreateTime":
         return False
-    # The header tells of the newest record; of the oldest, which need not be the first, it does not.
+    # The header has the timestamp of the newest record. It does not have the timestamp of the oldest record, which need
+    # not be the first.
     latest_ms = max(header.max_timestamp, header.base_timestamp)
     return (
         latest_ms > now_ms + config.message_timestamp_after_max_ms or config.message_timestamp_before_max_ms <= now_ms
@@ -240,11 +262,12 @@ def must_open(header: BatchHeader, config: LogConfig, now_ms: int) -> bool:
 
 
 def open_at_once(batch: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> Opened:
-    """What is inside, all in one go."""
+    """Look at the whole batch at once."""
     opening = Opening(header, config, now_ms)
     limit_bytes = MAX_PLAIN_BYTES
     if not config.opens_batches:
-        # Only the times in its header brought it here, to be refused: nobody has cut it into steps, and need not.
+        # This batch is only looked at because its header has a timestamp out of range, and it will be refused. It was
+        # not split into steps, so the look is limited to what fits one turn.
         limit_bytes = BYTES_AT_ONCE
         opening.opened.refused = Refused(ErrorCode.INVALID_TIMESTAMP, "The batch has a timestamp that is out of range.")
         if header.record_count > RECORDS_AT_ONCE:

@@ -1,6 +1,7 @@
-"""Closes the logs of a broker that stops: everything durable, then the manifest, from which the next start opens them.
+"""Closes the logs of a broker that stops: everything is made durable, then each folder's manifest is written. The next
+start opens the logs by the manifest.
 
-What always holds: a folder's manifest is written last, and tells only of logs that were closed without a fault.
+What always holds: a folder's manifest is written last, and names only logs that were closed without a fault.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from service.broker.partition_table import PartitionTable
 CLOSED_AT_ONCE = 256
 """Logs closed before others get a turn."""
 SYNCED_TOGETHER = 64
-"""From so many files on that are not durable, the whole disk is synced instead of each of them."""
+"""From this many files on that are not durable, the whole disk is synced with one call instead of file by file."""
 
 
 async def close_logs(partitions: PartitionTable, folders: Sequence[LogFolder], housekeeper: Housekeeper) -> None:
@@ -40,13 +41,11 @@ async def close_logs(partitions: PartitionTable, folders: Sequence[LogFolder], h
             try:
                 await write_manifest(folder.disk, closed)
             except DiskFault as fault:
-                folder.fail(fault)  # and the next start reads the logs
+                folder.fail(fault)  # the next start recovers the logs by reading them
 
 
 async def _sync_together(partitions: PartitionTable, folder: LogFolder) -> None:
-    """Where many files are not durable yet, make them so by one call: a stop may not take longer the more segments
-    there are.
-    """
+    """Make many files durable with one call. Otherwise a stop would take longer the more segments there are."""
     unflushed = [each.log for each in partitions if each.folder is folder and each.log.unsynced_files]
     if folder.failed is not None or sum(log.unsynced_files for log in unflushed) < SYNCED_TOGETHER:
         return

@@ -1,8 +1,8 @@
-"""Compacts the compacted topics that are due, one partition after the other; what reads and writes does so in a process
-of its own, which is there as long as there is something to do.
+"""Compacts the partitions of compacted topics that are due, one after the other. Reading and writing happen in a
+separate process, which exists only while there is work.
 
-What always holds: what goes wrong in one partition stays there. It is named in the log, counted, and tried again after
-a rest that doubles each time; the others have their turn.
+What always holds: a failure in one partition affects no other partition. It is logged and counted, and the partition is
+tried again after a pause that doubles each time. The other partitions are compacted meanwhile.
 """
 
 import asyncio
@@ -24,13 +24,16 @@ from service.settings.broker import BrokerConfig
 logger = logging.getLogger("oncelog.compaction")
 
 BACKOFF_MS_MIN = 10
-"""Looking without a pause for what may be compacted would take the loop from everybody."""
+"""The shortest pause between two searches for work. Searching without a pause would starve everything else on the loop.
+"""
 PARTITIONS_A_TURN = 64
 REST_S_MIN, REST_S_MAX = 60.0, 3_600.0
-"""Between tries of a partition that could not be compacted."""
+"""The shortest and the longest pause before a partition that could not be compacted is tried again."""
 PATIENCE_S = 300.0
 LEAST_BYTES_A_SECOND = 1 << 20
-"""Who is slower than this beyond PATIENCE_S hangs: a thirtieth of what the smallest batches take."""
+"""Work that takes longer than PATIENCE_S plus its bytes at this rate is taken to hang. Even the smallest batches are
+compacted thirty times as fast.
+"""
 
 
 class Rest(NamedTuple):
@@ -57,7 +60,7 @@ class ProducersAndTransactions:
 
 
 class Hangs(Exception):
-    """Nothing has come of reading and writing for longer than it can take."""
+    """The separate process has not ended within the longest time that its work can take."""
 
 
 class Compactor:
@@ -151,5 +154,5 @@ class Compactor:
 
 
 async def breathe() -> None:
-    """Let everybody else have their turn."""
+    """Let other tasks run."""
     await asyncio.sleep(0)

@@ -1,5 +1,5 @@
-"""The coordinators on this broker, and what they need of each other: groups, transactions, the markers these owe, the
-gate for transactional writes, fresh producer ids.
+"""The coordinators on this broker and the parts that they share: groups, transactions, the markers that transactions
+must send, the gate for transactional writes, and the source of producer ids.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ from txn.settings import TxnSettings
 from txn.tally import TxnTally
 
 PEERS_TIMEOUT_S = 5.0
-"""Other brokers are asked again when they have not answered for so long."""
+"""A question to another broker that has no answer after this time is asked again."""
 
 
 class Coordination:
@@ -105,7 +105,7 @@ class Coordination:
 
     def consumer_times(self, group_id: str) -> ConsumerTimes:
         config, own = self._config, self._metadata.image.group_configs.get(group_id)
-        if own is None:  # as for nearly all, and each heartbeat asks
+        if own is None:  # most groups have no settings of their own, and each heartbeat asks
             return ConsumerTimes(
                 config.group_consumer_session_timeout_ms,
                 config.group_consumer_heartbeat_interval_ms,

@@ -1,13 +1,13 @@
-"""The coordinators of one kind on this broker: one shard for each partition of their internal topic that this
-broker leads.
+"""The coordinators of one kind on this broker: one shard for each partition of their internal topic that this broker
+leads.
 
-What always holds: a key belongs to one partition of the internal topic, and only that partition's leader answers
-for it, after it has replayed the
-partition. The topic is created when the first client looks for a coordinator. A shard that gave itself up while its
-partition is still led is replayed again, after a pause that grows while that does not help.
+What always holds: a key belongs to one partition of the internal topic. Only the leader of that partition answers for
+the key, and only after it has replayed the partition. The topic is created when the first client looks for a
+coordinator. A shard may give itself up while this broker still leads its partition. The partition is then replayed
+again after a pause, which grows with each further failure.
 
-`__consumer_offsets` holds group coordinators, `__transaction_state` transaction coordinators; the two differ by
-their machine alone.
+`__consumer_offsets` holds group coordinators, `__transaction_state` transaction coordinators; the two differ by their
+machine alone.
 """
 
 import asyncio
@@ -27,7 +27,9 @@ from service.ports import Env
 logger = logging.getLogger("oncelog.coordinator")
 
 REBUILD_S_MIN, REBUILD_S_MAX = 0.1, 10.0
-"""The pause before a shard is replayed again. One that served for the longer of them starts with the shorter."""
+"""The shortest and the longest pause before a shard is replayed again. After a shard has served for the longest pause,
+the next pause is the shortest again.
+"""
 
 
 class Coordinators(Generic[MachineT]):
@@ -53,7 +55,7 @@ class Coordinators(Generic[MachineT]):
         self.mishaps = Mishaps()
 
     def shards(self) -> Iterable[Shard[MachineT]]:
-        """Those that answer for this broker now, by partition."""
+        """The shards on this broker, in the order of their partitions; some may still be loading."""
         return [self._shards[index] for index in sorted(self._shards)]
 
     def led(self, partition: Partition) -> None:
@@ -96,7 +98,7 @@ class Coordinators(Generic[MachineT]):
             shard.drop()
 
     def at(self, index: int) -> Shard[MachineT] | None:
-        """The shard over that partition of the internal topic, if it is led here."""
+        """The shard of that partition of the internal topic; None if this broker does not lead the partition."""
         return self._shards.get(index)
 
     def partition_index(self, key: str) -> int:
@@ -107,7 +109,7 @@ class Coordinators(Generic[MachineT]):
         return self.topic.partition_of(key, len(topic.partitions))
 
     def leader(self, key: str) -> int:
-        """The broker that coordinates `key`; NO_LEADER while nobody does."""
+        """The broker that coordinates `key`; NO_LEADER if there is none now."""
         topic = self._image().topics.get(self.topic.name)
         return NO_LEADER if topic is None else topic.partitions[self.partition_index(key)].leader
 
@@ -130,7 +132,7 @@ class Coordinators(Generic[MachineT]):
         return self.shard(key).handle(command)
 
     def tell_all(self, command: Any) -> None:
-        """Let every shard decide on something whose answer nobody waits for."""
+        """Give `command` to every shard. Nobody waits for an answer."""
         for shard in self.shards():
             if shard.loaded and not shard.dropped:
                 shard.tell(command)

@@ -1,9 +1,10 @@
-"""What a data folder says of itself: whose it is, which one of its broker's folders, and which version of the layout it
-is in (`meta.properties`, as Kafka's).
+"""The description that a data folder has of itself (`meta.properties`, as in Kafka): its cluster, its broker, which of
+the broker's folders it is, and the version of its layout.
 
-A folder of another cluster, of another node or of a newer layout is refused before anything in it is touched, and so
-is one that holds something else. A broker with several folders does not start while one is missing that it had, and
-an empty one stands in its place: most likely a disk is not mounted, and to go on would be to forget what is on it.
+A folder is refused before anything in it is touched if it belongs to another cluster or another node, has a newer
+layout, or holds something else. A broker with several folders does not start if one of its known folders is missing and
+an empty folder stands in its place. Most likely a disk is not mounted then, and going on would mean to forget what is
+on it.
 """
 
 import logging
@@ -18,7 +19,7 @@ logger = logging.getLogger("oncelog.broker")
 META_FILE: Final = "meta.properties"
 LAYOUT: Final = 1
 HARMLESS: Final = ("lost+found", "meta.db", "meta.db-wal", "meta.db-journal", "brokers", META_FILE + TEMPORARY)
-"""What may be in a folder that we have not claimed yet, besides hidden files: a first start that was killed leaves the
+"""What may be in a folder that is not claimed yet, besides hidden files. A first start that was killed leaves the
 metadata.
 """
 
@@ -29,7 +30,9 @@ class StartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """`directory_id` tells this folder from its broker's others, which `directories` names, this one included."""
+    """`directory_id` is the id of this folder. `directories` has the ids of all folders of its broker, this one
+    included.
+    """
 
     layout: int
     cluster_id: str
@@ -45,7 +48,7 @@ class FolderFacts:
 
 
 def read_facts(disk: Disk, name: str) -> FolderFacts | None:
-    """What the folder says of itself, or None for a new one."""
+    """The folder's description; None for a new folder."""
     if not disk.exists(META_FILE):
         strange = sorted(each for each in disk.listdir("") if each not in HARMLESS and not each.startswith("."))
         if strange:
@@ -68,7 +71,7 @@ def read_facts(disk: Disk, name: str) -> FolderFacts | None:
 
 
 def read_all(disks: Mapping[str, Disk]) -> dict[str, FolderFacts | None]:
-    """What all folders of a broker say, in agreement."""
+    """The descriptions of all folders of a broker. Raises `StartError` if they do not agree."""
     found = {name: read_facts(disk, name) for name, disk in disks.items()}
     claimed = [(name, facts) for name, facts in found.items() if facts is not None]
     for name, facts in claimed:
@@ -90,15 +93,15 @@ def read_all(disks: Mapping[str, Disk]) -> dict[str, FolderFacts | None]:
 
 
 def missing_folders(found: Mapping[str, FolderFacts | None]) -> int:
-    """How many folders the broker had that are not among these."""
+    """How many of the broker's known folders are missing here."""
     present = {facts.directory_id for facts in found.values() if facts is not None}
     had = {directory for facts in found.values() if facts is not None for directory in facts.directories}
     return len(had - present)
 
 
 async def claim(disks: Mapping[str, Disk], *, cluster_id: str, node_id: int, fresh_id: Callable[[], str]) -> str:
-    """Write into every folder whose it is, and which others its broker has. The id of the first of them by which a
-    later life of this broker is known.
+    """Write into every folder to which cluster and broker it belongs, and which other folders the broker has. Returns
+    the id of the first folder. Other brokers recognise this broker by that id after a restart.
     """
     found = read_all(disks)
     if missing := missing_folders(found):
@@ -109,7 +112,7 @@ async def claim(disks: Mapping[str, Disk], *, cluster_id: str, node_id: int, fre
     for name, disk in disks.items():
         facts = found[name]
         if facts is None or not facts.directory_id:
-            # By itself at first: after a crash in between, a folder that was not claimed must not seem to be missing.
+            # Only its own id at first. If a crash follows, folders that were not claimed yet must not count as missing.
             own_id = fresh_id()
             new = found[name] = FolderFacts(LAYOUT, cluster_id, node_id, own_id, (own_id,))
             await disk.write_atomic(META_FILE, new.to_text().encode())

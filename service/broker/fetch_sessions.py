@@ -1,10 +1,9 @@
-"""Incremental fetch sessions (KIP-227): a reader of many partitions names them once, and afterwards only what
-changed travels.
+"""Incremental fetch sessions (KIP-227): a reader of many partitions names them once. Afterwards requests and answers
+carry only what changed.
 
-What always holds: a session is known by an id nobody else holds; each request of a session carries the next epoch,
-so that a lost or repeated request is
-noticed; a partition that has nothing new is left out of the answer. The number of sessions is bounded; who finds
-no room is served without one.
+What always holds: every session has an id of its own. Each request of a session carries the next epoch, so that a lost
+or repeated request is noticed. A partition that has nothing new is left out of the answer. The number of sessions is
+bounded; a reader for which there is no room is served without a session.
 
 Pure: time and fresh ids come in as arguments.
 """
@@ -22,7 +21,7 @@ SessionKey = tuple[str | bytes, int]  # topic name (before version 13) or topic 
 
 @dataclass(slots=True)
 class Wanted:
-    """What a reader wants of one partition, and what it was told last."""
+    """What a reader wants of one partition, and what the last answer told it about the partition."""
 
     partition: int
     fetch_offset: int
@@ -58,7 +57,9 @@ class FetchSession:
             self.wanted.pop(key, None)
 
     def answered(self, keys_with_data: Iterable[SessionKey]) -> None:
-        """Those who got data go to the end of the row, so that no partition starves behind a busy one."""
+        """Move the partitions that got data to the end of the order, so that a busy partition does not starve the
+        others.
+        """
         for key in keys_with_data:
             if (wanted := self.wanted.pop(key, None)) is not None:
                 self.wanted[key] = wanted
@@ -81,7 +82,7 @@ class FetchSessions:
     def open(
         self, fresh_id: int, wanted: dict[SessionKey, Wanted], *, by_topic_id: bool, now_ms: int
     ) -> FetchSession | None:
-        """A new session, or None where there is no room or nothing to remember."""
+        """A new session; None if there is no room, no partition is wanted, or the id is taken."""
         if not wanted or fresh_id in self._sessions:
             return None
         if len(self._sessions) >= self._slots:
@@ -93,7 +94,7 @@ class FetchSessions:
         return session
 
     def use(self, session: FetchSession, *, now_ms: int) -> None:
-        """The session's next request was accepted."""
+        """Note that the session was used: it is now the last to be evicted."""
         session.epoch = 1 if session.epoch == EPOCH_MAX else session.epoch + 1
         session.used_ms = now_ms
         self._sessions[session.session_id] = self._sessions.pop(session.session_id)

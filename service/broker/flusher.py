@@ -1,10 +1,10 @@
-"""Makes what was appended durable: one fsync for all that wait, folder by folder.
+"""Makes appended data durable, folder by folder: one fsync serves all that wait for the partition.
 
-A partition asks with `request`; while its fsync runs, further requests gather for the next. A failed fsync is
-final: the pages may be marked clean although they never reached the disk, so asking again would lie. The folder is
-reported lost and nothing in it is acknowledged any more; so it is when flushing ends in a way nobody foresaw. What
-never came to its fsync, for want of a descriptor or of room for what is stored beside the batches, is flushed a little
-later.
+A partition asks with `request`. While its fsync runs, further requests gather for the next fsync. A failed fsync is
+final: the kernel may have marked the pages clean although they never reached the disk, so a second fsync could succeed
+falsely. The folder is then reported as failed, and nothing in it is acknowledged any more. The same happens when
+flushing ends with an unexpected error. A flush that could not begin, because there was no file descriptor or no room
+for the files beside the batches, is tried again a little later.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Flusher:
         self._wake = asyncio.Event()
         self._on_fault = on_fault
         self.seconds = Histogram()
-        """How long flushes took that went well."""
+        """The duration of each successful flush."""
 
     def request(self, partition: Flushable) -> None:
         self._wanted[partition] = None
@@ -58,7 +58,8 @@ class Flusher:
                     return
                 asyncio.get_running_loop().call_later(AGAIN_S, self.request, partition)
             except Exception as bug:
-                # Waits for this partition would last for ever; what is not flushed must not be promised.
+                # Without this, those who wait for the partition would wait for ever; and data that is not flushed must
+                # not be acknowledged.
                 self._on_fault(DiskFault(errno.EIO, f"flushing ended with {bug!r}"))
                 raise
             self._flushing.discard(partition)

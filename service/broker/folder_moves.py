@@ -1,8 +1,9 @@
-"""Partitions on their way from one data folder of this broker to another, one after the other (`log/relocation.py` has
-how). While a partition is copied it is served as ever.
+"""Moves partitions from one data folder of this broker to another, one after the other (`log/relocation.py` has the
+steps). A partition is served as usual while it is copied.
 
-What always holds: a partition has one home, which changes at one moment. What can't be moved stays where it is, and the
-reason is said. A move that a stop or a crash interrupts begins anew at the next start.
+What always holds: a partition is in one folder, and changes to the other at one moment. A partition that can't be moved
+stays where it is, and the reason is logged. A move that is interrupted by a stop or a crash begins anew at the next
+start.
 """
 
 import asyncio
@@ -28,7 +29,9 @@ logger = logging.getLogger("oncelog.broker")
 
 RATE: str = "replica.alter.log.dirs.io.max.bytes.per.second"
 REST_S = 1.0
-"""Before it is tried again what passes: no room at the other end, or so much that is new that it can't be caught up."""
+"""The pause before a move is tried again that could not go on for now: the target has no room, or new data comes faster
+than it is copied.
+"""
 
 
 @dataclass(eq=False, slots=True)
@@ -36,7 +39,7 @@ class Move:
     partition: Partition
     target: LogFolder
     relocation: Relocation | None = None
-    """Once it has begun."""
+    """None until the move has begun."""
     called_off: bool = False
 
     @property
@@ -50,7 +53,9 @@ class Move:
 
     @property
     def name(self) -> str:
-        """Of the folder with the copy. That it is there says where the partition is on its way to."""
+        """The name of the folder that holds the copy. That this folder exists tells the next start where the partition
+        was to go.
+        """
         return stem_of(self.partition.topic_id, self.partition.topic_partition.partition) + FUTURE
 
 
@@ -70,13 +75,15 @@ class FolderMoves:
         self._maker = maker
         self._moves: dict[Partition, Move] = {}
         self._queue: deque[Move] = deque()
-        """Those that are called off too, until what they have left is thrown away."""
+        """Moves to carry out. A move that was called off stays in here until the files it left are removed."""
         self._news = asyncio.Event()
 
     # -- what is wanted
 
     def ask(self, topic_partition: TopicPartition, folder_name: str) -> ErrorCode:
-        """Let the partition be in that folder. In the one where it is: a move that is under way is called off."""
+        """Move the partition to that folder. If the partition is in that folder already, a move that is under way is
+        called off.
+        """
         target = next((folder for folder in self._folders if folder.name == folder_name), None)
         if target is None:
             return ErrorCode.LOG_DIR_NOT_FOUND
@@ -86,7 +93,7 @@ class FolderMoves:
         if partition is None:
             if self._metadata.image.partition(topic_partition) is None:
                 return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            self._maker.wanted[topic_partition] = target  # should this broker ever hold it
+            self._maker.wanted[topic_partition] = target  # used if this broker is given the partition later
             return ErrorCode.REPLICA_NOT_AVAILABLE
         if partition.offline or partition.folder.failed is not None:
             return ErrorCode.KAFKA_STORAGE_ERROR
@@ -112,7 +119,7 @@ class FolderMoves:
         return ErrorCode.NONE
 
     def resume(self) -> None:
-        """What the last life of this broker had not moved yet."""
+        """Begin the moves again that were not finished before the restart."""
         for topic_partition, target in self._maker.unfinished.items():
             partition = self._partitions.get(topic_partition)
             if partition is not None and partition.folder is not target and not partition.offline:
@@ -147,7 +154,7 @@ class FolderMoves:
                 if folder.disk.fault is not None:
                     folder.fail(folder.disk.fault)
             logger.error("%s stays in %s: %s", partition.topic_partition, partition.folder.name, error)
-        except Exception:  # one partition's misfortune: the others still want to be moved
+        except Exception:  # an error in one partition must not stop the moves of the others
             logger.exception("%s stays in %s", partition.topic_partition, partition.folder.name)
         if self._moves.get(partition) is move:
             del self._moves[partition]
@@ -165,7 +172,7 @@ class FolderMoves:
         )
 
     async def _copy(self, move: Move) -> bool:
-        """True if it has moved; False if that is to be tried again, or is not wanted any more."""
+        """True if the partition has moved; False if the move must be tried again, or is not wanted any more."""
         partition, relocation = move.partition, move.relocation
         if relocation is None:
             logger.info("%s moves from %s to %s", partition.topic_partition, partition.folder.name, move.target.name)
@@ -177,7 +184,7 @@ class FolderMoves:
         while self._may_go_on(move):
             if move.target.headroom.is_short:
                 return False
-            # What is committed is hardly ever cut again.
+            # Only committed data is copied ahead: it is hardly ever truncated again.
             high_watermark = partition.high_watermark
             copied = relocation.step(high_watermark, now_ms=self._env.clock.wall_ms())
             move.target.headroom.took(copied)
@@ -196,7 +203,7 @@ class FolderMoves:
         return False
 
     async def _pace(self, move: Move, copied_bytes: float) -> None:
-        """Let others have their turn; where a rate is set, until what was copied is paid for."""
+        """Let other tasks run. If a rate is configured, pause until the bytes that were copied fit that rate."""
         await asyncio.sleep(0)
         while copied_bytes >= 1 and (rate := self._rate()) is not None and self._may_go_on(move):
             pause_s = min(copied_bytes / rate, REST_S)
@@ -227,5 +234,5 @@ class FolderMoves:
 
 
 async def breathe() -> None:
-    """Let everybody else have their turn."""
+    """Let other tasks run."""
     await asyncio.sleep(0)

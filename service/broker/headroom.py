@@ -1,17 +1,17 @@
-"""Whether a data folder has room for what producers send, and what is kept back for the rest.
+"""Whether a data folder has room for what producers send, and the reserve that is kept back for everything else.
 
-A full disk is no broken one: everything that was written can be read, and much must go on that needs a little room:
-decisions of coordinators, markers, committed offsets, snapshots without which nothing may be removed, the metadata. So
-a part of the disk is kept back, as a file that nobody reads.
+A full disk is not a broken disk. Everything that was written can be read. Much must go on that needs a little room:
+decisions of coordinators, markers, committed offsets, the metadata, and the snapshots without which no segment may be
+removed. So a part of the disk is kept back as a file that nobody reads.
 
 What always holds:
- - Producers are refused while less than the size of the reserve is left besides it, and slowed a while before. They are
-   told an error that makes them send again, so that they finish by themselves.
- - The first write that finds no room, or a look at the disk that finds next to none, gives the reserve up. It is set
-   aside again before producers are served again.
- - One line of the log says when service to producers ends, and one when it goes on.
+ - Producers are refused while the free space, without the reserve, is smaller than the reserve. They are slowed down
+   before that. The error makes them send again later, so they need no help from an operator.
+ - The reserve is given up at the first write that finds no room, or when a look at the disk finds almost none. It is
+   set aside again before producers are served again.
+ - One line of the log says when service to producers ends, and one line when it goes on.
 
-The file system is asked once a second; in between it is reckoned how much was appended.
+The file system is asked once a second. In between, the bytes that producers append are subtracted.
 """
 
 import asyncio
@@ -26,20 +26,22 @@ logger = logging.getLogger("oncelog.disk")
 RESERVE: Final = ".reserve"
 LOOK_S: Final = 1.0
 PART_OF_DISK: Final = 16
-"""The reserve is at most this part of the disk: with what is left free besides, producers lose an eighth."""
+"""The reserve is at most this fraction of the disk. The same amount must be free besides, so producers lose an eighth
+of the disk.
+"""
 PROBE_BYTES: Final = 1 << 20
-"""Where nothing is kept back, so much must be writable before a disk that was full counts as having room."""
+"""Without a reserve, a full disk counts as having room again when this many bytes can be written."""
 CHUNK_BYTES: Final = 1 << 20
 LONGEST_DELAY_S: Final = 0.5
-"""How long an answer to a producer is held back just before producers are refused."""
+"""The longest time by which an answer to a producer is delayed, reached just before producers are refused."""
 
 
 class Headroom:
     def __init__(self, name: str, disk: Disk, wanted_bytes: int) -> None:
         self.is_short = False
-        """Producers are refused."""
+        """Whether producers are refused, because the folder has too little room."""
         self.delay_s = 0.0
-        """So long is an answer to a producer held back."""
+        """How long the answers to producers are delayed now."""
         self._name = name
         self._disk = disk
         self._wanted_bytes = wanted_bytes
@@ -49,16 +51,18 @@ class Headroom:
 
     @property
     def kept_for_producers(self) -> int:
-        """So much must stay free for producers to be served. When they are not, what makes room may have it all."""
+        """How many bytes compaction and the like must leave free, so that producers go on being served. It is 0 while
+        producers are refused: work that makes room may then use all there is.
+        """
         return 0 if self.is_short else self._enough
 
     @property
     def _enough(self) -> int:
-        """More than is needed at least, so that service does not end with the next batch."""
+        """More than the minimum, so that service does not end again with the next batch."""
         return self._reserve_bytes + self._reserve_bytes // 4
 
     async def begin(self) -> None:
-        """Set the reserve aside, if there is room for it. Before the first append."""
+        """Set the reserve aside if there is room for it. Must be done before the first append."""
         try:
             self._reserve_bytes = min(self._wanted_bytes, self._disk.space().total_bytes // PART_OF_DISK)
             if self._disk.exists(RESERVE):
@@ -82,7 +86,7 @@ class Headroom:
         try:
             free_bytes = self._disk.space().free_bytes
         except DiskFault:
-            return  # what can't be asked can't be judged: the writes will tell
+            return  # the free space is unknown; if there is none, the next write will fail and tell
         if self.is_short:
             if free_bytes < self._reserve_bytes // 4:
                 self._give_up()
@@ -101,7 +105,7 @@ class Headroom:
             self._refuse()
 
     def run_out(self) -> None:
-        """A write found no room. If something was kept back, another attempt will find some."""
+        """A write found no room. The reserve is given up, so that another attempt finds room."""
         self._refuse()
         self._give_up()
 
@@ -149,7 +153,9 @@ class Headroom:
         return True
 
     async def _set_aside(self, size_bytes: int) -> bool:
-        """Write the file, with turns for everybody else in between. It may be needed, and be given up, meanwhile."""
+        """Write the reserve's file, and let other tasks run in between. Meanwhile the room may be needed, and the
+        reserve be given up.
+        """
         self._is_kept = True
         try:
             file = self._disk.open(RESERVE, create=True)
@@ -165,6 +171,6 @@ class Headroom:
 
 
 def make_room_to_start(disk: Disk) -> None:
-    """The metadata store is opened before anything else, and needs a little room for that."""
+    """Give up the reserve if the disk is nearly full. The metadata store is opened first, and needs a little room."""
     if disk.exists(RESERVE) and disk.space().free_bytes < PROBE_BYTES:
         disk.unlink(RESERVE)

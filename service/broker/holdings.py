@@ -1,7 +1,7 @@
-"""What this broker holds and leads, as the metadata says: partitions appear, change their settings, or go; each is led,
-followed or left alone.
+"""The partitions that this broker holds, kept in line with the metadata. Partitions appear, change their settings, or
+go. Each one is led, followed or left alone.
 
-What always holds: a partition is served only while the metadata names this broker as its leader, in the epoch the
+What always holds: a partition is served only while the metadata names this broker as its leader, in the epoch that the
 metadata names, and this broker is in session with the metadata store.
 """
 
@@ -57,13 +57,13 @@ class Holdings:
     # -- life
 
     def begin(self) -> None:
-        """This broker is registered: lead and follow what the metadata gives it."""
+        """This broker is registered now: lead and follow the partitions that the metadata gives it."""
         self._in_session = True
         for topic in self._metadata.image.topics.values():
             self._try_topic(topic.name, None, topic, config_changed=False)
 
     def step_down(self) -> None:
-        """The metadata may name others by now: lead nothing until the next session."""
+        """Stop leading everything until the next session: the metadata may name other leaders by now."""
         self._in_session = False
         for partition in self._partitions:
             self._leave(partition)
@@ -75,14 +75,14 @@ class Holdings:
                 self._replication.fail(partition)
 
     async def end(self) -> None:
-        """What was deleted goes before the broker does."""
+        """Wait until the folders of deleted partitions are removed."""
         for partition in list(self._leaving.values()):
             await self._remove(partition)
 
     # -- following the metadata
 
     def follow(self, delta: Delta) -> None:
-        """The metadata changed: hold and serve what it says now. Called in the order of commits."""
+        """Hold and serve what the metadata says now. Changes must come in the order of commits."""
         if delta.broker_configs:
             self._take_dynamic_config(delta.new)
         for name in delta.topics:
@@ -94,7 +94,7 @@ class Holdings:
     def _try_topic(self, name: str, old: Topic | None, new: Topic | None, *, config_changed: bool) -> None:
         try:
             self._follow_topic(old, new, config_changed=config_changed)
-        except Exception:  # this topic's misfortune: what it has here is not served, and the others are
+        except Exception:  # an error in one topic: its partitions are not served, the other topics are
             logger.exception("%s: what the metadata says of it can't be followed", name)
             for partition in (self._partitions.topic(name) or {}).values():
                 self._leave(partition)
@@ -117,15 +117,15 @@ class Holdings:
                 continue
             if partition is None:
                 if TopicPartition(new.name, index) in self._leaving:
-                    continue  # it is added when its name is free
+                    continue  # the old partition of this name is still being removed; the new one is added after that
                 partition = self._maker.add_new(new, index, config)
             elif config_changed:
                 partition.set_config(config, fsync=self._must_fsync(config, state))
             self._settle(partition)
 
     def _drop(self, partition: Partition) -> None:
-        """Serve it no longer. Its folder goes when all work on it has finished; until then nobody else may
-        have the name.
+        """Stop serving the partition. Its folder is removed when all work on it has finished. Until then no other
+        partition may have the name.
         """
         self._partitions.remove(partition)
         self._leave(partition)
@@ -143,19 +143,22 @@ class Holdings:
             self._try_topic(successor.name, None, successor, config_changed=False)
 
     async def _remove(self, partition: Partition) -> bool:
-        """Whether nothing is left that a partition of the same name could be taken for. No matter, on a failed disk."""
-        # In this order: should a crash come in between, the folder is there to say whose the point was.
+        """Remove the partition's folder and recovery point. Returns whether the name is free: nothing is left that a
+        new partition of the same name could be taken for. What is left on a failed disk does not count.
+        """
+        # The recovery point goes before the folder. If a crash comes between the two, the folder still says to which
+        # topic the point belonged.
         await self._housekeeper.forget_point(partition.folder, partition.topic_partition)
         try:
             await partition.log.discard()
         except DiskFault as fault:
             partition.folder.fail(fault)
             return partition.folder.failed is not None
-        # On a full disk there was no room to say so; now there is.
+        # On a full disk the point could not be removed before. Now the folder has made room.
         return await self._housekeeper.forget_point(partition.folder, partition.topic_partition)
 
     def _settle(self, partition: Partition) -> None:
-        """Give it the role that the metadata says."""
+        """Give the partition the role that the metadata says."""
         if not self._in_session:
             return
         state = self._metadata.image.partition(partition.topic_partition)
@@ -174,7 +177,9 @@ class Holdings:
         self._replication.stop(partition)
 
     def _must_fsync(self, config: LogConfig, state: PartitionState) -> bool:
-        """Durability `auto`: where fewer than two replicas must hold a write, the platter must."""
+        """Whether a write must be on disk before it counts. With durability `auto` that is so where fewer than two
+        replicas must hold a write.
+        """
         durability = self._config.log_durability
         if durability != "auto":
             return durability == "fsync"

@@ -1,9 +1,8 @@
-"""What must be done from time to time: expired segments removed, rolled ones made durable, recovery points and high
-watermarks written down, idle producers forgotten; and whether the data folders are still there.
+"""Regular work: remove expired segments, make rolled segments durable, write down recovery points and high watermarks,
+forget idle producers, and check that the data folders still exist.
 
-One partition after the other, with a pause after each that did something, so that the work never crowds out what
-clients wait for. A disk fault takes the
-folder out of service; the round goes on elsewhere.
+Partitions are handled one after the other, with a pause after each one that had work, so that this never delays
+clients. A disk fault takes the folder out of service; the work goes on in the other folders.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ from service.settings.broker import BrokerConfig
 logger = logging.getLogger("oncelog.housekeeping")
 
 FLUSH_CHECK_MS = 1_000
-"""How long a rolled segment may wait for its fsync, and how exact `flush.ms` is."""
+"""How long a rolled segment may wait for its fsync. Also the precision of `flush.ms`."""
 PARTITIONS_A_TURN = 256
 
 
@@ -72,8 +71,8 @@ class Housekeeper:
                 await self._each(self._forget_idle_producers)
 
     def _look_for_folders(self) -> None:
-        """Files that are open can be written and synced long after somebody has removed their folder; nothing of it is
-        there after the stop.
+        """Take a folder out of service that somebody has removed. Its open files can still be written and synced, but
+        all of that is gone after a stop.
         """
         for folder in self._folders:
             if folder.failed is None and not folder.disk.exists(META_FILE):
@@ -86,7 +85,7 @@ class Housekeeper:
                     await work(partition)
                 except (DiskFault, CorruptBatch) as error:
                     partition.folder.blame(error, partition.topic_partition)
-                except Exception:  # one partition's misfortune; the others still want to be kept
+                except Exception:  # an error in one partition must not stop the work on the others
                     logger.exception("%s: %s failed; it is tried again later", partition.topic_partition, work.__name__)
             if count % PARTITIONS_A_TURN == 0:
                 await asyncio.sleep(0)
@@ -100,7 +99,7 @@ class Housekeeper:
             self._unflushed_since_ms.pop(partition, None)
 
     def _unflushed_ms(self, partition: Partition) -> int:
-        """How long this partition has been seen to hold something that is not durable."""
+        """For how long this partition has held data that is not durable."""
         if partition.log.config.flush_ms == UNLIMITED:
             return -1
         now_ms = int(self._env.clock.monotonic() * 1000)
@@ -127,8 +126,8 @@ class Housekeeper:
             await asyncio.sleep(0)
 
     async def forget_point(self, folder: LogFolder, topic_partition: TopicPartition) -> bool:
-        """Its partition is gone; one that takes its name must not be measured by how far this one had come. False: the
-        point could not be taken out this time.
+        """Remove the recovery point of a partition that is gone. Otherwise a new partition of the same name would be
+        judged by the old one's point. Returns False if the point could not be removed this time.
         """
         async with self._writing_points:
             written = self.written_points.get(folder, {})
@@ -139,7 +138,9 @@ class Housekeeper:
 
     @asynccontextmanager
     async def distrusting(self, partition: Partition, offset: int) -> AsyncIterator[None]:
-        """Meanwhile no recovery point says that what stands from `offset` on is durable: it is to be cut."""
+        """For as long as the context lasts, no recovery point says that data from `offset` on is durable. Used around a
+        truncation at `offset`.
+        """
         cut = partition.topic_partition, offset
         self._distrusted.append(cut)
         try:
@@ -174,7 +175,9 @@ class Housekeeper:
         self.written_points[folder] = points
 
     async def write_high_watermarks(self, folder: LogFolder) -> None:
-        """Of those that other brokers hold too: the next leader begins with what it knew to be committed."""
+        """Write down the high watermarks of partitions with several replicas. The next leader begins with the high
+        watermark that it knew.
+        """
         known = {
             partition.topic_partition: partition.high_watermark
             for partition in self._partitions

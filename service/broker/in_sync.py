@@ -1,9 +1,9 @@
-"""Who is in sync: the leader of a partition watches its followers, and proposes another in-sync set when one has fallen
-behind or has caught up.
+"""Keeps the in-sync sets. The leader of a partition watches its followers, and proposes a new in-sync set when a
+follower has fallen behind or caught up.
 
-What always holds: the in-sync set changes in the metadata store alone, by compare-and-set, and this broker acts on the
-new one when its image shows it. One proposal a partition is on its way at a time; one that nobody answered counts as if
-it held until the image says what does.
+What always holds: only the metadata store changes an in-sync set, by compare-and-set. This broker acts on a new set
+when its image shows it. There is one proposal a partition at a time. A proposal whose outcome is unknown counts as if
+it held, until the image shows what holds.
 """
 
 import asyncio
@@ -43,19 +43,19 @@ class InSyncSets:
                         self.give_up(partition)
                     elif partition.is_replicated:
                         self.consider(partition)
-                except Exception:  # this partition's misfortune; the others still want to be looked at
+                except Exception:  # an error in one partition must not stop the look at the others
                     logger.exception("%s: who is in sync can't be told; it is tried again", partition.topic_partition)
                 if count % PARTITIONS_A_TURN == 0:
                     await asyncio.sleep(0)
 
     def fetched(self, partition: Partition, member: int, offset: int, *, start_offset: int, broker_epoch: int) -> None:
-        """A follower has shown that it holds everything below `offset`, from `start_offset` on."""
+        """A follower has shown that it holds everything from `start_offset` up to `offset` (exclusive)."""
         partition.fetched(member, offset, start_offset=start_offset, broker_epoch=broker_epoch, now_ms=self.now_ms())
         if partition.replicas is not None and partition.replicas.is_worth_asking(member):
             self.consider(partition)
 
     def consider(self, partition: Partition) -> None:
-        """Propose the in-sync set that should hold, if that is another than does."""
+        """Propose the in-sync set that should hold, if it differs from the one that holds."""
         role = partition.role
         if not isinstance(role, Leading):
             return
@@ -104,7 +104,9 @@ class InSyncSets:
     # -- what can't be served
 
     def give_up(self, partition: Partition) -> None:
-        """Its disk has failed: let another lead that is in sync, and nobody wait for this replica."""
+        """The partition's disk has failed. Let another in-sync replica lead, and take this one out of the in-sync set,
+        so that nobody waits for it.
+        """
         state = self._metadata.image.partition(partition.topic_partition)
         own = self._metadata.broker_id
         if state is not None and (
@@ -124,8 +126,8 @@ class InSyncSets:
     # -- who is leading for certain
 
     async def leads_still(self, partition: Partition) -> bool:
-        """Whether this broker leads, by the store's word of now. A leader that was replaced and does not know it yet
-        would judge by what it has, and its successor has more (R9).
+        """Whether this broker still leads the partition, as the metadata store says now. A leader that was replaced and
+        does not know it would judge by its own log, and its successor's log has more (R9).
         """
         role = partition.role
         if not isinstance(role, Leading):
@@ -138,7 +140,9 @@ class InSyncSets:
         return await asyncio.shield(confirmation) and partition.role is role
 
     async def _confirm(self, partition: Partition, role: Leading, confirmation: asyncio.Future[bool]) -> None:
-        """One at a time, each for all who came before: what clients do wrong must not keep the store busy."""
+        """Ask the store, one question at a time. One answer serves all who asked before it was sent, so that faulty
+        clients can't keep the store busy.
+        """
         try:
             async with self._confirming:
                 del self._confirmations[role]

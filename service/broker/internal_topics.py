@@ -1,9 +1,9 @@
-"""The internal topics, a row each: what a coordinator's memory is called, how it is laid out, which of its settings no
-client may change, and where in it a key lives. `InternalTopics` makes them when the first client looks for a
-coordinator, and knows which broker leads a key.
+"""The internal topics, one row each: its name, its layout, the settings that no client may change, and the rule by
+which a key gets its partition. `InternalTopics` creates them when the first client looks for a coordinator, and knows
+which broker leads a key.
 
-What always holds: a key belongs to a partition by their number, so an internal topic keeps the partitions it was made
-with.
+What always holds: the partition of a key depends on the number of partitions, so an internal topic keeps the number it
+was created with.
 """
 
 import logging
@@ -27,7 +27,7 @@ HTTP_KEY_PARTITIONS = 16
 
 
 class Layout(NamedTuple):
-    """How a topic is made. There are fewer replicas where fewer brokers live."""
+    """How a topic is created. It gets fewer replicas if fewer brokers are alive."""
 
     partitions: int
     replicas: int
@@ -36,15 +36,15 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InternalTopic:
-    """The memory of one kind of coordinator."""
+    """The topic in which one kind of coordinator keeps its records."""
 
     name: str
     kept: Mapping[str, str]
-    """Settings that no client may change: a memory that loses its oldest records loses ids, groups and offsets."""
+    """Settings that no client may change. A topic that lost its oldest records would lose ids, groups and offsets."""
     layout: Callable[[BrokerConfig, int], Layout]
-    """Asked with the number of brokers that live."""
+    """The layout, given the configuration and the number of brokers that are alive."""
     home_of: Callable[[str], str] = str
-    """The key that decides where another key lives."""
+    """The part of a key that decides which partition the key belongs to."""
 
     def partition_of(self, key: str, partitions: int) -> int:
         return partition_for(self.home_of(key), partitions)
@@ -109,7 +109,7 @@ class InternalTopics:
 
     @property
     def latest_coordinator_epoch(self) -> int:
-        """The highest leader epoch of any transaction coordinator; while there is none, 0: the first one's."""
+        """The highest leader epoch of any transaction coordinator; 0 while there is none, as of a first leader."""
         topic = self._metadata.image.topics.get(TRANSACTIONS.name)
         return 0 if topic is None else max(state.leader_epoch for state in topic.partitions.values())
 
@@ -137,7 +137,7 @@ class InternalTopics:
 
 
 def kept_from_clients(topic: str) -> str:
-    """Why no client makes, widens or deletes an internal topic. A key belongs to a partition by their number, and what
-    a coordinator has forgotten it decides again.
+    """The refusal when a client wants to create, widen or delete an internal topic. The partition of a key depends on
+    the number of partitions. A coordinator that could not find its records would decide the same things again.
     """
     return f"'{topic}' is the memory of this cluster's coordinators: it is made when it is needed, and stays as it is."

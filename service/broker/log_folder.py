@@ -1,8 +1,8 @@
 """One folder of partitions on one disk: its flusher, and whether it is still in service.
 
-A failed write or fsync takes the whole folder out of service, loudly and for good: nothing in it is acknowledged
-or appended any more, and its partitions stop being led from here. What passes takes nothing out of service: no room
-(`headroom.py`), no descriptor left. A file that is missing or can't be read is the misfortune of its partition alone.
+A failed write or fsync takes the whole folder out of service until a restart. Nothing in it is acknowledged or appended
+any more, and this broker stops leading its partitions. Errors that pass take nothing out of service: no room on the
+disk (`headroom.py`), no file descriptor left. A file that is missing or can't be read affects its partition alone.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from service.broker.headroom import Headroom
 logger = logging.getLogger("oncelog.disk")
 
 SAID_EVERY_S = 10.0
-"""So often at most it is said that there are no descriptors."""
+"""The shortest time between two log lines that say that there are no file descriptors."""
 
 
 class LogFolder:
@@ -33,7 +33,9 @@ class LogFolder:
         self._on_failure = on_failure
 
     def fail(self, fault: DiskFault) -> None:
-        """A change failed so. What passes fails the attempt alone, which somebody makes again."""
+        """A write or fsync failed with `fault`. An error that passes fails only this attempt, which will be made again.
+        Any other error takes the folder out of service.
+        """
         if fault.passing and self.disk.fault is None:
             self._pass(fault)
         elif self.failed is None:
@@ -44,7 +46,9 @@ class LogFolder:
             self._on_failure(self)
 
     def blame(self, error: DiskFault | CorruptBatch, topic_partition: TopicPartition) -> None:
-        """Work on a partition ended so: find out, and say, whether the disk has failed or its files are not right."""
+        """Work on a partition failed with `error`. Find out whether the disk has failed or only the partition's files
+        are damaged, and log it.
+        """
         if self.disk.fault is not None:
             self.fail(self.disk.fault)
         elif isinstance(error, DiskFault) and error.passing:

@@ -1,9 +1,9 @@
-"""Watches for turns of the event loop that last too long: while one does, nobody else is served.
+"""Watches for turns of the event loop that last too long. During such a turn no client is served.
 
-It looks at how late its own timer comes. What is counted may also be the machine's fault (a process that gets no
-processor, a disk that makes a write wait), so the line tells how much of it was spent computing.
+It measures how late its own timer fires. A late timer may also be the machine's fault (a process that gets no
+processor, a disk that makes a write wait), so the log line says how much of the delay was spent computing.
 
-Started by `service.process`, beside the broker. A simulated broker has none: its time passes between turns.
+It runs beside the broker in a real process only. A simulated broker has none: simulated time passes between turns.
 """
 
 import asyncio
@@ -16,11 +16,13 @@ from log.tally import Histogram
 logger = logging.getLogger("oncelog.loop")
 
 HELD_MS: Final = 50
-"""Held up longer than this, a client would notice."""
+"""A client would notice a delay longer than this."""
 TOLD_EVERY_S: Final = 60.0
-"""A busy machine keeps everybody waiting all the time: it is told at most so often."""
+"""The shortest time between two log lines: on a busy machine there would be one all the time."""
 TICK_S: Final = 0.01
-"""What a turn may escape by: one of HELD_MS and this is always seen. A hundred ticks a second are 0.2 % of a core."""
+"""The period of the timer. A turn that is longer than HELD_MS by this much is always seen. A hundred ticks a second
+cost 0.2 % of a core.
+"""
 
 
 class LoopWatch:
@@ -34,7 +36,7 @@ class LoopWatch:
         self._told_s = -TOLD_EVERY_S
 
     def idle(self) -> float:
-        """The part of the time since it was asked last in which this thread did not compute."""
+        """The fraction of the time since the last call in which this thread did not compute."""
         before_s, busy_before_s = self._asked
         now_s, busy_s = self._asked = asyncio.get_running_loop().time(), time.thread_time()
         return min(max(1 - (busy_s - busy_before_s) / max(now_s - before_s, 0.001), 0.0), 1.0)

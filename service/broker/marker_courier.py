@@ -1,21 +1,26 @@
-"""Carries the markers of decided transactions to the partitions they wrote to, and tells the coordinator who has its
-marker.
+"""Carries the markers of decided transactions to the partitions that the transactions wrote to, and tells the
+coordinator which partitions have their marker.
 
-What always holds: a marker is sent only after its decision is committed; it is sent until the partition has it, is
-gone, or a newer coordinator has been there; what is owed follows from the coordinator's state, so that a restart in
-between only means that some markers are written twice, which changes nothing. Nothing is told to a coordinator but to
-the very shard that owed it: after a change of leaders, or a replay, the same pair may be in its next transaction.
+What always holds:
+ - A marker is sent only after its decision is committed. It is sent again until the partition has it, the partition is
+   gone, or a newer coordinator has sent it.
+ - The markers that are still to be sent follow from the coordinator's state. After a restart some markers are therefore
+   written twice, which changes nothing.
+ - Only the shard that asked for a marker is told that the marker is written. After a change of leaders, or a replay,
+   the same producer id and epoch may already be in its next transaction.
 
-A marker whose answer was lost may still be on its way. From transaction version 2 on its epoch names the transaction,
-so that coming late it ends no other. Of older clients the next transaction has the same epoch: before the marker is
-sent again the coordinator takes another epoch, so that the partition obeys the earlier copy no more.
+A marker whose answer was lost may still arrive later. From transaction version 2 on its epoch names the transaction, so
+a late marker ends no other transaction. With older clients the next transaction has the same epoch. So before such a
+marker is sent again, the coordinator takes a new epoch, and the partition then refuses the earlier copy.
 
-A partition is named as its transaction names it. Where a topic was deleted and made again meanwhile, the marker goes to
-the new one: it ends nothing there but what the same transaction wrote to it, and nobody can know whether it did.
+A partition is known by topic name and index, as its transaction names it. If the topic was deleted and created again
+meanwhile, the marker goes to the new topic. There it ends only what the same transaction wrote; nobody can know whether
+it wrote anything there.
 
-Mostly every partition is led here and nothing waits for a disk: then all of it happens in one step of the loop, and the
-next transaction of the producer finds its predecessor complete. Markers for partitions that another broker leads go
-there together. One partition that can't take its marker holds up no other: it is tried again by itself.
+In most cases every partition is led by this broker and no write waits for a disk. Then all of this happens in one step
+of the loop, and the producer's next transaction finds its predecessor complete. Markers for partitions that another
+broker leads are sent to that broker together. A partition that can't take its marker delays no other partition: it is
+tried again by itself.
 """
 
 import asyncio
@@ -51,7 +56,7 @@ logger = logging.getLogger("oncelog.transactions")
 
 RETRY_S = 0.1
 LONGEST_RETRY_S = 2.0
-"""Each wait is twice as long as the one before, up to this."""
+"""Each wait before another try is twice as long as the one before, up to this."""
 SENT_TOGETHER = 1000
 EPOCH_NAMES_TRANSACTION = 2
 """The transaction version from which on the producer's epoch rises with every transaction."""
@@ -80,7 +85,9 @@ class MarkerWriter:
         coordinator_epoch: int,
         transaction_version: int,
     ) -> tuple[Partition, Appended] | ErrorCode:
-        """The marker stands in the log and in everything that follows from it; it is committed a little later."""
+        """Append the marker to the log, and apply it to everything that is derived from the log. The marker is
+        committed a little later.
+        """
         partition = self._partitions.get(topic_partition)
         if partition is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -111,7 +118,7 @@ class Owed:
     topic_partition: TopicPartition
     delay_s: float = 0.0
     may_come_late: bool = False
-    """A copy of it that ends whatever transaction it meets."""
+    """Whether an earlier copy of the marker may still arrive. Such a copy would end whatever transaction it finds."""
 
     @property
     def name(self) -> str:
@@ -135,7 +142,7 @@ class MarkerCourier:
         self._outboxes: dict[tuple[int, int], list[Owed]] = {}
 
     def post(self, coordinator: Partition, markers: SendMarkers) -> None:
-        """Send what a decision owes. `coordinator` is the partition of `__transaction_state` that decided."""
+        """Send the markers of a decision. `coordinator` is the partition of `__transaction_state` that decided."""
         shard = self._transactions.at(coordinator.topic_partition.partition)
         epoch = coordinator.leader_epoch
         owed = [Owed(shard, coordinator, epoch, markers, partition) for partition in markers.partitions]
@@ -153,7 +160,9 @@ class MarkerCourier:
         )
 
     def _settled_now(self, owed: Owed) -> bool:
-        """Whether the marker is there, or nobody waits for it; if not, it is on its way."""
+        """Whether nothing is left to do: the marker is committed, or nobody waits for it. If False is returned, the
+        marker is on its way.
+        """
         partition = self._writer.partition(owed.topic_partition)
         if partition is None or partition.replicas is None:
             state = self._metadata.image.partition(owed.topic_partition)
@@ -177,12 +186,12 @@ class MarkerCourier:
         return True
 
     def _refused(self, owed: Owed, error: ErrorCode) -> bool:
-        """Whether a marker that was refused is settled all the same. Nobody waits for it in a topic that was deleted,
-        nor where the producer has gone on: a marker of this epoch or a later one ended its transaction there.
+        """Whether a marker that was refused need not be sent again. That is so if the topic was deleted, and if the
+        producer is in a later epoch: then another marker has ended its transaction there.
 
-        A partition that heard of a later coordinator is asked again. If there is one, this one stops leading, and stops
-        then; if there is none, this one goes on in its epoch. Until then nobody may say that the marker is there: the
-        transaction would be torn.
+        A partition that has heard of a later coordinator is asked again. Either there is such a coordinator, and this
+        one is about to stop leading; or there is none, and this one goes on in that later epoch. Until that is clear,
+        the marker must not be reported as written, because the transaction would be torn.
         """
         if error is ErrorCode.INVALID_PRODUCER_EPOCH:
             logger.warning("%s needs no marker any more: its producer is in a later epoch", owed.topic_partition)
@@ -215,19 +224,21 @@ class MarkerCourier:
             await self._raise_epoch(owed, owed.epoch + 1)
             if self._is_current(owed):
                 self._later(owed)
-        elif self._is_current(owed) and self._settled_now(owed):  # else the coordinator of now derives it
+        elif self._is_current(owed) and self._settled_now(owed):  # else the present coordinator sends it
             self._tell([owed])
 
     async def _catch_up(self, owed: Owed) -> None:
-        """Lead in the latest coordinator epoch that a partition has heard of, should it be above this one's: a marker
-        sent by hand may have named it. The shard is loaded again in the new epoch, and sends what is owed then.
+        """If a partition has heard of a later coordinator epoch, lead in that epoch. A marker that an operator sent by
+        hand may have named it. The shard is loaded again in the new epoch, and then sends all markers that are missing.
         """
         latest = await self._latest_epoch(owed)
         if latest > owed.epoch and self._is_current(owed):
             await self._raise_epoch(owed, latest)
 
     async def _raise_epoch(self, owed: Owed, at_least: int) -> None:
-        """Where it comes to that, what is owed is not this shard's any more."""
+        """Lead in epoch `at_least` or a later one. If that succeeds, this shard is replaced, and `owed` is no longer
+        its task.
+        """
         coordinator, epoch = owed.coordinator, owed.epoch
         raised: int | Refusal
         try:
@@ -247,7 +258,7 @@ class MarkerCourier:
             )
 
     async def _latest_epoch(self, owed: Owed) -> int:
-        """The coordinator epoch that the partition obeys for this producer."""
+        """The latest coordinator epoch that the partition has seen for this producer."""
         partition, producer_id = self._writer.partition(owed.topic_partition), owed.markers.producer_id
         if partition is not None and partition.replicas is not None:
             return partition.producers.coordinator_epoch(producer_id)
@@ -264,7 +275,9 @@ class MarkerCourier:
     # -- to other brokers
 
     def _send(self, broker_id: int, owed: Owed) -> None:
-        """What was refused or not answered before goes by another lane: it may be slow again."""
+        """Send a marker to another broker. A marker that was refused or not answered before goes by the slow lane,
+        because it may be slow again.
+        """
         key = broker_id, SLOW if owed.delay_s else QUICK
         outbox = self._outboxes.get(key)
         if outbox is None:
@@ -274,7 +287,7 @@ class MarkerCourier:
             outbox.append(owed)
 
     async def _deliver(self, broker_id: int, lane: int) -> None:
-        """Until nothing is left for that broker. What comes meanwhile goes together with the next request."""
+        """Send until nothing is left for that broker. Markers that are added meanwhile go with the next request."""
         outbox = self._outboxes[broker_id, lane]
         try:
             while outbox:
@@ -284,7 +297,7 @@ class MarkerCourier:
                     continue
                 try:
                     await self._exchange(broker_id, lane, batch)
-                except Exception:  # an answer that nobody foresaw; what is owed stays owed
+                except Exception:  # an unexpected answer: these markers still have to be sent
                     logger.exception("markers for broker %d: they are sent again", broker_id)
                     for owed in batch:
                         self._later(owed)
@@ -321,7 +334,7 @@ class MarkerCourier:
     # -- done
 
     def _tell(self, settled: list[Owed]) -> None:
-        """The coordinator notes it."""
+        """Tell the coordinator that these markers are written."""
         together: dict[SendMarkers, list[Owed]] = {}
         for owed in settled:
             if self._is_current(owed):

@@ -39,9 +39,9 @@ from service.stores.port import MetadataStore
 logger = logging.getLogger("oncelog.broker")
 
 HAND_OVER_S = 5.0
-"""A stop waits no longer for the metadata store."""
+"""The longest time for which a stop waits for the metadata store."""
 FAREWELL_S = 0.2
-"""In which clients learn who leads now from the broker that led."""
+"""How long a broker that stops goes on answering, so that clients learn from it who leads now."""
 
 
 class Broker:
@@ -78,7 +78,7 @@ class Broker:
         self.housekeeper = Housekeeper(env, config, self.partitions, self.folders)
         self.compactor = Compactor(env, config, self.partitions)
         self.opener = Opener(env)
-        self.time_lookups = asyncio.Lock()  # one at a time: each may unpack a large batch
+        self.time_lookups = asyncio.Lock()  # one lookup at a time: each may unpack a large batch
         self.loop_watch = LoopWatch()
 
         coordination = self.coordination = Coordination(env, config, self.metadata, self.partitions)
@@ -125,7 +125,7 @@ class Broker:
     # -- life
 
     async def open(self) -> None:
-        """Everything that needs no listener: identity, logs."""
+        """Do all that needs no listener: claim the folders, open the logs."""
         disks = {folder.name: folder.disk for folder in self.folders}
         for facts in read_all(disks).values():
             if facts is not None:
@@ -161,7 +161,9 @@ class Broker:
         return format_topic_id(self.env.unique())
 
     async def register(self, endpoints: Sequence[Endpoint]) -> None:
-        """Join the cluster and lead what the metadata gives us; afterwards requests are answered."""
+        """Join the cluster, and lead the partitions that the metadata gives this broker. Requests are answered from
+        then on.
+        """
         self.bootstrap = endpoints[0].address
         self.metadata.subscribe(self.holdings.follow)
         self.metadata.subscribe(self._count_leaderships)
@@ -197,7 +199,9 @@ class Broker:
         self.lookout.look()
 
     async def hand_over(self) -> None:
-        """Others lead what they can lead, while requests are still answered: no client has to find out by itself."""
+        """Give leadership to other brokers while requests are still answered. Clients are then told who leads, and need
+        not find out by trying.
+        """
         if not self.metadata.in_session:
             return
         try:
@@ -209,19 +213,19 @@ class Broker:
             logger.warning("what this broker leads could not be handed over: %s", lost)
 
     async def _part(self) -> None:
-        """Clients go to the others while this broker still tells them to; then it is none of the cluster's brokers, so
-        that they don't try its closed port, longer and longer apart, and wait for that when it is back. And it does
-        not come in sync once more meanwhile.
+        """Send clients to the other brokers for a while, then leave the cluster. Without leaving, clients would try
+        this broker's closed port with longer and longer pauses, and would still be pausing when it is back. It also
+        keeps this broker from coming in sync again before it stops.
         """
         self.holdings.step_down()
         await asyncio.sleep(FAREWELL_S)
         await self.metadata.leave()
 
     async def stop(self) -> None:
-        """Everything durable, then the manifest. No request is under way any more."""
+        """Make everything durable, then write the manifest. No request may be under way any more."""
         self.coordination.end()
-        # Nothing is written any more, whatever the metadata says: not even if this broker is taken for dead, since its
-        # port is closed, and joins again.
+        # From here on nothing is written, whatever the metadata says. The port is closed, so the cluster may take this
+        # broker for dead; it must not join again then.
         self.metadata.on_session_regained = lambda: None
         self.metadata.unsubscribe(self.holdings.follow)
         self.holdings.step_down()

@@ -1,8 +1,10 @@
-"""Looks into batches before they are appended, where a topic asks for that, without holding anybody up.
+"""Looks at the records of batches before the batches are appended, where a topic asks for that, without blocking the
+loop.
 
-What always holds: a turn of the loop looks into RECORDS_AT_ONCE records and BYTES_AT_ONCE plain bytes at most, of all
-connections together. Small batches have theirs at once, in the turn they came in. The rest waits in a row, is unpacked
-and packed beside the loop (one at a time, so that what is unpacked is bounded too), and judged step by step.
+What always holds: one turn of the loop looks at no more than RECORDS_AT_ONCE records and BYTES_AT_ONCE uncompressed
+bytes, over all connections together. Small batches are looked at immediately, in the turn in which they came. The
+others wait in a queue. They are unpacked and packed in a thread, one at a time, so that the memory for unpacked bytes
+is bounded too; and they are judged step by step.
 """
 
 import asyncio
@@ -29,7 +31,7 @@ class Opener:
         self._is_new_turn_due = False
 
     def open_now(self, batch: memoryview, config: LogConfig, now_ms: int) -> Opened | None:
-        """What is inside, or None when that is more than there is room for in this turn."""
+        """The result of the look; None if the batch is too large for the rest of this turn."""
         opening = _opening(batch, config, now_ms)
         if isinstance(opening, Opened):
             return opening
@@ -44,7 +46,7 @@ class Opener:
             opening.unpack(batch, self._bytes_left)
         except BadCompression:
             self._bytes_left = 0
-            return None  # too much for now, or broken
+            return None  # too large for the rest of this turn, or damaged: `open` finds out
         self._bytes_left -= opening.plain_bytes
         opening.judge(count)
         if opening.is_to_be_packed:
@@ -56,7 +58,7 @@ class Opener:
         self._records_left, self._bytes_left = RECORDS_AT_ONCE, BYTES_AT_ONCE
 
     async def open(self, batch: memoryview, config: LogConfig, now_ms: int) -> Opened:
-        """What is inside, however much that is. The batch must stay as it is meanwhile."""
+        """The result of the look, for a batch of any size. The batch must not change meanwhile."""
         opening = _opening(batch, config, now_ms)
         if isinstance(opening, Opened):
             return opening
@@ -76,7 +78,9 @@ class Opener:
 
 
 def _opening(batch: memoryview, config: LogConfig, now_ms: int) -> Opening | Opened:
-    """What there is to do; nothing where the header says enough, or says nothing, for which the append refuses it."""
+    """An `Opening` if the records must be looked at. If the header is enough, there is nothing to look at; nor if the
+    header is damaged, because the append refuses such a batch.
+    """
     try:
         header = read_header(batch)
     except CorruptBatch:

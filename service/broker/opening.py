@@ -1,8 +1,8 @@
-"""Opens the partitions a broker holds: finds each one's folder, reads its log from the manifest of a clean stop or else
-by recovery, and makes those that never were.
+"""Opens the partitions that a broker holds. It finds the folder of each one and opens its log, by the manifest if the
+last stop was clean and by recovery if not. Partitions that never existed are created.
 
-What always holds: the folder of a partition belongs to the topic of its id; what a deleted topic left under the same
-name is thrown away. A log that is damaged is opened, reported and not served.
+What always holds: a partition's folder belongs to the topic with its id. A folder that a deleted topic of the same name
+left is removed. A damaged log is opened and reported, but not served.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ from service.settings.topic import log_config
 logger = logging.getLogger("oncelog.broker")
 
 OPENED_AT_ONCE = 256
-"""Partitions opened before others get a turn."""
+"""How many partitions are opened before other tasks run."""
 
 
 class Opening:
-    """How far a start has come. Read at any time, from the loop; added to where logs are opened."""
+    """How far a start has come. The loop may read it at any time; the threads that open logs add to it."""
 
     def __init__(self) -> None:
         self.partitions = self.opened = self.read_bytes = 0
@@ -46,7 +46,9 @@ class Opening:
 
 
 class PartitionMaker:
-    """`was_clean` says, once all are open, that the last stop was in order and nothing had to be read again."""
+    """Opens and creates partitions. Once all are open, `was_clean` says whether the last stop was in order, so that no
+    log had to be recovered.
+    """
 
     def __init__(
         self,
@@ -67,9 +69,9 @@ class PartitionMaker:
         self.progress = Opening()
         self.was_clean = False
         self.wanted: dict[TopicPartition, LogFolder] = {}
-        """Where partitions are to be that this broker does not hold yet."""
+        """The folders wanted for partitions that this broker does not hold yet."""
         self.unfinished: dict[TopicPartition, LogFolder] = {}
-        """Where partitions were on their way to when this broker stopped."""
+        """The targets of the moves that were not finished when this broker stopped."""
 
     async def open_all(self, image: Image, node_id: int) -> None:
         manifests: dict[str, Manifest] = {}
@@ -81,7 +83,7 @@ class PartitionMaker:
             present[folder.name] = set(folder.disk.listdir(""))
             manifests[folder.name] = await read_and_remove_manifest(folder.disk)
             points[folder.name] = self._housekeeper.written_points[folder] = read_recovery_points(folder.disk)
-            # Without it a whole partition may have gone with a power cut, and nothing is left that tells.
+            # Without a manifest a whole partition may have been lost in a power cut, with nothing left that shows it.
             self.was_clean = self.was_clean and manifests[folder.name].is_there
         await self._settle_moves(image, node_id, present)
         progress, topics = self.progress, list(image.topics.values())
@@ -96,7 +98,8 @@ class PartitionMaker:
                 if progress.opened % OPENED_AT_ONCE == 0:
                     await asyncio.sleep(0)
         for folder in self._folders:
-            # Those of topics that were deleted before a crash must not meet new topics of the same names.
+            # Recovery points of topics that were deleted before a crash must not be applied to new topics of the same
+            # names.
             if any(self._partitions.get(topic_partition) is None for topic_partition in points[folder.name]):
                 await self._housekeeper.write_points(folder)
             for topic_partition, high_watermark in read_high_watermarks(folder.disk).items():
@@ -105,7 +108,7 @@ class PartitionMaker:
                     partition.learn_high_watermark(high_watermark)
 
     async def _settle_moves(self, image: Image, node_id: int, present: dict[str, set[str]]) -> None:
-        """Go through with the moves between folders that were decided, and note those that were not."""
+        """Finish the moves between folders that had passed the point of decision, and note those that had not."""
         futures = self._named(present, FUTURE)
         formers = self._named(present, FORMER)
         if not futures and not formers:
@@ -147,7 +150,9 @@ class PartitionMaker:
         }
 
     def add_new(self, topic: Topic, index: int, config: LogConfig) -> Partition:
-        """A partition that never was. What has its name on a disk was left by a deleted topic before a crash."""
+        """Create a partition that never existed. If a disk has a folder of its name, a deleted topic left it before a
+        crash: it is removed.
+        """
         name = folder_of(TopicPartition(topic.name, index))
         for folder in self._folders:
             try:
@@ -158,7 +163,7 @@ class PartitionMaker:
         home = self.wanted.pop(TopicPartition(topic.name, index), None)
         if home is None or home.failed is not None:
             home = self.emptiest_folder()
-        # What is left on a disk that has failed is nobody's: it is set aside at the next start.
+        # What the failed disk still holds under this name is ignored; the next start removes it.
         known = None if home.failed is None else CleanState(name, 0, 0, (), (), (), {})
         return self.add(topic, index, home, config, known, 0)
 
@@ -204,7 +209,7 @@ class PartitionMaker:
         self.add(topic, index, self.emptiest_folder(), config, None, 0)
 
     async def _is_of(self, topic: Topic, index: int, folder: LogFolder, points: Mapping[TopicPartition, int]) -> bool:
-        """Whether the partition's folder of that name is this topic's; otherwise it is thrown away."""
+        """Whether the folder of the partition's name belongs to this topic. If not, the folder is removed."""
         topic_partition = TopicPartition(topic.name, index)
         name = folder_of(topic_partition)
         owner = read_topic_id(folder.disk, name)
@@ -213,13 +218,15 @@ class PartitionMaker:
         if owner is None:
             if points.get(topic_partition) or not was_never_flushed(folder.disk, name):
                 return True
-            # It may be what a deleted topic of that name left, and holds nothing that a power cut had to leave.
+            # The folder may be left from a deleted topic of that name. Nothing in it had been flushed, so nothing is
+            # lost that a power cut could not have taken.
             logger.warning(
                 "%s/%s was made shortly before a power cut, and not flushed: whose it is can't be known, and it is"
                 " thrown away",
                 *(folder.name, name),
             )
-        # Its topic was deleted, and a crash came first. The point goes before the folder that says whose it was.
+        # The topic of this folder was deleted, and a crash came before the folder was removed. The recovery point is
+        # removed first, while the folder still says whose it was.
         await self._housekeeper.forget_point(folder, topic_partition)
         folder.disk.discard(name)
         return False
@@ -227,7 +234,9 @@ class PartitionMaker:
     async def _start_over(
         self, topic: Topic, index: int, config: LogConfig, folder: LogFolder, end_offset: int
     ) -> None:
-        """Its folder was removed. No offset is given twice: it goes on where it ended, as far as that is known."""
+        """Create a partition again whose folder was removed. It begins where the old log ended, as far as that is
+        known, so that no offset is given twice.
+        """
         partition = self.add(topic, index, folder, config, None, 0)
         name = folder_of(partition.topic_partition)
         logger.critical(

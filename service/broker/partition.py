@@ -1,21 +1,21 @@
 # Hot path: `append_from_client` and `read` run once a batch and once a fetched partition; `python -m tests.bench
 # --only produce` answers for them.
-"""One partition on this broker: its log, the folds over it, and its place among the replicas, joined.
+"""One partition on this broker: its log, the views folded from the log, and its place among the replicas.
 
-A partition has one role: it leads, it follows (somebody, or nobody yet), or its disk has failed. Each time it is given
-a role it is another object: who waits compares it with the one it began with.
+A partition has one role: it leads, it follows (a known leader or none yet), or its disk has failed. Each new role is a
+new object. Code that awaits something compares the role afterwards with the one from before, and so notices a change.
 
 What always holds:
- - Offsets are handed out in the order of appends, and a batch is either in the log and in every fold, or in none. A
+ - Offsets are handed out in the order of appends. A batch is in the log and in every view, or in none of them. A
    follower's batches have the offsets and epochs that their leader gave them.
- - Readers see nothing at or above the high watermark, and the high watermark covers only what every in-sync
-   replica holds (durably, where durability is `fsync`). A follower knows of it what its leaders told it.
- - A wait for an offset is answered once: when the high watermark has passed it, or when this broker can no
-   longer promise it.
- - After a disk fault the partition is not served any more: neither appended to nor read. No room on the disk is none:
-   producers are told to send again, and everybody else is served.
+ - Consumers see nothing at or above the high watermark. The high watermark covers only what every in-sync replica holds
+   (durably, where durability is `fsync`). A follower knows of it what its leaders told it.
+ - A wait for an offset is answered once: when the high watermark has passed the offset, or when this broker can no
+   longer promise that it will.
+ - After a disk fault the partition is not served any more, neither for writing nor for reading. A full disk is not a
+   fault: producers are told to send again, and everything else is served.
 
-Everything here is plain `def` but flushing: between two awaits elsewhere nothing in a partition changes unseen.
+Everything here is plain `def`, apart from flushing. So nothing in a partition changes between two awaits elsewhere.
 """
 
 import asyncio
@@ -65,13 +65,15 @@ OFFLINE = Refused(ErrorCode.KAFKA_STORAGE_ERROR)
 TOO_FEW_IN_SYNC = Refused(ErrorCode.NOT_ENOUGH_REPLICAS)
 NOBODY = -1
 NO_ROOM = Refused(ErrorCode.NOT_ENOUGH_REPLICAS, "The disk has no room, or the process no descriptor, for it now.")
-"""Every client sends the same batch again to the same leader, and knows that it was not written."""
+"""The error for which every client sends the same batch again, to the same leader, and knows that the batch was not
+written.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """A batch entered the log, or had entered it before (`duplicate`). It is committed once the high watermark
-    reaches `end_offset`.
+    """A batch is in the log, since now or since before (`duplicate`). It is committed once the high watermark reaches
+    `end_offset`.
     """
 
     base_offset: int
@@ -97,12 +99,12 @@ class Leading:
 
 @dataclass(slots=True, eq=False)
 class Following:
-    """Another broker leads in that epoch, or nobody does that this broker knows of."""
+    """Another broker leads in that epoch, or no leader is known."""
 
     leader: int = NOBODY
     leader_epoch: int = NO_EPOCH
     in_sync: bool = False
-    """As far as this broker has heard."""
+    """Whether this broker is in sync, as its image of the metadata says."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +116,7 @@ Role = Leading | Following | Offline
 
 
 class Watcher(Protocol):
-    """Someone who wants to know that there is more to read."""
+    """Something that is told when there may be more to read."""
 
     def moved(self) -> None: ...
 
@@ -160,12 +162,13 @@ class Partition:
         self.stable = stable
         self.tally = PartitionTally()
         self.role: Role = Following()
-        self.replicas: ReplicaSet | None = None  # the role's, while this broker leads: it is asked once a batch
-        self.is_replicated = False  # others hold it too
+        self.replicas: ReplicaSet | None = None  # the role's, if it leads: asked once a batch
+        self.is_replicated = False  # other brokers hold it too
         self.leader_epoch = NO_EPOCH
         self.leads_from_offset = 0
         self._known_high_watermark = log.start_offset
-        # Who was proposed when this broker stopped leading, and against which partition epoch.
+        # The in-sync set that was proposed and not answered when this broker stopped leading, and the partition epoch
+        # that the proposal was based on.
         self._unanswered: tuple[int, tuple[int, ...]] = (-1, ())
         self._fsync = False
         self._committed_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -182,12 +185,12 @@ class Partition:
 
     @property
     def must_flush(self) -> bool:
-        """Whether it holds what does not count before it is durable."""
+        """Whether the log has data that must be flushed before it counts as held."""
         return self._fsync and self.log.flushed_offset < self.log.end_offset
 
     @property
     def not_leading(self) -> Refused:
-        """What is said to who wants a leader while this broker is none."""
+        """The refusal for requests that need a leader, while this broker does not lead."""
         return OFFLINE if self.offline else NOT_LEADER
 
     def lead(
@@ -202,9 +205,9 @@ class Partition:
         eligible: tuple[int, ...] = (),
         now_ms: int = 0,
     ) -> None:
-        """Start to lead in `leader_epoch`. What the log holds from before counts as held by this replica, and what an
-        earlier leader said is committed, as committed. An in-sync set that was proposed, and may be accepted
-        yet, counts on.
+        """Start to lead in `leader_epoch`. All that is in the log counts as held by this replica. What an earlier
+        leader said is committed stays committed. An in-sync set that was proposed, and may still be accepted, must
+        still hold a batch before the batch is committed.
         """
         assert leader_epoch >= self.leader_epoch, "leadership never goes back"
         if leader_epoch != self.leader_epoch:
@@ -230,22 +233,24 @@ class Partition:
         if self.must_flush:
             self.folder.flusher.request(self)
         self._held()
-        self._settled(moved=False)  # it may have led before, with others, and who waited then waits still
+        self._settled(moved=False)  # those who waited in an earlier role wait still
 
     def follow(self, leader: int, leader_epoch: int, *, fsync: bool) -> Following:
-        """Copy `leader`'s log from now on (`NOBODY`'s: wait). The same again changes nothing."""
+        """Copy the log of `leader` from now on; with `NOBODY`, wait for a leader. A call with the same leader and epoch
+        changes nothing.
+        """
         assert leader_epoch >= self.leader_epoch, "leadership never goes back"
         role = self.role
         self._fsync, self.is_replicated = fsync, True
         if not isinstance(role, Following) or (role.leader, role.leader_epoch) != (leader, leader_epoch):
             self.resign()
             self.leader_epoch = leader_epoch
-            self.log.epochs.truncate_from_end(self.log.end_offset)  # epochs in which this broker wrote nothing
+            self.log.epochs.truncate_from_end(self.log.end_offset)  # epochs without a batch of this broker
             self.role = role = Following(leader, leader_epoch)
         return role
 
     def resign(self, error: ErrorCode = ErrorCode.NOT_LEADER_OR_FOLLOWER) -> None:
-        """Stop leading or following: everybody who waits is told so."""
+        """Stop leading or following. All waits fail with `error`."""
         self._known_high_watermark = self.high_watermark
         if self.replicas is not None:
             self._unanswered = self.replicas.partition_epoch, self.replicas.pending_isr
@@ -261,7 +266,7 @@ class Partition:
         self._wake(self._tail_watchers)
 
     def fail(self) -> None:
-        """The disk below failed: no more appends, and nothing that waits is promised."""
+        """The disk has failed. Nothing is appended any more, and all waits fail."""
         self.resign(ErrorCode.KAFKA_STORAGE_ERROR)
         self.role = Offline()
 
@@ -276,17 +281,17 @@ class Partition:
     # -- leading
 
     def decided(self, isr: tuple[int, ...], partition_epoch: int, eligible: tuple[int, ...]) -> None:
-        """The metadata names these as in sync now, and these as eligible beside them."""
+        """The metadata says who is in sync now, and who else is eligible to lead."""
         assert self.replicas is not None
         self._settled(moved=self.replicas.decided(isr, partition_epoch, eligible))
 
     def not_accepted(self, *, doubtful: bool) -> None:
-        """The in-sync set that was proposed is refused; or, `doubtful`, nobody knows."""
+        """The proposed in-sync set was refused; or, with `doubtful`, nobody knows whether it was."""
         assert self.replicas is not None
         self._settled(moved=self.replicas.refused(doubtful=doubtful))
 
     def fetched(self, member: int, offset: int, *, start_offset: int, broker_epoch: int, now_ms: int) -> None:
-        """A follower holds everything below `offset`, from `start_offset` on, in the history that is this log's."""
+        """A follower holds everything from `start_offset` up to `offset` (exclusive), in the history of this log."""
         assert self.replicas is not None
         moved = self.replicas.fetched(
             *(member, offset),
@@ -301,8 +306,8 @@ class Partition:
             self._started()
 
     def _settled(self, *, moved: bool) -> None:
-        """It has changed who is in sync, or how many must be. While they are too few nothing is committed, and who
-        waits for that is told so.
+        """Answer waits after a change of the in-sync set, or of the number of replicas that must be in sync. If too few
+        are in sync, nothing can be committed, and waits for commits fail.
         """
         assert self.replicas is not None
         self._started()
@@ -317,7 +322,9 @@ class Partition:
             self._committed(self.replicas.high_watermark)
 
     def enough_in_sync(self) -> asyncio.Future[None] | None:
-        """None if something can be committed now; else a future, answered then, or failed with `PartitionLost`."""
+        """None if enough replicas are in sync to commit something now. Otherwise a future, which is answered when that
+        is so, or fails with `PartitionLost`.
+        """
         if self.replicas is None:
             raise PartitionLost(self.not_leading.error)
         if not self.replicas.is_short:
@@ -327,8 +334,8 @@ class Partition:
         return waiter
 
     def deleted(self, offset: int) -> asyncio.Future[None] | None:
-        """What is below `offset` has left this log. None if nobody can bring it back who may lead next; else a future,
-        answered when that is so, or failed with `PartitionLost`.
+        """This log no longer has anything below `offset`. None if no replica that may lead next has it either, so that
+        it can't come back. Otherwise a future, which is answered when that is so, or fails with `PartitionLost`.
         """
         if self.replicas is None:
             raise PartitionLost(self.not_leading.error)
@@ -356,8 +363,8 @@ class Partition:
     # -- following
 
     def append_replicated(self, batch: memoryview, header: BatchHeader, *, now_ms: int) -> None:
-        """Append one batch as the leader has it. `CorruptBatch` if it can't be what comes next here, `DiskFault` if it
-        can't be written; then nothing has changed.
+        """Append one batch exactly as the leader has it. Raises `CorruptBatch` if the batch can't come next in this
+        log, and `DiskFault` if it can't be written. Nothing has changed then.
         """
         role, log = self.role, self.log
         assert isinstance(role, Following), "only a follower copies"
@@ -375,7 +382,7 @@ class Partition:
             self.folder.flusher.request(self)
 
     def learn_high_watermark(self, high_watermark: int) -> None:
-        """The leader, or what was noted before a stop, says that everything below is committed."""
+        """Everything below is committed. The leader says so, or a note from before the stop."""
         assert self.replicas is None, "a leader knows better"
         known = min(high_watermark, self.log.end_offset)
         if known > self._known_high_watermark:
@@ -383,8 +390,8 @@ class Partition:
             self._wake(self._watchers)
 
     def cut(self, end_offset: int) -> None:
-        """Take back what this follower's leader does not have. What was committed may be among it only after an unclean
-        election.
+        """Remove from `end_offset` on what the leader does not have. Committed data can be among it only after an
+        unclean election.
         """
         assert isinstance(self.role, Following), "only a follower cuts"
         if self._known_high_watermark > end_offset:
@@ -396,8 +403,10 @@ class Partition:
         self._known_high_watermark = min(self._known_high_watermark, self.log.end_offset)
 
     def start_over(self, offset: int) -> None:
-        """Forget everything: the leader's log begins above where this one ends."""
+        """Remove everything, and begin at `offset`, where the leader's log begins: above all that this log has."""
         assert isinstance(self.role, Following), "only a follower starts over"
+        is_empty = self.log.end_offset == self.log.start_offset
+        assert is_empty or offset > self.log.end_offset, "a log that meets its leader's is kept"
         self.log.restart_at(offset)
         self._known_high_watermark = offset
 
@@ -413,10 +422,12 @@ class Partition:
         needs_guard: bool = True,
         opened: Opened | None = None,
     ) -> Appended | Refused:
-        """Append one client's batch, stamped in place in `records`, or say why not; then nothing has changed.
+        """Append one client's batch; offsets and epoch are written into `records` itself. If the batch is refused,
+        nothing has changed.
 
-        `opened`: what is known of its inside, for settings that ask for that. What isn't known yet is looked up here.
-        `guard`: what `producers.start_verification` gave out before the transaction coordinator confirmed the batch.
+        `opened` is the result of a look at the records under the topic's settings. If it is missing or the settings
+        have changed, the look happens here. `guard` was given out by `producers.start_verification` before the
+        transaction coordinator confirmed the batch.
         """
         replicas = self.replicas
         if replicas is None:
@@ -460,7 +471,7 @@ class Partition:
         return appended
 
     def append_own(self, batch: bytearray, *, now_ms: int) -> Appended | Refused:
-        """Append a batch of the broker's own making: coordinators' records."""
+        """Append a batch that this broker made: records of a coordinator."""
         if self.replicas is None:
             return self.not_leading
         if self.replicas.is_short:
@@ -470,7 +481,9 @@ class Partition:
     def refuse_offsets(
         self, producer_id: int, producer_epoch: int, guard: Guard | None, *, now_ms: int
     ) -> Refused | None:
-        """Why this producer may not commit offsets in a transaction here now; None if it may. Ask right before."""
+        """Why this producer may not commit offsets in a transaction now; None if it may. The answer holds only until
+        the next await.
+        """
         if self.replicas is None:
             return self.not_leading
         offsets = BatchHeader(0, 0, 0, 2, 0, TRANSACTIONAL, 0, now_ms, now_ms, producer_id, producer_epoch, -1, 1)
@@ -491,7 +504,7 @@ class Partition:
         transaction_version: int,
         now_ms: int,
     ) -> Appended | Refused:
-        """Write how a transaction ended. The same marker again is written again, and changes nothing."""
+        """Append a marker that says how a transaction ended. A marker that is written twice changes nothing."""
         if self.replicas is None:
             return self.not_leading
         if self.replicas.is_short:
@@ -513,12 +526,15 @@ class Partition:
         if verdict is not ACCEPTED:
             return Refused(ErrorCode.INVALID_PRODUCER_EPOCH)
         appended = self._append_decided(memoryview(marker), now_ms)
-        # Each marker adds what the stable offset must remember until it is replicated; nobody may be reading.
+        # With each marker the stable offset has one more ended transaction to remember until it is replicated. Forget
+        # the old ones here, because there may be no reader that does.
         self.stable.forget_ended(self.high_watermark)
         return appended
 
     def _append_decided(self, batch: memoryview, now_ms: int) -> Appended | Refused:
-        """What may not wait for room: where there is none, what was kept back for it has been given up by now."""
+        """Append a batch that must not wait for room. If the disk is full, the first attempt has given up the folder's
+        reserve, so a second attempt may find room.
+        """
         appended = self._append(batch, -1, now_ms)
         return self._append(batch, -1, now_ms) if appended is NO_ROOM else appended
 
@@ -561,25 +577,25 @@ class Partition:
 
     @property
     def is_catching_up(self) -> bool:
-        """Whether the high watermark has yet to pass what was there when this leadership began: readers of an earlier
-        one may have seen more than it says.
+        """Whether the high watermark is still below the point where this leadership began. Readers of the earlier
+        leader may have seen offsets above it.
         """
         return self.replicas is not None and self.high_watermark < self.leads_from_offset
 
     async def flush(self) -> None:
-        """Make durable what was appended until now; those who waited for that are answered."""
+        """Make durable all that was appended before the call, and answer those who wait for that."""
         folder = self.folder
         try:
             await self.log.flush()
         except DiskFault as fault:
             if self.folder is folder:
                 raise
-            self.folder.fail(fault)  # it has moved meanwhile: not the disk that was asked has failed
+            self.folder.fail(fault)  # the partition has moved to another folder meanwhile: `folder` has not failed
         else:
             self._held()
 
     def move_to(self, folder: LogFolder) -> None:
-        """Its log stands in another folder now."""
+        """The log is in another folder from now on."""
         self.folder = folder
         if self.must_flush:
             folder.flusher.request(self)
@@ -599,8 +615,8 @@ class Partition:
             self._wake(self._watchers)
 
     def committed(self, end_offset: int) -> asyncio.Future[None] | None:
-        """None if everything below `end_offset` is committed already; else a future, answered or failed with
-        `PartitionLost`.
+        """None if everything below `end_offset` is committed already. Otherwise a future, which is answered when it is,
+        or fails with `PartitionLost`.
         """
         replicas = self.replicas
         if replicas is None:
@@ -619,11 +635,15 @@ class Partition:
     # -- reading
 
     def read(self, offset: int, *, max_bytes: int, limit_offset: int, at_least_one: bool) -> FileSlice | None:
-        """Stored batches from the one that holds `offset`, below `limit_offset`; the caller has checked the bounds."""
+        """Stored batches from the one that holds `offset`, and below `limit_offset`. The offset must lie within the
+        log.
+        """
         return self.log.read(offset, max_bytes=max_bytes, limit_offset=limit_offset, at_least_one=at_least_one)
 
     def watch(self, watcher: Watcher, *, tail: bool = False) -> None:
-        """`tail`: a follower, who reads what is not committed yet."""
+        """Tell `watcher` when there is more to read. With `tail` that includes what is not committed, which followers
+        read.
+        """
         (self._tail_watchers if tail else self._watchers)[watcher] = None
 
     def unwatch(self, watcher: Watcher) -> None:
@@ -631,7 +651,9 @@ class Partition:
         self._tail_watchers.pop(watcher, None)
 
     def unreadable(self, error: DiskFault | CorruptBatch) -> ErrorCode:
-        """What a reader is told whom the stored bytes fail. Other partitions, and writers, need not suffer."""
+        """The error for a reader, when stored bytes can't be read. Other partitions, and writers to this one, are not
+        affected.
+        """
         logger.error("%s can't be read: %s", self.topic_partition, error)
         return ErrorCode.KAFKA_STORAGE_ERROR if isinstance(error, DiskFault) else ErrorCode.CORRUPT_MESSAGE
 
@@ -644,7 +666,7 @@ class Partition:
 def _fail(waiter: asyncio.Future[None], error: PartitionLost) -> None:
     if not waiter.done():
         waiter.set_exception(error)
-        waiter.exception()  # the one who waited may be gone, and then nobody else looks at it
+        waiter.exception()  # marks the error as seen: if the waiting task is gone, asyncio would warn
 
 
 def _not_new(verdict: Verdict) -> Appended | Refused:

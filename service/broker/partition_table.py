@@ -1,6 +1,7 @@
-"""Every partition this broker holds, by topic name and by topic id.
+"""Every partition that this broker holds, by topic name and by topic id.
 
-Names and ids are looked up once a topic and request, the partition index once a partition: both are plain dictionaries.
+A name or id is looked up once for each topic of a request, a partition index once for each partition. Both are plain
+dictionaries.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,8 @@
-"""Other brokers of the cluster, asked by their ids at the addresses they have registered.
+"""Asks other brokers of the cluster, at the addresses that they have registered.
 
-What always holds: a question ends in its answer or in `PeerAway`, which says nothing about whether it was carried out.
-A broker answers the questions on one connection in their order, so what may take long goes by a lane of its own.
+What always holds: a question ends in its answer or in `PeerAway`. `PeerAway` does not say whether the question was
+carried out. A broker answers the questions on one connection in their order, so questions that may take long use a lane
+(a connection) of their own.
 """
 
 from typing import TypeVar
@@ -17,7 +18,7 @@ R = TypeVar("R", bound=Struct)
 
 
 class PeerAway(Exception):
-    """No answer came. `may_come_late`: the question is on its way, perhaps, and may be carried out at any time."""
+    """No answer came. With `may_come_late` the question may have been sent, and may be carried out at any time."""
 
     def __init__(self, message: str = "", *, may_come_late: bool = False) -> None:
         super().__init__(message)

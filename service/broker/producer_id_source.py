@@ -1,4 +1,6 @@
-"""Fresh producer ids for this broker: blocks reserved in the metadata store before their first id leaves."""
+"""Fresh producer ids for this broker. A block of ids is reserved in the metadata store before the first id of the block
+is given out.
+"""
 
 import asyncio
 import logging
@@ -19,7 +21,7 @@ class ProducerIdSource:
         self._reserving = asyncio.Lock()
 
     def take(self) -> int | None:
-        """One at once, or None while there is none: a block is on its way then."""
+        """An id, or None if there is none right now; a block is being reserved then."""
         taken = self._supply.take()
         if self._supply.running_low and not self._reserving.locked():
             self._env.tasks.spawn("reserve producer ids", self._refill_ahead())
@@ -29,7 +31,7 @@ class ProducerIdSource:
         try:
             await self.refill()
         except MetadataLost as lost:
-            logger.info("producer ids can't be reserved now: %s", lost)  # who finds none left reserves them, or is told
+            logger.info("producer ids can't be reserved now: %s", lost)  # `next` reserves a block itself, or raises
 
     async def refill(self) -> None:
         """Reserve a further block if the supply runs low."""
@@ -38,7 +40,7 @@ class ProducerIdSource:
                 self._supply.add(await self._metadata.execute(AllocateProducerIds()))
 
     async def next(self) -> int:
-        """An id that nobody ever had. Raises what the metadata store raises when it can't be reached."""
+        """An id that was never given out before. Raises `MetadataLost` if the metadata store can't be reached."""
         while (taken := self._supply.take()) is None:
             await self.refill()
         return taken

@@ -1,12 +1,12 @@
 # Hot path: one `Reading` a Fetch request, one `_read` a fetched partition; `python -m tests.bench --only throughput`
 # answers for it.
-"""Reading from partitions of this broker for one reader, whichever protocol it speaks.
+"""Reading from partitions of this broker for one reader, independent of the protocol.
 
-What always holds: a reader gets only what its isolation lets it see, with the aborted transactions that reach into it;
-stored bytes are handed out as slices of segment files, and nothing is read here; the first partition with data gives
-at least one batch however small the limits are, so that a reader always gets on.
+What always holds: a reader gets only what its isolation level lets it see, and the aborted transactions that overlap
+it. Stored bytes are handed out as slices of segment files; they are not read here. The first partition that has data
+gives at least one batch, however small the limits are, so that every reader makes progress.
 
-`read` says whether there is enough to answer with; if not, `wait` reads again whenever something moved.
+`read` says whether there is enough for an answer. If there is not, `wait` reads again whenever something has changed.
 """
 
 import asyncio
@@ -25,13 +25,15 @@ from service.broker.session import Session
 from service.broker.throttling import Throttle
 from service.wire.error_codes import ErrorCode
 
-# Once an answer to a client nearby carries so much, other partitions wait for the next one: that comes at once, and
-# what is larger has left the caches before it is read. Who is farther away gets in one answer what ten round trips
-# would carry at 1 GB/s, so that the way costs it little.
+# When an answer to a client nearby holds this much, the remaining partitions wait for the next request, which comes at
+# once. A larger answer would have left the processor's caches before it is read. A client farther away gets in one
+# answer as much as ten round trips would carry at 1 GB/s, so that the distance costs it little.
 NEAR_ANSWER_BYTES = 3 * 512 * 1024
 ANSWER_BYTES_PER_ROUND_TRIP_US = 10_000
 LONGEST_WAIT_MS = 5 * 60 * 1000
-"""What librdkafka lets one ask for. Who asks for more is told sooner that there is nothing, and asks again."""
+"""The longest wait that librdkafka can be configured for. A reader that asks for more gets an empty answer after this
+time, and asks again.
+"""
 
 
 class Terms(NamedTuple):
@@ -42,52 +44,58 @@ class Terms(NamedTuple):
     max_bytes: int
     max_wait_ms: int
     knows_followers: bool = False
-    """The reader knows that who serves it may be a follower, which lags behind its leader."""
+    """The reader knows that the broker it asks may be a follower, which lags behind the leader."""
     nearer: Container[int] = ()
-    """Brokers that stand nearer to the reader than this one."""
+    """Brokers that are nearer to the reader than this one."""
 
 
 class Copier(NamedTuple):
-    """A broker that follows: what it asks for tells what it holds."""
+    """A follower as a reader. The offset that it asks for tells what it already holds."""
 
     broker_id: int
     broker_epoch: int
     in_sync: InSyncSets
     throttle: Throttle
     has_readers: bool
-    """Readers are sent to it, and wait there for what is committed: it hears of that at once."""
+    """Clients may be sent to this follower to read. They wait there for committed data, so the follower is told of a
+    new high watermark at once.
+    """
 
 
 @dataclass(slots=True)
 class Found:
-    """What there is of a partition: an error, or where the log has gone another way, or stored batches."""
+    """What one partition has for the reader: an error, or the offset where the reader's history differs, or stored
+    batches.
+    """
 
     error: ErrorCode = ErrorCode.NONE
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start_offset: int = -1
     aborted: list[tuple[int, int]] | None = None
-    """Producer ids and first offsets; None for readers who don't ask what is committed."""
+    """Producer ids and first offsets of aborted transactions; None for readers that read uncommitted data."""
     diverging: tuple[int, int] | None = None
-    """The latest epoch up to the reader's that the log knows, and where it ended."""
+    """The latest epoch in this log that is not above the reader's, and the offset where that epoch ended."""
     records: FileSlice | None = None
     counts: int = 0
-    """What it counts for when the reader wants a least number of bytes: what a limit cut short counts as the limit,
-    though only whole batches are given.
+    """How many bytes this adds towards the reader's minimum. If a size limit left more data unread, it is the limit
+    itself, although only whole batches are given.
     """
     nearer: int = -1
-    """The broker that the reader is sent to."""
+    """The nearer broker that the reader should ask instead; -1 if there is none."""
 
 
 def leader_epoch_error(partition: Partition, epoch: int) -> ErrorCode:
-    """What is wrong with a caller who believes in leader epoch `epoch` (-1: who doesn't say)."""
+    """The error for a client that believes in leader epoch `epoch`; with -1 the client does not say."""
     if partition.replicas is None:
         return partition.not_leading.error
     return _epoch_error(partition, epoch)
 
 
 def reader_error(partition: Partition, epoch: int) -> ErrorCode:
-    """The same for a reader who takes a follower's answer too. One out of sync may hold what was deleted long ago."""
+    """The error for a reader that also accepts answers of a follower. A follower out of sync may hold data that was
+    deleted long ago.
+    """
     role = partition.role
     if isinstance(role, Following) and role.leader != NOBODY and role.in_sync:
         return _epoch_error(partition, epoch)
@@ -102,21 +110,23 @@ def _epoch_error(partition: Partition, epoch: int) -> ErrorCode:
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """One reader's request: read, and read again whenever a watched partition moved."""
+    """One reader's request: it is read, and read again whenever a watched partition has changed."""
 
     table: PartitionTable
     caller: Session
     terms: Terms
     wanted: Mapping[SessionKey, Wanted]
     keeps_order: bool
-    """The order of `wanted` is the order of turns already."""
+    """Whether `wanted` is already in the order in which the partitions take turns. If not, those that were not served
+    lately come first.
+    """
     copier: Copier | None = None
     found: dict[SessionKey, Found] = field(default_factory=dict)
     _is_counted: bool = False
     _woken: asyncio.Future[None] | None = None
 
     def read(self) -> bool:
-        """Read every wanted partition; True if the answer need not wait."""
+        """Read every wanted partition. Returns True if the answer need not wait."""
         self.found = found = {}
         budget = self.terms.max_bytes
         least, round_trip_us = min(self.terms.min_bytes, budget), self.caller.round_trip_us
@@ -127,7 +137,7 @@ class Reading:
         for key in self._in_turn():
             partition = self._partition(key)
             if isinstance(partition, ErrorCode):
-                data = Found(partition, aborted=[])  # only a partition that is there answers with none at all
+                data = Found(partition, aborted=[])  # None is for partitions that exist
             else:
                 left = budget - size if size < enough else 0
                 data = self._read(partition, self.wanted[key], left, least, at_least_one=size == 0)
@@ -148,15 +158,15 @@ class Reading:
         return urgent or counted >= least
 
     def _in_turn(self) -> Iterable[SessionKey]:
-        """The wanted partitions: first those that had no turn lately, in the client's order."""
+        """The wanted partitions: first those that were not served lately, otherwise in the client's order."""
         if self.keeps_order or not self.caller.fetched:
             return self.wanted
         turns = {key: turn for turn, key in enumerate(self.caller.fetched)}
         return sorted(self.wanted, key=lambda key: turns.get(key, -1))
 
     def _keep_turns(self, *, ended_early: bool) -> None:
-        """Remember who was given something when we ended an answer. Where it ended by itself, or by the client's own
-        limit, who comes first is the client's business.
+        """If this broker cut the answer short, remember which partitions were served, so that the others come first
+        next time. If the client's own limit ended the answer, the client decides which partitions come first.
         """
         turns = self.caller.fetched
         if not ended_early:
@@ -195,7 +205,7 @@ class Reading:
         if not log.start_offset <= offset <= log.end_offset:
             partition.tally.failed_reads += 1
             if partition.replicas is None and offset > log.end_offset:
-                return Found(ErrorCode.OFFSET_NOT_AVAILABLE)  # here, so far: the leader may have it
+                return Found(ErrorCode.OFFSET_NOT_AVAILABLE)  # this log ends before it, the leader's may not
             begins = log.start_offset if self.copier is not None else -1
             return Found(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=begins)
         if self.copier is not None and not self._is_counted and (error := self._count(partition, wanted, self.copier)):
@@ -240,7 +250,9 @@ class Reading:
 
     @staticmethod
     def _must_hear(wanted: Wanted, found: Found, copier: Copier) -> bool:
-        """The follower has what is deleted here, or what its readers may have now, and has not been told."""
+        """Whether the follower must be told at once: it still holds what was deleted here, or its readers may read
+        further now.
+        """
         if copier.has_readers and 0 <= wanted.told_high_watermark < found.high_watermark:
             return True
         start_offset = found.log_start_offset
@@ -248,7 +260,9 @@ class Reading:
 
     @staticmethod
     def _count(partition: Partition, wanted: Wanted, copier: Copier) -> ErrorCode:
-        """A follower holds everything below what it asks for. Once a request: it says nothing new by waiting."""
+        """Note what a follower holds: everything below the offset that it asks for. Done once a request, because
+        waiting changes nothing about that.
+        """
         replicas = partition.replicas
         if replicas is None or copier.broker_id not in replicas.followers:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -262,7 +276,7 @@ class Reading:
         return ErrorCode.NONE
 
     async def wait(self) -> None:
-        """Until there is enough, or it has taken as long as it may. `found` is what there is then."""
+        """Wait until there is enough for an answer, or the longest wait is over. `found` then has the answer."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(self.terms.max_wait_ms, LONGEST_WAIT_MS) / 1000
         watched: list[Partition] = []
@@ -275,7 +289,7 @@ class Reading:
                     partition.watch(self, tail=self.copier is not None)
                     if self.copier is not None and self.copier.has_readers:
                         partition.watch(self)
-                    # Nobody was told of what came between the reading and now.
+                    # This reader was not told of changes between the reading and the call of `watch`.
                     has_moved = has_moved or partition.high_watermark != self.found[key].high_watermark
                     if self.copier is not None:
                         has_moved = has_moved or partition.log.end_offset > wanted.fetch_offset

@@ -1,13 +1,15 @@
-"""What the metadata says about a partition becomes its role on this broker; a follower's log becomes its leader's.
+"""Gives each partition the role on this broker that the metadata says, and makes a follower's log equal to its
+leader's.
 
-A follower asks its leader as a consumer would, by Fetch: one connection and one session for all partitions that the
-same broker leads. It appends the batches as they come. Where its history is another than the leader's it is told from
-where on (KIP-320), cuts that off, and asks again.
+A follower asks its leader by Fetch, as a consumer does: with one connection and one session for all partitions that the
+same broker leads. It appends the batches as they come. Where its history differs from the leader's, the answer says
+from which offset on (KIP-320). The follower cuts its log there, and asks again.
 
 What always holds:
- - What a follower asks for says that it holds everything below, in this history; where durability is `fsync`, on the
-   platter (R12). Nothing is appended, cut or counted but in the role that it was asked for.
- - What goes wrong with one partition stays there: it rests, longer each time, and says why; the others go on.
+ - The offset that a follower asks for says that it holds everything below, in this history; where durability is
+   `fsync`, on disk (R12). An answer is used only if the partition still has the role in which the question was asked.
+ - A failure in one partition affects no other. The partition pauses, longer each time, and its trouble is shown; the
+   others go on.
 """
 
 import asyncio
@@ -43,15 +45,17 @@ from service.wire.messages import (
 logger = logging.getLogger("oncelog.replication")
 
 FIRST_REST_S = 0.02
-"""Before a leader, or one partition of it, is asked again; twice as long each time."""
+"""The first pause before a leader, or one partition of it, is asked again. Each further pause is twice as long."""
 INTERRUPTED_EVERY_S = 0.2
-"""So often at most a fetch that waits at the leader is given up for partitions that are new: each time costs a
-connection and a session.
+"""The shortest time between two fetches that are given up, while they wait at the leader, so that new partitions can be
+asked for. Each time costs a connection and a session.
 """
 HELD_BACK_S = 0.1
-"""So often it is looked whether a throttle lets more through."""
+"""How often a partition that is throttled is looked at again."""
 SLOW_FLUSH_S = 0.05
-"""A partition whose flush takes longer holds up no other: it is asked for when it is durable."""
+"""The longest time for which a flush delays the next fetch. A partition whose flush takes longer is left out of the
+fetch until it is durable.
+"""
 NO_SESSION, SESSION_BEGINS = 0, 0
 LAST_SESSION_EPOCH = 2**31 - 1
 
@@ -83,7 +87,9 @@ class Replication:
         self._env.tasks.spawn("in-sync sets", self.in_sync.run())
 
     def lead(self, partition: Partition, state: PartitionState, *, fsync: bool) -> bool:
-        """This broker leads; True if a leadership begins, else something about the one there is may have changed."""
+        """This broker leads the partition. Returns True if a leadership begins, False if only the replicas of the
+        present one may have changed.
+        """
         replicas = partition.replicas
         if replicas is not None and (replicas.leader_epoch, replicas.replicas) == (state.leader_epoch, state.replicas):
             partition.decided(state.isr, state.partition_epoch, state.eligible)
@@ -105,12 +111,14 @@ class Replication:
         return begins
 
     def _release(self, partition: Partition) -> None:
-        """Others may still be eligible though enough are in sync by now, since fewer must be: nobody waits for them."""
+        """If fewer replicas must be in sync than before, there may be enough now while others are still eligible. A
+        proposal then takes the eligible ones out, so that nothing waits for them.
+        """
         if partition.replicas is not None and partition.replicas.is_held_back:
             self.in_sync.consider(partition)
 
     def follow(self, partition: Partition, state: PartitionState, *, fsync: bool) -> None:
-        """Another broker leads, or nobody does."""
+        """Another broker leads the partition, or no broker does."""
         role = partition.follow(state.leader, state.leader_epoch, fsync=fsync)
         role.in_sync = self._metadata.broker_id in state.isr
         if state.leader == NOBODY:
@@ -127,12 +135,12 @@ class Replication:
             fetcher.add(partition, role)
 
     def stop(self, partition: Partition) -> None:
-        """The partition is not this broker's any more, or the broker doesn't know what the metadata says now."""
+        """This broker does not hold the partition any more, or does not know what the metadata says now."""
         self._forget(partition)
         partition.resign()
 
     def fail(self, partition: Partition) -> None:
-        """Its disk has failed."""
+        """The partition's disk has failed."""
         self._forget(partition)
         partition.fail()
         self.in_sync.give_up(partition)
@@ -142,7 +150,7 @@ class Replication:
             fetcher.forget(partition)
 
     def places(self) -> Iterable["Place"]:
-        """How each partition that is followed here gets on."""
+        """The state of each partition that this broker follows."""
         return [place for leader in sorted(self._fetchers) for place in self._fetchers[leader].places()]
 
     def _brokers_changed(self, delta: Delta) -> None:
@@ -159,7 +167,7 @@ class Replication:
 
 @dataclass(slots=True)
 class Place:
-    """One partition that is followed, and how that goes."""
+    """One partition that this broker follows, and the state of copying it."""
 
     partition: Partition
     role: Following
@@ -170,7 +178,7 @@ class Place:
 
     @property
     def holds(self) -> bool:
-        """Whether the partition is in that role still."""
+        """Whether the partition still has `role`."""
         return self.partition.role is self.role
 
     def rest(self, now_s: float, longest_s: float, trouble: str) -> None:
@@ -187,8 +195,8 @@ class Place:
 
 
 class Fetcher:
-    """Copies what one broker leads and this one follows. Its task ends when there is nothing, and begins with the
-    first.
+    """Copies the partitions that one broker leads and this one follows. Its task begins with the first partition, and
+    ends when there is none left.
     """
 
     def __init__(
@@ -233,7 +241,7 @@ class Fetcher:
             self._env.tasks.spawn(f"fetcher from broker {self._leader}", self._run())
         elif self._is_parked and self._now_s() - self._interrupted_s >= INTERRUPTED_EVERY_S:
             self._interrupted_s = self._now_s()
-            asyncio.get_running_loop().call_soon(self._interrupt)  # after all others that come with this one
+            asyncio.get_running_loop().call_soon(self._interrupt)  # after other calls of `add` in this turn
 
     def forget(self, partition: Partition) -> None:
         place = self._places.get(_key(partition))
@@ -241,13 +249,13 @@ class Fetcher:
             del self._places[_key(partition)]
 
     def leader_is_back(self) -> None:
-        """It has registered anew: at another address, maybe."""
+        """The leader has registered again, perhaps at another address."""
         self._rest_s = 0.0
         self._woken.set()
         self._interrupt()
 
     def _interrupt(self) -> None:
-        """What waits at the leader does not know of what is new."""
+        """Give up the fetch that waits at the leader: it does not include the new partitions."""
         if self._client is not None and self._is_parked:
             self._client.abort()
 
@@ -278,7 +286,7 @@ class Fetcher:
         except (OSError, ClientError, TimeoutError) as error:
             await self._lost(error)
             return
-        # What is asked for is looked up now: while this waited, any of them may have got another role and more bytes.
+        # The questions are made only now. While this waited, any partition may have got another role and more bytes.
         now_s = self._now_s()
         for place in self._places.values():
             if self._throttle.holds_back(place.partition.topic_partition, self._metadata.broker_id):
@@ -309,7 +317,7 @@ class Fetcher:
         await self._take(answer)
         named = {(topic.topic_id, data.partition_index) for topic in answer.responses for data in topic.partitions}
         for key, place in due.items():
-            if key not in named:  # nothing is new there, and nothing is wrong
+            if key not in named:  # nothing is new, and nothing is wrong
                 place.get_on()
 
     async def _wait(self, longest_s: float) -> None:
@@ -333,7 +341,7 @@ class Fetcher:
         return self._client
 
     async def _lost(self, error: Exception) -> None:
-        """The connection broke, or there is none to be had."""
+        """The connection broke, or none could be made."""
         client, self._client = self._client, None
         interrupted = self._now_s() - self._interrupted_s < INTERRUPTED_EVERY_S and client is not None
         if client is not None:
@@ -370,14 +378,14 @@ class Fetcher:
             self._is_parked = False
         if not answer.error_code:
             self._session_id = answer.session_id
-            if self._session_id == NO_SESSION:  # the leader has no room for one: everything is named in each request
+            if self._session_id == NO_SESSION:  # the leader has no room: each request names all
                 self._session_epoch = SESSION_BEGINS
             else:
                 self._session_epoch = 1 if self._session_epoch == LAST_SESSION_EPOCH else self._session_epoch + 1
         return answer
 
     def _news(self, due: dict[Key, Place]) -> list[FetchTopic]:
-        """What the leader does not know of the partitions that are due."""
+        """The questions that the leader's session does not have yet, for the partitions that are due."""
         if self._session_epoch == SESSION_BEGINS:
             self._told.clear()
         topics: dict[bytes, FetchTopic] = {}
@@ -415,7 +423,7 @@ class Fetcher:
                 key = topic.topic_id, data.partition_index
                 place, asked = self._places.get(key), self._told.get(key)
                 if place is None or asked is None or not self._is_answered(place, asked):
-                    continue  # its role is another since
+                    continue  # its role has changed since
                 try:
                     await self._take_one(place, data)
                 except CorruptBatch as error:
@@ -423,7 +431,7 @@ class Fetcher:
                 except DiskFault as fault:
                     place.partition.folder.blame(fault, place.partition.topic_partition)
                     self._rest(place, str(fault))
-                except Exception:  # this partition's misfortune
+                except Exception:  # an error in one partition
                     logger.exception("%s can't follow", place.partition.topic_partition)
                     self._rest(place, "an error of this broker's own")
                 if data.records:
@@ -431,13 +439,15 @@ class Fetcher:
 
     @staticmethod
     def _is_answered(place: Place, asked: FetchPartition) -> bool:
-        """Whether an answer to what was asked then is one to what would be asked now."""
+        """Whether the answer is still of use: the partition has the same role and the same end as when it was asked
+        for.
+        """
         same = asked.current_leader_epoch == place.role.leader_epoch
         return same and place.holds and asked.fetch_offset == place.partition.log.end_offset
 
     async def _take_one(self, place: Place, data: FetchResponsePartitionData) -> None:
         partition, log = place.partition, place.partition.log
-        # Who holds nothing has nothing to lose, whichever side of the leader's log it stands on.
+        # An empty log has nothing to lose, whether it stands below or above the leader's log.
         reach = log.end_offset if log.end_offset > log.start_offset else -1
         if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and data.log_start_offset > reach:
             await self._start_over(place, data.log_start_offset)
@@ -458,7 +468,7 @@ class Fetcher:
         place.rest(self._now_s(), self._config.replica_fetch_backoff_ms / 1000, trouble)
 
     def _append(self, place: Place, records: memoryview) -> None:
-        """Whole batches as they come; of one that was cut short the rest comes with the next answer."""
+        """Append the whole batches of an answer. An incomplete batch at its end comes again with the next answer."""
         partition = place.partition
         now_ms = self._env.clock.wall_ms()
         at = 0
@@ -507,7 +517,7 @@ class Fetcher:
                 partition.start_over(offset)
 
     async def _flush(self) -> None:
-        """Make durable what was copied; who has been at it since an earlier round is not waited for."""
+        """Make durable what was copied. A flush that was begun in an earlier round is not waited for."""
         begun: list[asyncio.Task[None]] = []
         for place in self._places.values():
             if place.partition.must_flush and (place.flushing is None or place.flushing.done()):
@@ -531,6 +541,6 @@ def _key(partition: Partition) -> Key:
 
 
 def address_of(broker: RegisteredBroker, listener: str | None) -> tuple[str, int]:
-    """Where other brokers ask this one."""
+    """The address at which other brokers ask this broker."""
     endpoint = (broker.endpoint(listener) if listener is not None else None) or broker.endpoints[0]
     return endpoint.host, endpoint.port

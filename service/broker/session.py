@@ -1,5 +1,5 @@
-"""Who is at the other end of a connection. Every request passes the door together with its session, so that
-whatever must know the caller can.
+"""The client at the other end of a connection. Every request is handed on together with its session, for the code that
+must know the client.
 """
 
 import asyncio
@@ -10,14 +10,14 @@ from service.broker.fetch_sessions import SessionKey
 
 
 class Principal(NamedTuple):
-    """Who somebody was proven to be, in Kafka's two words."""
+    """The authenticated identity of a client, in Kafka's two words."""
 
     kind: str
     name: str
 
 
 ANONYMOUS = Principal("User", "ANONYMOUS")
-"""Anybody: the listener asked for no proof."""
+"""The identity of clients on a listener that does not authenticate."""
 
 
 @dataclass(slots=True)
@@ -30,17 +30,21 @@ class Session:
     software_name: str = ""
     software_version: str = ""
     fetched: dict[SessionKey, None] = field(default_factory=dict)
-    """Partitions that answers to Fetch gave something of before they ended early, the latest last."""
+    """Partitions that were served in answers to Fetch which ended early, in the order of service: the latest is the
+    last.
+    """
     is_gone: bool = False
     """The connection has ended."""
     _waiting: dict[asyncio.Task[Any], None] = field(default_factory=dict)
 
     def waits(self) -> "Wait":
-        """`with session.waits():` around what does nothing but wait for what to answer: it ends with the connection."""
+        """Use `with session.waits():` around code that only waits for the contents of an answer. The wait is cancelled
+        when the connection ends.
+        """
         return Wait(self, self._waiting)
 
     def gone(self) -> None:
-        """Nobody wants to know any more."""
+        """The connection has ended: cancel all waits for its answers."""
         self.is_gone = True
         for task in list(self._waiting):
             task.cancel()
@@ -55,7 +59,7 @@ class Wait:
         self._session, self._task, self._waiting = session, task, waiting
 
     def __enter__(self) -> None:
-        if self._session.is_gone:  # while this was busy with something that is not ended half way
+        if self._session.is_gone:  # the connection ended during work that must not be cancelled half way
             raise asyncio.CancelledError
         self._waiting[self._task] = None
 

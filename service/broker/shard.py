@@ -1,20 +1,19 @@
 """Runs one deciding machine (a group coordinator, a transaction coordinator) over one internal partition.
 
-The machine decides; the shard makes its decision durable and only then lets the answers leave. The machine's
-durable state is changed by `apply` alone,
-here and when the partition is replayed, so there is one path to state. An append that fails is not undone: the
-shard is dropped, everybody who waits is
-told to look for the coordinator again, and the next leader replays the log; this broker itself, a little later, if
-it still leads (`coordinators.py`).
+The machine decides. The shard makes the decision durable, and only then lets the answers leave. The machine's durable
+state is changed by `apply` alone, both here and when the partition is replayed, so there is one path to state. A failed
+append is not undone. Instead the shard is dropped, all waiting clients are told to look for the coordinator again, and
+the next leader replays the log. If this broker still leads, it replays the log itself a little later
+(`coordinators.py`).
 
-What always holds: answers leave in the order of their decisions, after every record they rest on (their own and
-all earlier ones) is committed. What a machine raises stays here: the command is refused, nothing of it is applied, and
-the other commands and timers go on.
+What always holds: answers leave in the order of their decisions. Before an answer leaves, all records up to its
+decision are committed, those of earlier decisions included. An exception in a machine does not leave the shard: the
+command is refused, none of it is applied, and other commands and timers go on.
 
-A record of the log that no machine can read, in a batch whose checksum is right, was written by somebody who does not
-know the format. It is named, stays where it is, and is passed over: it decides nothing, and one such record must not
-take a coordinator from everybody. A batch whose checksum is wrong has lost what it said, which may have been a
-decision: such a partition is not served.
+A record that no machine can read, in a batch whose checksum is right, was written by a program that does not know the
+format. It is logged, kept, and skipped: it decides nothing, and one such record must not stop a coordinator for all its
+clients. A batch whose checksum is wrong is different: it may have held a decision, which is lost. Its partition is not
+served.
 """
 
 import asyncio
@@ -33,13 +32,13 @@ from service.ports import Env
 logger = logging.getLogger("oncelog.coordinator")
 
 TURN_BYTES = 256 << 10
-"""Replayed before others get a turn: a long log must not stop the loop."""
+"""How many bytes are replayed before other tasks run. A long log must not block the loop."""
 BATCH_WORTH_BYTES = 4 << 10
-"""What a batch counts at least."""
+"""The bytes that a smaller batch counts as."""
 NAMED_AT_MOST = 10
-"""Records that can't be read and are named one by one in a replay; of more there is only the number."""
+"""The most unreadable records that a replay logs one by one. Of further ones only the number is logged."""
 REST_MS_MIN, REST_MS_MAX = 1_000, 60_000
-"""How long the timer rests when what was due has raised."""
+"""The shortest and the longest pause of the timer after work that was due has raised."""
 
 
 class Decision(Protocol):
@@ -64,7 +63,7 @@ class Machine(Protocol):
 
 @runtime_checkable
 class TakesTransactions(Protocol):
-    """A machine whose partition producers write to in transactions: committed offsets."""
+    """A machine with a partition that is also written to in producers' transactions: committed offsets."""
 
     def apply(self, key: bytes, value: bytes | None, *, producer_id: int = -1, producer_epoch: int = -1) -> None: ...
     def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None: ...
@@ -74,15 +73,15 @@ MachineT = TypeVar("MachineT", bound=Machine)
 
 
 class NotCoordinator(Exception):
-    """This broker does not (or no longer) coordinate this key: look it up again."""
+    """This broker does not, or no longer, coordinate the key. The client should look up the coordinator again."""
 
 
 class CoordinatorLoading(Exception):
-    """The coordinator's log is still being replayed: ask again in a moment."""
+    """The coordinator's log is still being replayed. The client should ask again in a moment."""
 
 
 class DecisionFailed(Exception):
-    """The machine raised: nothing was decided, and the same command would raise again."""
+    """The machine raised an exception. Nothing was decided, and the same command would raise again."""
 
 
 @dataclass(slots=True)
@@ -90,17 +89,17 @@ class Mishaps:
     """What went wrong in the shards of one kind since the start."""
 
     decisions: int = 0
-    """Commands that made a machine raise."""
+    """How many commands made a machine raise."""
     expiries: int = 0
-    """Times that what was due raised."""
+    """How often work that was due made a machine raise."""
     records: int = 0
-    """Records that were passed over in a replay."""
+    """How many records a replay skipped."""
     rebuilt: int = 0
-    """Shards that were given up and replayed again while their partition was still led."""
+    """How many shards were given up, and replayed again, while this broker still led their partition."""
 
 
 class Shard(Generic[MachineT]):
-    """One machine and the internal partition that is its memory."""
+    """One machine, and the internal partition that holds its records."""
 
     def __init__(
         self,
@@ -130,15 +129,15 @@ class Shard(Generic[MachineT]):
         self._started_ms = env.clock.wall_ms() - int(env.clock.monotonic() * 1000)
 
     def now_ms(self) -> int:
-        """The wall clock as it was at the start, moved on by the steady clock: a clock that jumps ends nobody's
-        session.
+        """The wall clock's time at the start, plus the time that has passed on the monotonic clock. So a jump of the
+        wall clock ends no client's session.
         """
         return self._started_ms + int(self._env.clock.monotonic() * 1000)
 
     # -- from the log
 
     async def load(self) -> None:
-        """Replay the log; afterwards commands are taken. A batch that rotted leaves the partition out of service."""
+        """Replay the log, then take commands. A damaged batch takes the partition out of service."""
         try:
             await self._load()
         except PartitionLost:
@@ -156,9 +155,10 @@ class Shard(Generic[MachineT]):
 
     async def _load(self) -> None:
         log = self.partition.log
-        if (too_few := self.partition.enough_in_sync()) is not None:  # what is decided meanwhile could not be written
+        if (too_few := self.partition.enough_in_sync()) is not None:  # until then nothing could be written
             await too_few
-        # After a crash the log's tail is committed only once it is durable again: without it we would forget.
+        # After a crash the tail of the log counts as committed only when it is durable again. A decision read from it
+        # before that could be lost again.
         if (uncommitted := self.partition.committed(log.end_offset)) is not None:
             await uncommitted
         async with log.alone():  # compaction must not take away the segments that are being read
@@ -196,7 +196,7 @@ class Shard(Generic[MachineT]):
         try:
             assert record.key is not None, "every record of a coordinator has a key"
             self._apply(record.key, record.value, header.producer_id, header.producer_epoch)
-        except Exception as error:  # noqa: BLE001 - whatever a stranger's bytes make a machine raise, it is named
+        except Exception as error:  # noqa: BLE001 - unknown bytes can make a machine raise anything
             self._pass_over(record.offset, error)
 
     def _pass_over(self, offset: int, error: Exception) -> None:
@@ -209,7 +209,7 @@ class Shard(Generic[MachineT]):
             )
 
     def marked(self, producer_id: int, producer_epoch: int, kind: ControlType) -> None:
-        """A transaction's marker stands in the partition: what it left pending is decided."""
+        """The partition has a marker: the transaction's pending records are decided by it."""
         machine: object = self.machine
         if isinstance(machine, TakesTransactions):
             machine.apply_marker(producer_id, producer_epoch, kind is ControlType.COMMIT)
@@ -223,7 +223,7 @@ class Shard(Generic[MachineT]):
             machine.apply(key, value, producer_id=producer_id, producer_epoch=producer_epoch)
 
     def drop(self) -> None:
-        """Forget everything: this broker no longer leads the partition, or can't write to it."""
+        """Forget everything, because this broker no longer leads the partition, or can't write to it."""
         if self.dropped:
             return
         self.dropped = True
@@ -236,7 +236,9 @@ class Shard(Generic[MachineT]):
                 answer.set_exception(NotCoordinator())
 
     def _give_up(self) -> None:
-        """What is in memory may not be what is in the log. The log says it again, if this broker still leads it."""
+        """Drop a shard whose memory may differ from the log. It is loaded again from the log, if this broker still
+        leads the partition.
+        """
         if not self.dropped:
             self.drop()
             self._on_given_up(self)
@@ -244,8 +246,8 @@ class Shard(Generic[MachineT]):
     # -- from outside
 
     def handle(self, command: Any) -> asyncio.Future[Any]:
-        """Decide on a command. The future is answered when the answer may leave; it fails with `NotCoordinator` if
-        that can't be promised, and with `DecisionFailed` if the machine raises.
+        """Decide on a command. The future is answered when the answer may leave. It fails with `NotCoordinator` if the
+        decision may not last, and with `DecisionFailed` if the machine raises.
         """
         if self.dropped:
             raise NotCoordinator
@@ -272,8 +274,8 @@ class Shard(Generic[MachineT]):
                 answer.set_exception(DecisionFailed())
 
     def tell(self, command: Any) -> None:
-        """Decide on a command nobody waits for: what is not done is done by the next coordinator, or was not
-        worth it.
+        """Decide on a command whose answer nobody waits for. If it fails, the next coordinator decides it anew, or it
+        was not needed.
         """
         self.handle(command).add_done_callback(lambda answer: answer.cancelled() or answer.exception())
 
@@ -295,7 +297,9 @@ class Shard(Generic[MachineT]):
         self._set_timer()
 
     def _write(self, decision: Decision) -> bool:
-        """Apply and append as one batch; no await, so nobody sees the one without the other."""
+        """Apply a decision, and append it as one batch. There is no await in between, so no other code sees one without
+        the other.
+        """
         now_ms = self._env.clock.wall_ms()
         producer_id, producer_epoch = decision.producer_id, decision.producer_epoch
         try:
@@ -330,7 +334,7 @@ class Shard(Generic[MachineT]):
             for effect in decision.effects:
                 self._post(effect)
         except Exception:
-            # What has to be done follows from the log: a replay does it.
+            # The effects follow from the log: a replay produces them again.
             logger.exception("%s: what follows from a decision can't be done", self.partition.topic_partition)
             self._give_up()
 

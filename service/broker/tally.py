@@ -1,6 +1,7 @@
-"""What the broker counts while it serves: plain integers, added to where the work is done, and read at any time.
+"""Counters of what the broker serves: plain integers, which are added to where the work is done and may be read at any
+time.
 
-Counts begin at zero with the process, and those of a partition with its place in the table.
+Counters begin at zero with the process. Those of a partition begin at zero when the partition is added to the table.
 """
 
 import logging
@@ -17,7 +18,9 @@ logger = logging.getLogger("oncelog.replication")
 NO_ERROR = 0
 FLAPS: Final = 3
 FLAPS_WITHIN_MS: Final = 600_000
-"""When each of its replicas is started again once, a partition of three loses two members under the same leader."""
+"""An in-sync set that loses members FLAPS times within this time is flapping. A rolling restart is not flapping: it
+takes two members of a partition of three out under the same leader.
+"""
 FLAPS_FOLLOWED_MAX: Final = 10_000
 
 
@@ -44,7 +47,7 @@ class PartitionTally:
         self.duplicates = self.out_of_order = self.fenced = self.outside_transaction = 0
 
     def judged(self, verdict: Verdict) -> None:
-        """A producer's batch was not taken up, for this reason."""
+        """Count a producer's batch that was not appended, by its verdict."""
         match verdict:
             case Duplicate():
                 self.duplicates += 1
@@ -65,26 +68,26 @@ class ApiTally:
 
     def __init__(self) -> None:
         self.seconds = Histogram()
-        """From when the request was there until it is answered, waiting included."""
+        """Seconds from the arrival of a request until it is answered, waits included."""
         self.errors: Counter[int] = Counter()
 
 
 class HttpTally:
-    """What was asked by HTTP, by the table's paths (never by what a client wrote in their place)."""
+    """HTTP requests, by the path of the route. A path that a client wrote is never used as a name."""
 
     def __init__(self) -> None:
         self.answered: Counter[tuple[str, str, int]] = Counter()
         """By path, method and status."""
         self.seconds: dict[str, Histogram] = {}
-        """By path; streams, which last as long as somebody follows them, are not timed."""
+        """By path. Streams are not timed, because they last as long as a client follows them."""
         self.problems: Counter[str] = Counter()
         self.replayed = 0
-        """Requests that were answered as the first time, for their Idempotency-Key was known."""
+        """Requests that got the answer of an earlier request, because their Idempotency-Key was known."""
         self.under_way = 0
 
 
 class RequestTally:
-    """Every request, and who is connected."""
+    """All requests, and all connections."""
 
     def __init__(self) -> None:
         self.http = HttpTally()
@@ -106,15 +109,15 @@ class RequestTally:
 
 
 class LeadershipTally:
-    """What the metadata did to the partitions that a broker leads afterwards."""
+    """Changes of the metadata that concern the partitions led by this broker."""
 
     def __init__(self) -> None:
         self.shrunk = self.grown = 0
-        """In-sync sets that lost a member; that got one."""
+        """How many in-sync sets lost a member, and how many gained one."""
         self.elected = 0
-        """Leaderships that began: this broker was in sync, or held all that was committed."""
+        """Leaderships that began while this broker was in sync or eligible, so that it held all that was committed."""
         self.unclean = 0
-        """Leaderships that began though this broker was neither: what it lacked is lost."""
+        """Leaderships that began while this broker was neither: records that it lacked are lost."""
         self._left: dict[TopicPartition, deque[int]] = {}
 
     def heard(self, delta: Delta, *, broker_id: int, now_ms: int) -> None:
@@ -138,7 +141,7 @@ class LeadershipTally:
                     self._left.setdefault(partition, deque(maxlen=FLAPS)).append(now_ms)
 
     def flapping(self, now_ms: int) -> int:
-        """Partitions whose in-sync set has lost a member again and again lately."""
+        """How many partitions had an in-sync set that lost members repeatedly of late."""
         since_ms = now_ms - FLAPS_WITHIN_MS
         self._left = {partition: left for partition, left in self._left.items() if left[-1] >= since_ms}
         return sum(len(left) == FLAPS and left[0] >= since_ms for left in self._left.values())

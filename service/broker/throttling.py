@@ -1,7 +1,8 @@
-"""How fast replicas that move may be copied (KIP-73): bytes a second that a broker gives to, and takes as, followers.
+"""Limits how fast replicas that move are copied (KIP-73): the bytes a second that a broker sends to followers, and that
+it receives as a follower.
 
-What always holds: only replicas that their topic names are held back, and none that is in sync: what is written with
-acks=all never waits for a throttle.
+What always holds: only replicas that their topic's settings name are throttled, and none that is in sync. So a write
+with acks=all never waits for a throttle.
 """
 
 from log.ids import TopicPartition
@@ -13,10 +14,12 @@ EVERY_REPLICA = "*"
 
 
 class Throttle:
-    """One direction. What was moved is paid for in time: until then nothing more is."""
+    """The throttle of one direction. After bytes were moved, no more are moved until the time that they take at the
+    rate has passed.
+    """
 
     def __init__(self, env: Env, metadata: ClusterMetadata, *, rate: str, replicas: str) -> None:
-        """By the names of the settings: of brokers, and of topics."""
+        """`rate` is the name of the broker's setting, `replicas` the name of the topic's setting."""
         self._env = env
         self._metadata = metadata
         self._rate_key = rate
@@ -31,7 +34,7 @@ class Throttle:
         self._paid_until_s = min(self._paid_until_s, self._env.clock.monotonic())
 
     def concerns(self, partition: TopicPartition, follower: int) -> bool:
-        """Whether the copying of `partition` by `follower` is held back at all."""
+        """Whether the throttle applies to the copying of `partition` by `follower`."""
         if self._rate is None:
             return False
         topic = self._metadata.image.topics.get(partition.topic)
@@ -42,7 +45,7 @@ class Throttle:
         return EVERY_REPLICA in named or f"{partition.partition}:{self._metadata.broker_id}" in named
 
     def holds_back(self, partition: TopicPartition, follower: int) -> bool:
-        """Whether nothing of it may be moved just now."""
+        """Whether nothing may be copied right now."""
         return self._env.clock.monotonic() < self._paid_until_s and self.concerns(partition, follower)
 
     def moved(self, partition: TopicPartition, follower: int, size_bytes: int) -> None:

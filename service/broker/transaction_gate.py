@@ -1,13 +1,13 @@
-"""Lets a transactional write onto a partition only when the transaction coordinator says that it belongs to an open
-transaction.
+"""Admits a transactional write to a partition only if the transaction coordinator says that the partition belongs to an
+open transaction.
 
-From transaction version 2 on (Produce 12, TxnOffsetCommit 5) the partition's leader adds the partition itself; for
-older clients, who add it themselves, the leader asks whether they did (KIP-890). Either way a guard is taken before the
-coordinator is asked and shown at the append: between the two nothing else may have been written for the producer, or
-the answer would be about another transaction.
+From transaction version 2 on (Produce 12, TxnOffsetCommit 5) the partition's leader adds the partition to the
+transaction. Older clients add it themselves, and the leader asks the coordinator whether they did (KIP-890). In both
+cases a guard is taken before the coordinator is asked, and is checked at the append. If another batch of the producer
+was written in between, the answer could be about another transaction, and the guard is not valid any more.
 
-What always holds: a write that the coordinator did not confirm is refused, with an error that tells the client whether
-to try again, to abort, or to give up.
+What always holds: a write that the coordinator did not confirm is refused. The error tells the client whether to try
+again, to abort, or to give up.
 """
 
 from collections.abc import Sequence
@@ -31,9 +31,11 @@ from txn.verdicts import Added, Busy, Fenced, InvalidRequest, TokenDecided, Unkn
 TRY_AGAIN = Refused(ErrorCode.NOT_ENOUGH_REPLICAS, "The transaction coordinator could not be asked; try again.")
 ATTEMPTS = 3
 LANES = 8
-"""Connections to another coordinator: it answers in order, and one transaction may wait for its markers there."""
+"""The number of connections to another coordinator. It answers in order on each, and one transaction may wait for its
+markers.
+"""
 PATIENCE_MS = 1_000
-"""How long a write waits for the markers of its producer's last transaction before it is told to come back."""
+"""How long a write waits for the markers of the producer's last transaction, before the client is told to try again."""
 
 
 Refusals = dict[TopicPartition, Refused]
@@ -41,16 +43,16 @@ Refusals = dict[TopicPartition, Refused]
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who writes, in which transaction, and which protocol it speaks."""
+    """The producer of a write: its transaction, and what its protocol version can do."""
 
     transactional_id: str
     producer_id: int
     producer_epoch: int
     sequence: int
     adds_itself: bool
-    """The client relies on the leader to add the partition (transaction version 2)."""
+    """The client leaves it to the leader to add the partition (transaction version 2)."""
     knows_abortable: bool
-    """The client knows TRANSACTION_ABORTABLE."""
+    """The client knows the error TRANSACTION_ABORTABLE."""
 
 
 class TransactionGate:
@@ -62,8 +64,9 @@ class TransactionGate:
     async def admit(
         self, wanted: Sequence[tuple[Partition, Writer]], *, timeout_ms: int
     ) -> list[Guard | Refused | None]:
-        """For each of the partitions that one producer is about to write to in a transaction: the guard to show at the
-        append; None where none is needed; or why the write is refused. The coordinator is asked once for all.
+        """Check the partitions that one producer is about to write to in a transaction. Returns for each partition the
+        guard for the append, None if none is needed, or why the write is refused. The coordinator is asked once for
+        all.
         """
         admitted: list[Guard | Refused | None] = [None] * len(wanted)
         left = list(range(len(wanted)))
@@ -82,9 +85,9 @@ class TransactionGate:
                 elif partition.producers.is_current(guard):
                     admitted[place] = guard
                 else:
-                    # While the answer was waited for, the marker of the producer's last transaction was written: the
-                    # answer is good, but what was guarded is not what it was. Asked again, the coordinator answers at
-                    # once.
+                    # While this waited for the answer, the marker of the producer's last transaction was written. The
+                    # answer is right, but the guard is not valid any more. Take a new guard and ask again; the
+                    # coordinator now answers at once.
                     left.append(place)
             if not left:
                 return admitted
@@ -122,7 +125,7 @@ class TransactionGate:
         return {} if refused is None else dict.fromkeys(concerned, refused)
 
     async def _ask_elsewhere(self, partitions: tuple[TopicPartition, ...], writer: Writer) -> Refusals:
-        """Ask the broker that coordinates the id, in the words that brokers have for it."""
+        """Ask the broker that coordinates the transactional id, with AddPartitionsToTxn as brokers send it."""
         leader = self._coordinators.leader(writer.transactional_id)
         topics: dict[str, AddPartitionsToTxnTopic] = {}
         for name, index in partitions:
@@ -152,7 +155,7 @@ class TransactionGate:
 
 
 def _refusal_of(code: ErrorCode, writer: Writer) -> Refused:
-    """What a coordinator elsewhere answered, as the writer is told."""
+    """The refusal for the client, given the error of a coordinator on another broker."""
     match code:
         case ErrorCode.TRANSACTION_ABORTABLE:
             return _refusal(Verified((TopicPartition("", 0),)), writer) or TRY_AGAIN
@@ -165,7 +168,7 @@ def _refusal_of(code: ErrorCode, writer: Writer) -> Refused:
         case ErrorCode.INVALID_TXN_STATE:
             return Refused(code)
         case _:
-            return TRY_AGAIN  # it is loading, or another by now, or has not heard of the partition
+            return TRY_AGAIN  # loading, or moved, or its image lacks the partition
 
 
 def _refusal(verdict: Verdict, writer: Writer) -> Refused | None:

@@ -1,13 +1,16 @@
 # Hot path: one `Writing` a Produce request; `python -m tests.bench --only throughput` answers for it.
-"""Writing batches of one client to partitions of this broker, whichever protocol they came by.
+"""Writing batches of one client to partitions of this broker, independent of the protocol.
 
-What always holds: a transactional batch enters the log only if its coordinator says that the transaction is open; what
-a topic wants looked into is looked into under the settings that hold when it is appended; batches are appended in the
-order they are named, in one turn of the loop unless they are very many; with acks=all an outcome is `Appended` only
-when every in-sync replica holds the batch, and otherwise it may become committed later.
+What always holds:
+ - A transactional batch enters the log only if its coordinator says that the transaction is open.
+ - If a topic wants records looked at, they are looked at under the settings that hold at the append.
+ - Batches are appended in the order in which they are named. They are appended in one turn of the loop, unless there
+   are very many.
+ - With acks=all the outcome `Appended` means that every in-sync replica holds the batch. A batch with another outcome
+   may still become committed later.
 
-`begin`; then `append`, or where that said no, or where it `takes_turns`, `keep` and `append_when_ready`; then `settle`,
-unless `is_settled`.
+The order of calls: `begin`, then `append`. If `begin` returned False, or `takes_turns` is True, `keep` and
+`append_when_ready` take the place of `append`. At last `settle`, unless `is_settled`.
 """
 
 import asyncio
@@ -29,15 +32,17 @@ from service.broker.transaction_gate import Writer
 from service.wire.error_codes import ErrorCode
 
 ATTRIBUTES_AT: Final = 22
-"""The byte of a batch's attributes that says whether it is transactional."""
+"""The position of the byte, among a batch's attributes, that says whether the batch is transactional."""
 PAIR: Final = slice(43, 53)
-"""Producer id and epoch of a batch."""
+"""The position of the producer id and epoch of a batch."""
 MARKERS_LOOKED_AT: Final = 100
 LOOKS_MAX: Final = 10_000
-"""So many of these turns, before who expects an offset so old is told that somebody has written since."""
+"""The most turns of looking at MARKERS_LOOKED_AT markers. A client that expects an older offset is told that somebody
+has written since.
+"""
 WRITES_AT_ONCE: Final = 64
 BYTES_AT_ONCE: Final = 4 << 20
-"""Appended in one turn of the loop: a millisecond or two each."""
+"""The most batches, and the most bytes, that are appended in one turn of the loop. That takes a millisecond or two."""
 
 GIVEN_UP_AFTER: Final = frozenset(
     {
@@ -46,7 +51,9 @@ GIVEN_UP_AFTER: Final = frozenset(
         ErrorCode.INVALID_TXN_STATE,
     }
 )
-"""A client that is told so gives up its producer, or its transaction: only who leads for certain says it."""
+"""After these errors a client gives up its producer, or its transaction. So they are only sent after the metadata store
+has confirmed that this broker still leads.
+"""
 
 MAY_BE_WRITTEN: Final = frozenset(
     {
@@ -55,25 +62,25 @@ MAY_BE_WRITTEN: Final = frozenset(
         ErrorCode.UNKNOWN_SERVER_ERROR,
     }
 )
-"""With these nobody knows."""
+"""After these errors the client can't know whether the batch is in the log."""
 
 
 class Terms(NamedTuple):
-    """What a client asks for, for all batches that it sends together, and what it knows."""
+    """What a client asks for, for all batches that it sends together, and what its version of the protocol can do."""
 
     acks: int
     timeout_ms: int
     transactional_id: str | None
     adds_partitions: bool
-    """The client relies on the leader to add partitions to its transaction (transaction version 2)."""
+    """The client leaves it to the leader to add partitions to its transaction (transaction version 2)."""
     knows_abortable: bool
-    """The client knows TRANSACTION_ABORTABLE."""
+    """The client knows the error TRANSACTION_ABORTABLE."""
     knows_zstd: bool
     may_write_internal: bool
 
 
 class Write:
-    """A batch for one partition, and what has come of it."""
+    """A batch for one partition, and its outcome."""
 
     __slots__ = (
         "admitted",
@@ -95,11 +102,11 @@ class Write:
         self.opened: Opened | None = None
         self.outcome: Appended | Refused
         self.log_start_offset = -1
-        """Known once the partition itself has judged the batch."""
+        """-1 until the partition itself has judged the batch."""
         self.expected_offset: int | None = None
-        """Append only where the log ends here: nobody else has come before."""
+        """If set, append only if the log ends at this offset, so that nobody has written in between."""
         self.was_appended = False
-        """It is in the log, though its outcome may be that it can't be promised to stay there."""
+        """The batch is in the log. Its outcome may still be an error that says that it is not known to be committed."""
 
     @property
     def partition(self) -> Partition | None:
@@ -123,16 +130,20 @@ class Writing:
         self._delay_s = 0.0
 
     def begin(self) -> bool:
-        """Whether the batches may be appended at once. If not, they must be kept, and prepared first."""
+        """Whether the batches may be appended at once. If not, call `keep` and `append_when_ready`."""
         return not any(self._unconfirmed()) and self._open_now()
 
     @property
     def looks_far(self) -> bool:
-        """Whether they must be prepared in any case: what they expect of the log takes long to see."""
+        """Whether the batches must be prepared in any case, because an expected offset is so far back that the look at
+        the log takes several turns.
+        """
         return any(map(_has_far_to_look, self.writes))
 
     def wrong_transaction(self) -> ErrorCode | None:
-        """Why nothing may be written: transactional batches of nobody's, or of several producers."""
+        """Why nothing may be written: there are transactional batches without a transactional id, or of several
+        producers.
+        """
         pair = b""
         for write in self.writes:
             batch = write.batch
@@ -146,7 +157,7 @@ class Writing:
         return None
 
     def keep(self) -> None:
-        """The bytes of the batches are somebody else's afterwards."""
+        """Copy the batches, because the request's bytes are reused after the call."""
         for write in self.writes:
             if not isinstance(write.batch, Refused):
                 write.batch = memoryview(bytearray(write.batch))
@@ -158,14 +169,14 @@ class Writing:
         admitted = await self._broker.transaction_gate.admit(wanted, timeout_ms=self._terms.timeout_ms)
         for (_, write, _), answer in zip(unconfirmed, admitted, strict=True):
             write.admitted = answer
-        await self._open(self.writes)  # of topics that were given other settings meanwhile
+        await self._open(self.writes)  # for topics whose settings changed meanwhile
         for write in self.writes:
             await _look_far(write)
 
     # -- before
 
     def _unconfirmed(self) -> Iterator[tuple[Partition, Write, Writer]]:
-        """The transactional batches whose transaction the partition does not know to be open yet."""
+        """The transactional batches whose transaction is not yet known to be open by the partition."""
         terms = self._terms
         if terms.transactional_id is None or not self._needs_guard:
             return
@@ -176,7 +187,7 @@ class Writing:
             try:
                 batch = read_header(write.batch)
             except CorruptBatch:
-                continue  # the append says so
+                continue  # the append refuses it
             pair = batch.producer_id, batch.producer_epoch
             if batch.is_transactional and not partition.producers.has_open_transaction(*pair):
                 yield (
@@ -193,7 +204,9 @@ class Writing:
                 )
 
     def _to_open(self, writes: Sequence[Write]) -> Iterator[tuple[Write, memoryview, LogConfig]]:
-        """The batches that their topics want looked into, and that have not been under the settings of now."""
+        """The batches whose topics want the records looked at, and that were not looked at under the topic's present
+        settings.
+        """
         for write in writes:
             partition = write.partition
             if partition is None:
@@ -205,7 +218,7 @@ class Writing:
                 yield write, write.batch, config
 
     def _open_now(self) -> bool:
-        """Look inside; False when it takes longer than one turn of the loop may."""
+        """Look at the records. Returns False if that would take longer than one turn of the loop may."""
         for write, batch, config in self._to_open(self.writes):
             write.opened = self._broker.opener.open_now(batch, config, self._broker.env.clock.wall_ms())
             if write.opened is None:
@@ -213,7 +226,9 @@ class Writing:
         return True
 
     async def _open(self, writes: Sequence[Write]) -> None:
-        """Look into what has not been looked into under the settings that hold when this returns."""
+        """Look at the records of all batches that need it, until each has been looked at under the settings that hold
+        when this returns.
+        """
         opener, clock = self._broker.opener, self._broker.env.clock
         while unknown := list(self._to_open(writes)):
             for write, batch, config in unknown:
@@ -223,14 +238,14 @@ class Writing:
     # -- the append
 
     def append(self) -> None:
-        """Append what may be appended now. Every write has its outcome afterwards."""
+        """Append the batches that may be appended. Afterwards every write has its outcome."""
         now_ms = self._broker.env.clock.wall_ms()
         for write in self.writes:
             write.outcome = self._append(write, now_ms)
 
     @property
     def takes_turns(self) -> bool:
-        """Whether this is more than one turn of the loop may append."""
+        """Whether there is more to append than one turn of the loop may."""
         writes = self.writes
         return len(writes) > 1 and (len(writes) > WRITES_AT_ONCE or self.size_bytes > BYTES_AT_ONCE)
 
@@ -239,7 +254,7 @@ class Writing:
         return sum(len(write.batch) for write in self.writes if not isinstance(write.batch, Refused))
 
     async def append_when_ready(self, *, is_ready: bool) -> None:
-        """`is_ready`: as `begin` said."""
+        """Append, after the preparations that are needed. `is_ready` is what `begin` returned."""
         if not is_ready:
             await self._prepare()
         if self.takes_turns:
@@ -248,7 +263,9 @@ class Writing:
             self.append()
 
     async def _append_in_turns(self) -> None:
-        """The same where it takes turns: batches of others come between, but keep the order of these."""
+        """Append in several turns of the loop. Batches of other clients may come in between, but these keep their
+        order.
+        """
         left = list(reversed(self.writes))
         while left:
             some: list[Write] = []
@@ -256,7 +273,7 @@ class Writing:
             while left and len(some) < WRITES_AT_ONCE and size_bytes < BYTES_AT_ONCE:
                 some.append(write := left.pop())
                 size_bytes += 0 if isinstance(write.batch, Refused) else len(write.batch)
-            await self._open(some)  # of topics that were given other settings meanwhile
+            await self._open(some)  # for topics whose settings changed meanwhile
             now_ms = self._broker.env.clock.wall_ms()
             for write in some:
                 write.outcome = self._append(write, now_ms)
@@ -307,11 +324,11 @@ class Writing:
         return outcome
 
     def _came_between(self, partition: Partition, write: Write, now_ms: int) -> bool:
-        """Whether the log goes on with more than markers behind what the write expects, and more than the very batch:
-        it may have been sent before.
+        """Whether somebody else has written since the expected offset. Markers do not count, and neither does this very
+        batch, which the client may be sending again.
         """
         if partition.replicas is None:
-            return False  # the append says so
+            return False  # the append refuses it
         _goes_on(write)
         if write.expected_offset == partition.log.end_offset:
             return False
@@ -325,13 +342,13 @@ class Writing:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the outcomes are what the client is told, now."""
+        """Whether the outcomes are final, so that the client can be answered now."""
         return not self._uncommitted and not self._final and not self._delay_s
 
     async def settle(self, session: Session) -> int:
-        """Wait until the batches are committed, or can't be promised to be in time. Returns for how many milliseconds
-        the client was held back: where the disk is nearly full producers are slowed, so that what makes room has a
-        chance to come first.
+        """Wait until the batches are committed, or the client's timeout is over. Returns for how many milliseconds the
+        answer was delayed: if the disk is nearly full, producers are slowed down, so that work that makes room can come
+        first.
         """
         deadline = asyncio.get_running_loop().time() + self._terms.timeout_ms / 1000
         for partition, leader_epoch, write, appended in self._uncommitted:
@@ -350,7 +367,7 @@ class Writing:
 
 
 def _has_far_to_look(write: Write) -> bool:
-    """Whether there is more behind the offset that the write expects than is looked through in one turn of the loop."""
+    """Whether more follows the expected offset than is looked through in one turn of the loop."""
     partition = write.partition
     if write.expected_offset is None or partition is None or partition.replicas is None:
         return False
@@ -358,7 +375,7 @@ def _has_far_to_look(write: Write) -> bool:
 
 
 async def _look_far(write: Write) -> None:
-    """As long as it takes, in turns of the loop."""
+    """Look through the log from the expected offset on, in several turns of the loop."""
     for _ in range(LOOKS_MAX):
         if not _has_far_to_look(write) or not _goes_on(write):
             return
@@ -366,7 +383,9 @@ async def _look_far(write: Write) -> None:
 
 
 def _goes_on(write: Write) -> bool:
-    """Let the write expect what follows the next markers, which no reader ever sees; False where none follows."""
+    """Move the expected offset past the markers that follow it, because no reader ever sees markers. Returns False if
+    none follows.
+    """
     partition, offset = write.partition, write.expected_offset
     assert partition is not None
     assert offset is not None
@@ -381,11 +400,11 @@ def _goes_on(write: Write) -> bool:
 
 
 async def committed_or_error(partition: Partition, leader_epoch: int, end_offset: int, deadline: float) -> ErrorCode:
-    """NONE once everything below `end_offset` is committed that was appended in `leader_epoch`; else why it can't be
-    promised by `deadline` (loop time).
+    """Wait until everything below `end_offset`, which was appended in `leader_epoch`, is committed. Returns NONE, or
+    why that is not known by `deadline` (loop time).
     """
     if partition.leader_epoch != leader_epoch:
-        return ErrorCode.NOT_LEADER_OR_FOLLOWER  # it may have been cut since, and another's stand there
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER  # this part of the log may have been replaced
     try:
         waiter = partition.committed(end_offset)
         if waiter is not None:
