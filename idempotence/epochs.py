@@ -1,10 +1,10 @@
-"""Producer epochs: who is the older incarnation, and when the numbers run out.
+"""Producer epochs: which one comes next, and when there is no next one.
 
-An epoch is a signed 16-bit number. A producer writes with at most 32766: the last one, 32767, is kept back so that
-a producer that wrote with 32766 can still be fenced by a marker. After that the transactional id gets a new producer
-id, which starts at epoch 0.
+An epoch is a signed 16-bit number. A producer writes with 32766 at most. The last one, 32767, is reserved, so that a
+producer that wrote with 32766 can still be fenced by a marker. After that the transactional id gets a new producer id,
+which starts at epoch 0.
 
-Used by the producers' view of a partition and by the transaction coordinator; both must agree on what is exhausted.
+Partitions and the transaction coordinator must agree on these rules, so they are here.
 """
 
 from typing import Final

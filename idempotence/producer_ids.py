@@ -1,10 +1,10 @@
 """Producer ids: handed out one by one from blocks, each block reserved durably before its first id leaves.
 
-What always holds: an id is handed out once, ever. The metadata store remembers only where the next block begins; ids
-of a block that a broker did not use before it stopped are lost, which is fine: there are 2^63.
+What always holds: an id is handed out only once. The metadata store remembers only where the next block begins. If a
+broker stops, the unused ids of its block are lost, which is fine: there are 2^63 of them.
 
-`next_block` is what the store must write, `ProducerIds` is one broker's supply. The broker asks for a new block while
-the old one still has ids (`running_low`), so that nobody waits for the store.
+`next_block` says what the store must write. `ProducerIds` is the supply of one broker. A new block should be reserved
+while the old one still has ids (`running_low`), so that no producer waits for the store.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 BLOCK_SIZE: Final = 1000
-"""As Kafka's: one durable write for a thousand producers."""
+"""The same as in Kafka: one durable write for a thousand producers."""
 LOW_WATERMARK: Final = BLOCK_SIZE // 10
 LAST_PRODUCER_ID: Final = 2**63 - 1
 
@@ -35,7 +35,7 @@ class ProducerIdsExhausted(Exception):
 
 
 def next_block(next_producer_id: int) -> ProducerIdBlock:
-    """The block that begins where the last one ended. The store's new `next_producer_id` is its `end`."""
+    """The block that begins at `next_producer_id`. Its `end` is the `next_producer_id` that the store must write."""
     assert next_producer_id >= 0
     if next_producer_id > LAST_PRODUCER_ID - BLOCK_SIZE:
         raise ProducerIdsExhausted

@@ -1,19 +1,20 @@
 # Hot path: `check` and `apply` run once a batch with a producer id; tests/bench answers for them (produce, idempotent).
-"""What every producer wrote last in one partition: never twice, never out of order, never by a fenced one.
+"""What every producer wrote last in one partition. With it no batch is written twice, out of order, or by a fenced
+producer.
 
-A view of the partition's log. `check` judges a batch before it is appended and changes nothing that lasts; `apply`
-takes up a batch that stands in the log, on the leader, on a follower and in recovery alike, and never objects: what
-is in the log is true.
+This is a view of the partition's log. `check` judges a batch before it is appended and changes nothing that lasts.
+`apply` takes up a batch that is in the log: on the leader, on a follower and in recovery alike. It never objects,
+because what is in the log is true.
 
 What always holds:
- - The state is a fold over the log: same batches, same state, but for the time a producer was last seen, which is the
-   broker's own clock.
- - A producer with a transaction open here is never forgotten.
- - The whole window of five batches is in the snapshot, so that a repeat is recognised after a restart too.
+ - The state is a fold over the log: the same batches lead to the same state. One thing is an exception: when a producer
+   was last seen is told by the broker's own clock.
+ - A producer with an open transaction in this partition is never forgotten.
+ - The whole window of five batches is in the snapshot, so that a repeat is recognised after a restart, too.
 
-Which transactions are open is known by `isolation.stable.StableOffsets` alone; this view is given a look at it
-(`open_transactions`: producer id to first offset) and never keeps that fact itself. What is *being* verified with the
-transaction coordinator is remembered here, in memory only: it belongs to requests under way.
+Only `isolation.stable.StableOffsets` knows which transactions are open. This view reads them there
+(`open_transactions`: producer id to first offset) and keeps no copy. Batches that are *being* verified with the
+transaction coordinator are remembered here, in memory only, because they belong to requests under way.
 
 Packed entries (`window.py`) instead of objects: 190 bytes in place of 700 for a producer of one batch, and the check
 is as fast. Figures in README.md.
@@ -58,13 +59,15 @@ from log.control import Marker, read_marker
 from log.ids import NO_EPOCH, NO_OFFSET, NO_SEQUENCE
 
 MAX_PRODUCERS: Final = 1_000_000
-"""For one partition, unless it is set: 200 to 400 MB when full. Kafka has no limit and runs out of memory (KIP-936)."""
+"""The default limit for one partition: 200 to 400 MB when full. Kafka has no limit and runs out of memory (KIP-936)."""
 IDLE_S: Final = 600
-"""Not seen for so long, a producer may go if there are too many. Clients give a batch up after two minutes
-(`delivery.timeout.ms`).
+"""If there are too many producers, those that were not seen for so long may be forgotten. Clients give up a batch after
+two minutes (`delivery.timeout.ms`).
 """
 MAX_VERIFYING: Final = 10_000
-"""Producers whose first batch of a transaction is being verified. Past it the oldest must ask again."""
+"""For how many producers the first batch of a transaction may be in verification. Beyond that the oldest verification
+is forgotten, and that producer must ask again.
+"""
 
 _CLOCK_SET_S: Final = CLOCK_SET_MS // 1000
 _SNAPSHOT_HEAD: Final = struct.Struct(">BI")
@@ -76,19 +79,20 @@ assert _SEEN.size == WINDOW_AT
 
 
 class Origin(Enum):
-    """Who asks for the append, and hence what is checked."""
+    """Where a batch comes from. It decides what is checked."""
 
     CLIENT = 1
     COORDINATOR = 2
-    """A group coordinator's transactional offsets: they have no sequences."""
+    """Transactional offsets from a group coordinator. They have no sequences."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guard:
-    """Made before the coordinator is asked, shown when the batch is appended: between the two nothing else was
-    written for the producer.
+    """A guard is made before the coordinator is asked about a batch, and shown when the batch is appended. It is valid
+    only if nothing else was written for the producer in between.
 
-    Compared by identity: an equal-looking guard of an earlier transaction opens nothing (the ABA problem of KIP-890).
+    Guards are compared by identity, so that a guard of an earlier transaction is never accepted (the ABA problem of
+    KIP-890).
     """
 
     producer_id: int
@@ -117,7 +121,7 @@ class ProducerFacts(NamedTuple):
 
 
 class KnownBy(NamedTuple):
-    """The end of a producer's last batch with a number; or no offset, and the epoch and time of a marker."""
+    """The last offset of a producer's last batch with a sequence; or no offset, and the epoch and time of a marker."""
 
     producer_id: int
     last_offset: int
@@ -147,8 +151,8 @@ class ProducerStates:
     def __init__(
         self, open_transactions: Mapping[int, int], *, limit: int = MAX_PRODUCERS, room: ProducerRoom | None = None
     ) -> None:
-        """`open_transactions` is a live mapping that somebody else owns: producer id to first offset. `limit` is for
-        this partition, `room` is what all partitions of the broker share.
+        """`open_transactions` maps producer ids to first offsets. It is live and is only read here. `limit` is the
+        limit of this partition; `room` has the limit that all partitions of the broker share.
         """
         self._open_transactions = open_transactions
         self._limit = limit
@@ -175,9 +179,9 @@ class ProducerStates:
         guard: Guard | None = None,
         needs_guard: bool = True,
     ) -> Verdict:
-        """Whether this data batch of a producer may be appended now; the order of questions is Kafka's.
+        """Whether this data batch of a producer may be appended now. The conditions are checked in Kafka's order.
 
-        `guard` is what `start_verification` gave out. `needs_guard=False` is for a broker that was told not to verify.
+        `guard` comes from `start_verification`. `needs_guard=False`: the broker's settings say not to verify.
         """
         self._now_s = now_ms // 1000
         entry = self._producers.get(header.producer_id)
@@ -195,7 +199,7 @@ class ProducerStates:
             and not self._verifying
             and (header.producer_id in self._open_transactions) == (header.attributes & TRANSACTIONAL != 0)
         ):
-            return ACCEPTED  # the common case: the producer goes on. Everything else is asked one by one.
+            return ACCEPTED  # the common case: the next batch in order. All other cases are told apart one by one.
         return self._check_known(header, entry, current_epoch, newest, origin, guard, needs_guard)
 
     def _check_known(
@@ -215,8 +219,8 @@ class ProducerStates:
             repeated = find(entry, last_sequence=last, offset_delta=header.last_offset_delta)
             if repeated is not None:
                 return Duplicate(repeated.first_offset, repeated.last_offset, repeated.timestamp_ms)
-        # A stale epoch is named before a missing verification: 47 lets the client abort and go on, 48 is fatal
-        # (KAFKA-19690).
+        # A stale epoch is checked before a missing verification. With error 47 the client can abort and go on, while 48
+        # is fatal (KAFKA-19690).
         if epoch < current_epoch:
             return Fenced(epoch, current_epoch)
         first_offset = self._open_transactions.get(producer_id)
@@ -244,7 +248,9 @@ class ProducerStates:
         return crowded or ACCEPTED
 
     def _make_room(self) -> TooManyProducers | None:
-        """For one producer more; or why there is none. Where there was none, nobody looks again in the same second."""
+        """Make room for one more producer. Returns the refusal if there is none. When no room was found, the next
+        search is made in another second at the earliest.
+        """
         if len(self._producers) >= self._limit and (
             self._now_s == self._full_at_s or not self.evict_idle(self._now_s, LOOKS_AT_ONCE)[0]
         ):
@@ -253,11 +259,11 @@ class ProducerStates:
         return None if self._room.take(self._now_s) else TooManyProducers(self._room.limit)
 
     def _check_beginning(self, header: BatchHeader) -> OutOfOrder | None:
-        """A producer's state may have expired, so it may begin with any sequence, unless more is known of it by what is
-        being verified.
+        """Check the first batch of an unknown producer. Its state may have expired, so it may begin with any sequence,
+        unless a verification under way tells more.
 
-        Kafka looks at that for known producers, too: a late copy of an old batch that is not confirmed then bars all
-        that follow.
+        Kafka makes this check for known producers, too. Then a late copy of an old batch, which is never confirmed,
+        blocks all batches that follow.
         """
         sequence = header.base_sequence
         verifying = self._verifying.get(header.producer_id)
@@ -266,19 +272,20 @@ class ProducerStates:
         if verifying.newest_protocol and sequence != 0:
             return OutOfOrder(sequence, 0)
         if sequence > verifying.lowest_sequence:
-            # A batch before this one is still being verified, and would be out of order for ever if this one passed it.
+            # An earlier batch is still being verified. If this one were written first, the earlier one would be out of
+            # order for ever.
             return OutOfOrder(sequence, verifying.lowest_sequence)
         return None
 
     def check_marker(self, header: BatchHeader, *, coordinator_epoch: int, transaction_version: int) -> Verdict:
         """Whether a coordinator's marker may be appended.
 
-        In transaction version 2 the marker's epoch is above all the epochs of its transaction; an equal one with
-        nothing open is the same marker again.
+        In transaction version 2 the marker's epoch is above all epochs of its transaction. A marker with an equal epoch
+        is a repeat of the last one, if no transaction is open.
         """
         entry = self._producers.get(header.producer_id)
         if entry is None:
-            self._make_room()  # without any the marker is written all the same, and leaves nothing behind
+            self._make_room()  # without room the marker is written all the same, but its producer is not remembered
             return ACCEPTED
         current_epoch, current_coordinator_epoch = _COORDINATOR_EPOCH.unpack_from(entry)
         epoch = header.producer_epoch
@@ -291,7 +298,7 @@ class ProducerStates:
         return ACCEPTED
 
     def coordinator_epoch(self, producer_id: int) -> int:
-        """The latest that ended a transaction of this producer here; -1: none, or nobody knows."""
+        """The epoch of the coordinator that last ended a transaction of this producer here; -1: none, or unknown."""
         entry = self._producers.get(producer_id)
         return NO_EPOCH if entry is None else int(_COORDINATOR_EPOCH.unpack_from(entry)[1])
 
@@ -300,11 +307,11 @@ class ProducerStates:
     def start_verification(
         self, producer_id: int, *, epoch: int, sequence: int, newest_protocol: bool, now_ms: int
     ) -> Guard | None:
-        """Call before asking the coordinator whether this batch belongs to a transaction; None if nobody needs to be
-        asked.
+        """Make a guard. This must be called before the coordinator is asked whether the batch belongs to a transaction.
+        None: the coordinator need not be asked.
 
-        Until a batch or a marker is written, all batches of the producer share one guard, and the lowest sequence
-        among them must be written first.
+        Until a batch or a marker is written, all batches of the producer share one guard, and the one with the lowest
+        sequence must be written first.
         """
         if self.has_open_transaction(producer_id, epoch):
             return None
@@ -320,14 +327,16 @@ class ProducerStates:
         return verifying.guard
 
     def has_open_transaction(self, producer_id: int, epoch: int) -> bool:
-        """Whether a transactional batch of this epoch only goes on: the coordinator was asked when the first one came.
+        """Whether a transactional batch of this epoch continues an open transaction. The coordinator was asked when the
+        first batch of that came.
 
-        One of a later epoch does not: its predecessor's marker is still on its way, and the coordinator says so.
+        A batch of a later epoch does not: the marker of the transaction before is still on its way, and the coordinator
+        says so.
         """
         return producer_id in self._open_transactions and self._epoch_of(producer_id) == epoch
 
     def is_current(self, guard: Guard) -> bool:
-        """Whether nothing was written for the guard's producer since it was given out."""
+        """Whether nothing was written for the guard's producer since the guard was made."""
         return self._has_guard(guard.producer_id, guard)
 
     def _has_guard(self, producer_id: int, guard: Guard | None) -> bool:
@@ -341,8 +350,8 @@ class ProducerStates:
     # -- the fold
 
     def apply(self, header: BatchHeader, batch: Buffer) -> None:
-        """Take up a batch that stands in the log now."""
-        # One unpacking instead of seven look-ups by name.
+        """Take up a batch that is in the log now."""
+        # Unpacking the header once is faster than seven look-ups by name.
         base_offset, _, _, _, _, attributes, delta, _, timestamp_ms, producer_id, epoch, base_sequence, _ = header
         if producer_id < 0:
             return
@@ -379,7 +388,7 @@ class ProducerStates:
         )
 
     def _apply_unnumbered(self, header: BatchHeader, entry: bytes | None) -> None:
-        """Offsets committed in a transaction: they move the epoch and have no place in the window."""
+        """Take up offsets that were committed in a transaction. They raise the epoch; they are not in the window."""
         coordinator_epoch, kept = NO_EPOCH, b""
         if entry is not None:
             current_epoch, coordinator_epoch = _COORDINATOR_EPOCH.unpack_from(entry)
@@ -395,10 +404,10 @@ class ProducerStates:
         self._verifying.pop(producer_id, None)
         entry = self._producers.get(producer_id)
         if entry is None and (len(self._producers) >= self._limit or self._room.is_full):
-            return  # it ended nothing here, and what it would tell, the epoch, the coordinator knows as well
+            return  # nothing was open here to be ended, and the coordinator knows the epoch as well
         kept, coordinator_epoch = b"", _coordinator_epoch(entry, marker)
         if entry is not None and EPOCH.unpack_from(entry)[0] == epoch:
-            kept = entry[WINDOW_AT:]  # transaction version 0 and 1: sequences go on after the marker
+            kept = entry[WINDOW_AT:]  # in transaction versions 0 and 1 the sequences go on after the marker
         self._put(producer_id, epoch, coordinator_epoch, header.max_timestamp, kept)
 
     def _put(self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int, window: bytes) -> None:
@@ -407,23 +416,25 @@ class ProducerStates:
         self._producers.put(producer_id, head + window)
 
     def set_start_offset(self, offset: int) -> None:
-        """Nothing: what a producer wrote counts although the log has dropped it (only time makes us forget)."""
+        """Does nothing: a producer is remembered although its batches have left the log. It is forgotten by time
+        only.
+        """
 
     # -- forgetting
 
     def expire(self, now_ms: int, expiration_ms: int, *, clock_set_ms: int = 0) -> Iterator[int]:
-        """Forget producers not seen for the expiration time, and verifications nobody came back for. Step by step; how
-        many producers went in each. Others may have a turn in between.
+        """Forget producers that were not seen for the expiration time, and abandoned verifications. It is done step by
+        step, and each step yields the number of producers that it forgot. Other work may be done between two steps.
 
-        A producer is seen when it writes, by this broker's clock: the timestamps inside its batches are the client's
-        and may be years old. One whose last write was only replayed, or met a clock that was not set yet, counts as
-        seen when this was first called with one that was. A clock that was set ahead, at `clock_set_ms`, makes nobody
-        idle.
+        A producer is seen when it writes, by this broker's clock. The timestamps in its batches don't count: they come
+        from the client and may be years old. If the last write of a producer was replayed, or came while the clock was
+        not set yet, the producer counts as seen at the first look with a clock that is set. If the clock was set ahead,
+        at `clock_set_ms`, no producer becomes idle by that.
         """
         self._now_s = now_ms // 1000
         unseen_since_s = self._note_first_look(self._now_s)
         if clock_set_ms > now_ms - expiration_ms:
-            expiration_ms = now_ms  # nobody was seen as long ago as that
+            expiration_ms = now_ms  # so long ago that no producer is idle
         idle_since_s = self._now_s - expiration_ms // 1000
         given_up = [
             producer_id
@@ -445,11 +456,11 @@ class ProducerStates:
             yield len(gone)
 
     def evict_idle(self, now_s: int, at_most: int) -> tuple[int, int]:
-        """Look at so many producers, from where the last look ended, and forget those that are idle before their time:
-        how many went, and how many were looked at.
+        """Look at up to `at_most` producers, from where the last look ended, and forget the idle ones early. Returns
+        how many were forgotten, and how many were looked at.
 
-        One whose last batch no client would send again is idle, and so is one of whom nothing is known but the epoch,
-        which its coordinator knows as well; never one with a transaction open here.
+        A producer is idle if its last batch is so old that no client would send it again. It is also idle if only its
+        epoch is known, because its coordinator knows that as well. A producer with an open transaction here never is.
         """
         unseen_since_s = self._note_first_look(now_s)
         gone = looked = 0
@@ -474,7 +485,7 @@ class ProducerStates:
         return gone, looked
 
     def _note_first_look(self, now_s: int) -> int:
-        """When anybody looked for the first time, by a clock that was set."""
+        """The time of the first look with a clock that was set."""
         if self._unseen_since_s < _CLOCK_SET_S:
             self._unseen_since_s = now_s
         return self._unseen_since_s
@@ -490,12 +501,13 @@ class ProducerStates:
             yield ProducerFacts(producer_id, epoch, last_sequence, timestamp_ms, coordinator_epoch, first_offset)
 
     def known_by(self) -> Iterator[KnownBy]:
-        """What every producer is known by: the cleaner must keep it, be it empty. Told is how it was at first.
+        """By which batch every producer is known, as of this call. The cleaner must keep that batch, even without
+        records.
 
-        Mostly the last numbered batch. After a marker of a newer epoch there is none, and the marker is all that tells
-        the epoch: without it the former epoch could write again after a rebuild. So it is with committed offsets, which
-        have no numbers; in transaction versions 0 and 1 every marker among them is of the same epoch, and only the
-        last one stays (known by its time, which is the producer's last).
+        Mostly it is the last batch with a sequence. After a marker of a newer epoch there is no such batch, and only
+        the marker tells the epoch: if it were removed, the former epoch could write again after the view is rebuilt.
+        The same holds after committed offsets, which have no sequences. In transaction versions 0 and 1 all markers
+        among these have the same epoch; only the last one is kept. It is the one with the producer's last timestamp.
         """
         for entry in chain.from_iterable(self._producers.lend()):
             producer_id, epoch, _, _, timestamp_ms, _ = HEAD.unpack_from(entry)
@@ -505,12 +517,12 @@ class ProducerStates:
     # -- snapshots
 
     def snapshot(self) -> list[Collection[bytes]]:
-        """Everything that `apply` built, the whole windows included."""
+        """Everything that `apply` built, with the whole windows."""
         return [(_SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, len(self._producers)),), *self._producers.lend()]
 
     def restore(self, data: bytes | None) -> None:
-        """Become what `snapshot` saw; None: empty. ValueError when the bytes are no snapshot, and then nothing has
-        changed.
+        """Replace the state by that of a snapshot; None: by an empty one. ValueError if the bytes are no snapshot;
+        nothing has changed then.
         """
         restored = Shelves() if data is None else _read_snapshot(data)
         self._producers = restored
@@ -518,7 +530,7 @@ class ProducerStates:
 
 
 def _coordinator_epoch(entry: bytes | None, marker: Marker) -> int:
-    """The marker's own; that of a marker whose record the cleaner took is not known any more."""
+    """The coordinator epoch in the marker. If the cleaner has removed the marker's record, the last known one stays."""
     if marker.type is not None:
         return marker.coordinator_epoch
     if entry is None:

@@ -1,8 +1,9 @@
-"""How many producers the partitions of one broker may remember together, and who goes when there are too many.
+"""How many producers the partitions of one broker may remember together, and which are forgotten when there are too
+many.
 
-Each costs 200 to 400 bytes for as long as `producer.id.expiration.ms`, and a client that sends batches can make up as
-many as it likes (KIP-936). What always holds: who is remembered goes on; only producers that a partition has not met
-yet are refused, and only after such as are idle have been looked for.
+Each producer costs 200 to 400 bytes for as long as `producer.id.expiration.ms`, and a client can invent as many
+producer ids as it likes (KIP-936). What always holds: a producer that is remembered can go on writing. Only new
+producers of a partition are refused, and only after a search for idle ones.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     from idempotence.producers import ProducerStates
 
 LOOKS_AT_ONCE: Final = 10_000
-"""Producers looked at before somebody is refused: some milliseconds. The next look begins where this one ended."""
+"""How many producers are looked at before a new one is refused: some milliseconds. The next look begins where this one
+ended.
+"""
 NO_LIMIT: Final = 2**63
 
 
@@ -24,17 +27,17 @@ class ProducerRoom:
         self.refused = 0
         self.evicted = 0
         self.is_full = False
-        """Nobody could be taken up when this was last tried."""
+        """Whether there was no room when `take` was last called."""
         self._partitions = partitions
         self._not_looked_at: Iterator[ProducerStates] = iter(())
         self._left = 0
         self._full_at_s = -1
 
     def take(self, now_s: int) -> bool:
-        """Whether one more may be taken up. Counted again only when what was there at the last count is used up, and
-        at most once a second when there is no room at all.
+        """Take the room for one more producer, if there is any. The producers are counted again only when the room
+        found by the last count is used up, and at most once a second while there is none.
         """
-        if self._left <= 0 and now_s != self._full_at_s:  # a clock that was put back has new seconds, too
+        if self._left <= 0 and now_s != self._full_at_s:  # not `>`: the clock may have been set back
             self._left = self.limit - sum(map(len, self._partitions()))
             if self._left <= 0:
                 self._left += self._evict(now_s)
@@ -46,7 +49,7 @@ class ProducerRoom:
         return True
 
     def _evict(self, now_s: int) -> int:
-        """Look for idle producers in one partition after the other."""
+        """Forget idle producers, in one partition after the other. Returns how many."""
         looks, evicted = LOOKS_AT_ONCE, 0
         for states in self._next_partitions():
             gone, looked = states.evict_idle(now_s, looks)
@@ -58,7 +61,7 @@ class ProducerRoom:
         return evicted
 
     def _next_partitions(self) -> Iterator[ProducerStates]:
-        """Every partition once at most, from where the last look ended."""
+        """The partitions from where the last look ended, and then all of them."""
         yield from self._not_looked_at
         self._not_looked_at = iter(list(self._partitions()))
         yield from self._not_looked_at

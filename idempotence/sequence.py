@@ -1,10 +1,8 @@
 """Arithmetic of producer sequences.
 
-A producer numbers its records for each partition from 0; 2147483647 is followed by 0 again. A batch carries the
-number of its first record, the last one follows from the batch's offset delta. -1 stands for "nothing written yet",
-so that its successor is 0.
-
-Used by the window, by the producers' view and where batches are built for a producer of ours.
+A producer numbers its records for each partition from 0; 2147483647 is followed by 0 again. A batch carries the number
+of its first record; the number of its last record follows from the batch's offset delta. -1 means "nothing written
+yet"; its successor is 0.
 """
 
 from typing import Final

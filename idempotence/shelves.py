@@ -1,7 +1,8 @@
-"""Packed producers by id, on shelves, so that all of them can be handed out at once and at no cost.
+"""Packed producers by id, divided into several dicts (shelves), so that all of them can be handed out at once at no
+cost.
 
-What always holds: what `lend` gave out stays as it was then. A shelf that was lent is changed only after a copy was put
-in its place: a million producers stand on 64 shelves, and to copy one takes half a millisecond. A few stand on one.
+What always holds: what `lend` gave out never changes. A shelf that was lent is copied before it is changed. A million
+producers are on 64 shelves, and copying one shelf takes half a millisecond. Few producers are on a single shelf.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import Final
 
 SHELVES: Final = 64
 SPREAD_ABOVE: Final = 1 << 14
-"""With more producers than this one shelf becomes many."""
+"""With more producers than this the single shelf is divided into many."""
 
 
 class Shelves:
@@ -30,7 +31,7 @@ class Shelves:
         return len(self._shelves)
 
     def shelf(self, number: int) -> Mapping[int, bytes]:
-        """A part of all entries, to look through in one go."""
+        """One part of the entries, small enough to be looked through in one turn of the loop."""
         return self._shelves[number % len(self._shelves)]
 
     def items(self) -> Iterator[tuple[int, bytes]]:
@@ -49,7 +50,7 @@ class Shelves:
         del self._own(producer_id)[producer_id]
 
     def lend(self) -> list[Collection[bytes]]:
-        """All entries as they are now, and stay."""
+        """All entries as they are now. Later changes don't show in what is returned."""
         self._lent = set(range(len(self._shelves)))
         return [shelf.values() for shelf in self._shelves]
 

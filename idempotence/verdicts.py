@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """New, in order, by the current incarnation: append it."""
+    """The batch is new, in order, and of the current epoch: append it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """This very batch is in the log already. Answer as the first time; write nothing."""
+    """This same batch is in the log already. Answer as the first time; write nothing."""
 
     first_offset: int
     last_offset: int
@@ -30,7 +30,7 @@ class OutOfOrder:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """A later incarnation of the producer has written here, or its transaction was ended for it."""
+    """The producer has a later epoch here: a newer client has written, or the coordinator has ended its transaction."""
 
     epoch: int
     current_epoch: int

@@ -1,10 +1,10 @@
 """The last five batches of one producer in one partition, packed into bytes, newest first.
 
-A producer may have five batches under way, so a repeated batch is one of the last five; anything older is out of
-order. The packed form is what stands in memory and in a snapshot alike: a million producers must fit, and five
-batches as Python objects would take kilobytes each.
+A producer may have five batches under way, so a repeated batch is one of the last five; anything older is out of order.
+The packed form is the same in memory and in a snapshot. It is packed because a million producers must fit, and five
+batches as Python objects would take kilobytes for each producer.
 
-Every function here is about `entry`, the packed producer, whose window begins at `WINDOW_AT`.
+In every function `entry` is a packed producer, whose window begins at `WINDOW_AT`.
 """
 
 import struct
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from idempotence.sequence import first_sequence
 
 WINDOW_BATCHES: Final = 5
-"""As many as a producer may have unacknowledged (max.in.flight.requests.per.connection of an idempotent producer)."""
+"""How many unacknowledged batches an idempotent producer may have (max.in.flight.requests.per.connection)."""
 
 HEAD: Final = struct.Struct(">qhBiqI")
 """producer id, epoch, batches in the window, coordinator epoch, timestamp of the last batch or marker, last seen
@@ -54,7 +54,7 @@ def batches(entry: bytes) -> list[StoredBatch]:
 
 
 def find(entry: bytes, *, last_sequence: int, offset_delta: int) -> StoredBatch | None:
-    """The remembered batch with exactly these sequences. A part of one, or an older one, is none of them."""
+    """The remembered batch with exactly these sequences; None if there is none, also for a part of a batch."""
     for at in range(WINDOW_AT, len(entry), BATCH.size):
         stored = BATCH.unpack_from(entry, at)
         if stored[0] == last_sequence and stored[2] == offset_delta:

@@ -1,11 +1,12 @@
 """The aborted transactions of one partition: which offsets a reader of committed data must skip.
 
-What always holds: ranges stand in the order of their markers, and a marker's offset identifies its range. A query
-costs as much as its answer plus a logarithm, however many ranges there are and however long one transaction spanned
-the others.
+What always holds: ranges are in the order of their markers, and the offset of a marker identifies its range. The cost
+of a query grows with its answer, and with the logarithm of the number of ranges, even if one long transaction spans all
+others.
 
-The numbers live in flat arrays, 24 bytes a range. Above the first offsets stand levels of minima over blocks of 64,
-so that a query steps over blocks in which nothing begins early enough.
+The numbers are in flat arrays, 24 bytes for each range. For each block of 64 ranges the lowest first offset is kept,
+and for each 64 blocks again, level by level. With these minima a query steps over blocks in which no range begins early
+enough.
 """
 
 import struct
@@ -29,7 +30,7 @@ class AbortedRange(NamedTuple):
 
 
 class AbortedRanges:
-    """Add in marker order, ask by range, drop from the front."""
+    """The ranges of one partition. They are added in the order of their markers and dropped from the front."""
 
     __slots__ = ("_first", "_last", "_minima", "_producer")
 
@@ -50,13 +51,13 @@ class AbortedRanges:
         self._raise_minima(len(self._first) - 1)
 
     def _raise_minima(self, index: int) -> None:
-        """Let the levels know of the first offset at `index`, the last one there is."""
+        """Take the first offset of the newest range, at `index`, into the minima."""
         first_offset = self._first[index]
         level = 0
         block = index >> BLOCK_BITS
         while level < len(self._minima) or block > 0 or index == BLOCK - 1:
             if level == len(self._minima):
-                # One block became two (or is full): its level is needed from now on.
+                # A second block begins (or the first one is full): from now on a further level is needed.
                 below = self._minima[level - 1] if level else self._first
                 self._minima.append(array("q", [min(below[:BLOCK])]))
             minima = self._minima[level]
@@ -70,8 +71,8 @@ class AbortedRanges:
             block >>= BLOCK_BITS
 
     def overlapping(self, from_offset: int, end_offset: int) -> list[AbortedRange]:
-        """Those that a reader of [from_offset, end_offset) must know: the marker not before it, the beginning inside
-        or before.
+        """The ranges that a reader of [from_offset, end_offset) must know: those with a marker at or above
+        `from_offset` that begin below `end_offset`.
         """
         first, last, producer = self._first, self._last, self._producer
         found = []
@@ -86,7 +87,7 @@ class AbortedRanges:
         return found
 
     def each_overlapping(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
-        """The same one by one, so that others can have turns in between, and as they are now, whatever they do."""
+        """The same ranges one by one, as they are at this call: other work may be done, and change them, in between."""
         first, last, producer = self._first[:], self._last[:], self._producer[:]
         return (
             AbortedRange(producer[index], first[index], last[index])
@@ -95,7 +96,7 @@ class AbortedRanges:
         )
 
     def _step_over(self, index: int, end_offset: int) -> int:
-        """How many ranges from `index` on begin too late, as far as whole blocks tell."""
+        """How many ranges from `index` on can be skipped, because whole blocks of them begin too late."""
         for level in range(len(self._minima) - 1, -1, -1):
             bits = BLOCK_BITS * (level + 1)
             if index & ((1 << bits) - 1) == 0 and self._minima[level][index >> bits] >= end_offset:
@@ -103,8 +104,8 @@ class AbortedRanges:
         return 0
 
     def drop_before(self, start_offset: int) -> None:
-        """Forget ranges whose marker the log has dropped. Done when half of them may go: a reader doesn't meet the
-        others.
+        """Forget ranges whose markers have left the log. It is done only when these are at least half of all ranges.
+        Until then they do no harm: no reader asks for such low offsets.
         """
         gone = bisect_left(self._last, start_offset)
         if gone and gone * 2 >= len(self._last):
@@ -152,7 +153,7 @@ class AbortedRanges:
 
 
 def _little_endian(column: "array[int]") -> "array[int]":
-    """The column in the byte order of files; itself on most machines."""
+    """The column in the byte order of files. On most machines that is the column itself."""
     if sys.byteorder == "little":
         return column
     swapped = column[:]

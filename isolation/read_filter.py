@@ -1,8 +1,8 @@
-"""The reader's half of isolation: from stored batches and the aborted list to the batches an application may see.
+"""The reader's part of isolation: it finds, among stored batches, those that an application may see.
 
-Other Kafka clients do this by themselves; ours and the tests read through here. What always holds:
-markers are never shown; a batch is dropped if its producer's aborted transaction reaches over it, and is shown
-otherwise, in the order of the log.
+Kafka's clients have this filter, too, because a broker returns all batches. What always holds: markers are never shown.
+A batch is dropped if it belongs to an aborted transaction of its producer. All others are shown, in the order of the
+log.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,8 +1,8 @@
 """What one reader may see of a partition: how far, and which transactions to skip on the way.
 
-What always holds: a reader of committed data gets only what is below the last stable offset, and with it every
-aborted transaction that reaches into what it gets; a reader of uncommitted data gets what is below the high watermark
-and no list (none, not an empty one: clients tell the two apart).
+What always holds: a reader of committed data gets only what is below the last stable offset, with a list of every
+aborted transaction that has batches in it. A reader of uncommitted data gets what is below the high watermark, and no
+list. (No list is not the same as an empty list: clients tell the two apart.)
 """
 
 from enum import Enum
@@ -18,7 +18,7 @@ class Isolation(Enum):
 
 
 class FollowerIsolation(Enum):
-    """A replica reads what is in the log, decided or not."""
+    """A follower reads everything in the log, decided or not."""
 
     LOG_END = 2
 
@@ -29,7 +29,7 @@ AnyIsolation = Isolation | FollowerIsolation
 def readable_end_offset(
     isolation: AnyIsolation, *, log_end_offset: int, high_watermark: int, last_stable_offset: int
 ) -> int:
-    """Below it the reader may read; it is also what ListOffsets answers to a question for the latest offset."""
+    """The reader may read below this offset. It is also the answer of ListOffsets for the latest offset."""
     assert last_stable_offset <= high_watermark <= log_end_offset
     if isolation is Isolation.READ_COMMITTED:
         return last_stable_offset

@@ -1,16 +1,16 @@
-"""Which transactions are open in one partition, and hence up to where everything is decided: the last stable offset.
+"""Which transactions are open in one partition, and up to which offset everything is decided: the last stable offset.
 
-A view of the partition's log. It is the only owner of the fact "producer P has a transaction open here since offset
-O"; `idempotence.producers` looks at it through `open_transactions`.
+This is a view of the partition's log. It alone owns the fact "producer P has a transaction open here since offset O";
+`idempotence.producers` reads it through `open_transactions`.
 
 What always holds:
  - The last stable offset is the least of: the high watermark; the first offset of any open transaction; the first
    offset of any ended transaction whose marker is not below the high watermark. It is never below the log's start.
  - It never falls between two restores, as long as the high watermark doesn't.
- - A range is in the aborted index if its transaction wrote here and ended with an abort marker. A marker that ends
-   nothing adds nothing.
+ - A range is in the aborted index if its transaction wrote here and ended with an abort marker. A marker without an
+   open transaction adds nothing.
 
-The high watermark is the caller's and never falls: what it has passed is not looked at again.
+The caller passes the high watermark, which must never fall: what is below it is not looked at again.
 """
 
 import struct
@@ -29,7 +29,7 @@ _SNAPSHOT_VERSION: Final = 1
 
 
 class OpenTransaction(NamedTuple):
-    """A transaction that pins the last stable offset: whose, since where, since when (the producer's own timestamp)."""
+    """An open transaction: its producer, its first offset, and its begin (a timestamp of the producer)."""
 
     producer_id: int
     first_offset: int
@@ -47,23 +47,26 @@ class StableOffsets:
     def __init__(self) -> None:
         self._open: dict[int, int] = {}
         self._timestamps: dict[int, int] = {}
-        # Every open transaction in the order of first offsets, and some that have ended since: those are skipped when
-        # they come to the front.
+        # Every open transaction, in the order of first offsets. Some have ended since: these are removed when they come
+        # to the front.
         self._began: deque[tuple[int, int]] = deque()
-        # Ended, marker offset and first offset, markers ascending. An entry whose successor began earlier can never
-        # be the least again and is left out, so that the first entry always has the least first offset.
+        # Ended transactions whose markers are not replicated yet: marker offset and first offset, markers ascending. If
+        # a transaction began before another one that ended earlier, that earlier entry can't be the lowest any more and
+        # is left out. So the first entry always has the lowest first offset.
         self._ended: deque[tuple[int, int]] = deque()
         self._aborted = AbortedRanges()
 
     @property
     def open_transactions(self) -> Mapping[int, int]:
-        """Producer id to first offset: live, the same object for the whole life of the view. To look at only."""
+        """Producer id to first offset. It is live: the same object for the whole life of the view. Not to be
+        changed.
+        """
         return self._open
 
     # -- the fold
 
     def apply(self, header: BatchHeader, batch: Buffer) -> None:
-        """Take up a batch that stands in the log now."""
+        """Take up a batch that is in the log now."""
         attributes = header.attributes
         if not attributes & TRANSACTIONAL:
             return
@@ -96,18 +99,18 @@ class StableOffsets:
             self._aborted.add(AbortedRange(producer_id, first_offset, marker_offset))
 
     def set_start_offset(self, offset: int) -> None:
-        """The log dropped what is below. A transaction that began there stays open; aborted ranges that ended there
-        are gone.
+        """The log now starts at `offset`. A transaction that began below it stays open; aborted ranges that ended below
+        it are forgotten.
         """
         self._aborted.drop_before(offset)
         self.forget_ended(offset)
 
     def forget_aborted(self, marker_offsets: Iterable[int]) -> None:
-        """The cleaner takes these abort markers out of the log, nothing of their transactions being left.
+        """The cleaner is about to remove these abort markers from the log. No batches of their transactions are left.
 
-        A client that is told of an aborted transaction drops the producer's batches until it meets the marker. A range
-        without its marker would make it drop what the producer committed later; so the range goes first, from this view
-        and from the snapshots that are kept, and then the marker.
+        A client that is told of an aborted transaction drops the producer's batches until it meets the marker. Without
+        the marker it would also drop what the producer committed later. So the range must be forgotten first, in this
+        view and in all snapshots that are kept; then the marker may be removed.
         """
         self._aborted.remove(marker_offsets)
 
@@ -115,16 +118,18 @@ class StableOffsets:
 
     @property
     def has_aborted(self) -> bool:
-        """Whether any aborted range is in the log: most partitions have none, and need no search."""
+        """Whether there are any aborted ranges. Most partitions have none and need no search."""
         return bool(len(self._aborted))
 
     @property
     def aborted_count(self) -> int:
-        """Aborted ranges that are in the log."""
+        """How many aborted ranges there are."""
         return len(self._aborted)
 
     def forget_ended(self, high_watermark: int) -> None:
-        """The high watermark has passed: markers below it are replicated. A follower, whom nobody asks, calls this."""
+        """Forget ended transactions whose markers are below the high watermark, and so are replicated. On a follower,
+        where the stable offset is never asked for, this keeps the list short.
+        """
         ended = self._ended
         while ended and ended[0][0] < high_watermark:
             ended.popleft()
@@ -139,7 +144,7 @@ class StableOffsets:
         return min(undecided, unreplicated)
 
     def last_stable_offset(self, high_watermark: int, log_start_offset: int) -> int:
-        """Below it, and below it only, a reader of committed data may read."""
+        """A reader of committed data may read below this offset only."""
         if not self._began and not self._ended:
             return high_watermark
         unstable = self.first_unstable_offset(high_watermark)
@@ -148,7 +153,7 @@ class StableOffsets:
         return max(unstable, log_start_offset)
 
     def first_undecided_offset(self) -> int | None:
-        """The first offset of the oldest open transaction: a cleaner stops here."""
+        """The first offset of the oldest open transaction. A cleaner must not pass it."""
         return self._began[0][0] if self._began else None
 
     def aborted(self, fetch_offset: int, end_offset: int) -> list[tuple[int, int]]:
@@ -161,7 +166,9 @@ class StableOffsets:
         return [(aborted.producer_id, aborted.first_offset) for aborted in overlapping]
 
     def aborted_ranges(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
-        """The same with the markers' offsets, for a cleaner: all of a log's may be a million."""
+        """The same transactions with the offsets of their markers, one by one: a whole log may have a million of
+        them.
+        """
         return self._aborted.each_overlapping(from_offset, end_offset)
 
     def describe_open(self) -> Iterator[OpenTransaction]:
@@ -180,8 +187,8 @@ class StableOffsets:
         return b"".join(parts)
 
     def restore(self, data: bytes | None) -> None:
-        """Become what `snapshot` saw; None: empty. ValueError when the bytes are no snapshot, and then nothing has
-        changed.
+        """Replace the state by that of a snapshot; None: by an empty one. ValueError if the bytes are no snapshot;
+        nothing has changed then.
         """
         opened: list[OpenTransaction] = []
         ended: list[tuple[int, int]] = []
@@ -200,7 +207,7 @@ class StableOffsets:
             aborted = AbortedRanges.from_bytes(data[aborted_at:])
         self._aborted = aborted
         self._ended = deque(ended)
-        # Emptied and filled, not replaced: the producers' view looks at this very mapping.
+        # The mapping is emptied and filled, not replaced: the producers' view reads this same object.
         self._open.clear()
         self._timestamps.clear()
         self._began.clear()

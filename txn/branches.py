@@ -1,20 +1,20 @@
 """One transaction with many writers: the names of branches, and the one decision over all of them.
 
 A branch is an ordinary transactional producer whose id is `<root>::<token>/<name>`, say `clicks::17/part-3-5f2c`.
-Everything about it stands in its id, so that any Kafka client can write one and every transaction tool shows whose it
-is: the root; the token, a number that grows with every decision (Spark: the batch id); and a name that no other
-writer uses.
+Everything about a branch is in its id, so that any Kafka client can write one and every transaction tool shows where it
+belongs. The id has the root; the token, a number that grows with every decision (for Spark: the batch id); and a name
+that no other writer uses.
 
 What always holds:
- - A branch lives on its root's coordinator (`home_of`), so that one record batch can hold the fate of all.
- - It commits by its root's decision only. A commit by its own writer seals it: everything is written and acknowledged,
-   and nothing more can be. A decision names only branches of its own token that are open and sealed.
- - With a decision every other open branch up to its token is aborted, and no further one with such a token can be
-   opened: this is what stops zombies.
- - A decided token is answered, not decided again.
+ - A branch is on the coordinator of its root (`home_of`), so that one record batch can decide about all branches.
+ - A branch commits only by its root's decision. A commit by its own writer seals it: everything is written and
+   acknowledged, and nothing more can be written. A decision names only branches of its own token, open and sealed.
+ - With a decision every other open branch up to its token is aborted, and no new branch with such a token can be
+   opened. This stops zombies.
+ - A token is decided once. If it is asked for again, the first decision is the answer.
 
-A branch's producer id outlives it: the next branch of the root takes it over with the next epoch (`reusable`),
-because a producer id a task would fill the memory of every partition (KIP-936).
+The next branch of the root takes over the producer id of a finished one, with the next epoch (`reusable`). If every
+task had a producer id of its own, these ids would fill the memory of every partition (KIP-936).
 """
 
 import re
@@ -31,11 +31,15 @@ from txn.verdicts import BranchFault, BranchNotReady, Fenced, InvalidRequest, Ve
 SEPARATOR: Final = "::"
 MAX_TOKEN: Final = 2**63 - 1
 MAX_BRANCHES: Final = 10_000
-"""In one decision, which is one record batch: of a few megabytes then. Spark's default is 200 tasks."""
+"""How many branches one decision may name. It is one record batch, of a few megabytes with so many branches. Spark's
+default is 200 tasks.
+"""
 MAX_UNDECIDED: Final = 2 * MAX_BRANCHES
-"""Of one root: what is not named is aborted by the same record batch, so they can't be without number."""
+"""How many branches of one root may be undecided. The record batch of a decision also aborts those that it does not
+name, so there must be a limit.
+"""
 MAX_DECIDED_BY: Final = 1_000
-"""Characters. A root remembers two such names."""
+"""How many characters `decided_by` may have. A root remembers two such names."""
 
 _BRANCH: Final = re.compile(r"(?P<root>.+?)::(?P<token>[0-9]{1,19})/(?P<name>.+)", re.DOTALL)
 
@@ -52,7 +56,7 @@ class BranchId(NamedTuple):
 
 
 def branch_of(transactional_id: str) -> BranchId | None:
-    """None for an id that is nobody's branch."""
+    """The parts of a branch's id; None for an id that names no branch."""
     if SEPARATOR not in transactional_id:
         return None
     match = _BRANCH.fullmatch(transactional_id)
@@ -62,7 +66,7 @@ def branch_of(transactional_id: str) -> BranchId | None:
 
 
 def home_of(transactional_id: str) -> str:
-    """The id whose coordinator answers for this one: a branch's root, any other's own."""
+    """The id whose coordinator is asked about this one: the root of a branch; otherwise the id itself."""
     branch = branch_of(transactional_id)
     return transactional_id if branch is None else branch.root
 
@@ -84,7 +88,7 @@ def reusable(txn: Txn) -> bool:
 
 
 def check_decision(root: Txn | None, ask: EndBranches) -> Verdict | None:
-    """Why nothing can be decided for this root by this caller now; None: it can."""
+    """Why this caller can decide nothing for this root now; None: it can."""
     if not ask.root or branch_of(ask.root) is not None or not fits_key(ask.root):
         return InvalidRequest("not the id of a root")
     if not 0 <= ask.token <= MAX_TOKEN:
@@ -134,8 +138,8 @@ def _fault_of(named: NamedBranch, txn: Txn | None, ask: EndBranches) -> BranchFa
 
 
 def decide_together(branches: Iterable[Txn], named: Mapping[str, None], token: int) -> list[tuple[Txn, bool]]:
-    """Whom a decision concerns, and whether it commits: the named branches, and every other open one up to the
-    token.
+    """The branches that a decision is about, and whether it commits each: the named ones are committed, every other
+    open one up to the token is aborted.
     """
     return [
         (txn, txn.transactional_id in named)

@@ -1,8 +1,8 @@
-"""What a transaction coordinator can be asked, by anybody and over any protocol.
+"""The commands of a transaction coordinator, independent of any protocol.
 
-`patience_ms`: how long the caller would rather wait than be told `Busy` while markers of the id's last transaction
-are travelling. Kafka answers at once and its clients come back after 20 ms or more; here the answer comes as soon as
-the markers are written, mostly within a millisecond.
+`patience_ms`: how long the caller is ready to wait while the markers of the id's last transaction are being written.
+After that time it is told `Busy`. Kafka says so at once, and its clients come back after 20 ms or more. Here the answer
+comes as soon as the markers are written, mostly within a millisecond.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class InitProducer:
-    """A client takes over the id (nothing expected), or goes on after an error (expecting to be the pair it names)."""
+    """A client takes over the id (it names no pair), or goes on after an error (it names the pair that it had)."""
 
     transactional_id: str
     timeout_ms: int
@@ -25,8 +25,8 @@ class InitProducer:
 
 @dataclass(frozen=True, slots=True)
 class AddPartitions:
-    """The transaction is about to write to these partitions. A group's offsets are its partition of
-    `__consumer_offsets`.
+    """The transaction is about to write to these partitions. For the offsets of a group that is the group's partition
+    of `__consumer_offsets`.
     """
 
     transactional_id: str
@@ -39,7 +39,7 @@ class AddPartitions:
 
 @dataclass(frozen=True, slots=True)
 class VerifyPartitions:
-    """A leader asks: are these partitions in the open transaction?"""
+    """The leader of partitions asks whether they are in the open transaction."""
 
     transactional_id: str
     producer_id: int
@@ -49,7 +49,9 @@ class VerifyPartitions:
 
 @dataclass(frozen=True, slots=True)
 class EndTransaction:
-    """Commit or abort. The commit of a branch seals it: its writer has everything acknowledged and writes no more."""
+    """Commit or abort. The commit of a branch seals it: all that its writer sent is acknowledged, and it writes no
+    more.
+    """
 
     transactional_id: str
     producer_id: int
@@ -61,9 +63,7 @@ class EndTransaction:
 
 @dataclass(frozen=True, slots=True)
 class NamedBranch:
-    """One branch that takes part in a decision: its id, and the pair that its seal answered (-1: any writer that sealed
-    it).
-    """
+    """One branch that takes part in a decision: its id, and the pair from the answer to its sealing (-1: any pair)."""
 
     transactional_id: str
     producer_id: int = NO_PRODUCER_ID
@@ -74,9 +74,9 @@ class NamedBranch:
 class EndBranches:
     """Decide over all branches of `root` with a token up to `token`: the named ones are committed, the others aborted.
 
-    With `commit=False` nothing is decided: every open branch up to the token is thrown away, and the token may be
-    tried again. The owner's pair may be named (-1: not named); then a former owner decides nothing. `decided_by` says
-    who decides, in the caller's own words.
+    With `commit=False` nothing is decided: every open branch up to the token is aborted, and the token may be tried
+    again. If the caller names the root's own pair (-1: not named), a former owner of the root can't decide.
+    `decided_by` says who decides, in the caller's own words.
     """
 
     root: str
@@ -90,9 +90,7 @@ class EndBranches:
 
 @dataclass(frozen=True, slots=True)
 class MarkersWritten:
-    """Leaders have written the markers of a prepared transaction to these partitions, or the partitions are gone for
-    good.
-    """
+    """The markers of a prepared transaction have been written to these partitions, or the partitions were deleted."""
 
     transactional_id: str
     producer_id: int

@@ -1,17 +1,16 @@
 """The transaction coordinator of one partition of `__transaction_state`: a machine over the ids that live there.
 
-`decide` answers commands, `apply` takes up records (the very ones it decided on, or those of a log that is replayed),
-`expire` does what is due. The shard (`service/broker/shard.py`) makes a decision durable before its answers and
-effects leave.
+`decide` answers commands. `apply` takes up records: those of a decision, or those of a log that is replayed. `expire`
+does what is due. The shard (`service/broker/shard.py`) makes a decision durable before its answers and effects leave.
 
 What always holds:
- - Only `apply` changes what is durable, one legal move (`states.MOVES`) at a time.
- - All records of a decision stand in one batch. A decision over branches is atomic for that reason alone.
+ - Only `apply` changes durable state, one legal move (`states.MOVES`) at a time.
+ - All records of a decision are in one batch. That alone makes a decision over branches atomic.
  - Effects can be derived again from state (`owed_markers`).
- - A command that meets travelling markers waits until they are written, or until its patience ends; then it is told
-   `Busy`. Waiting commands are in memory only: their callers ask the next coordinator.
- - What is awaited is told by `now_ms`, which only ever runs on. What is stored is stamped by the wall clock as it
-   stands, and a clock that is set forgets no id and ends no transaction.
+ - A command that has to wait for markers waits until they are written, or until its patience ends; then it is told
+   `Busy`. Waiting commands are in memory only: after a change of leader their callers ask the next coordinator.
+ - Waiting times are measured by `now_ms`, a clock that is never set. Stored times are those of the wall clock. If that
+   is set to another time, no id is forgotten and no transaction is ended for it.
 """
 
 import heapq
@@ -64,17 +63,19 @@ from txn.verdicts import (
 )
 
 MAX_WAITING: Final = 10_000
-"""Commands that wait for markers; one more is told `Busy` at once, as Kafka would."""
+"""How many commands may wait for markers. One more is told `Busy` at once, as by Kafka."""
 END_AT_ONCE: Final = 100
-"""Transactions ended by time in one decision; the others follow at once, after what else waits for the loop."""
+"""How many timed-out transactions one decision ends. More follow in the next turn of the loop."""
 LOOKED_AT_ONCE: Final = 1_000
-"""Ids looked at in one decision for whether they are still used; the others follow at once."""
+"""How many ids one decision checks for being unused. More follow in the next turn of the loop."""
 ROOT_TIMEOUT_MS: Final = 60_000
-"""Of a root that was made by its first decision and writes nothing itself: Kafka's default, without effect."""
+"""The timeout of a root that was made by its first decision: Kafka's default. It has no effect, because such a root
+writes nothing itself.
+"""
 
 
 class Described(NamedTuple):
-    """One id as the transaction tools show it. While markers travel, only the partitions that lack one are listed."""
+    """One id as transaction tools show it. While markers are being written, only the partitions without one are listed."""
 
     txn: Txn
     partitions: tuple[TopicPartition, ...]
@@ -85,7 +86,7 @@ class LastDecision(NamedTuple):
     """What a root remembers."""
 
     token: int
-    """-1: nothing was decided yet."""
+    """The last decided token; -1: none was decided yet."""
     producer_id: int
     producer_epoch: int
     open_branches: tuple[str, ...]
@@ -99,7 +100,7 @@ class _Waiting(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """A record of a decision, as an object: who has written the bytes needs not read them again."""
+    """A record of a decision with the object that its bytes came from: `apply` need not decode them again."""
 
     key: bytes
     transactional_id: str
@@ -108,7 +109,7 @@ class _Written(NamedTuple):
 
 
 class _Draft:
-    """A decision in the making: what it changed so far lies over the machine's state."""
+    """A decision in the making. Its changes are kept apart from the machine's state; `get` sees both."""
 
     def __init__(self, txns: dict[str, Txn], now_ms: int, wall_ms: int) -> None:
         self._txns = txns
@@ -152,7 +153,7 @@ class _Draft:
 
 
 class TxnCoordinator:
-    """The ids of one partition."""
+    """The coordinator for the transactional ids of one partition."""
 
     def __init__(
         self, take_id: TakeId, settings: TxnSettings, wall_ms: Callable[[], int], tally: TxnTally | None = None
@@ -178,7 +179,7 @@ class TxnCoordinator:
     # -- the machine
 
     def decide(self, command: Command, token: int, now_ms: int) -> Decision:
-        """What becomes of a command. An answer under `token` is in this decision or in a later one."""
+        """The decision about a command. The answer has this `token`; it is in this decision or in a later one."""
         draft = self._begin(now_ms)
         patience_ms: int = getattr(command, "patience_ms", 0)
         self._take(draft, _Waiting(command, token, now_ms + patience_ms))
@@ -195,7 +196,7 @@ class TxnCoordinator:
             self._put(known, None if value is None else read_value(known, value))
 
     def next_deadline_ms(self) -> int | None:
-        """When `expire` has something to do, at the latest."""
+        """The time at which `expire` must be called at the latest; None: never."""
         candidates = [self._deadlines.next_ms()]
         if self._waiting_until:
             candidates.append(self._waiting_until[0][0])
@@ -206,12 +207,12 @@ class TxnCoordinator:
         return min((at_ms for at_ms in candidates if at_ms is not None), default=None)
 
     def expire(self, now_ms: int) -> Decision:
-        """Abort what took too long, forget what nobody uses, answer who waited long enough."""
+        """Abort transactions that took too long, forget unused ids, answer commands whose patience has ended."""
         draft = self._begin(now_ms)
         for txn in list(islice(self._owed.settled.values(), END_AT_ONCE)):
             self._complete(draft, txn)
         for transactional_id in self._deadlines.due(now_ms, at_most=END_AT_ONCE):
-            # Who took over an id just now, in this very decision, has ended what others left open.
+            # A command that was carried out earlier in this decision may have ended the transaction already.
             if transactional_id not in draft.moved:
                 txn_due = self._txns[transactional_id]
                 ended = fence(txn_due, same_client=True, wall_ms=draft.wall_ms, take_id=self._take_id)
@@ -224,11 +225,11 @@ class TxnCoordinator:
     # -- looking in
 
     def owed_markers(self) -> Iterator[SendMarkers]:
-        """Everything there is to send, derived from state: after a replay the courier starts from this."""
+        """All markers that still have to be written, derived from state. After a replay these are sent again."""
         return self._owed.all()
 
     def owed_by(self, transactional_id: str) -> SendMarkers | None:
-        """What is still to be sent for one id."""
+        """The markers of one id that still have to be written."""
         return self._owed.of(transactional_id)
 
     def describe(self, transactional_id: str) -> Described | None:
@@ -240,11 +241,11 @@ class TxnCoordinator:
         return Described(txn, txn.partitions if owed is None else owed, None if branch is None else branch.root)
 
     def all(self) -> Iterator[Txn]:
-        """Every id, in the order in which they came to life."""
+        """Every id, oldest first."""
         return iter(self._txns.values())
 
     def last_decision(self, root: str) -> LastDecision:
-        """The last token that was decided, and the branches that wait for a decision."""
+        """The last decided token of a root, and the branches that wait for a decision."""
         txn = self._txns.get(root)
         undecided = tuple(branch.transactional_id for branch in self._open_branches(None, root))
         if txn is None:
@@ -266,7 +267,7 @@ class TxnCoordinator:
             case AddPartitions():
                 txn = draft.get(command.transactional_id)
                 if txn is not None and txn.state in COMPLETED and (decided := self._token_decided(draft, command)):
-                    return decided  # its writer ended it and would begin anew: nobody would ever decide that
+                    return decided  # the branch ended and its writer begins again: nothing would ever decide over it
                 return draft.carry_out(decide_add_partitions(txn, command, wall_ms=draft.wall_ms))
             case VerifyPartitions():
                 return decide_verify(draft.get(command.transactional_id), command).verdict
@@ -281,7 +282,9 @@ class TxnCoordinator:
 
     @staticmethod
     def _token_decided(draft: _Draft, ask: InitProducer | AddPartitions) -> TokenDecided | None:
-        """Whether this is about a branch over which its root has decided, and so can't be opened any more."""
+        """The refusal if the command is about a branch whose token its root has decided: it can't be opened any
+        more.
+        """
         branch = branch_of(ask.transactional_id)
         root = None if branch is None else draft.get(branch.root)
         if branch is None or root is None or branch.token > root.decided_token:
@@ -307,8 +310,8 @@ class TxnCoordinator:
             draft.forget(finished.transactional_id)
         draft.move(outcome.moved, FENCED if ask.producer_id == NO_PRODUCER_ID else "")
         if branch is None and (txn is None or outcome.moved.holder != txn.holder):
-            # The id has a new owner (and no repeat of an answered request): what its writers left open is aborted
-            # with it.
+            # The root has a new owner (this is not a repeated request): the open branches of the former one are
+            # aborted.
             for open_branch in self._open_branches(draft, ask.transactional_id):
                 draft.move(discard(open_branch, wall_ms=draft.wall_ms))
         return outcome.verdict
@@ -329,7 +332,8 @@ class TxnCoordinator:
             root = create(ask.root, ROOT_TIMEOUT_MS, wall_ms=draft.wall_ms, take_id=self._take_id).moved
         if root is None:
             return NO_PRODUCER_IDS
-        # Its state stays: what became of its own last transaction must be told to a client that asks again.
+        # The root's state does not change: a client that repeats the end of the root's own last transaction must still
+        # be told how it ended.
         draft.move(
             root._replace(
                 updated_ms=draft.wall_ms,
@@ -342,7 +346,9 @@ class TxnCoordinator:
         return Decided(ask.token, ask.token, now=True, by=ask.decided_by, before=root.decided_by)
 
     def _carry_out_together(self, draft: _Draft, branches: dict[str, Txn], ask: EndBranches, *, commit: bool) -> int:
-        """The named branches are committed (or nothing is), every other open one up to the token is aborted."""
+        """Abort every open branch up to the token. With `commit` the named ones are committed instead. Returns how many
+        branches were ended.
+        """
         named = {branch.transactional_id: None for branch in ask.branches} if commit else {}
         decided = decide_together(branches.values(), named, ask.token)
         for branch, commits in decided:
@@ -359,7 +365,7 @@ class TxnCoordinator:
         return MarkersNoted(complete=settled is not None)
 
     def _complete(self, draft: _Draft, txn: Txn) -> None:
-        """Every marker is written: those who waited for it go on."""
+        """Every marker is written. Commands that waited for that are carried out."""
         draft.move(complete(txn, wall_ms=draft.wall_ms))
         for waiting in self._waiting.pop(txn.transactional_id, {}).values():
             self._waiting_count -= 1
@@ -382,7 +388,7 @@ class TxnCoordinator:
             _, token, transactional_id = heapq.heappop(self._waiting_until)
             waiting = self._waiting.get(transactional_id, {})
             if waiting.pop(token, None) is None:
-                continue  # answered before its patience ended
+                continue  # the command was answered before its patience ended
             self._waiting_count -= 1
             draft.answers.append((token, BUSY))
             if not waiting:
@@ -391,7 +397,7 @@ class TxnCoordinator:
     # -- branches of a root
 
     def _branches_of(self, draft: _Draft | None, root: str) -> dict[str, Txn]:
-        """All of them, as they are in this draft."""
+        """All branches of a root, with the changes of this draft."""
         found = {}
         for transactional_id in self._branches.get(root, ()):
             txn = self._txns[transactional_id] if draft is None else draft.get(transactional_id)
@@ -413,7 +419,7 @@ class TxnCoordinator:
     # -- time
 
     def _forget_idle(self, draft: _Draft) -> None:
-        """A part of a round over all ids."""
+        """Check some ids in a round over all of them, and forget the unused ones."""
         if self._not_looked_at is None:
             self._not_looked_at = iter(list(self._txns))
         looked_at = list(islice(self._not_looked_at, LOOKED_AT_ONCE))

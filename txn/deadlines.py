@@ -13,17 +13,18 @@ from txn.settings import TxnSettings
 from txn.states import AT_REST, NO_TOKEN, State, Txn
 
 DECISION_RETENTION_MS: Final = 90 * 86_400_000
-"""How long a root's last decision is remembered after it was taken. A Spark query that stood still for longer than
-the seven days of an ordinary id must not write its last batch again."""
+"""How long a root's last decision is remembered. An ordinary id is remembered for seven days; a Spark query that was
+stopped for longer must not write its last batch again.
+"""
 SPARE_ENTRIES: Final = 64
 _NEVER: Final = (-1, -1)
 
 
 def abort_at_ms(txn: Txn) -> int | None:
-    """When an open transaction is aborted for its client, by the clock that stamped it; None: never.
+    """When an open transaction is aborted because of its timeout, by the wall clock that stamped it; None: never.
 
-    A sealed branch waits for its root anew: its writer has done its part, and the others may take as long again. A
-    branch that has written nothing is ended too: nobody else would.
+    The timeout of a branch begins again when it is sealed: its writer has finished, and the other writers may take as
+    long. A branch that has written nothing is aborted, too, because nothing else would end it.
     """
     if txn.is_two_phase:
         return None
@@ -39,7 +40,7 @@ def abort_at_ms(txn: Txn) -> int | None:
 
 
 def forget_after_ms(txn: Txn, settings: TxnSettings) -> int | None:
-    """How long an id is remembered that nobody uses; None while something of it is open."""
+    """How long an unused id is remembered; None while it has an open transaction."""
     if txn.state not in AT_REST:
         return None
     age_ms = settings.id_expiration_ms
@@ -49,21 +50,23 @@ def forget_after_ms(txn: Txn, settings: TxnSettings) -> int | None:
 
 
 class Deadlines:
-    """The next abort first. Entries of transactions that ended meanwhile stay until they come up, or until they
-    outnumber the others.
+    """The times at which open transactions are to be aborted, in a heap. Entries of transactions that ended meanwhile
+    stay in the heap until they come up, or until there are more of them than of others.
 
-    Deadlines are by the steady clock. What was replayed has waited for as long as the wall clock says, but begins anew
-    if its stamp can't be: it lies ahead, or was made by a clock that was not set.
+    Deadlines are times of the steady clock. For a replayed transaction the wall clock tells how long it has been open.
+    If its stamp can't be right (it lies in the future, or was made by a clock that was not set), its time begins anew.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, str]] = []
-        self._at: dict[str, tuple[int, int]] = {}  # and which wait of the id it is
+        # By id: when the transaction is aborted, by the steady clock and by the wall clock. The latter tells whether
+        # the deadline has changed.
+        self._at: dict[str, tuple[int, int]] = {}
         self._now_ms = self._wall_ms = 0
         self._replayed: dict[str, Txn] | None = {}
 
     def note_time(self, now_ms: int, wall_ms: int) -> None:
-        """Before a decision. The first one ends the replay."""
+        """Take up the time of a decision, before it is made. The first decision ends the replay."""
         self._now_ms, self._wall_ms = now_ms, wall_ms
         if self._replayed is not None:
             replayed, self._replayed = self._replayed, None
@@ -84,7 +87,7 @@ class Deadlines:
             self._trim()
 
     def _left_ms(self, until_ms: int, whole_ms: int) -> int:
-        """Below zero: overdue."""
+        """How long until the deadline, at most the whole timeout. Below zero: the deadline is over."""
         was_set = until_ms - whole_ms >= CLOCK_SET_MS
         return min(until_ms - self._wall_ms, whole_ms) if was_set else whole_ms
 
@@ -100,7 +103,7 @@ class Deadlines:
         return heap[0][0] if heap else None
 
     def due(self, now_ms: int, at_most: int) -> list[str]:
-        """The ids whose time is up, the longest overdue first. They stay due until they are followed anew."""
+        """The ids whose deadline is over, the longest overdue first. An id stays due until `follow` or `forget`."""
         found: list[tuple[int, str]] = []
         while len(found) < at_most and (at_ms := self.next_ms()) is not None and at_ms <= now_ms:
             found.append(heapq.heappop(self._heap))

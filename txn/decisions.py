@@ -1,9 +1,9 @@
-"""What becomes of one transaction: one function a command. Pure: they read a `Txn` and return what should become
-durable and what to say afterwards.
+"""The decisions about one transaction, one function for each command. They are pure: they read a `Txn` and return what
+should become durable and what to say afterwards.
 
-The order of questions is Kafka's where a client can see it. A fresh producer id is asked for only when it is needed
-(`take_id`; None: none left just now). `coordinator.py` calls them and knows the other transactional ids; what
-concerns several ids at once stands in `branches.py`. `wall_ms` is what is stamped: the wall clock as it stands.
+Conditions are checked in Kafka's order where a client can see it. A fresh producer id is taken only when it is needed
+(`take_id`; None: there is none just now). Decisions about several ids at once are in `branches.py`. `wall_ms` is the
+time of the wall clock, with which records are stamped.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ TakeId = Callable[[], int | None]
 
 
 class Outcome(NamedTuple):
-    """The verdict, and the transaction as it shall be (None: as it is)."""
+    """The verdict, and the transaction after the decision (None: it does not change)."""
 
     verdict: Verdict
     moved: Txn | None = None
@@ -56,7 +56,7 @@ def decide_init(
     settings: TxnSettings,
     finished: Txn | None = None,
 ) -> Outcome:
-    """Make the caller the holder of the id; end first what is open, unless it is a prepared transaction to be kept.
+    """Make the caller the holder of the id. An open transaction is aborted first, unless it is prepared and to be kept.
 
     A new branch takes over the producer id of a `finished` one of its root, if there is one.
     """
@@ -93,7 +93,7 @@ def _check_init(ask: InitProducer, settings: TxnSettings) -> Verdict | None:
 
 
 def create(transactional_id: str, timeout_ms: int, *, wall_ms: int, take_id: TakeId) -> Outcome:
-    """An id that nobody used yet, or that was forgotten."""
+    """Begin an id that was never used, or was forgotten."""
     producer_id = take_id()
     if producer_id is None:
         return Outcome(NO_PRODUCER_IDS)
@@ -102,8 +102,8 @@ def create(transactional_id: str, timeout_ms: int, *, wall_ms: int, take_id: Tak
 
 
 def _succeed(finished: Txn, transactional_id: str, timeout_ms: int, *, wall_ms: int) -> Outcome:
-    """A new id under the producer id of one that is finished, with the next epoch: a client that still writes as the
-    old one is fenced.
+    """Begin a new id with the producer id of a finished one and the next epoch. A client that still writes with the old
+    epoch is fenced.
     """
     epoch = bumped(finished.producer_epoch)
     txn = Txn(transactional_id, finished.producer_id, epoch, State.EMPTY, timeout_ms, wall_ms)
@@ -115,14 +115,16 @@ def _expects(ask: InitProducer) -> bool:
 
 
 def _may_init(txn: Txn, ask: InitProducer) -> bool:
-    """A caller who names a pair must be the holder, or have been it just before (its answer was lost)."""
+    """Whether a caller that names a pair may initialize: it must be the holder, or have been the holder just before, so
+    that the answer to its first request was lost.
+    """
     if not _expects(ask):
         return True
     expected = (ask.producer_id, ask.producer_epoch)
     if expected == txn.holder:
         return True
-    # Someone who has begun a transaction knows its pair: an older one comes from a request that was delayed (Kafka
-    # aborts the transaction then).
+    # A client that has begun a transaction knows its present pair. So a request with an older pair was delayed on its
+    # way, and must not end the transaction. (Kafka aborts it.)
     return txn.state is not State.ONGOING and _is_repeat(txn, expected)
 
 
@@ -133,7 +135,7 @@ def _is_repeat(txn: Txn, pair: tuple[int, int]) -> bool:
 def _init_over_ongoing(txn: Txn, ask: InitProducer, *, wall_ms: int, take_id: TakeId) -> Outcome:
     if ask.keep_prepared and txn.is_two_phase:
         return resume(txn, wall_ms=wall_ms, take_id=take_id)
-    # The epoch of the fence is never handed out: the caller comes back (or waits) and gets the one after it.
+    # The epoch that fences is never given to a client. The caller waits or asks again, and gets the next epoch.
     return Outcome(BUSY, fence(txn, same_client=_expects(ask), wall_ms=wall_ms, take_id=take_id))
 
 
@@ -146,10 +148,10 @@ def resume(txn: Txn, *, wall_ms: int, take_id: TakeId) -> Outcome:
 
 
 def hand_on(txn: Txn, *, same_client: bool, wall_ms: int, take_id: TakeId) -> Txn | None:
-    """The transaction as it is, in the hands of a fresh pair. None if that takes a producer id and there is none.
+    """Make a fresh pair the holder, and leave the transaction as it is. None if that needs a producer id and there is
+    none.
 
-    The transaction's own pair stays: its markers must carry it. A client that held it before is fenced by the new
-    epoch.
+    The transaction keeps its own pair, because its markers must carry it. The former holder is fenced by the new epoch.
     """
     holder_id, holder_epoch = txn.holder
     next_id: int | None
@@ -190,7 +192,7 @@ def _init_at_rest(txn: Txn, ask: InitProducer, timeout_ms: int, *, wall_ms: int,
 
 
 def bump(txn: Txn, *, same_client: bool, take_id: TakeId) -> Txn | None:
-    """The next epoch, or a fresh producer id when they ran out; None if there is no fresh one just now."""
+    """Move to the next epoch, or to a fresh producer id if there is no next epoch. None if there is no fresh id now."""
     previous_id, last_epoch = txn.producer_id, txn.producer_epoch
     if is_exhausted(last_epoch):
         fresh_id = take_id()
@@ -209,7 +211,7 @@ def bump(txn: Txn, *, same_client: bool, take_id: TakeId) -> Txn | None:
 
 
 def decide_add_partitions(txn: Txn | None, ask: AddPartitions, *, wall_ms: int) -> Outcome:
-    """Take partitions into the transaction; the first ones begin it."""
+    """Add partitions to the transaction. The first ones begin it."""
     if refused := _check_member(txn, ask):
         return Outcome(refused)
     assert txn is not None
@@ -249,12 +251,14 @@ def _check_member(txn: Txn | None, ask: AddPartitions | VerifyPartitions) -> Ver
     if ask.producer_epoch != producer_epoch or _is_nobodys(ask):
         return Fenced(ask.producer_epoch, producer_epoch)
     if txn.handed_on:
-        return WrongState(txn.state)  # whole: its holder can only end it, and its partitions take nothing more
+        return WrongState(txn.state)  # all is written: the holder can only end it, and no partition takes more batches
     return BUSY if txn.state in PREPARED else None
 
 
 def _is_nobodys(ask: AddPartitions | VerifyPartitions | EndTransaction) -> bool:
-    """The epoch of the last fence is handed to nobody, so who names it has guessed: above it no transaction ends."""
+    """Whether the command names the fencing epoch, which no client is ever given. It must be refused: there is no
+    higher epoch with which its transaction could be ended.
+    """
     return ask.producer_epoch == FENCE_EPOCH
 
 
@@ -284,10 +288,13 @@ def decide_end(txn: Txn | None, ask: EndTransaction, *, wall_ms: int, take_id: T
 
 
 def _end_current(txn: Txn, ask: EndTransaction, *, wall_ms: int, take_id: TakeId) -> Outcome:
-    """Version 2, from the holder of the present epoch: whatever it ends, it is not what was ended before."""
+    """Version 2, from the holder of the present epoch. So it is about the present transaction, not about the last
+    one.
+    """
     if txn.state in PREPARED:
-        # The client goes on to its next transaction before the last one's markers are written: ask again. Kafka has a
-        # column of 90 for it that is never reached, because it looks for a pending move first (KAFKA-18464).
+        # The client has begun its next transaction before the markers of the last one are written: it must ask again.
+        # Kafka's code has an error 90 for this case, which it never reaches: it looks for a pending move first
+        # (KAFKA-18464).
         return Outcome(BUSY)
     if txn.state in AT_REST and ask.commit:
         return Outcome(WrongState(txn.state))
@@ -298,7 +305,7 @@ def _end_current(txn: Txn, ask: EndTransaction, *, wall_ms: int, take_id: TakeId
 
 
 def _end_repeated(txn: Txn, ask: EndTransaction) -> Outcome:
-    """Version 2, with the pair of the transaction before: its answer was lost, or the request comes a second time."""
+    """Version 2, with the pair of the transaction before: the answer was lost, or the request arrived twice."""
     match txn.state, ask.commit:
         case (State.COMPLETE_COMMIT, True) | (State.COMPLETE_ABORT, False):
             return Outcome(Ended(*txn.holder))
@@ -310,7 +317,7 @@ def _end_repeated(txn: Txn, ask: EndTransaction) -> Outcome:
 
 
 def _end_same_epoch(txn: Txn, ask: EndTransaction, *, wall_ms: int) -> Outcome:
-    """Versions 0 and 1: epochs don't move, so an end of the last transaction and one of the next look alike."""
+    """Versions 0 and 1. Epochs don't change, so a late end of the last transaction looks like one of the next."""
     producer_id, producer_epoch = txn.holder
     if ask.producer_id != producer_id:
         return Outcome(WrongProducer(ask.producer_id, producer_id))
@@ -328,9 +335,10 @@ def _end_same_epoch(txn: Txn, ask: EndTransaction, *, wall_ms: int) -> Outcome:
 
 
 def _seal(branch: Txn, ask: EndTransaction, *, wall_ms: int, take_id: TakeId) -> Outcome:
-    """A branch's writer commits: it declares its part whole, and its root decides.
+    """The writer of a branch commits: it declares its part complete. The root decides later.
 
-    The pair it goes on with can only abort; whatever was written with the pair before stays open until the decision.
+    The pair that the writer is given can only abort. What was written with the pair before stays open until the
+    decision.
     """
     pair = (ask.producer_id, ask.producer_epoch)
     if branch.handed_on and _is_repeat(branch, pair):
@@ -353,9 +361,10 @@ def _prepared(commit: bool) -> State:
 
 
 def prepare(txn: Txn, *, commit: bool, wall_ms: int, take_id: TakeId, rotate: bool = True) -> Txn | None:
-    """Decided, by its holder, in version 2: the epoch moves, for the markers and for whatever comes next.
+    """End the transaction as in version 2: the epoch rises, for the markers and for the next transaction.
 
-    None if a fresh producer id is needed and there is none. `rotate=False`: the id will not be written with again.
+    None if a fresh producer id is needed and there is none. `rotate=False`: nothing will be written under this
+    transactional id again, so it needs no fresh producer id.
     """
     assert txn.state not in PREPARED, "what is decided is not decided again"
     holder_id, holder_epoch = txn.holder
@@ -382,16 +391,15 @@ def prepare(txn: Txn, *, commit: bool, wall_ms: int, take_id: TakeId, rotate: bo
 
 
 def fence(txn: Txn, *, same_client: bool, wall_ms: int, take_id: TakeId) -> Txn:
-    """Abort what is open for its holder: by time, or because the id is taken over. The epoch moves, so that it writes
-    no more.
+    """Abort an open transaction instead of its holder: after its timeout, or because another client takes over the id.
+    The epoch rises, so that the holder can't write any more.
 
-    `same_client`: the one that is fenced may find its way back, by repeating its abort or by initializing with the
-    pair it had.
+    `same_client`: the fenced client may go on, by repeating its abort or by initializing with the pair that it had.
     """
     aborted = prepare(txn, commit=False, wall_ms=wall_ms, take_id=take_id)
     if aborted is None:
-        # No fresh id: the epoch of the fence is then the last one, and nobody may be told of it; the next client
-        # gets a fresh id.
+        # There is no fresh producer id. The transaction is fenced with the last epoch, which no client may be given.
+        # The next client gets a fresh id.
         aborted = prepare(txn, commit=False, wall_ms=wall_ms, take_id=take_id, rotate=False)
         same_client = False
     assert aborted is not None
@@ -401,7 +409,7 @@ def fence(txn: Txn, *, same_client: bool, wall_ms: int, take_id: TakeId) -> Txn:
 
 
 def discard(branch: Txn, *, wall_ms: int) -> Txn:
-    """Abort an open branch for good: nobody goes on with its id."""
+    """Abort an open branch. No client goes on with its id."""
     aborted = prepare(branch, commit=False, wall_ms=wall_ms, take_id=_no_id, rotate=False)
     assert aborted is not None
     return aborted._replace(previous_producer_id=NO_PRODUCER_ID, last_producer_epoch=NO_PRODUCER_EPOCH)
@@ -415,7 +423,7 @@ def commit_branch(branch: Txn, *, wall_ms: int) -> Txn:
 
 
 def _no_id() -> None:
-    """Whose id is not written with again needs no fresh one."""
+    """A `take_id` for transactional ids that are not written with again: these need no fresh producer id."""
 
 
 def complete(txn: Txn, *, wall_ms: int) -> Txn:

@@ -1,8 +1,9 @@
-"""Who still owes a marker: the partitions of prepared transactions that have not been told how it ended.
+"""The markers that are still owed: the partitions of prepared transactions that were not told how the transaction
+ended.
 
-What always holds: it is a fold over the prepared and completed transactions, so that after a restart or a change of
-leader the same markers are owed again (a partition that has its marker already takes it twice without harm). What has
-been written meanwhile is remembered in memory only.
+What always holds: this is a fold over the prepared and completed transactions. So after a restart or a change of leader
+the same markers are owed again; a partition that has its marker already takes a second one without harm. Which markers
+have been written is remembered in memory only.
 
 `SendMarkers` is the effect that the courier (`service/broker/marker_courier.py`) carries out.
 """
@@ -16,7 +17,7 @@ from txn.states import PREPARED, State, Txn
 
 @dataclass(frozen=True, slots=True)
 class SendMarkers:
-    """Tell these partitions how the transaction of this pair ended."""
+    """The effect: tell these partitions how the transaction of this pair ended."""
 
     transactional_id: str
     producer_id: int
@@ -32,7 +33,7 @@ class OwedMarkers:
     def __init__(self) -> None:
         self._owed: dict[str, tuple[Txn, dict[TopicPartition, None]]] = {}
         self.settled: dict[str, Txn] = {}
-        """Prepared and owing nothing, for its client began and named no partition: to be completed."""
+        """Prepared transactions that owe no marker, because no partition was ever added. They are to be completed."""
 
     def __len__(self) -> int:
         return len(self._owed)
@@ -52,7 +53,7 @@ class OwedMarkers:
     def settle(
         self, transactional_id: str, *, pair: tuple[int, int], partitions: Iterable[TopicPartition]
     ) -> Txn | None:
-        """These have their marker. The transaction, if it is this pair's and owes nothing any more."""
+        """These partitions have their marker. Returns the transaction if it is this pair's and owes no more markers."""
         owed = self._owed.get(transactional_id)
         if owed is None or (owed[0].producer_id, owed[0].producer_epoch) != pair:
             return None
@@ -61,18 +62,18 @@ class OwedMarkers:
         return None if owed[1] else owed[0]
 
     def partitions(self, transactional_id: str) -> tuple[TopicPartition, ...] | None:
-        """Those of one id that are left; None when it is not prepared."""
+        """The partitions of one id that still lack a marker; None if the id is not prepared."""
         owed = self._owed.get(transactional_id)
         return None if owed is None else tuple(owed[1])
 
     def all(self) -> Iterator[SendMarkers]:
-        """Everything there is to send."""
+        """All markers that are owed."""
         for transactional_id in list(self._owed):
             if (markers := self.of(transactional_id)) is not None:
                 yield markers
 
     def of(self, transactional_id: str) -> SendMarkers | None:
-        """What there is to send for one id."""
+        """The markers that one id owes."""
         owed = self._owed.get(transactional_id)
         if owed is None or not owed[1]:
             return None

@@ -66,14 +66,16 @@ def write_key(transactional_id: str) -> bytes:
 
 def write_value(txn: Txn) -> bytes:
     head = _HEAD.pack(VALUE_VERSION, txn.producer_id, txn.producer_epoch, txn.timeout_ms, txn.state.value)
-    # None, not an empty list, in state Empty, as Kafka has it.
+    # In state Empty the list of partitions is null, not empty, as Kafka writes it.
     partitions = b"\x00" if txn.state is State.EMPTY else _write_partitions(txn.partitions)
     return head + partitions + _TIMES.pack(txn.updated_ms, txn.started_ms) + _write_tags(txn)
 
 
 @lru_cache(maxsize=1_024)
 def _write_partitions(partitions: tuple[TopicPartition, ...]) -> bytes:
-    """Grouped by topic. Remembered: the same ones are written when a transaction begins and when it is decided."""
+    """The partitions, grouped by topic. The bytes are cached, because a transaction writes the same list when it begins
+    and when it is decided.
+    """
     by_topic: dict[str, list[int]] = {}
     for topic, partition in partitions:
         by_topic.setdefault(topic, []).append(partition)
@@ -86,7 +88,7 @@ def _write_partitions(partitions: tuple[TopicPartition, ...]) -> bytes:
 
 
 def _write_tags(txn: Txn) -> bytes:
-    """In ascending order; what has its default is absent."""
+    """The tags in ascending order. A field with its default value has no tag."""
     tags = []
     if txn.previous_producer_id != NO_PRODUCER_ID:
         tags.append(_PREFIXES[PREVIOUS_PRODUCER_ID] + _I64.pack(txn.previous_producer_id))
@@ -110,14 +112,14 @@ def _write_tags(txn: Txn) -> bytes:
 
 
 _PREFIXES: Final = {tag: unsigned_varint(tag) + unsigned_varint(form.size) for tag, form in _TAG_FORMATS.items()}
-"""Tag and size, as they stand before a tag's value."""
+"""For each tag the bytes before its value: tag number and size."""
 
 
 # ---------------------------------------------------------------- reading
 
 
 def read_key(key: bytes) -> str | None:
-    """The transactional id; None for a key of a version that nobody knows yet, to be skipped."""
+    """The transactional id; None for a key of an unknown version, which is to be skipped."""
     try:
         version, size = _KEY.unpack_from(key)
     except struct.error as error:
@@ -130,7 +132,7 @@ def read_key(key: bytes) -> str | None:
 
 
 def read_state(value: bytes) -> State:
-    """Of a value, and nothing else of it: that of a large transaction is long."""
+    """The state in a value. The rest is not decoded: the value of a large transaction is long."""
     try:
         return State(_HEAD.unpack_from(value)[-1])
     except (struct.error, ValueError) as error:
@@ -187,7 +189,7 @@ def _read_partitions(value: bytes, at: int, *, flexible: bool) -> tuple[tuple[To
 
 
 def _read_count(value: bytes, at: int, *, flexible: bool) -> tuple[int, int]:
-    """The length of an array; a null one has none."""
+    """The length of an array (0 for null), and where the next byte is."""
     if not flexible:
         return max(_I32.unpack_from(value, at)[0], 0), at + _I32.size
     count, at = _read_varint(value, at)

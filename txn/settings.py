@@ -1,6 +1,4 @@
-"""What an operator sets about transactions, under Kafka's names without the dots. Given to the coordinator; never
-read from anywhere.
-"""
+"""The settings of transactions, by Kafka's names or short ones. Plain values; nothing is read from files here."""
 
 from dataclasses import dataclass
 

@@ -21,22 +21,23 @@
     CompleteCommit -> (gone)          expire reuse
     CompleteAbort  -> (gone)          expire reuse
 
-A test draws these lines from `MOVES` and holds `TxnCoordinator.apply` to them: a record that makes another move is a
-bug of ours or of the log's writer.
+A test draws these lines from `MOVES`, and `TxnCoordinator.apply` allows no other moves: a record that makes another one
+comes from a bug, ours or that of the program that wrote the log.
 
 What may be trusted:
- - Empty, CompleteCommit, CompleteAbort: no partition waits for a marker of this id, and its partitions are none.
+ - Empty, CompleteCommit, CompleteAbort: no partition waits for a marker of this id, and its list of partitions is
+   empty.
  - Ongoing: every partition that holds, or may come to hold, a batch of the transaction is listed. The list only grows.
  - PrepareCommit, PrepareAbort: the outcome is decided for good; only markers are missing. `producer_epoch` is the
    markers' epoch. With version 2 it is above the epoch of every batch of the transaction.
- - In every state `holder` is the one pair (producer id, epoch) whose commands are obeyed; it never goes back: the
-   epoch grows, or the producer id is fresh.
- - (`previous_producer_id`, `last_producer_epoch`) is the pair that the present holder had before, and only if it is
-   the same client: a request that carries it is a repeat of one already carried out. After a new client took over
-   there is no such pair.
+ - In every state `holder` is the one pair (producer id, epoch) whose commands are carried out. It never goes back: the
+   epoch rises, or the producer id is fresh.
+ - (`previous_producer_id`, `last_producer_epoch`) is the pair that the client of the present holder had before. A
+   request with that pair repeats one that was already carried out. After another client has taken over the id there is
+   no such pair.
 
-What never began goes to Complete at once when it is ended. Kafka's PrepareEpochFence and Dead exist in
-memory only and have no counterpart: a fence is one move, a forgotten id is gone.
+A transaction that never began moves to Complete at once when it is ended. Kafka's states PrepareEpochFence and Dead
+exist in its memory only and have no counterpart here: a fence is one move, and a forgotten id is gone.
 """
 
 from enum import Enum
@@ -46,11 +47,11 @@ from log.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartit
 
 NO_TOKEN: Final = -1
 TWO_PHASE_TIMEOUT_MS: Final = 2**31 - 1
-"""The timeout that stands for: never aborted by time (KIP-939)."""
+"""A transaction with this timeout is never aborted because of time (KIP-939)."""
 
 
 class State(Enum):
-    """The values are those in the log, the labels those in Kafka's tools."""
+    """The values are those in the log; the labels are those in Kafka's tools."""
 
     EMPTY = 0
     ONGOING = 1
@@ -70,8 +71,8 @@ AT_REST: Final = (State.EMPTY, *COMPLETED)
 
 
 class Move(NamedTuple):
-    """From one state (None: new) to another (None: gone), and the functions of `decisions.py` and `branches.py` that
-    make it.
+    """A move from one state (None: new) to another (None: gone), and the functions of `decisions.py` and `branches.py`
+    that make it.
     """
 
     source: State | None
@@ -130,29 +131,31 @@ class Txn(NamedTuple):
     previous_producer_id: int = NO_PRODUCER_ID
     last_producer_epoch: int = NO_PRODUCER_EPOCH
     next_producer_id: int = NO_PRODUCER_ID
-    """Takes over when the transaction is complete: the epochs of `producer_id` ran out, or it was handed on."""
+    """The producer id that takes over when the transaction is complete, because `producer_id` has no epochs left or the
+    transaction was handed on.
+    """
     next_producer_epoch: int = NO_PRODUCER_EPOCH
     client_version: int = 0
     """The transaction version of the client that moved it last: 2 if epochs move with every transaction."""
     sealed_ms: int = NO_TIMESTAMP
-    """A branch: when its writer declared it whole."""
+    """Of a branch: when its writer sealed it."""
     decided_token: int = NO_TOKEN
-    """A root: the token of its last decision."""
+    """Of a root: the token of its last decision."""
     decided_by: str = ""
-    """A root: who made its last decision, as it said itself; empty: it did not say."""
+    """Of a root: who made its last decision, in the decider's own words; empty: it did not say."""
     decided_before: str = ""
-    """A root: who made the decision before that."""
+    """Of a root: who made the decision before that."""
 
     @property
     def handed_on(self) -> bool:
-        """Whole, and in the hands of a pair that can only end it: a branch that is sealed, or a transaction that was
-        prepared and whose client has been succeeded (KIP-939).
+        """Whether everything is written and the holder can only end it: the branch is sealed, or another client has
+        taken over the prepared transaction (KIP-939).
         """
         return self.next_producer_id != NO_PRODUCER_ID and self.state in (State.EMPTY, State.ONGOING)
 
     @property
     def holder(self) -> tuple[int, int]:
-        """The pair whose commands are obeyed; while markers travel, that of the one who waits for them."""
+        """The pair whose commands are carried out. While markers are being written it is the successor's."""
         if self.handed_on:
             return self.next_producer_id, self.next_producer_epoch
         if self.state in PREPARED:
@@ -161,8 +164,8 @@ class Txn(NamedTuple):
 
     @property
     def successor(self) -> tuple[int, int]:
-        """The pair that is the holder when a prepared transaction is complete: what its client is told to go on
-        with.
+        """The pair that becomes the holder when a prepared transaction is complete. The answer to the client names
+        it.
         """
         if self.next_producer_id != NO_PRODUCER_ID:
             return self.next_producer_id, max(self.next_producer_epoch, 0)

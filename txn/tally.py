@@ -1,6 +1,6 @@
 """How transactions ended since the start of this process, and how long it took.
 
-Counted once, when a decision is taken up; never in a replay. `TxnCoordinator` adds to it, nobody reads it to decide.
+An end is counted once, when its decision is applied, and never in a replay. No decision depends on these numbers.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ ABORT = "abort"
 
 
 class Follower(Protocol):
-    """Who is told of every move, if anybody wants to be (`monitoring/spans.py`)."""
+    """Is told of every move, if one is set (`monitoring/spans.py` has one)."""
 
     @property
     def lost(self) -> int: ...
@@ -37,7 +37,7 @@ class TxnTally:
         self.partitions = Histogram(HOW_MANY)
 
     def count(self, before: Txn | None, after: Txn, why: str) -> None:
-        """A move was taken up; `why` says who ended it, if not its own client."""
+        """Count a move that was applied. `why` is empty if the transaction's own client ended it."""
         if self.follower is not None:
             self.follower.moved(after, why)
         if before is None:
@@ -51,13 +51,13 @@ class TxnTally:
             self.markers.add_named(_seconds(before.updated_ms, after.updated_ms), _names(after), after.updated_ms)
 
     def mark(self, transactional_id: str, partitions: Sequence[TopicPartition], at_ms: int) -> None:
-        """These have their marker."""
+        """These partitions have their marker."""
         if self.follower is not None:
             self.follower.marked(transactional_id, partitions, at_ms)
 
 
 def _seconds(since_ms: int, until_ms: int) -> float:
-    """A clock that was set back makes nothing take less than no time."""
+    """The time between both, and never less than zero: the clock may have been set back in between."""
     return max(until_ms - since_ms, 0) / 1000
 
 

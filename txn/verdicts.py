@@ -16,7 +16,7 @@ from txn.states import State
 
 @dataclass(frozen=True, slots=True)
 class Initialized:
-    """The caller is the holder now. With a prepared transaction kept for it, that one's own pair is told as well."""
+    """The caller is the holder now. If a prepared transaction was kept, its own pair is in the answer, too."""
 
     producer_id: int
     producer_epoch: int
@@ -31,14 +31,14 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Asked about an open transaction; `missing` are the partitions that are not in it."""
+    """There is an open transaction. `missing` are the partitions that are not in it."""
 
     missing: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Decided as asked, now or before. The client goes on with this pair (version 2)."""
+    """The transaction was ended as asked, now or before. The client goes on with this pair (version 2)."""
 
     producer_id: int
     producer_epoch: int
@@ -46,7 +46,9 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """The branch is whole and waits for the decision of its root, which names this pair. It can still be aborted."""
+    """The branch is sealed and waits for the decision of its root, which must name this pair. It can still be
+    aborted.
+    """
 
     producer_id: int
     producer_epoch: int
@@ -54,11 +56,11 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The token is decided: by this call, or (`now` false) by an earlier one, and then nothing of this call's takes
-    part.
+    """The token is decided: by this command (`now`), or by an earlier one. In that case no branch that this command
+    names takes part.
 
-    `last_token` is the token of the root's last decision: the one asked for, or a later one; `by` and `before` are
-    who made the last decision and the one before it.
+    `last_token` is the token of the root's last decision: the one asked for, or a later one. `by` made the last
+    decision, and `before` the one before it.
     """
 
     token: int
@@ -70,14 +72,14 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """So many open branches are aborted; nothing is decided."""
+    """This many open branches are aborted; nothing is decided."""
 
     branches: int
 
 
 @dataclass(frozen=True, slots=True)
 class MarkersNoted:
-    """`complete` when no partition owes a marker any more."""
+    """The markers are noted. `complete`: no partition lacks one any more."""
 
     complete: bool
 
@@ -87,7 +89,7 @@ class MarkersNoted:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """The last transaction is decided and its markers are travelling: ask again."""
+    """The last transaction is decided and its markers are being written: ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class UnknownId:
-    """Nobody initialized this transactional id, or it expired."""
+    """This transactional id was never initialized, or it expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class WrongProducer:
 
 @dataclass(frozen=True, slots=True)
 class WrongState:
-    """Not in this state."""
+    """The command is not allowed in this state."""
 
     state: State
 
@@ -127,7 +129,7 @@ class InvalidRequest:
 
 @dataclass(frozen=True, slots=True)
 class InvalidTimeout:
-    """Not a timeout that this broker grants."""
+    """The broker does not allow such a timeout."""
 
     timeout_ms: int
     max_timeout_ms: int
@@ -135,17 +137,17 @@ class InvalidTimeout:
 
 @dataclass(frozen=True, slots=True)
 class TwoPhaseCommitDisabled:
-    """Transactions that no timeout ends have to be allowed by the operator."""
+    """Two-phase commit, whose transactions have no timeout, was not enabled by the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoProducerIds:
-    """The supply of producer ids is used up for the moment: ask again."""
+    """There is no fresh producer id at the moment: ask again."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDecided:
-    """A branch of a token that is decided already: its writer is too late."""
+    """The token of this branch is decided already: its writer is too late."""
 
     token: int
     decided_token: int
@@ -201,8 +203,8 @@ NO_PRODUCER_IDS: Final = NoProducerIds()
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Records to write as ONE batch, answers and effects that may leave once it is committed. A token is the
-    caller's.
+    """Records to write as ONE batch, and the answers and effects that may leave once it is committed. Each answer has
+    the token that came with its command.
     """
 
     records: tuple[tuple[bytes, bytes | None], ...] = ()
@@ -210,4 +212,4 @@ class Decision:
     effects: tuple[object, ...] = ()
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
-    """A coordinator's own records are in nobody's transaction."""
+    """Always none: the records of this coordinator belong to no producer's transaction."""
