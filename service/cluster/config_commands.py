@@ -1,7 +1,7 @@
-"""Deciding about dynamic configuration of topics, brokers and groups, in both forms: all of a resource's values anew
-(AlterConfigs), or single changes (IncrementalAlterConfigs).
+"""Decides about the dynamic configuration of topics, brokers and groups, in both forms: all of a resource's values at
+once (AlterConfigs), or single changes (IncrementalAlterConfigs).
 
-Every resource of a command stands for itself. Checks, their order and their messages are Kafka's (4.3).
+Each resource of a command succeeds or fails by itself. The checks, their order and their messages are Kafka's (4.3).
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ from service.stores.port import Create, Delete, Op, Put
 from service.wire.error_codes import ErrorCode
 
 _ListOf = Callable[[str], tuple[str, ...] | None]
-"""What a list key holds where nothing is set; None when the key is no list."""
+"""The value that a list key has if nothing is set; None if the key is no list."""
 
 
 class ResourceType(IntEnum):
@@ -62,7 +62,7 @@ class ConfigChange:
 
 @dataclass(frozen=True, slots=True)
 class ResourceChange:
-    """Changes to one resource. `replace_all`: what is not named goes back to its default (AlterConfigs)."""
+    """Changes to one resource. With `replace_all` a key that is not named goes back to its default (AlterConfigs)."""
 
     kind: int
     name: str
@@ -87,8 +87,9 @@ class _Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AlterConfigs:
-    """`config` is the configuration of the broker that decides: lists are appended to what holds, which may be its
-    static value. `kept`: by topic, the settings that must have this value.
+    """`config` is the configuration of the broker that decides. A change that appends to a list appends to the value
+    that holds, which may be a static value of that broker. `kept` has, by topic, the settings that must keep their
+    value.
     """
 
     resources: tuple[ResourceChange, ...]
@@ -189,7 +190,7 @@ class AlterConfigs:
         return str(broker_id)
 
     def _list_of_topic(self, key: str) -> tuple[str, ...] | None:
-        """What a topic's list holds while nothing is set for the topic; None when the key is no list."""
+        """The value that a list key has if nothing is set for the topic; None if the key is no list."""
         setting = TOPIC_SETTINGS.get(key)
         if setting is None or setting.kind is not ConfigType.LIST:
             return None

@@ -1,10 +1,11 @@
-"""What a controller decides: an image and a command become the ops of one commit, and the answer that leaves once it
-happened.
+"""What a controller decides: from an image and a command come the ops of one commit, and the reply that is sent once
+the commit has happened.
 
-A `Command` decides for itself: `decide` is pure, reads the image and changes nothing. If the commit meets a newer
-version of what it read, the image is brought up to date and it decides again; if the commit's answer was lost it
-decides again with `retried`, and must then recognise its own work. Here are the commands about brokers, partitions
-and producer ids; those about topics are in `topic_commands`, about configuration in `config_commands`.
+A `Command` decides for itself: `decide` is pure, reads the image and changes nothing. If the commit fails because
+something that the command has read was changed, the image is brought up to date and `decide` is called again. If the
+commit's answer was lost, `decide` is called again with `retried`, and must then recognise its own earlier work. This
+module has the commands about brokers, partitions and producer ids. Those about topics are in `topic_commands`, those
+about configuration in `config_commands`.
 """
 
 from collections.abc import Callable, Container, Iterator
@@ -43,18 +44,18 @@ from service.wire.error_codes import ErrorCode
 Reply_co = TypeVar("Reply_co", covariant=True)
 
 LAST_EPOCH_TO_JUMP_TO = 2**31 - 1 - 2**20
-"""Leader epochs end at 2^31 - 1: so many are left for elections."""
+"""Leader epochs end at 2^31 - 1. No jump goes beyond this, so that epochs are left for elections."""
 MOST_AT_ONCE = 1000
-"""Partitions that one commit changes for brokers that died."""
+"""The most partitions that one commit changes."""
 FINALIZED_FEATURES = {"group.version": 1, "transaction.version": 2}
-"""The levels a new cluster begins with: the consumer group protocol, and transactions whose epoch moves with each of
-them.
+"""The feature levels of a new cluster: the consumer group protocol, and transactions that raise the producer's epoch
+each time.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[Reply_co]):
-    """`reply` may leave once `ops` are committed; with no ops, at once."""
+    """`reply` may be sent once `ops` are committed; immediately if there are none."""
 
     reply: Reply_co
     ops: tuple[Op, ...] = ()
@@ -62,20 +63,20 @@ class Decision(Generic[Reply_co]):
 
 class Command(Protocol[Reply_co]):
     def decide(self, image: Image, *, retried: bool) -> Decision[Reply_co]:
-        """`retried`: an earlier decision of this very command may have been committed."""
+        """With `retried`, an earlier decision of this same command may have been committed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Not done, and why, as the client is told."""
+    """The command was not carried out; the reason is for the client."""
 
     error: ErrorCode
     message: str | None = None
 
 
 def raised(key: str, counter: Counter, value: int) -> Op:
-    """Set a counter to `value`, unless somebody else moved it meanwhile."""
+    """Set a counter to `value`, unless it has changed since the image."""
     return Create(key, encode_counter(value)) if counter == ABSENT else Put(key, encode_counter(value), counter.version)
 
 
@@ -86,7 +87,7 @@ def changed(topic_id: TopicId, index: int, old: PartitionState, new: PartitionSt
 
 @dataclass(frozen=True, slots=True)
 class FoundCluster:
-    """Give the cluster its id and its features, unless it has them. The reply is the cluster's id."""
+    """Give the cluster its id and its features, if it has none yet. The reply is the cluster's id."""
 
     cluster_id: str
 
@@ -99,7 +100,7 @@ class FoundCluster:
 
 @dataclass(frozen=True, slots=True)
 class TakeBrokerId:
-    """A number for a broker that brought none: above all that were ever given or are in use."""
+    """An id for a broker that has none: higher than all ids that were ever given out or are in use."""
 
     def decide(self, image: Image, *, retried: bool) -> Decision[int]:
         replicas = (
@@ -111,12 +112,14 @@ class TakeBrokerId:
 
 @dataclass(frozen=True, slots=True)
 class RegisterBroker:
-    """A broker begins a life. The reply is its epoch, or a refusal while another life with its id is registered.
+    """Register a broker that has started ("begins a life"). The reply is its broker epoch, or a refusal while another
+    process is registered under its id.
 
-    The registration and the counter its epoch comes from change in one commit, so epochs order lives (R3). `clean`
-    says that its former life ended in order and lost nothing. After any other end its log may lack a tail it was
-    trusted with: it gets no old grant back (R4), and where others hold everything it leaves the in-sync set and is not
-    eligible (R5, R14). `min_in_sync` counts for topics that don't say it.
+    The broker epoch comes from a counter. The counter and the registration change in one commit, so the epochs order
+    the lives of a broker (R3). `clean` says that the broker's former life ended in order and lost nothing. After any
+    other end the broker's log may lack records that it was trusted to hold. Then no leadership of its former life goes
+    on: those partitions elect a leader (R4). If other replicas hold everything, it also leaves the in-sync set and is
+    not eligible (R5, R14). `min_in_sync` is used for topics that do not set it.
     """
 
     broker_id: int
@@ -125,7 +128,9 @@ class RegisterBroker:
     rack: str | None = None
     clean: bool = False
     home: str = ""
-    """The id of its data folder. Only one process can have that, so what is registered with it is a former life."""
+    """The id of the broker's data folder. Only one process can use the folder, so an older registration with the same
+    id belongs to a former life of this broker.
+    """
     min_in_sync: int = 1
 
     def decide(self, image: Image, *, retried: bool) -> Decision[int | Refusal]:
@@ -152,7 +157,7 @@ class RegisterBroker:
 
 
 def _returned(image: Image, broker_id: int, min_in_sync: int, *, clean: bool) -> Iterator[Op]:
-    """What becomes of the partitions of a broker that is there again."""
+    """The changes to partitions of a broker that has come back."""
     alive = (*image.brokers, broker_id)
     for topic in image.topics.values():
         least = least_in_sync(topic, min_in_sync)
@@ -167,7 +172,7 @@ def _returned(image: Image, broker_id: int, min_in_sync: int, *, clean: bool) ->
 def _after_return(
     state: PartitionState, broker_id: int, alive: tuple[int, ...], least: int, *, clean: bool
 ) -> PartitionState:
-    # While nobody leads, who is eligible holds no less than who is in sync.
+    # While there is no leader, eligible replicas hold no less than those in sync.
     others = _but(broker_id, state.isr) or _but(broker_id, state.eligible)
     if not clean and others:
         state = with_isr(state, others, least, lost=(broker_id,))
@@ -182,8 +187,8 @@ def _but(broker_id: int, members: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RemoveFromLeadership:
-    """A broker is about to stop: what it leads is led by others from now on, where one is in sync, and nobody waits for
-    it. The reply is the number of partitions that changed.
+    """A broker is about to stop. Another in-sync replica leads each partition that it led, and it leaves the in-sync
+    sets, so that nothing waits for it. The reply is the number of partitions that changed.
     """
 
     broker_id: int
@@ -197,12 +202,14 @@ class RemoveFromLeadership:
 
 @dataclass(frozen=True, slots=True)
 class RemoveDead:
-    """The controller's answer to brokers that are gone: others lead what they led, where one is in sync, and nobody
-    waits for them. Decided on what the image says, so it comes to the same however often it is done. The reply is
-    the number of partitions that changed: of very many only some do, and then it is for the caller to go on.
+    """Take brokers that are gone out of their partitions. Another in-sync replica leads what they led, and they leave
+    the in-sync sets. The decision depends on the image alone, so it may be repeated without harm. The reply is the
+    number of partitions that changed. One commit changes at most MOST_AT_ONCE of them; the command is repeated until
+    the reply is 0.
 
-    A partition whose in-sync and eligible replicas are all gone stays as it is: they hold everything acknowledged, so
-    one of them leads next. Only where `unclean` allows it another one does, and what it lacks is lost.
+    If all in-sync and eligible replicas of a partition are gone, the partition stays as it is. They alone are known to
+    hold everything that was acknowledged, so one of them leads next. Only where `unclean` allows it, another replica
+    leads, and the records that it lacks are lost.
     """
 
     unclean: Callable[[Topic], bool] = lambda topic: False
@@ -223,8 +230,8 @@ class RemoveDead:
 
 @dataclass(frozen=True, slots=True)
 class PreferLeaders:
-    """The first replica of a partition leads it, where it lives and is in sync: of all partitions, or those named. The
-    reply is the number of partitions that changed.
+    """Make the first replica of a partition its leader, if it is alive and in sync: for all partitions, or for those
+    named. The reply is the number of partitions that changed.
     """
 
     only: frozenset[TopicPartition] | None = None
@@ -246,8 +253,9 @@ class PreferLeaders:
 
 @dataclass(frozen=True, slots=True)
 class FenceBroker:
-    """A broker's process is known to be dead, or leaves: it is not registered any more, and controls nothing. Should it
-    live after all, it can commit nothing, and joins again. The reply says whether that life was registered.
+    """Remove the registration of a broker whose process is known to be dead, or which leaves; it does not control the
+    cluster any more either. If its process lives after all, it can commit nothing, and has to join again. The reply
+    says whether that life of the broker was registered.
     """
 
     broker_id: int
@@ -269,7 +277,7 @@ def _without(
     min_in_sync: int,
     unclean: Callable[[Topic], bool] = lambda topic: False,
 ) -> Iterator[Op]:
-    """The changes by which partitions that are `concerned` do without brokers that are not `alive`."""
+    """The changes that take brokers that are not `alive` out of the partitions for which `concerned` is true."""
     for topic in image.topics.values():
         may_lose, least = False, least_in_sync(topic, min_in_sync)
         for index, state in topic.partitions.items():
@@ -286,7 +294,7 @@ def _without(
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Several proposals in one commit. The reply is the reply to each."""
+    """Several proposals in one commit. The reply is a list with the reply to each."""
 
     proposals: "tuple[AlterPartition, ...]"
 
@@ -308,8 +316,8 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class AlterPartition:
-    """A leader proposes a new in-sync set: `isr` names each member with the broker epoch in which it caught up (R8).
-    The reply is the state that holds then.
+    """A leader proposes a new in-sync set. `isr` names each member with the broker epoch in which it caught up (R8).
+    The reply is the state of the partition afterwards.
     """
 
     topic_id: TopicId
@@ -331,7 +339,7 @@ class AlterPartition:
             return Decision(state)
         if (refusal := self._refusal(image, state)) is not None:
             return Decision(refusal)
-        # A replica that is admitted must live, and in the life in which it caught up (R8), when this is committed.
+        # When this is committed, each new member must be alive, in the same life in which it caught up (R8).
         admitted = [image.brokers[member] for member in members if member not in state.isr]
         lives = [Check(broker_key(broker.id), broker.version) for broker in admitted]
         if lives:
@@ -347,7 +355,7 @@ class AlterPartition:
         if proposer is None or proposer.epoch != self.broker_epoch:
             return Refusal(ErrorCode.STALE_BROKER_EPOCH)
         if self.leader_epoch > state.leader_epoch:
-            return Refusal(ErrorCode.NOT_CONTROLLER)  # it knows more than we do
+            return Refusal(ErrorCode.NOT_CONTROLLER)  # the leader has seen a later image
         if self.leader_epoch < state.leader_epoch:
             return Refusal(ErrorCode.FENCED_LEADER_EPOCH)
         if self.broker_id != state.leader:
@@ -366,8 +374,9 @@ class AlterPartition:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpReplica:
-    """A broker can't serve its replica any more, for its disk has failed: another that is in sync or eligible leads,
-    and nobody waits for this one. Where there is no other nothing changes. The reply says whether something did.
+    """The disk of a broker has failed, so it can't serve a replica. Another replica that is in sync or eligible leads,
+    and this one leaves the in-sync set. If there is no other replica, nothing changes. The reply says whether something
+    changed.
     """
 
     topic_id: TopicId
@@ -391,8 +400,8 @@ class GiveUpReplica:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmLeader:
-    """Whether a broker leads a partition in that epoch still, by the store's word: nobody else can have led before the
-    answer (R9).
+    """Whether a broker still leads a partition in that epoch, as the store says. If so, no other broker can have led
+    before the answer (R9).
     """
 
     topic_id: TopicId
@@ -410,8 +419,8 @@ class ConfirmLeader:
 
 @dataclass(frozen=True, slots=True)
 class RaiseLeaderEpoch:
-    """A leader has met what it must obey: an epoch above its own. It leads on, in that one at least. The reply is the
-    leader epoch that holds then.
+    """A leader has seen a leader epoch above its own. It goes on to lead, in that epoch or a later one. The reply is
+    the leader epoch afterwards.
     """
 
     partition: TopicPartition
@@ -433,7 +442,7 @@ class RaiseLeaderEpoch:
 
 @dataclass(frozen=True, slots=True)
 class AllocateProducerIds:
-    """A block of producer ids. When the answer was lost the block may be, too: ids are plenty."""
+    """A block of producer ids. If the answer is lost, the block may be lost too. There are enough ids for that."""
 
     def decide(self, image: Image, *, retried: bool) -> Decision[ProducerIdBlock]:
         block = next_block(image.producer_ids.value)

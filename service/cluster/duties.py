@@ -1,9 +1,9 @@
-"""What brokers do unasked for the cluster: one of them controls it, gives what dead brokers led to others that are in
-sync, and brings leadership back to the preferred replicas.
+"""Work that brokers do for the cluster without a request. One of them controls the cluster: it gives partitions of dead
+brokers to other replicas that are in sync, and returns leadership to the preferred replicas.
 
-Nothing here decides: `election` and `controller` do, on the image, and the store says whether that still holds. So it
-does no harm that a broker goes on for a while after another has become the controller. One task does everything, one
-thing after the other (R11).
+Nothing is decided here. `election` and `controller` decide on the image, and the store checks that the image still
+holds. So a broker does no harm if it goes on for a while after another has become the controller. One task does
+everything, one step after the other (R11).
 """
 
 import asyncio
@@ -21,7 +21,7 @@ logger = logging.getLogger("oncelog.controller")
 Reply = TypeVar("Reply")
 
 AGAIN_S = 0.2
-"""Before something is tried again that the store did not take."""
+"""The pause before a change that failed is tried again."""
 
 
 class Duties:
@@ -32,15 +32,15 @@ class Duties:
         self._stirred = asyncio.Event()
         self._rebalance_at_s = 0.0
         self.elected = 0
-        """Partitions that were given to others because their leader or a member had died."""
+        """How many partitions were changed because their leader or an in-sync replica had died."""
 
     def heard(self, delta: Delta) -> None:
-        """Called for every change of the image."""
+        """Take note of a change of the image; it must see every change."""
         if delta.brokers or delta.old.controller_session != delta.new.controller_session:
             self._stirred.set()
 
     def stir(self) -> None:
-        """This broker is in session again: there may be something to do."""
+        """This broker is in session again, so there may be work."""
         self._stirred.set()
 
     async def run(self) -> None:
@@ -53,7 +53,7 @@ class Duties:
             except MetadataLost as lost:
                 logger.info("not now: %s", lost)
                 await self._again()
-            except Exception:  # without these duties nobody would ever lead again what a dead broker led
+            except Exception:  # this task must not end: without it nobody would replace dead brokers
                 logger.exception("what is to be done for the cluster can't be done; it is tried again")
                 await self._again()
 
@@ -62,7 +62,9 @@ class Duties:
         self._stirred.set()
 
     async def replace_dead(self, broker: RegisteredBroker) -> None:
-        """The process of `broker` has died, though its session lasts: nobody waits for it."""
+        """The process of `broker` has died, although its session has not ended yet. Do not wait for the end of the
+        session.
+        """
         metadata = self._metadata
         logger.warning("broker %d refuses connections: it is taken for dead", broker.id)
         try:
@@ -88,7 +90,7 @@ class Duties:
         if rebalances:
             self._plan_rebalance()
         if not metadata.in_session:
-            return  # registering stirs
+            return  # the registration will wake this task
         if metadata.image.controller_id == NO_BROKER:
             await metadata.claim()
         if not metadata.controlling:
@@ -100,7 +102,9 @@ class Duties:
             logger.info("%d partitions are led by their preferred replicas again", moved)
 
     async def _all(self, command: Command[int]) -> int:
-        """Until nothing is left to do: of very many partitions one commit changes some."""
+        """Repeat a command until nothing is left to do. If very many partitions must change, one commit changes only
+        some of them.
+        """
         total = 0
         while changed := await self._metadata.execute(command, as_controller=True):
             total += changed

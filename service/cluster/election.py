@@ -1,9 +1,9 @@
 """Who controls the cluster, who leads a partition, and when a reassignment is over, as pure functions.
 
 The controller is the broker that holds the ephemeral key `controller`. Rule R1: every commit of a controller checks the
-version of `controller_epoch`, and a claim raises it, so a controller that was replaced while it slept can change
-nothing. Rule R2: a claim whose answer was lost is read back; if the key is ours, we claim again one epoch up, because
-nobody can know which of our claims won.
+version of `controller_epoch`, and a claim raises it. So a controller that was replaced while it was paused can change
+nothing. Rule R2: after a claim whose answer was lost, the key is read. If the key is ours, we claim again with the next
+epoch, because nobody can know which of our claims succeeded.
 """
 
 from collections.abc import Collection, Container
@@ -24,8 +24,8 @@ from service.stores.port import Create, Delete, Op, Put
 
 
 def claim(image: Image, *, broker_id: int, session: int, dead: int = NO_BROKER) -> tuple[Op, ...]:
-    """The commit by which this session becomes the controller; nothing when another session is. `dead` is a broker
-    whose process has died, though its session lasts.
+    """The ops by which this session becomes the controller; none if another session is. `dead` is a broker whose
+    process has died, although its session has not ended yet.
     """
     if image.controller_id not in (NO_BROKER, dead) and image.controller_session != session:
         return ()
@@ -42,15 +42,16 @@ def claim(image: Image, *, broker_id: int, session: int, dead: int = NO_BROKER) 
 
 
 def least_in_sync(topic: Topic, default: int) -> int:
-    """How many replicas must be in sync for a write to be committed; `default` where the topic does not say it."""
+    """How many replicas must be in sync for a write to be committed; `default` if the topic does not set it."""
     return int(topic.config.get("min.insync.replicas", default))
 
 
 def with_isr(state: PartitionState, isr: tuple[int, ...], least: int, *, lost: Collection[int] = ()) -> PartitionState:
-    """`state` with this in-sync set, and who is eligible beside it (R14).
+    """`state` with this in-sync set, and the eligible replicas that follow from it (R14).
 
-    While fewer than `least` are in sync nothing is committed, so a replica that leaves has everything that ever was,
-    unless it is among those that have `lost` some of it. Once enough are in sync they alone are known to have that.
+    While fewer than `least` replicas are in sync, nothing is committed. So a replica that leaves the set then holds
+    everything that was ever committed, unless it is named in `lost`. Once enough replicas are in sync, only they are
+    known to hold everything.
     """
     if len(isr) >= min(least, len(state.replicas)):
         return state._replace(isr=isr, eligible=(), last_known=())
@@ -64,12 +65,12 @@ def with_isr(state: PartitionState, isr: tuple[int, ...], least: int, *, lost: C
 
 
 def elect(state: PartitionState, alive: Container[int], least: int, *, unclean: bool = False) -> PartitionState:
-    """Who leads next, in the next leader epoch: the first replica that is alive and in sync, else the first that is
-    alive and eligible, else nobody. `least`: so many must be in sync for a write.
+    """Elect a leader, with the next leader epoch: the first replica that is alive and in sync, else the first that is
+    alive and eligible, else nobody. `least` is the number of replicas that must be in sync for a write.
 
-    With `unclean` a replica that is only alive will do, one that was eligible before others, and then it alone is in
-    sync: records that it lacks are lost. Without a leader the in-sync set stays as it is: with those that are eligible
-    these are the replicas that hold everything acknowledged.
+    With `unclean`, any replica that is alive may lead if there is no better one; one that was eligible before comes
+    first. It alone is then in sync, and records that it lacks are lost. Without a leader the in-sync set stays as it
+    is. Together with the eligible replicas it names those that hold everything acknowledged.
     """
     living = tuple(replica for replica in state.replicas if replica in alive)
     in_sync = tuple(member for member in state.isr if member in alive)
@@ -86,29 +87,31 @@ def elect(state: PartitionState, alive: Container[int], least: int, *, unclean: 
 
 
 def target_of(state: PartitionState) -> tuple[int, ...]:
-    """Who holds the partition once its reassignment is over."""
+    """The replicas of the partition after its reassignment."""
     return tuple(replica for replica in state.replicas if replica not in state.removing)
 
 
 def is_caught_up(state: PartitionState, least: int) -> bool:
-    """Whether a reassignment can end: everybody who came is in sync, and enough of those who stay are. What was
-    acknowledged is held by so many, and some of these may go now.
+    """Whether a reassignment can end: all new replicas are in sync, and enough of those that stay are. Enough of them
+    then hold what was acknowledged, and the others may go.
     """
     return all(member in state.isr for member in state.adding) and are_enough(target_of(state), state, least)
 
 
 def are_enough(replicas: tuple[int, ...], state: PartitionState, least: int) -> bool:
-    """Whether enough of these are in sync, were they all that hold the partition."""
+    """Whether enough of `replicas` are in sync, if they were the only replicas of the partition."""
     return sum(replica in state.isr for replica in replicas) >= max(min(least, len(replicas)), 1)
 
 
 def settled(state: PartitionState, alive: Container[int], least: int) -> PartitionState:
-    """The end of a reassignment: only its target is left, and one of it leads."""
+    """The state after a reassignment: only the target replicas are left, and one of them leads."""
     return held_by(target_of(state), state, alive, least)
 
 
 def held_by(replicas: tuple[int, ...], state: PartitionState, alive: Container[int], least: int) -> PartitionState:
-    """The partition with these of its replicas alone, one of which leads. Nothing is under way any more."""
+    """The state in which the partition has only these of its replicas, and one of them leads. No reassignment is in
+    progress then.
+    """
     isr = tuple(member for member in state.isr if member in replicas)
     new = with_isr(state._replace(replicas=replicas, adding=(), removing=()), isr, least)
     return new if new.leader in replicas else elect(new, alive, least)

@@ -1,8 +1,8 @@
 """The cluster's metadata as of one commit of the store, and the keys and values that hold it there.
 
-An `Image` never changes: `after` makes the next one, sharing everything the change did not touch, and says what it
-touched. So an image that is held across an await is a consistent one. The same decoding serves a load and a
-change: one path to state.
+An `Image` never changes. `after` makes the next one, which shares everything that the change did not touch, and says
+what was touched. So an image that is held across an await stays consistent. The first load and later changes are
+decoded by the same code, so there is one path to state.
 
 | key | value |
 |---|---|
@@ -13,15 +13,17 @@ change: one path to state.
 | `broker_ids` | counter: the highest id ever given to a broker that brought none |
 | `brokers/<id>` | ephemeral: a registered broker |
 | `topics/<name>` | a topic: id, partitions, own configuration |
-| `partitions/<topic id>/<index>` | `[replicas, isr, leader, leader epoch]`; while it moves, or too few are in sync,
-adding, removing, eligible and last known follow; the key's version is the partition epoch |
+| `partitions/<topic id>/<index>` | `[replicas, isr, leader, leader epoch]`, and perhaps more (see below) |
 | `broker_configs/<id, or default>` | dynamic configuration of a broker, or of all |
 | `group_configs/<group id, percent-encoded>` | what was set for one group |
 | `producer_ids` | counter: the first producer id not handed out yet |
-| `dotted_names` | counter: raised by who makes a topic with '.' or '_' in its name, in which two names may collide |
+| `dotted_names` | counter: raised by every commit that creates a topic with '.' or '_' in its name |
 | `features` | finalized feature levels |
 
-Values are small JSON.
+Values are small JSON. The version of a partition's key is the partition epoch. While a partition is reassigned, or too
+few of its replicas are in sync, its value goes on with the replicas that are adding, removing, eligible and last known.
+Topic names that differ only in '.' and '_' collide in metrics; `dotted_names` makes commits conflict that create such
+names at the same time.
 """
 
 import json
@@ -56,7 +58,7 @@ ALL_BROKERS = "default"
 
 
 class PartitionState(NamedTuple):
-    """Who holds a partition and who leads it. `partition_epoch` rises with every change, `leader_epoch` with every
+    """The replicas and the leader of a partition. `partition_epoch` rises with every change, `leader_epoch` with every
     change of leader.
     """
 
@@ -68,14 +70,18 @@ class PartitionState(NamedTuple):
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
     eligible: tuple[int, ...] = ()
-    """Who is not in sync and may lead when nobody in sync can, for it has everything that was ever committed (R14)."""
+    """The eligible replicas: they are not in sync, but hold everything that was ever committed, and may lead if no
+    replica in sync can (R14).
+    """
     last_known: tuple[int, ...] = ()
-    """Who was eligible or in sync since enough were, and may have lost something of it."""
+    """Replicas that were eligible or in sync after the last time that enough were in sync, and that may have lost some
+    of what was committed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """`partitions` is in the order of the indexes; `config` holds what was set for this topic alone."""
+    """A topic. `partitions` is in the order of the indexes; `config` holds what was set for this topic alone."""
 
     name: str
     id: TopicId
@@ -86,8 +92,8 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredBroker:
-    """A registered broker. `epoch` tells its lives apart and is never used twice; `session` is the store's, in which
-    it registered.
+    """A registered broker. Each registration has an `epoch` of its own, which is never used twice. `session` is the
+    store's session in which the broker registered.
     """
 
     id: int
@@ -97,14 +103,14 @@ class RegisteredBroker:
     rack: str | None = None
     version: int = 0
     home: str = ""
-    """The id of its data folder."""
+    """The id of the broker's data folder."""
 
     def endpoint(self, listener: str) -> Endpoint | None:
         return next((endpoint for endpoint in self.endpoints if endpoint.listener == listener), None)
 
 
 class Counter(NamedTuple):
-    """A number in the store and the version to change it by; `ABSENT` while nobody has made it."""
+    """A number in the store, and the version that a change must name; `ABSENT` while the key does not exist."""
 
     value: int
     version: int
@@ -127,7 +133,7 @@ NO_FEATURES = Features(MappingProxyType({}), -1)
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """`number` is the commit it holds; -1 while nothing was read."""
+    """The metadata as of commit `number`; -1 while nothing was read."""
 
     number: int = -1
     cluster_id: str = ""
@@ -155,7 +161,7 @@ class Image:
         return None if topic is None else topic.partitions.get(topic_partition.partition)
 
     def broker_config(self, whose: str) -> StoredConfig:
-        """What is stored for broker `whose` (its id), or for all of them (`ALL_BROKERS`)."""
+        """What is stored for broker `whose` (an id), or for all brokers (`ALL_BROKERS`)."""
         return self.broker_configs.get(whose, NO_CONFIG)
 
     def after(self, change: Change) -> "Delta":
@@ -166,8 +172,8 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """From one image to a later one. What is named was touched; whether it was made, changed or removed shows in the
-    images.
+    """The change from one image to a later one. It names what was touched. Whether that was created, changed or removed
+    shows in the images.
     """
 
     old: Image
@@ -189,7 +195,7 @@ def load(snapshot: Snapshot) -> Image:
 
 
 def difference(old: Image, new: Image) -> Delta:
-    """What lies between two images of which nobody saw the changes."""
+    """The difference of two images, computed without the changes between them."""
     topics = [name for name in (old.topics | new.topics) if old.topics.get(name) != new.topics.get(name)]  # type: ignore[operator]
     partitions = []
     for name in topics:
@@ -265,7 +271,7 @@ def broker_config_key(whose: str) -> str:
 
 
 def group_config_key(group_id: str) -> str:
-    return f"{GROUP_CONFIGS}{quote(group_id, safe='')}"  # unlike other names it may hold anything, slashes too
+    return f"{GROUP_CONFIGS}{quote(group_id, safe='')}"  # unlike other names, a group id may hold slashes
 
 
 def _decode_partition(entry: Entry) -> PartitionState:
@@ -298,7 +304,7 @@ class _Draft:
 
     def apply(self, entries: Iterable[tuple[str, Entry | None]]) -> None:
         for key, entry in entries:
-            # Most keys by far are partitions.
+            # Partitions first: they are by far the most keys.
             if key.startswith(PARTITIONS):
                 self._partition(key, entry)
             elif key.startswith(TOPICS):
@@ -373,7 +379,7 @@ class _Draft:
             topic_id = self._ids[id_text] = parse_topic_id(id_text)
         name = self._names.get(topic_id)
         if name is None:
-            return  # its topic went in the same commit, before it
+            return  # the topic was deleted earlier in the same commit
         index = int(index_text)
         partitions = self._partitions(name)
         self._touched_topics[name] = None
@@ -412,7 +418,7 @@ class _Draft:
         _store(self._configs, whose, entry)
 
     def _group_config(self, group_id: str, entry: Entry | None) -> None:
-        """Nobody listens for these: a group's settings are looked up when they are needed."""
+        """A delta does not name groups: a group's settings are looked up when they are needed."""
         if self._group_configs is None:
             self._group_configs = dict(self._old.group_configs)
         _store(self._group_configs, group_id, entry)

@@ -1,12 +1,13 @@
-"""Sees at once that a broker's process is dead: its connections break, and then its port refuses.
+"""Notices at once that a broker's process has died: the connections to it break, and then its port refuses new ones.
 
-The controller holds a connection to every other broker, and every other broker one to the controller. Only who let us
-connect in this life of its and refuses now is dead: one that is paused, slow or cut off lets us wait, and one that
-nobody could ever reach says nothing.
+The controller holds a connection to every other broker, and every other broker holds one to the controller. A broker
+counts as dead only if it accepted a connection in its present life, and now refuses one. A broker that is paused, slow
+or cut off does not refuse but lets the connect time out. A broker that could never be reached says nothing about
+itself.
 
-It is safe to give away what such a broker led without waiting for its session to end, even if it lived after all:
-leadership changes by compare-and-set, with an epoch, and without its followers, who obey the next epoch, the old leader
-acknowledges nothing more.
+It is safe to replace such a broker as leader before its session ends, even if it is alive after all. Leadership changes
+by compare-and-set and with a new epoch. The followers obey the new epoch, and without them the old leader acknowledges
+nothing more.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from service.ports import Env
 logger = logging.getLogger("oncelog.controller")
 
 AGAIN_S = 1.0
-"""Before somebody is asked again for a connection who gave none."""
+"""The pause before a broker that gave no connection is tried again."""
 CONNECT_S = 5.0
 
 
@@ -48,7 +49,7 @@ class Lookout:
         self._watched: dict[int, int] = {}
 
     def heard(self, delta: Delta) -> None:
-        """Called for every change of the image."""
+        """Take note of a change of the image; it must see every change."""
         if delta.brokers or delta.old.controller_id != delta.new.controller_id:
             self.look()
 

@@ -1,16 +1,16 @@
 """The cluster's metadata as one broker holds it: an image that follows the store, and the way to change it.
 
-What always holds: there is one path to the image, the store's watch, in the order of commits; an answer to a command
-leaves after the image holds what the command did; listeners hear of every change once, in order, before that answer.
-One task follows the watch, one carries out commands one after the other, so a decision is never made on an image that
-another command of ours is about to change.
+What always holds: there is one path to the image, the store's watch, in the order of commits. A command is answered
+only after the image holds what the command did. Listeners hear of every change once, in order, and before that answer.
+One task follows the watch, and one task carries out commands one after the other. So no decision is made on an image
+that another command of this broker is about to change.
 
-Every broker carries out commands, since each op is a compare-and-set. From its registration on, its commits check that
-it still is registered, and that nobody has registered since the image it decided on. What a controller alone decides
-checks the controller's epoch too (R1).
+Every broker carries out commands, because each op is a compare-and-set. Once a broker is registered, its commits check
+that it is still registered, and that no broker has registered since the image that it decided on. Decisions that only a
+controller may make also check the controller's epoch (R1).
 
-A lost session is a state: what serves is told to stop, everything that rested on the session is void (R11), and this
-broker joins again by itself, in a new session and with a new epoch.
+The loss of a session is a normal state. The parts that serve are told to stop, and everything that depended on the
+session is void (R11). The broker then joins again by itself, in a new session and with a new epoch.
 """
 
 import asyncio
@@ -64,24 +64,26 @@ Reply = TypeVar("Reply")
 Listener = Callable[[Delta], None]
 
 MAX_WAITING_COMMANDS = 1000
-"""Beyond these a caller waits before its command is even taken: each may hold a whole request."""
+"""The most commands that wait. Beyond that a caller waits before its command is queued, because each command may hold a
+whole request.
+"""
 MAX_ATTEMPTS = 100
-"""A command that met so many conflicts in a row is given up: something is wrong that deciding again will not mend."""
+"""The most conflicts in a row before a command is given up. Something is wrong then that another try does not mend."""
 RETRY_DELAY_S = 0.05
-"""Before asking again a store that did not answer; twice as long each time, up to a second."""
+"""The pause before a store that did not answer is asked again. It doubles each time, up to a second."""
 PATIENCE_S = 30.0
-"""A command whose outcome could not be learned for so long is answered with that."""
+"""The longest time spent on learning the outcome of a command. After that the answer is that it is unknown."""
 DECIDED_TOGETHER = 500
-"""Proposals of in-sync sets that go into one commit."""
+"""The most proposals of in-sync sets that go into one commit."""
 REJOIN_S_MIN, REJOIN_S_MAX = 0.1, 5.0
-"""The pause before a session is asked for again; twice as long each time."""
+"""The shortest and the longest pause before a new session is requested. It doubles each time."""
 LOOKS_PER_LEASE = 20
-"""How often it is looked, in the time of a session, whether this broker may still act on it."""
+"""How often during one session timeout this broker checks whether it may still act on its session."""
 
 
 class MetadataLost(Exception):
-    """The session with the store is over, or only the controller decides this: the command was not carried out, or
-    nobody can know.
+    """The session with the store is over, or only the controller may decide this. The command was not carried out, or
+    its outcome is unknown.
     """
 
     def __init__(self, error: ErrorCode, message: str) -> None:
@@ -90,7 +92,7 @@ class MetadataLost(Exception):
 
 
 class _Registration(NamedTuple):
-    """What this broker says of itself whenever it joins."""
+    """What this broker registers each time it joins."""
 
     endpoints: tuple[Endpoint, ...]
     rack: str | None
@@ -102,7 +104,7 @@ class ClusterMetadata:
         self, store: MetadataStore, env: Env, *, session_timeout_s: float, min_in_sync: Callable[[], int] = lambda: 1
     ) -> None:
         self.min_in_sync = min_in_sync
-        """How many must be in sync of topics that don't say it. It may change."""
+        """How many replicas must be in sync, for topics that do not set it. It may change while the broker runs."""
         self.image = Image()
         self.broker_id = -1
         self.broker_epoch = -1
@@ -114,7 +116,7 @@ class ClusterMetadata:
         self._env = env
         self._session_timeout_s = session_timeout_s
         self._session: StoreSession | None = None
-        self._opened: StoreSession | None = None  # the last one, also when it is over for us
+        self._opened: StoreSession | None = None  # the last session opened, perhaps not in use any more
         self._registration: _Registration | None = None
         self._trusted = False
         self._listeners: list[Listener] = []
@@ -126,19 +128,20 @@ class ClusterMetadata:
 
     @property
     def has_session(self) -> bool:
-        """Whether the store still counts this broker among the living."""
+        """Whether this broker has a session that, as far as it knows, the store has not ended."""
         return self._session is not None
 
     # --- life ---
 
     async def start(self, *, broker_id: int, cluster_id: str, founding: bool = True) -> None:
-        """Join the cluster: its image is complete then. -1 for `broker_id` takes a free number; `cluster_id` is given
-        to a cluster that has none yet, if it may be founded.
+        """Join the cluster. When this returns, the image is complete. With -1 for `broker_id` the broker takes a free
+        id. With `founding`, a cluster that has no id yet gets `cluster_id`.
         """
         await self._begin_session()
         self.broker_id = broker_id
         if self.broker_id < 0:
-            # Before the claim, because the claim names the broker; another that takes the number meets a conflict.
+            # Before the claim of control, because the claim names the broker. If another broker takes the same id, one
+            # of the commits meets a conflict.
             self.broker_id = await self._carry_out(TakeBrokerId())
         await self.claim()
         self._tasks.append(self._env.tasks.spawn("metadata commands", self._serve()))
@@ -146,15 +149,15 @@ class ClusterMetadata:
             await self.execute(FoundCluster(cluster_id))
 
     async def register(self, endpoints: tuple[Endpoint, ...], *, rack: str | None, clean: bool, home: str = "") -> int:
-        """Begin this broker's life in the cluster; its epoch. `clean`: its former life ended in order; `home`: the id
-        of its data folder. Raises `MetadataLost` while another broker has its id.
+        """Register this broker, and return its broker epoch. `clean` says that its former life ended in order; `home`
+        is the id of its data folder. Raises `MetadataLost` while another broker has its id.
         """
         self._registration = _Registration(endpoints, rack, home)
         deadline_s = self._env.clock.monotonic() + 2 * self._session_timeout_s
         delay_s = REJOIN_S_MIN
         while True:
             try:
-                if self._session is None:  # lost while the logs were read
+                if self._session is None:  # the session was lost while the logs were read
                     await self._begin_session()
                 refused = await self._register(clean=clean)
                 if refused is None:
@@ -164,7 +167,8 @@ class ClusterMetadata:
                 why = MetadataLost(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
             except MetadataLost as lost:
                 why = lost
-            # A session of a former life may have to run out first; one that lives goes on for longer than that.
+            # The session of a former life of this broker may have to expire first. If the other registration outlives
+            # that, it belongs to a living broker.
             if self._env.clock.monotonic() > deadline_s:
                 self._registration = None
                 raise why
@@ -188,12 +192,12 @@ class ClusterMetadata:
         return None
 
     async def leave(self) -> None:
-        """This broker is not registered any more, and does not join again."""
+        """Remove the registration of this broker. It does not join again."""
         self._is_leaving = True
         await self.execute(FenceBroker(self.broker_id, self.broker_epoch))
 
     async def close(self) -> None:
-        """Leave the cluster: the registration goes, and with it the controllership."""
+        """Leave the cluster. This ends the registration, and the control of the cluster if this broker has it."""
         for task in self._tasks:
             task.cancel()
         self._refuse_waiting("this broker is stopping")
@@ -211,7 +215,9 @@ class ClusterMetadata:
         await self._commit()
 
     async def _end_session(self) -> None:
-        """What is registered in a session that was left goes with it, and no sooner: it must not be kept alive."""
+        """Close the last session that was opened. Its registration is only removed when the session ends, so a session
+        that is not used any more must not be kept alive.
+        """
         session, self._session, self._opened = self._opened, None, None
         if session is None:
             return
@@ -221,7 +227,9 @@ class ClusterMetadata:
             logger.debug("session %d could not be closed: %r", session.id, error)
 
     async def _watch_lease(self, session: StoreSession) -> None:
-        """Between a broker and its store there may be silence for so long that others act as if it were dead."""
+        """Stop serving while the store has not answered for so long that other brokers may take this one for dead, and
+        go on when it answers again.
+        """
         while self._session is session:
             trusted = session.lease_left() > 0
             if trusted != self._trusted:
@@ -249,7 +257,7 @@ class ClusterMetadata:
                 if self.image.cluster_id != cluster_id:
                     why = f"The metadata store is of cluster {self.image.cluster_id!r}, this broker of {cluster_id}."
                     raise MetadataLost(ErrorCode.INCONSISTENT_CLUSTER_ID, why)
-                # Nothing this process held was lost while it was out of session.
+                # This process kept its state while it was out of session, so nothing was lost.
                 refused = await self._register(clean=True)
                 if refused is not None:
                     raise MetadataLost(refused.error, refused.message or refused.error.name)
@@ -267,7 +275,9 @@ class ClusterMetadata:
     # --- reading ---
 
     def subscribe(self, listener: Listener) -> None:
-        """`listener` is called for every change from now on, in order, as soon as `image` holds it. It never waits."""
+        """`listener` is called for every change from now on, in order, as soon as `image` holds the change. It must not
+        wait.
+        """
         self._listeners.append(listener)
 
     def unsubscribe(self, listener: Listener) -> None:
@@ -278,7 +288,7 @@ class ClusterMetadata:
 
     @property
     def in_session(self) -> bool:
-        """Whether this broker is registered and may act on it."""
+        """Whether this broker is registered, and may act on its registration."""
         if self._is_leaving or self._session is None:
             return False
         return self.broker_epoch >= 0 and self._session.lease_left() > 0
@@ -294,7 +304,7 @@ class ClusterMetadata:
     # --- changing ---
 
     async def execute(self, command: Command[Reply], *, as_controller: bool = False) -> Reply:
-        """Decide, commit, and answer once the image holds it. Raises `MetadataLost`."""
+        """Decide on a command, commit, and return the reply once the image holds the commit. Raises `MetadataLost`."""
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         await self._commands.put((command, as_controller, answer))
         return await answer
@@ -318,13 +328,15 @@ class ClusterMetadata:
                         each.set_result(its_reply)
             finally:
                 for each in answers:
-                    if not each.done():  # cancelled: the broker is stopping, and the commit may have happened or not
+                    if not each.done():  # cancelled: the broker is stopping; the outcome is unknown
                         each.cancel()
 
     def _with_others(
         self, command: AlterPartition, answer: asyncio.Future[Any]
     ) -> tuple[Together, list[asyncio.Future[Any]]]:
-        """Proposals that wait behind this one go with it: after a broker's return there is one a partition."""
+        """Join the proposals that wait behind this one in one commit. When a broker has come back there is one for each
+        partition.
+        """
         commands, answers = [command], [answer]
         while len(commands) < DECIDED_TOGETHER and not self._commands.empty():
             following = self._commands._queue[0][0]  # type: ignore[attr-defined]
@@ -355,7 +367,9 @@ class ClusterMetadata:
         raise MetadataLost(ErrorCode.REQUEST_TIMED_OUT, "The metadata store did not accept the change.")
 
     def _guard(self, image: Image) -> tuple[Op, ...]:
-        """A registration that is made again starts at its old version: the counter tells lives apart."""
+        """Checks that this broker is still registered. The key alone does not tell: a registration that is removed and
+        made again has the old version. The counter of registrations tells.
+        """
         if self.broker_epoch < 0:
             return ()
         own = image.brokers.get(self.broker_id)
@@ -364,8 +378,8 @@ class ClusterMetadata:
         return Check(BROKER_EPOCH, image.broker_epoch.version), Check(broker_key(own.id), own.version)
 
     async def claim(self) -> None:
-        """Become the controller, unless another is. After a doubtful answer the next round reads what holds and
-        claims again one epoch up (R2).
+        """Become the controller, unless another broker is. After an attempt whose outcome is unknown, the image is
+        read; if this broker is the controller then, it claims again with the next epoch (R2).
         """
         doubtful = False
         for _ in range(MAX_ATTEMPTS):
@@ -382,7 +396,7 @@ class ClusterMetadata:
         raise MetadataLost(ErrorCode.REQUEST_TIMED_OUT, "The metadata store did not accept the claim to control.")
 
     async def take_over(self, dead: RegisteredBroker) -> None:
-        """Become the controller in place of one whose process has died, in the next epoch (R1)."""
+        """Become the controller, with the next epoch, in place of a broker whose process has died (R1)."""
         session, image = self._session, self.image
         registered = image.brokers.get(dead.id)
         if session is None or image.controller_id != dead.id or registered is None or registered.epoch != dead.epoch:
@@ -393,7 +407,7 @@ class ClusterMetadata:
         )
 
     async def _commit(self, *ops: Op) -> tuple[Result, int]:
-        """Commit, and bring the image to where it shows what happened."""
+        """Commit, and wait until the image shows what happened."""
         session = self._session
         if session is None:
             raise MetadataLost(ErrorCode.NOT_CONTROLLER, "This broker is stopping.")
@@ -410,7 +424,9 @@ class ClusterMetadata:
         return result, number
 
     async def _barrier(self, session: StoreSession) -> int:
-        """The number of a commit of nothing: everything before it shows in an image that has reached it."""
+        """Commit nothing, and return the number of that commit. An image that has reached the number shows all earlier
+        commits.
+        """
         deadline_s = self._env.clock.monotonic() + PATIENCE_S
         delay_s = RETRY_DELAY_S
         while True:
@@ -436,7 +452,7 @@ class ClusterMetadata:
         over = MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
         try:
             over = await self._watch(session, begun) or over
-        except Exception:  # else this broker would lead on by an image that stands still
+        except Exception:  # without this, the broker would go on leading by an image that no longer changes
             logger.exception("the metadata can't be followed")
             over = MetadataLost(ErrorCode.KAFKA_STORAGE_ERROR, "The metadata can't be followed.")
         if not begun.done():
@@ -445,7 +461,9 @@ class ClusterMetadata:
             self._lost(str(over))
 
     async def _watch(self, session: StoreSession, begun: asyncio.Future[None]) -> MetadataLost | None:
-        """Until the session is over; or why it may not be followed any further."""
+        """Follow the store until the session is over. Returns why the store must not be followed any further, if that
+        is the reason to stop.
+        """
         async for event in session.watch():
             match event:
                 case Snapshot(number) if number < self.image.number and not begun.done():
@@ -460,7 +478,7 @@ class ClusterMetadata:
                 case Change(number) if number > self.image.number:
                     self._announce(self.image.after(event))
                 case _:
-                    pass  # seen already, or a gap, after which a snapshot comes
+                    pass  # known already, or a gap, after which a snapshot comes
             if not begun.done():
                 begun.set_result(None)
         return None
@@ -480,7 +498,7 @@ class ClusterMetadata:
                 waiter.set_result(None)
 
     async def _reach(self, number: int) -> None:
-        """Wait until the image holds commit `number`. Raises `MetadataLost` when the session ends before."""
+        """Wait until the image holds commit `number`. Raises `MetadataLost` if the session ends before."""
         if self._session is None:
             raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
         if self.image.number < number:
@@ -489,7 +507,7 @@ class ClusterMetadata:
             await waiter
 
     def _lost(self, why: str) -> None:
-        """Everything that rested on the session is void (R11)."""
+        """The session is lost: everything that depended on it is void (R11)."""
         session = self._session
         if session is None:
             return
@@ -497,7 +515,7 @@ class ClusterMetadata:
         self._session = None
         self._refuse_waiting(why)
         if self.broker_epoch < 0:
-            return  # still joining: the task that joins is told
+            return  # still joining: that task gets the error itself
         self.sessions_lost += 1
         self.broker_epoch = -1
         if self._trusted:
@@ -512,4 +530,4 @@ class ClusterMetadata:
         for _, waiter in waiting:
             if not waiter.done():
                 waiter.set_exception(MetadataLost(ErrorCode.NOT_CONTROLLER, why))
-                waiter.exception()  # the caller may be gone, and then nobody else looks at it
+                waiter.exception()  # marks the error as seen: the caller may be gone

@@ -1,4 +1,4 @@
-"""Which brokers hold the partitions of a topic: in turn, and spread over racks.
+"""Chooses the brokers that hold the partitions of a topic: in turn, and spread over racks.
 
 Pure.
 """
@@ -10,11 +10,11 @@ from service.cluster.image import RegisteredBroker
 
 
 def place(brokers: Iterable[RegisteredBroker], *, partitions: int, replicas: int, start: int) -> list[tuple[int, ...]]:
-    """Replicas of each partition, the preferred leader first. There must be at least `replicas` brokers.
+    """The replicas of each partition, the preferred leader first. There must be at least `replicas` brokers.
 
-    Leaders take turns from the broker at `start` on. The followers of a leader are those after it, beginning one
-    further with every full turn, so that the partitions one broker leads are not all copied to the same neighbour;
-    racks that have no copy yet go first.
+    Leaders take turns, beginning with the broker at `start`. The followers of a leader are the brokers after it. With
+    every full turn they begin one broker further, so that the partitions of one leader are not all copied to the same
+    neighbour. Brokers in racks that have no copy yet go first.
     """
     order = _alternate_racks(brokers)
     assert len(order) >= replicas
@@ -30,7 +30,7 @@ def place(brokers: Iterable[RegisteredBroker], *, partitions: int, replicas: int
 
 
 def _alternate_racks(brokers: Iterable[RegisteredBroker]) -> list[RegisteredBroker]:
-    """One broker of each rack after the other, so that neighbours stand in different racks."""
+    """The brokers, one of each rack in turn, so that neighbours in the list are in different racks."""
     racks: dict[str | None, deque[RegisteredBroker]] = {}
     for broker in sorted(brokers, key=lambda broker: broker.id):
         racks.setdefault(broker.rack, deque()).append(broker)

@@ -1,7 +1,8 @@
-"""Deciding about who holds partitions: reassignments, and elections that an operator asks for.
+"""Decides which brokers hold partitions: reassignments, and elections that an operator asks for.
 
-A reassignment goes through the log itself: the new replicas become followers at once, and when all of them are in sync
-the proposal that says so ends it (`AlterPartition`). Until then it can be taken back. Checks and messages are Kafka's.
+The new replicas of a reassignment become followers at once, and copy the log. When all of them are in sync, the
+leader's proposal that says so also ends the reassignment (`AlterPartition`). Until then the reassignment can be
+cancelled. Checks and messages are Kafka's.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ class PartitionResult:
 
 @dataclass(frozen=True, slots=True)
 class Reassign:
-    """Who shall hold partitions, the preferred leader first. None takes back what is under way."""
+    """The wanted replicas of partitions, the preferred leader first. None cancels the reassignment in progress."""
 
     wanted: tuple[tuple[TopicPartition, tuple[int, ...] | None], ...]
     may_change_factor: bool = True
@@ -75,7 +76,7 @@ class Reassign:
 
 
 def _reassigned(state: PartitionState, target: tuple[int, ...], image: Image, least: int) -> PartitionState:
-    """The state in which `target` becomes who holds the partition; at once where nobody has to catch up."""
+    """The state with `target` as the goal of a reassignment; the state after it, if no replica has to catch up."""
     adding = tuple(replica for replica in target if replica not in state.replicas or replica in state.adding)
     removing = tuple(replica for replica in state.replicas if replica not in target)
     new = state._replace(replicas=(*target, *removing), adding=adding, removing=removing)
@@ -95,8 +96,9 @@ def _taken_back(state: PartitionState, image: Image, least: int) -> PartitionSta
 
 @dataclass(frozen=True, slots=True)
 class ElectLeaders:
-    """Elections somebody asks for: of the preferred leaders, or (unclean) of any replica that lives, where nobody
-    leads. None: all partitions, and then those are left out that need none.
+    """Elections that an operator asks for: of the preferred leaders, or with UNCLEAN, for partitions without a leader,
+    of any replica that is alive. With None for `only`, all partitions; those that need no election are left out of the
+    reply.
     """
 
     kind: int

@@ -1,7 +1,7 @@
-"""Deciding about topics: create, delete, add partitions.
+"""Decides about topics: create, delete, add partitions.
 
-Every topic of a command stands for itself: what is wrong with one refuses that one. Checks, their order and their
-messages are Kafka's (4.3), because people read them.
+Each topic of a command succeeds or fails by itself. The checks, their order and their messages are Kafka's (4.3),
+because people read them.
 """
 
 import re
@@ -28,7 +28,7 @@ from service.wire.error_codes import ErrorCode
 
 MAX_NAME_LENGTH = 249
 MAX_NEW_PARTITIONS = 10_000
-"""In one command, as in Kafka: one commit must stay small enough for every store."""
+"""The most partitions that one command creates, as in Kafka. One commit must stay small enough for every store."""
 
 USE_DEFAULT = -1
 _NAME = re.compile(r"[a-zA-Z0-9._-]+\Z")
@@ -36,8 +36,8 @@ _NAME = re.compile(r"[a-zA-Z0-9._-]+\Z")
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic as asked for. `id` is a fresh one; `assignment` names the replicas of each partition, or is empty for
-    automatic placement.
+    """A topic to create. `id` is a fresh one. `assignment` names the replicas of each partition; if it is empty, they
+    are placed automatically.
     """
 
     name: str
@@ -50,7 +50,9 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class TopicResult:
-    """What became of one topic. Without an error, `topic` is the topic as it is then (or would be, when validating)."""
+    """The result for one topic. If there is no error, `topic` is the topic as it is afterwards, or as it would be if
+    this was only a validation.
+    """
 
     name: str
     error: ErrorCode = ErrorCode.NONE
@@ -67,7 +69,7 @@ class _Refused(Exception):
 
 
 def check_topic_name(name: str) -> str | None:
-    """Why a topic can't have this name, or None."""
+    """Why a topic can't have this name; None if it can."""
     problem = None
     if not name:
         problem = "the empty string is not allowed"
@@ -81,7 +83,7 @@ def check_topic_name(name: str) -> str | None:
 
 
 def _folded(name: str) -> str:
-    """The topic's name in metrics: there '.' and '_' are one."""
+    """The topic's name as metrics show it, where '.' and '_' are the same."""
     return name.replace(".", "_")
 
 
@@ -115,7 +117,8 @@ class CreateTopics:
             ops.append(Create(topic_key(topic.name), encode_topic(topic.id, len(topic.partitions), topic.config)))
             ops.extend(_new_partitions(topic.id, topic.partitions))
         if any("." in new.name or "_" in new.name for new in self.topics) and ops:
-            # Their keys differ, so another broker could make the one while this one makes the other.
+            # Two names that collide have different keys, so two brokers could create them at the same time. Raising
+            # this counter makes one of the two commits fail.
             ops.append(raised(DOTTED_NAMES, image.dotted_names, image.dotted_names.value + 1))
         return Decision(results, () if self.validate_only else tuple(ops))
 
@@ -225,7 +228,7 @@ def _new_partitions(topic_id: TopicId, partitions: Mapping[int, PartitionState])
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopics:
-    """Topics by id: a name may mean another topic by the time the command is decided."""
+    """Topics to delete, by id. A name may belong to another topic by the time the command is decided."""
 
     ids: tuple[TopicId, ...]
 
@@ -249,8 +252,8 @@ class DeleteTopics:
 
 @dataclass(frozen=True, slots=True)
 class MorePartitions:
-    """`count` is the number wanted in all; `assignment` names the replicas of each new one, or is None for automatic
-    placement.
+    """`count` is the wanted number of partitions in all. `assignment` names the replicas of each new one; with None
+    they are placed automatically.
     """
 
     name: str
