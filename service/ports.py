@@ -1,11 +1,10 @@
-"""The world as the broker sees it: disk, clocks, chance, tasks and blocking work.
+"""What the broker needs of the outside world: disk, clocks, random numbers, tasks and blocking work.
 
-Nothing in the broker reads a clock, draws a random number or starts a task except through an `Env`, so that the
-whole broker runs unchanged inside the
-simulation. The network is reached through the running event loop (`create_server`, `create_connection`), which the
-simulation replaces as a whole.
+Nothing in the broker reads a clock, draws a random number or starts a task except through an `Env`, so that the whole
+broker runs unchanged in the simulation. The network is reached through the running event loop (`create_server`,
+`create_connection`), which the simulation replaces as a whole.
 
-`RealEnv` is what a process uses; the simulation brings its own.
+A real process uses `RealEnv`; the simulation brings its own.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ class Clock(Protocol):
         ...
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970. May jump: never used for order or leases."""
+        """Milliseconds since 1970. The clock may jump, so this is never used for order or leases."""
         ...
 
 
@@ -39,7 +38,7 @@ class Tasks(Protocol):
     """How many tasks have ended with an error."""
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` beside everything else. What it raises is reported, never lost."""
+        """Run `work` as a task. An exception that it raises is reported, never lost."""
         ...
 
     async def cancel_all(self) -> None:
@@ -54,21 +53,23 @@ class Env(Protocol):
     tasks: Tasks
 
     def unique(self) -> bytes:
-        """16 bytes that nobody else ever gets."""
+        """16 bytes that are never given out again, here or elsewhere."""
         ...
 
     async def blocking(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run what would block the loop beside it, and come back here with its result."""
+        """Run a function that would block the loop in a thread, and return its result."""
         ...
 
     def apart(self) -> AbstractAsyncContextManager["Apart"]:
-        """A place for what computes for long, until the context ends."""
+        """A separate process for long computations, until the context ends."""
         ...
 
 
 class Apart(Protocol):
     async def run(self, function: str, *arguments: Any) -> Any:
-        """What `module:function` returns. Arguments and result may have to travel: plain values, and a disk."""
+        """The result of `module:function`. Arguments and result may travel between processes, so they are plain values,
+        or a disk.
+        """
         ...
 
 
@@ -81,7 +82,9 @@ class RealClock:
 
 
 class LoopTasks:
-    """Tasks on the running loop, kept in order of their start: an unreferenced task may be collected while it runs."""
+    """Tasks on the running loop, in the order of their start. They are kept here because a task without a reference may
+    be collected while it runs.
+    """
 
     def __init__(self, on_failure: Callable[[str, BaseException], None]) -> None:
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -111,12 +114,14 @@ class LoopTasks:
             except asyncio.CancelledError:
                 if current is not None and current.cancelling():
                     raise
-            except Exception as error:  # noqa: BLE001 - reported by `ended` too; the others must still be ended
+            except Exception as error:  # noqa: BLE001 - reported by `ended` too; the other tasks must still end
                 logger.debug("task ended with %r while being cancelled", error)
 
 
 def report_failure(name: str, error: BaseException) -> None:
-    """The broker goes on: what it has acknowledged it still serves, and other tasks may be all that is asked of it."""
+    """Log the failure of a task. The broker goes on, because it can still serve what it has acknowledged, and other
+    tasks may be unaffected.
+    """
     logger.critical("task %s ended with an error, and what it did is not done any more", name, exc_info=error)
 
 

@@ -1,8 +1,8 @@
-"""One broker as a process: the real world's ports, the store, the listeners and the broker, put together and taken
-apart again.
+"""One broker as a process: puts together the real ports, the store, the listeners and the broker, and takes them apart
+at the end.
 
-`run_broker` returns after a clean stop; `on_ready` hears of the broker, and where its HTTP API is. What keeps the
-broker from starting is a `StartError` of one clear line.
+`run_broker` returns after a clean stop. `on_ready` gets the broker and the addresses of its HTTP API. A `StartError` of
+one clear line says what keeps the broker from starting.
 """
 
 import asyncio
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 
 STORE_FILE: Final = "meta.db"
 DESCRIPTORS_ELSEWHERE: Final = 256
-"""For the metadata store, listeners, files that are being synced or sent, and connections that come all at once."""
+"""Descriptors kept for everything else: the metadata store, listeners, files that are being synced or sent, and bursts
+of new connections.
+"""
 
 
 async def run_broker(
@@ -59,7 +61,7 @@ async def run_broker(
     disks = {folder: RealDisk(folder, open_files_max=descriptors.files) for folder in config.data_folders}
     env = RealEnv(disks[config.data_folders[0]])
     try:
-        read_all(disks)  # refuses folders that are not ours before anything in them is touched
+        read_all(disks)  # refuses folders of others before anything is touched
         for disk in disks.values():
             make_room_to_start(disk)
         store = await open_store(config, env)
@@ -79,7 +81,7 @@ async def run_broker(
     env.tasks.spawn("loop watch", broker.loop_watch.run())
     env.tasks.spawn("garbage", Garbage().run())
     if config.otlp_endpoint is not None:
-        from service.web.telemetry import export_spans  # what only some need is loaded only for them
+        from service.web.telemetry import export_spans  # imported only where it is used
 
         env.tasks.spawn("spans", export_spans(broker, config.otlp_endpoint))
     if web is not None:
@@ -98,7 +100,7 @@ async def run_broker(
 
 
 def refuse_company(broker: Broker) -> None:
-    """A store of one's own can't be shared with those who have a part of the data."""
+    """Refuse to start on the embedded store if the metadata names other brokers: they could not reach it."""
     topics = broker.image.topics.values()
     replicas = {replica for topic in topics for state in topic.partitions.values() for replica in state.replicas}
     if others := sorted(replicas - {broker.node_id}):
@@ -109,7 +111,7 @@ def refuse_company(broker: Broker) -> None:
 
 
 async def open_store(config: BrokerConfig, env: Env) -> MetadataStore:
-    """Where the settings say that the metadata is. What only some need is imported only for them."""
+    """Open the metadata store that the settings name. A library that only some stores need is imported for those."""
     if config.zookeeper_connect is not None:
         from service.stores.zookeeper import ZooKeeper
 
@@ -127,26 +129,30 @@ async def open_store(config: BrokerConfig, env: Env) -> MetadataStore:
 
 
 def store_url(config: BrokerConfig) -> str:
-    """Where the metadata is: beside the data, unless configured. Folders may be named in another order than before."""
+    """The address of the metadata store. Unless configured, it is a file in a data folder. All folders are searched,
+    because they may be named in another order than before.
+    """
     if config.store_url is not None:
         return config.store_url
     paths = [f"{folder}/{STORE_FILE}" for folder in config.data_folders]
-    # A folder's name may hold what means something else in a URL.
+    # The URL is built from parts, because a folder's name may have characters with a meaning in URLs.
     return URL.create("sqlite", database=next(filter(os.path.exists, paths), paths[0])).render_as_string()
 
 
 class Descriptors(NamedTuple):
-    """What the process may open: files for each data folder, and connections."""
+    """How many descriptors the process may use: files for each data folder, and connections."""
 
     files: int
     connections: int
 
 
 def share_descriptors(folders: int) -> Descriptors:
-    """As many as the system grants, shared out: connections must never take what a log needs to be written."""
+    """Raise the limit to what the system grants, and share it out, so that connections never take the descriptors that
+    a log needs for writing.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # not every system grants what it calls its hard limit
-        # What shells start with is meant for programs that can't count beyond 1024.
+    with suppress(ValueError, OSError):  # some systems do not grant their own hard limit
+        # The usual soft limit of 1024 is for programs that use select().
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
@@ -164,7 +170,9 @@ def limits_of(config: BrokerConfig) -> Limits:
 
 
 async def listen(broker: Broker, connections_max: int = MAX_INT, web: Sequence[Endpoint] = ()) -> list[Server[Session]]:
-    """Open every listener, then join the cluster under the addresses that clients shall use; `web`: where HTTP is."""
+    """Open every listener, then join the cluster with the addresses for clients. `web` has the addresses of the HTTP
+    API.
+    """
     loop, config = asyncio.get_running_loop(), broker.config
     limits = limits_of(config)
     room = Room(
@@ -196,7 +204,7 @@ async def listen(broker: Broker, connections_max: int = MAX_INT, web: Sequence[E
 
 
 async def listen_for_http(broker: Broker, connections_max: int) -> "WebServer | None":
-    """The HTTP API, where there is one; what it needs is loaded only then."""
+    """The HTTP API if it is configured. Its libraries are imported only then."""
     endpoints = broker.config.web_endpoints
     if not endpoints:
         return None

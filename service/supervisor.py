@@ -1,11 +1,11 @@
-"""Several brokers on one machine: a process each, one metadata store, and somebody who starts again what has died.
+"""Several brokers on one machine, each a process, with one metadata store; and the restart of those that have died.
 
-The metadata store is the embedded one in the data folder. This process holds it, and its brokers use it through a
-socket. The first broker has the data folder itself, so that a single broker becomes the first of several; the others
-have folders in it. Ports follow each other.
+The metadata store is the embedded one in the data folder. This process has it open, and its brokers use it through a
+socket. The first broker uses the data folder itself, so a single broker can become the first of several. The others
+have folders inside it. The ports of the brokers follow each other.
 
-What always holds: when this process ends, so do its brokers, also if it was killed; a broker that dies after it was up
-is started again, less and less eagerly while it does not stay.
+What always holds: when this process ends, its brokers end too, even if it was killed. A broker that dies after it was
+up is started again, with pauses that grow while it does not stay up.
 """
 
 import asyncio
@@ -34,26 +34,28 @@ logger = logging.getLogger("oncelog.supervisor")
 OTHERS_FOLDER = "brokers"
 RESTART_S_MIN, RESTART_S_MAX = 0.2, 10.0
 STEADY_S = 30.0
-"""A broker that was up for so long is started again without delay."""
+"""A broker that was up for this long is restarted after the shortest pause again."""
 ON_ONE_MACHINE = {
     "default.replication.factor": "1",
     "offsets.topic.replication.factor": "1",
     "transaction.state.log.replication.factor": "1",
     "transaction.state.log.min.isr": "1",
 }
-"""What holds unless it is set: copies on the same disk cost three times and save from nothing but a broker's death."""
+"""Defaults for several brokers on one machine. Copies on the same disk would cost three times as much, and protect only
+against the death of a broker.
+"""
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """The command, so that it ends when this thread does, however the process ends; as it is where nothing does that
-    (util-linux has it).
+    """The command, changed so that its process is killed when this thread ends, however this process ends. It is
+    unchanged if the system has no `setpriv` (util-linux).
     """
     setpriv = shutil.which("setpriv")
     return list(command) if setpriv is None else [setpriv, "--pdeathsig", "KILL", "--", *command]
 
 
 class Member:
-    """One of the brokers."""
+    """One of the brokers, and its process."""
 
     def __init__(self, number: int, command: Sequence[str], log: Path | None) -> None:
         self.number = number
@@ -63,7 +65,7 @@ class Member:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Returns when it answers, or raises `StartError` when it has ended instead."""
+        """Start the process. Returns when the broker answers, and raises `StartError` if the process ends instead."""
         log = None if self._log is None else os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             process = self._process = await asyncio.create_subprocess_exec(
@@ -101,8 +103,8 @@ class Supervisor:
         defaults: dict[str, str],
         log: Path | None = None,
     ) -> None:
-        """`arguments`: what `oncelog serve` was given, and the members are given too. `log`: where they write what they
-        would say to their operator.
+        """`arguments` are those of `oncelog serve`, and are passed on to the members. `log` is the file for the
+        members' messages to the operator.
         """
         self._log = log
         self._config = config
@@ -197,7 +199,7 @@ class Supervisor:
         return [sys.executable, "-m", "service.cli", "serve", *self._arguments, *given, "-o", "json"]
 
     def _first_id(self) -> int:
-        """The data folder's own broker keeps its number; the others follow."""
+        """The id of the first broker: the one in the data folder, if it has one. The ids of the others follow."""
         folders = {folder: RealDisk(folder) for folder in self._config.data_folders if Path(folder).exists()}
         try:
             known = [facts.node_id for facts in read_all(folders).values() if facts is not None]
@@ -210,6 +212,6 @@ class Supervisor:
 
 
 def _moved(entry: str, shift: int) -> str:
-    """A listener some ports further; any free port stays that."""
+    """A listener with its port moved by `shift`. Port 0, any free port, stays 0."""
     place, colon, port = entry.rpartition(":")
     return entry if not colon or not port.isdigit() or port == "0" else f"{place}:{int(port) + shift}"

@@ -57,7 +57,7 @@ unpack_size_and_key = Struct(">ih").unpack_from
 
 
 class Unanswered:
-    """A request whose answer, or the turn of whose answer, has not come."""
+    """A request whose answer is not ready, or may not be sent yet because of earlier requests."""
 
     __slots__ = ("header", "reply")
 
@@ -98,17 +98,17 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._outbox: Outbox
         self._session: SessionT
         self.peer = PeerInfo("", 0)
-        self._taking = False  # requests may start
-        self._waiting = False  # until there is room for one more connection
-        self._kept = b""  # what is left over, if it is little
-        self._large: memoryview | None = None  # or the buffer that holds it, up to _large_end
+        self._taking = False  # whether requests may start
+        self._waiting = False  # waits for room among the broker's connections
+        self._kept = b""  # bytes left over, if they are few
+        self._large: memoryview | None = None  # otherwise the buffer with them, up to _large_end
         self._large_end = 0
-        self._blocked = False  # what is left over starts with a frame that may not start yet
+        self._blocked = False  # the bytes left over begin with a frame that may not start
         self._reading_paused = False
-        self._held = False  # the last request that started needs its bytes: nothing starts behind it
+        self._held = False  # the last request still needs its bytes: nothing may start
         self._unanswered: deque[Unanswered] = deque()
         self._frames = 0  # how many have come
-        # What the last look at this connection saw, and since when it has been like that.
+        # What the last look at this connection saw, and since when nothing has changed.
         self._frames_seen = self._progress_seen = 0
         self._used_at = self._receiving_since = self._sending_since = server.loop.time()
 
@@ -124,7 +124,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._server.receive(self)
 
     def wait(self) -> None:
-        """There is no room yet: what comes stays here as bytes."""
+        """There is no room for this connection yet: what it sends is kept as bytes."""
         self._waiting = self._blocked = True
 
     def let_in(self) -> None:
@@ -140,7 +140,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._outbox.drop()
         self._kept = b""
         self._forget_large()
-        if not self._held:  # what has begun goes on, and keeps its bytes until it is done
+        if not self._held:  # a request in work keeps its bytes until it is done
             self._server.room.request_bytes.release(self)
         self._unanswered.clear()
         self._taking = False
@@ -148,7 +148,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
             self._server.door.disconnected(self._session)
 
     def eof_received(self) -> bool:
-        return False  # the transport closes: who stops asking does not read answers either
+        return False  # the transport closes: a client that stops sending reads no answers
 
     def pause_writing(self) -> None:
         self._outbox.pause()
@@ -188,7 +188,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._keep(buffer, start, end)
 
     def _continue(self) -> None:
-        """Goes on with what could not start, after what it waited for."""
+        """Handles the bytes that were kept because their request could not start yet."""
         if not self._blocked or not self._taking or self._outbox.busy:
             self._server.room.request_bytes.step_back(self)
             return
@@ -202,7 +202,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
             self._take(scratch, len(kept))
 
     def _handle_frames(self, buffer: memoryview, end: int) -> int:
-        """Starts the requests in `buffer[:end]` as far as the order allows. Where it stopped."""
+        """Starts the requests in `buffer[:end]` as far as the order allows. Returns the position where it stopped."""
         server, session, unanswered, outbox = self._server, self._session, self._unanswered, self._outbox
         least_limit = server.least_limit
         self._blocked = False
@@ -268,11 +268,11 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         return start
 
     def _size_is_right(self, buffer: memoryview, start: int, end: int, size: int) -> bool:
-        """Whether a frame of unusual size may come."""
+        """Whether a frame of an unusual size is allowed."""
         limits = self._server.limits
         if LEAST_FRAME_BYTES <= size <= limits.request_bytes:
             if end - start < 6:
-                return True  # not known yet what it is, and nothing is allocated for it yet
+                return True  # its kind is not known yet, and nothing is allocated for it yet
             if unpack_size_and_key(buffer, start)[1] == PRODUCE:
                 return True
         logger.warning(
@@ -286,13 +286,17 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         return f", more than socket.request.max.bytes = {most}" if size > most else ""
 
     def _close_in_turn(self, end: int) -> int:
-        """Takes nothing more and closes when all before it is answered. Returns `end`: no byte is left to handle."""
+        """Starts no further request, and closes the connection when all earlier ones are answered. Returns `end`,
+        because no byte is left to handle.
+        """
         self._taking = False
         self._unanswered.append(Unanswered(NO_HEADER, CLOSE))
         return end
 
     def _may_overtake(self, buffer: memoryview, start: int) -> bool:
-        """Whether the frame at `start` may start although not all before it have been answered: Produce by Produce."""
+        """Whether the request at `start` may start before all earlier ones are answered: a Produce may, if only
+        Produces are unanswered.
+        """
         unanswered = self._unanswered
         return (
             not self._held
@@ -307,7 +311,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
     def _keep(self, buffer: memoryview, start: int, end: int) -> None:
         have = end - start
         if start and not self._held:
-            self._server.room.request_bytes.release(self)  # the frame that held them is handled
+            self._server.room.request_bytes.release(self)  # the frame that these bytes were for is handled
         if have == 0:
             self._kept = b""
             self._forget_large()
@@ -326,7 +330,9 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
                 self._transport.resume_reading()
 
     def _keep_large(self, buffer: memoryview, start: int, end: int) -> None:
-        """Moves what is left to a buffer as long as its frame, or half empty if it has not earned that yet."""
+        """Moves what is left to a buffer that is as long as its frame. If no long buffer is free, the buffer is only
+        twice as long as what has come.
+        """
         have = wanted = end - start
         here = start == 0 and buffer is self._large
         if not self._blocked:
@@ -346,7 +352,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._large_end = have
 
     def _grow(self) -> memoryview:
-        """A longer buffer for a frame that has filled the one it got."""
+        """Gives a longer buffer to a frame that has filled its buffer."""
         assert self._large is not None
         have = self._large_end
         large = self._server.take_buffer(max(have + READ_BYTES, 4 + unpack_size(self._large, 0)[0]), have)
@@ -371,17 +377,17 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._server.hold(task)
 
     async def _released(self, first: Awaitable[Reply | Awaitable[Reply]]) -> Reply:
-        """What a request is answered that needs its bytes until `first` is there."""
+        """The answer to a request that needs its bytes until `first` is done."""
         try:
             reply = await first
         finally:
             self._held = False
-            self._server.room.request_bytes.release(self)  # the next long frame has not begun to be read
+            self._server.room.request_bytes.release(self)  # no later long frame has begun to be read
             self._continue()
         return await reply if isinstance(reply, Awaitable) else reply
 
     def go_on(self) -> None:
-        """There may be room for the rest of a long frame."""
+        """Read on, a little later: there may be room for the rest of a long frame."""
         self._server.loop.call_soon(self._continue)
 
     async def _answer_later(self, waiting: Unanswered, reply: Awaitable[Reply]) -> None:
@@ -416,7 +422,9 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
     # ------------------------------------------------------------ the end
 
     def overdue(self, now: float) -> str | None:
-        """Why this connection is to be ended, if it is. Asked every few seconds, so that no request asks the clock."""
+        """Why this connection must be ended; None if it need not be. This is checked every few seconds, so that
+        requests need not read the clock.
+        """
         limits = self._server.limits
         received = self._large_end if self._large is not None else len(self._kept)
         held = self._server.room.request_bytes
@@ -430,7 +438,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
             self._sending_since = now
         if now - self._sending_since > limits.send_timeout_s:
             return "it does not read its answers"
-        # With others waiting for room, nobody has longer than the timeout.
+        # While other connections wait for room, none has longer than the timeout.
         more_s = 0.0 if held.waiting else received / LEAST_BYTES_A_SECOND
         if now - self._receiving_since > limits.receive_timeout_s + more_s:
             return "it does not finish its request"
@@ -443,11 +451,11 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         return self._server
 
     def stop_taking(self) -> None:
-        """No request starts any more; those that have are answered."""
+        """No request starts any more; those that have started are answered."""
         self._taking = False
 
     def close(self) -> None:
-        """Takes no more requests and ends the connection when what was answered has left."""
+        """Takes no more requests, and ends the connection when all finished answers are sent."""
         self._taking = False
         self._unanswered.clear()
         self._outbox.finish()
@@ -458,7 +466,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
 
 
 def _client_named(frame: memoryview) -> str:
-    """As far as the beginning of a request tells."""
+    """The client's id for a log line, if the request's beginning has it."""
     try:
         client_id = read_request_header(frame).client_id
     except MalformedRequest:
@@ -467,7 +475,7 @@ def _client_named(frame: memoryview) -> str:
 
 
 def _what_it_speaks(size: int) -> str:
-    """A client of another protocol begins with four bytes that are no size, and tell what it speaks."""
+    """What another protocol the client seems to speak. The first four bytes are then no size, but tell the protocol."""
     first = size.to_bytes(4, "big", signed=True)
     if first[:2] == b"\x16\x03":
         return " (as a TLS client does; this listener speaks plain text)"
@@ -477,7 +485,9 @@ def _what_it_speaks(size: int) -> str:
 
 
 def round_trip_us(transport: asyncio.Transport) -> int | None:
-    """The shortest round trip that the kernel has seen on this connection: at its beginning, that of the handshake."""
+    """The shortest round trip that the kernel has measured on this connection. On a new connection it is that of the
+    handshake.
+    """
     real = transport.get_extra_info("socket")
     if sys.platform != "linux" or not hasattr(real, "getsockopt"):
         return None

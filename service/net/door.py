@@ -1,6 +1,6 @@
-"""What a connection needs to know of the broker behind it: the door, and what an answer may be.
+"""The interface between a connection and the broker: the door, and the kinds of answers.
 
-`service.api` implements `Door`; `connection.py` calls it. Nothing here does anything.
+`service.api` implements `Door`; connections call it. This module does nothing itself.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 OWN_BYTES = 2 << 20
-"""The bytes of a request longer than this are nobody else's, also after the call."""
+"""A request that is longer than this has a buffer of its own, which nobody else uses after the call."""
 
 
 class Signal(Enum):
-    """Answers that are no bytes."""
+    """Answers that are not sent as bytes."""
 
     NO_REPLY = "the client does not want an answer"
     CLOSE = "send what was answered before, then end the connection"
@@ -31,7 +31,7 @@ CLOSE = Signal.CLOSE
 
 
 class PeerInfo:
-    """The other end of a connection. `round_trip_us` is what its handshake took; None where there was none to time."""
+    """The other end of a connection. `round_trip_us` is the time of its handshake; None if it was not measured."""
 
     __slots__ = ("host", "port", "round_trip_us")
 
@@ -50,8 +50,8 @@ SessionT = TypeVar("SessionT")
 
 
 class Held(Generic[AnswerT]):
-    """An answer in two steps, of a request that keeps the bytes that came with it until the first is done. Nothing
-    starts behind it before that; the second, if there is one, is a wait like any other.
+    """An answer in two steps. Until the first step is done, the request keeps its bytes, and no later request starts.
+    The second step, if there is one, is an ordinary wait.
     """
 
     __slots__ = ("first",)
@@ -61,17 +61,20 @@ class Held(Generic[AnswerT]):
 
 
 class Door(Protocol[SessionT]):
-    """Everything that a connection asks the broker."""
+    """Everything that a connection needs from the broker."""
 
     def connected(self, peer: PeerInfo) -> SessionT:
-        """A connection was made. What is returned goes with each of its requests."""
+        """A connection was made. The session that is returned is passed along with each of its requests."""
 
     def disconnected(self, session: SessionT) -> None:
-        """It is gone. Requests that were begun go on, but those that only wait; nobody will see their answers."""
+        """The connection has ended. Requests in work go on, but those that only wait are cancelled. Nobody will see
+        their answers.
+        """
 
     def request(
         self, session: SessionT, header: RequestHeader, body: memoryview
     ) -> Reply | Awaitable[Reply] | Held[Reply]:
-        """Answer a request. `body` is a view that can be written to and that holds these bytes only during this call,
-        unless it is longer than OWN_BYTES: what an awaitable needs of it must be copied before it is returned. May
-        raise MalformedRequest."""
+        """Answer a request. `body` is a writable view. It holds these bytes only during this call, unless it is longer
+        than OWN_BYTES: what an awaitable needs of the bytes must be copied before the awaitable is returned. May raise
+        MalformedRequest.
+        """

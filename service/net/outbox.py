@@ -1,16 +1,16 @@
 # Hot path: every answer leaves through here; `python -m tests.bench --only throughput` answers for it.
-"""The way out of one connection: parts of answers, in order, to its socket.
+"""Sends the answers of one connection, part by part and in order, to its socket.
 
-What always holds: bytes leave in the order they were given; what is stored in files is not read into memory where the
-transport is plain TCP: large slices go to the socket from a mapping of the file that lives as long as the call. Of what
-the socket does not take, at most CHUNK_BYTES are in the transport's hands, the rest waits here as it came. So a peer
-that does not read costs the answers it asked for and nothing more. A slice of a file is pinned from the call that gives
-it until it has left or the connection is lost.
+What always holds: bytes leave in the order in which they were given. Over plain TCP, what is stored in files is not
+read into memory: large slices go to the socket from a mapping of the file that exists only during the call. If the
+socket takes no more, the transport gets at most CHUNK_BYTES; the rest waits here as it came. So a peer that does not
+read costs no more memory than the answers that it asked for. A slice of a file is pinned from the call that gives it
+until it has left or the connection is lost.
 
-Why not sendfile: it moves 64 KB a step and takes half as long again for a megabyte on loopback, and an answer over
-several partitions needs two calls for each; one `writev` takes headers and slices together. A file that turns out
-shorter than it was, or a page that the disk does not give, makes the call fail (EFAULT): only the kernel touches a
-mapping here.
+Why not sendfile: it moves 64 KB a step and takes half as long again for a megabyte on loopback. An answer with several
+partitions also needs two calls for each, while one `writev` takes headers and slices together. If a file has become
+shorter, or the disk can't deliver a page, the call fails with EFAULT; there is no crash, because only the kernel reads
+a mapping here.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from log.disk import FileSlice
 
 logger = logging.getLogger("oncelog.net")
 
-# What is handed to the transport when the socket is full. Its only use is that the transport tells when there is room
-# again, after which we write ourselves; so it is small.
+# What the transport gets when the socket is full. This only serves to learn from the transport when there is room
+# again, so it is small. After that we write to the socket ourselves again.
 CHUNK_BYTES = 64 * 1024
-# What one connection may send before others have a turn (tens of milliseconds at most, on loopback).
+# What one connection may send before others have a turn. On loopback that takes tens of milliseconds at most.
 TURN_BYTES = 8 * 1024 * 1024
-# Slices below this are read, which is cheaper than to map them.
+# Smaller slices are read into memory, which is cheaper than a mapping.
 MAPPED_FROM_BYTES = 32 * 1024
-# So few go to the socket in one call: what was read and is not taken has to be read again.
+# The most parts in one call. What was read into memory and not taken by the socket has to be read again.
 PARTS_AT_ONCE = 16
 TOO_SHORT = "a file is shorter than what was promised of it"
 
@@ -61,22 +61,22 @@ class Outbox:
     ) -> None:
         self._loop = loop
         self._transport = transport
-        self._drained = drained  # called when what once had to wait has left
+        self._drained = drained  # called when all that had to wait has left
         self._socket = plain_descriptor(transport)
         self._parts: deque[bytes | FileSlice] = deque()
         self._head_sent = 0  # bytes of the first part that have left
         self._paused = False
         self._finishing = False
         self._handing_over = False
-        self.progress = 0  # rises whenever something leaves; who does not read is told by its standing still
+        self.progress = 0  # rises whenever something leaves: if it stands still, the peer does not read
 
     @property
     def busy(self) -> bool:
-        """Whether something given has not left yet."""
+        """Whether something that was given to `send` has not left yet."""
         return self._paused or bool(self._parts)
 
     def send(self, parts: list[bytes | FileSlice]) -> None:
-        """Sends `parts` together, now as far as the socket takes them."""
+        """Sends `parts` together. What the socket does not take now is sent later."""
         if self._transport.is_closing() or not parts:
             return
         in_memory = [part for part in parts if isinstance(part, bytes)]
@@ -107,7 +107,7 @@ class Outbox:
         self._parts.append(data)
 
     def _try(self, *buffers: bytes | memoryview) -> int:
-        """How much of them the socket took."""
+        """How many bytes of the buffers the socket took."""
         try:
             return os.writev(self._socket, buffers)
         except BlockingIOError:
@@ -119,28 +119,28 @@ class Outbox:
             return 0
 
     def pump(self) -> None:
-        """Sends what waits until it has left, the socket is full, or others must have their turn."""
+        """Sends what waits, until all has left, the socket is full, or other connections must have their turn."""
         left = TURN_BYTES
         while self._parts and not self._paused:
             if self._transport.is_closing():
                 self.drop()
                 return
             if left <= 0:
-                self._paused = True  # nobody pumps in between
+                self._paused = True  # so that no other call pumps in between
                 self._loop.call_soon(self.resume)
                 return
             try:
                 left -= self._send_some(left)
-            except OSError as error:  # the file's: the socket's are caught where it is written to
+            except OSError as error:  # an error of the file: `_try` handles those of the socket
                 logger.exception("stored bytes could not be read")
                 self._break(error)
                 return
 
     def _send_some(self, most: int) -> int:
-        """Sends what comes first; how much. Where the socket is full, the transport takes a chunk."""
+        """Sends the first parts, and returns how many bytes. If the socket is full, the transport takes a chunk."""
         sent = self._try(*self._first_parts(most)) if self._socket >= 0 else 0
         chunk: bytes | memoryview = b""
-        if not sent and self._parts:  # not dropped meanwhile
+        if not sent and self._parts:  # unless `drop` was called meanwhile
             part, start = self._parts[0], self._head_sent
             sent = min(len(part) - start, CHUNK_BYTES)
             chunk = memoryview(part)[start : start + sent] if isinstance(part, bytes) else _read(part, start, sent)
@@ -159,7 +159,7 @@ class Outbox:
         return sent
 
     def _first_parts(self, most: int) -> list[bytes | memoryview]:
-        """Up to `most` bytes of what comes first, for the kernel alone to look at. A mapping in it ends with its last
+        """Up to `most` bytes of the first parts. Only the kernel may read them. A mapping among them ends with its last
         reference.
         """
         found: list[bytes | memoryview] = []
@@ -183,11 +183,11 @@ class Outbox:
         self.progress += 1
 
     def resume(self) -> None:
-        """There is room again, or it is our turn again."""
+        """The socket has room again, or this connection has its turn again."""
         self._paused = False
         self.progress += 1
         if self._handing_over:
-            return  # TLS says so within the call that it is handed something; the pump goes on after it
+            return  # TLS calls this within `write`; `_send_some`'s caller pumps on
         self.pump()
         if not self.busy:
             if self._finishing:
@@ -195,19 +195,23 @@ class Outbox:
             self._drained()
 
     def finish(self) -> None:
-        """Ends the connection as soon as everything given has left."""
+        """Ends the connection as soon as everything has left."""
         self._finishing = True
         if not self.busy:
             self._transport.close()
 
     def _break(self, error: OSError) -> None:
-        """The peer is gone, or what it was promised can't be read: the rest of the stream has no meaning."""
+        """Ends the connection: the peer is gone, or promised bytes can't be read, so that the rest of the stream would
+        have no meaning.
+        """
         logger.debug("a connection broke while it was written to: %s", error)
         self.drop()
         self._transport.abort()
 
     def drop(self) -> None:
-        """Forgets what waits. Also called when the connection is lost, after which the descriptor may be another's."""
+        """Forgets what waits, and does not use the descriptor any more: once the connection is lost, it may belong to
+        another.
+        """
         self._socket = -1
         for part in self._parts:
             if not isinstance(part, bytes):
@@ -233,7 +237,7 @@ def _read(part: FileSlice, start: int, size: int) -> bytes:
 
 
 def plain_descriptor(transport: asyncio.Transport) -> int:
-    """The descriptor behind a plain TCP transport, or -1: under TLS, or where a network is simulated."""
+    """The descriptor of a plain TCP transport; -1 under TLS, and on a simulated network."""
     if transport.get_extra_info("sslcontext") is not None:
         return -1
     socket = transport.get_extra_info("socket")

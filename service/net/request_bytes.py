@@ -1,7 +1,7 @@
-"""How many bytes of long requests a broker holds at once, over all its listeners together.
+"""Limits how many bytes of long requests a broker holds at once, over all its listeners together.
 
-What always holds: a connection that needs more than there is waits in a row, and is not read meanwhile. One at a time
-may go beyond, by its one request: so somebody always gets on, however many have come half way.
+What always holds: a connection that needs more than is free waits in a queue, and is not read meanwhile. One connection
+at a time may go beyond the limit, with its one request. So requests get finished even if many have come half way.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 class Holder(Protocol):
     def go_on(self) -> None:
-        """Ask again, a little later: there may be room."""
+        """There may be room: ask again, a little later."""
 
 
 class RequestBytes:
@@ -21,10 +21,12 @@ class RequestBytes:
         self._held: dict[Holder, int] = {}
         self.total = 0
         self.waiting: dict[Holder, None] = {}
-        self._beyond: Holder | None = None  # the one that may go beyond
+        self._beyond: Holder | None = None  # the one that may exceed the limit
 
     def hold(self, holder: Holder, size: int) -> bool:
-        """Whether `holder` may hold `size` bytes from now on. If not, it waits in the row and is told."""
+        """Whether `holder` may hold `size` bytes from now on. If not, it waits in the queue, and its `go_on` is called
+        later.
+        """
         more = size - self._held.get(holder, 0)
         fits = self.total + more <= self._most()
         if holder is not self._beyond and holder is not next(iter(self.waiting), holder):
@@ -41,13 +43,13 @@ class RequestBytes:
         return True
 
     def step_back(self, holder: Holder) -> None:
-        """It can't go on now even if there is room: others may. It asks again when it can."""
+        """Let others have the room, because `holder` can't use it now. It must ask again when it can."""
         if holder in self.waiting:
             del self.waiting[holder]
             self._wake()
 
     def release(self, holder: Holder) -> None:
-        """It holds nothing any more, and wants nothing."""
+        """`holder` holds nothing any more, and does not wait."""
         self.waiting.pop(holder, None)
         self.total -= self._held.pop(holder, 0)
         if holder is self._beyond:

@@ -1,8 +1,9 @@
-"""How many connections a broker takes: over all its listeners together, and from one address.
+"""Limits how many connections a broker has, over all its listeners together, and from one address.
 
-As in Kafka: an address that has its share is refused; when the broker has as many as it takes, who comes waits,
-connected but unheard, until somebody leaves. Who comes when the process has no file descriptors left to spare is
-refused too. Shared by the servers of all listeners, and with it what their long requests may hold.
+As in Kafka, a connection from an address that has its share is refused. When the broker has as many as it may, a new
+connection waits until another one ends; until then it is connected, but nothing is read from it. A connection is also
+refused when the process has no file descriptors to spare. The servers of all listeners share one `Room`, and in it the
+limit on the bytes of long requests.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from service.net.door import PeerInfo
 from service.net.request_bytes import RequestBytes
 
 WAITING_MAX: Final = 1024
-"""As many as a kernel keeps for a listener that does not accept (net.core.somaxconn). Who comes then is refused."""
+"""The most connections that wait: as many as a kernel queues for a listener that does not accept (net.core.somaxconn).
+Further ones are refused.
+"""
 
 
 class Newcomer(Protocol):
@@ -33,8 +36,8 @@ def unlimited() -> int:
 
 
 class Room:
-    """The limits are asked for each time: they can be changed while the broker runs. But for `at_all`: so many file
-    descriptors there are for connections, those that wait included.
+    """The limits are functions, because they can be changed while the broker runs. Only `at_all` is fixed: the number
+    of file descriptors for connections, including those that wait.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class Room:
         self.refused = 0
 
     def receive(self, newcomer: Newcomer) -> None:
-        """Let it in, let it wait, or refuse it."""
+        """Admit a new connection, let it wait, or refuse it."""
         if self._inside + len(self.waiting) >= self._at_all:
             self._refuse(newcomer)
         elif self._inside < self._most():
@@ -67,7 +70,7 @@ class Room:
             self._refuse(newcomer)
 
     def leave(self, peer: PeerInfo) -> None:
-        """One that had been let in is gone."""
+        """A connection that was admitted has ended."""
         self._inside -= 1
         self._by_host[peer.host] -= 1
         if not self._by_host[peer.host]:
@@ -75,7 +78,7 @@ class Room:
         self.fill()
 
     def fill(self) -> None:
-        """Let in who waits, as far as there is room."""
+        """Admit waiting connections as long as there is room."""
         while self.waiting and self._inside < self._most():
             newcomer = next(iter(self.waiting))
             del self.waiting[newcomer]

@@ -1,7 +1,8 @@
-"""Listens, and keeps the connections that come: how many there may be, who of them is too slow, what memory they share.
+"""Listens on a port and keeps its connections: how many there may be, which of them are too slow, and what memory they
+share.
 
-`serve` is called by `service.broker.node`. It runs on uvloop, on asyncio, and on a simulated loop alike; it starts no
-thread, asks no clock but the loop's, and every connection's misfortune stays its own.
+It runs on uvloop, on asyncio, and on a simulated loop alike. It starts no thread, and uses no clock but the loop's. An
+error in one connection affects no other.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ __all__ = ["CLOSE", "NO_REPLY", "Door", "Held", "Limits", "PeerInfo", "Reply", "
 
 logger = logging.getLogger("oncelog.net")
 
-# Requests that carry no records: ten times what a client of 15,000 partitions sends, and little enough to be read soon.
+# The longest request without records: ten times what a client with 15,000 partitions sends, and short enough to be read
+# soon.
 OTHER_REQUEST_BYTES = 8 * 1024 * 1024
 # A buffer for one long frame: a Produce of 1 MiB, which is the default limit of clients, with its header.
 BUFFER_BYTES = 1024 * 1024 + READ_BYTES
 assert BUFFER_BYTES < OWN_BYTES, "a frame that is promised its own bytes gets a buffer of its own"
-# So many of them may be lent (70 MB); further long frames get buffers that grow with what has come.
+# The most buffers that are lent at once (70 MB). Further long frames get buffers that grow with the bytes that have
+# come.
 MAX_BUFFERS = 64
-# Between looks at all connections. 5,000 connections take 3 ms.
+# The time between two looks at all connections. A look at 5,000 connections takes 3 ms.
 LOOK_S = 2.0
-# Connections the kernel completes while we are busy. It caps this at net.core.somaxconn.
+# How many connections the kernel completes while we are busy. The kernel limits this to net.core.somaxconn.
 BACKLOG = 1024
 
 
@@ -39,14 +42,14 @@ BACKLOG = 1024
 class Limits:
     """What a server grants to its peers."""
 
-    request_bytes: int = 100 * 1024 * 1024  # of a Produce; others have OTHER_REQUEST_BYTES at most
+    request_bytes: int = 100 * 1024 * 1024  # of a Produce; other requests have OTHER_REQUEST_BYTES at most
     idle_timeout_s: float = 600.0
-    receive_timeout_s: float = 30.0  # for a request to come whole, and a second more for each LEAST_BYTES_A_SECOND
-    send_timeout_s: float = 60.0  # without the peer reading any of what waits for it
+    receive_timeout_s: float = 30.0  # for a whole request, plus a second for each LEAST_BYTES_A_SECOND
+    send_timeout_s: float = 60.0  # while the peer reads nothing of what waits for it
 
 
 class Buffer(bytearray):
-    """One of the BUFFER_BYTES that are lent and taken back."""
+    """A buffer of BUFFER_BYTES, which is lent and given back."""
 
 
 class Server(Generic[SessionT]):
@@ -60,16 +63,16 @@ class Server(Generic[SessionT]):
         self.least_limit = min(limits.request_bytes, OTHER_REQUEST_BYTES)
         self.scratch = memoryview(bytearray(2 * READ_BYTES))
         self.read_window = self.scratch[:READ_BYTES]
-        self._tasks: dict[asyncio.Task[None], None] = {}  # that are making answers
+        self._tasks: dict[asyncio.Task[None], None] = {}  # the tasks that make answers
         self.port = 0
         self._listener: asyncio.AbstractServer | None = None
         self._connections: dict[Connection[SessionT], None] = {}
         self._closing = False
         self._spare: list[Buffer] = []
-        self._least_spare = 0  # since the last look
+        self._least_spare = 0  # the fewest that were unused since the last look
         self._lent = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._emptied: asyncio.Future[None] | None = None  # who waits for the last connection to go
+        self._emptied: asyncio.Future[None] | None = None  # answered when the last connection has ended
 
     @property
     def connections(self) -> int:
@@ -77,14 +80,14 @@ class Server(Generic[SessionT]):
 
     async def start(self, host: str | None, port: int, tls: SSLContext | None = None) -> None:
         if port == 0 and host is None:
-            host = "0.0.0.0"  # every family of addresses would take a free port of its own
+            host = "0.0.0.0"  # otherwise IPv4 and IPv6 would each take a free port of their own
         listener = await self.loop.create_server(lambda: Connection(self), host, port, backlog=BACKLOG, ssl=tls)
         self._listener = listener
         self.port = int(listener.sockets[0].getsockname()[1])
         self._timer = self.loop.call_later(LOOK_S, self._look)
 
     async def close(self, grace_s: float = 1.0) -> None:
-        """Stops listening, waits `grace_s` at most for answers in the making, sends them, ends all connections."""
+        """Stops listening, waits at most `grace_s` for answers in work, sends them, and ends all connections."""
         self._closing = True
         if self._listener is not None:
             self._listener.close()
@@ -109,18 +112,18 @@ class Server(Generic[SessionT]):
     # ------------------------------------------------------------ what connections ask
 
     def receive(self, connection: Connection[SessionT]) -> None:
-        """One more has come."""
+        """A new connection has come."""
         if self._closing:
             connection.abort()
         else:
             self.room.receive(connection)
 
     def keep(self, connection: Connection[SessionT]) -> None:
-        """It has been let in."""
+        """The connection was admitted."""
         self._connections[connection] = None
 
     def forget(self, connection: Connection[SessionT]) -> bool:
-        """It is gone. Whether it had been let in."""
+        """The connection has ended. Returns whether it had been admitted."""
         if connection not in self._connections:
             self.room.waiting.pop(connection, None)
             return False
@@ -131,12 +134,12 @@ class Server(Generic[SessionT]):
         return True
 
     def hold(self, task: asyncio.Task[None]) -> None:
-        """Keeps a task alive until it is done; the loop itself knows tasks only weakly."""
+        """Keeps a task alive until it is done; the loop itself only has a weak reference."""
         self._tasks[task] = None
         task.add_done_callback(self._tasks.__delitem__)
 
     def take_buffer(self, wanted: int, have: int) -> memoryview:
-        """A buffer of `wanted` bytes, or a shorter one that holds twice what has come."""
+        """A buffer of `wanted` bytes. If no long buffer is free, one that is twice as long as what has come."""
         if wanted <= BUFFER_BYTES and (self._spare or self._lent < MAX_BUFFERS):
             self._lent += 1
             if not self._spare:
@@ -159,7 +162,7 @@ class Server(Generic[SessionT]):
     # ------------------------------------------------------------ now and then
 
     def _look(self) -> None:
-        """Ends what is overdue, and lets go of memory that was not needed."""
+        """Ends connections that are overdue, and frees buffers that were not needed since the last look."""
         self._timer = self.loop.call_later(LOOK_S, self._look)
         now = self.loop.time()
         for connection in list(self._connections):
@@ -187,8 +190,8 @@ async def serve(
     room: Room | None = None,
     tls: SSLContext | None = None,
 ) -> Server[SessionT]:
-    """A server that is listening; `port` 0 takes a free one. Raises OSError if it can't listen there. Servers of one
-    broker share a `room`; one with `tls` speaks nothing else.
+    """A server that is listening; with `port` 0 it takes a free port. Raises OSError if it can't listen. The servers of
+    one broker share a `room`. A server with `tls` takes TLS connections only.
     """
     server = Server(loop, door, limits or Limits(), room or Room())
     await server.start(host, port, tls)

@@ -1,9 +1,9 @@
 """The configuration of one broker.
 
 A `BrokerConfig` holds one value for every key of `service.settings.broker_table`, read as an attribute:
-`config.num_partitions`. Static values never change; what `kafka-configs --alter --entity-type brokers` stored is laid
-over them by `set_dynamic`. Everything that is configured is handed one; `service.settings.sources` makes it from files,
-environment and command line.
+`config.num_partitions`. Static values never change. `set_dynamic` lays over them what `kafka-configs --alter
+--entity-type brokers` stored. All code that depends on settings gets a `BrokerConfig`; `service.settings.sources` makes
+it from files, environment and command line.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,16 +16,16 @@ from service.settings.setting import ConfigError, Mode, Setting, Status, invalid
 from service.settings.unhonoured import NO_EFFECT, NO_EFFECT_SETTINGS, NO_SECURITY, REFUSED, idle_setting, unhonoured
 
 KNOWN_SETTINGS: dict[str, Setting[Any]] = BROKER_SETTINGS | NO_EFFECT_SETTINGS
-"""Every single key that is shown to clients; its status says whether it does something."""
+"""Every key that is shown to clients. Its status says whether it has an effect."""
 
 
 def broker_setting(name: str) -> Setting[Any]:
-    """The setting of any name: what is not known is kept, and does nothing."""
+    """The setting of any name. An unknown key is kept, and has no effect."""
     return BROKER_SETTINGS.get(name) or idle_setting(name)
 
 
 class Origin(Enum):
-    """Who said so: later ones win."""
+    """Where a value comes from. Later ones win."""
 
     DEFAULT = "default"
     FILE = "file"
@@ -41,7 +41,7 @@ class Given(NamedTuple):
 
 
 class Bounded(NamedTuple):
-    """A default, and what anything set in its place must lie between."""
+    """A default, and the bounds for values that are set in its place."""
 
     least: int
     default: int
@@ -49,7 +49,7 @@ class Bounded(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """A listener: its name, where it is, and how it is protected. An empty host is every address of the machine."""
+    """A listener: its name, its address, and how it is protected. An empty host means every address of the machine."""
 
     listener: str
     host: str
@@ -58,14 +58,16 @@ class Endpoint(NamedTuple):
 
     @property
     def address(self) -> str:
-        """As one writes it for a client."""
+        """The address as it is written in a client's configuration."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host or '*'}:{self.port}"
 
 
 WEB = "HTTP"
-"""Listener and protocol of the HTTP API, which is none of Kafka's."""
+"""The name of the listener and of the protocol of the HTTP API, which Kafka does not have."""
 WEB_PORT_BELOW = 9092 - 8082
-"""Several brokers of one machine are told apart by their ports, and so are their HTTP APIs."""
+"""The distance between the HTTP port and the Kafka port: brokers on one machine differ by their ports, and so do their
+HTTP APIs.
+"""
 
 
 # --- one broker's configuration --------------------------------------------------------------------------------------
@@ -81,8 +83,8 @@ class Described:
 
 
 class BrokerConfig(BrokerSettings):
-    """The values of every implemented key. Raises `ConfigError` when one can't be accepted; `warnings` names what was
-    set and does nothing.
+    """The values of every implemented key. Raises `ConfigError` if a value can't be accepted. `warnings` names keys
+    that were set and have no effect.
     """
 
     given: dict[str, Given]
@@ -102,7 +104,7 @@ class BrokerConfig(BrokerSettings):
         if problems:
             raise ConfigError("\n".join(problems))
         self.warnings += tuple(self._hopes())
-        self._idle: frozenset[str] = frozenset()  # dynamic keys that do nothing and were named
+        self._idle: frozenset[str] = frozenset()  # dynamic keys without effect that were reported already
         self._static = {setting.attribute: self.__dict__[setting.attribute] for setting in BROKER_SETTINGS.values()}
 
     def _place(self, setting: Setting[Any], value: str | None, problems: list[str]) -> None:
@@ -130,7 +132,7 @@ class BrokerConfig(BrokerSettings):
         yield from self._listener_problems()
 
     def _hopes(self) -> Iterator[str]:
-        """What holds, but is hardly what was meant for a cluster."""
+        """Settings that are allowed, but are hardly what was meant for a cluster."""
         if self.may_have_company:
             return
         if self.default_replication_factor > 1:
@@ -146,7 +148,7 @@ class BrokerConfig(BrokerSettings):
 
     @property
     def may_have_company(self) -> bool:
-        """Whether the metadata store is one that several brokers share."""
+        """Whether several brokers can share the metadata store."""
         return self.zookeeper_connect is not None or not (self.store_url or "sqlite").startswith("sqlite")
 
     @property
@@ -199,7 +201,7 @@ class BrokerConfig(BrokerSettings):
 
     @property
     def consumer_group_times(self) -> dict[str, Bounded]:
-        """What holds for consumer groups that have no settings of their own, by the end of the keys' names."""
+        """The values for consumer groups without settings of their own, by the last part of the key's name."""
         return {
             "session.timeout.ms": Bounded(
                 self.group_consumer_min_session_timeout_ms,
@@ -226,11 +228,11 @@ class BrokerConfig(BrokerSettings):
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Where to listen; the listeners of KRaft controllers are left out."""
+        """Where to listen. Listeners of KRaft controllers are left out."""
         return self._parse_endpoints("listeners", self.listeners)
 
     def advertised_endpoints(self, default_host: str = "localhost") -> tuple[Endpoint, ...]:
-        """What clients are told. A listener that names no host, and that nothing else is advertised for, is
+        """The addresses for clients. A listener that names no host, and for which no other address is advertised, is
         advertised at `default_host`.
         """
         listening = {endpoint.listener: endpoint for endpoint in self.endpoints}
@@ -261,8 +263,9 @@ class BrokerConfig(BrokerSettings):
     # --- dynamic values ---
 
     def set_dynamic(self, cluster_wide: Mapping[str, str], own: Mapping[str, str]) -> tuple[str, ...]:
-        """Lay the stored values over the static ones: the broker's own over the cluster's. Returns what could not be
-        used, where the last good value stays, and what is new and does nothing.
+        """Lay the stored values over the static ones; the broker's own values win over those of the cluster. Returns
+        messages about values that could not be used, for which the last good value stays, and about new keys without
+        effect.
         """
         problems: list[str] = []
         for setting in BROKER_SETTINGS.values():

@@ -1,8 +1,8 @@
-"""The table of a broker's keys: every key that does something here.
+"""The table of a broker's keys: every key that has an effect here.
 
 Names, types, defaults and checks are Apache Kafka's (4.3) where Kafka has the key. Parsing, `oncelog config`,
 DescribeConfigs, the checks of AlterConfigs and the documentation page are read from these rows, so a key is described
-here and nowhere else. What Kafka has and we do not is in `service.settings.unhonoured`. Read through
+here and nowhere else. Keys that Kafka has and we do not are in `service.settings.unhonoured`. Values are read through
 `service.settings.broker.BrokerConfig`.
 """
 
@@ -50,7 +50,7 @@ def check_gzip_level(name: str, value: int) -> None:
 
 
 def check_retention(name: str, value: int) -> None:
-    """0 would be to delete everything at once; who writes it means -1."""
+    """Refuse 0, which would delete everything at once. A user who writes it means -1."""
     if value == 0:
         raise ConfigError(f"{name} must be unlimited (-1) or, equal or greater than 1")
 

@@ -1,7 +1,7 @@
-"""The table of a group's keys, and what holds for one group of the consumer protocol.
+"""The table of a group's keys, and the values that hold for one group of the consumer protocol.
 
-Names, types, checks and their messages are Apache Kafka's (4.3). A group's own value lies over the broker's value of
-the key that is its synonym, and both lie within the bounds that the broker's configuration sets.
+Names, types, checks and their messages are Apache Kafka's (4.3). A group's own value wins over the value of the
+broker's key that is its synonym. Both lie within the bounds of the broker's configuration.
 """
 
 from collections.abc import Mapping
@@ -57,13 +57,15 @@ def check_group_config(own: Mapping[str, str], config: BrokerConfig) -> None:
 
 
 def group_values(own: Mapping[str, str], config: BrokerConfig) -> dict[str, int]:
-    """What holds for a group. The broker's bounds may have changed since its own values were checked."""
+    """The values that hold for a group. They are bounded again, because the broker's bounds may have changed since the
+    group's own values were checked.
+    """
     bounded = _bounded(config)
     defaults = {name: default for name, (_, default, _) in bounded.items()}
     values = defaults | {
         name: min(max(int(value), bounded[name].least), bounded[name].most)
         for name, value in own.items()
-        if name in bounded  # else it was stored by another version
+        if name in bounded  # other keys were stored by another version
     }
     sane = values["consumer.session.timeout.ms"] > values["consumer.heartbeat.interval.ms"]
     return values if sane else defaults

@@ -1,10 +1,11 @@
 """What one configuration key is: its name, type, default, checks and meaning.
 
-The tables beside this (a broker's keys, a topic's, a group's) are rows of this one shape. A `Setting` turns the text a
-user wrote into a value or says, in Kafka's own words, why it can't: clients show that message to people.
+The tables beside this (a broker's keys, a topic's, a group's) are rows of this one shape. A `Setting` turns the text
+that a user wrote into a value. If it can't, it says why in Kafka's own words, because clients show that message to
+people.
 
-A `Setting` placed in a class body is read as an attribute of that class's instances (`config.num_partitions`), typed,
-and as fast as any attribute: the value lies in the instance's `__dict__`, where Python looks first.
+A `Setting` in a class body is read as an attribute of that class's instances (`config.num_partitions`). The attribute
+is typed, and as fast as any other: the value is in the instance's `__dict__`, where Python looks first.
 """
 
 import re
@@ -23,11 +24,11 @@ _LIST_SEPARATOR = re.compile(r"\s*,\s*")
 
 
 class ConfigError(Exception):
-    """A value that can't be accepted; the text says which and why, one line a problem."""
+    """A value that can't be accepted. The text says which and why, with one line for each problem."""
 
 
 class ConfigType(IntEnum):
-    """Kafka's types, by their numbers on the wire (DescribeConfigs). What one of unknown type holds may be secret."""
+    """Kafka's types, by their numbers on the wire (DescribeConfigs). A value of unknown type may be a secret."""
 
     UNKNOWN = 0
     BOOLEAN = 1
@@ -42,7 +43,7 @@ class ConfigType(IntEnum):
 
 
 class Mode(Enum):
-    """From where a broker's key may be changed while it runs."""
+    """For which scope a broker's key may be changed while the broker runs."""
 
     READ_ONLY = "read-only"
     PER_BROKER = "per-broker"
@@ -50,7 +51,7 @@ class Mode(Enum):
 
 
 class Status(Enum):
-    """What setting a key does here."""
+    """What effect a key has here."""
 
     IMPLEMENTED = "implemented"
     NO_EFFECT = "accepted without effect"
@@ -59,8 +60,8 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Synonym:
-    """A broker's key that gives a topic's key its default; its value times `factor` is the topic's (hours to
-    milliseconds).
+    """A broker's key that gives a topic's key its default. The topic's value is the broker's value times `factor` (for
+    example hours to milliseconds).
     """
 
     name: str
@@ -69,8 +70,8 @@ class Synonym:
 
 @dataclass(frozen=True)
 class Setting(Generic[T]):
-    """One key. `parse` checks too. `default_text` is the default as a user would write it; None means that nothing is
-    set.
+    """One key. `parse` also checks the value. `default_text` is the default as a user would write it; None means that
+    there is no default.
     """
 
     name: str
@@ -99,7 +100,7 @@ class Setting(Generic[T]):
     def __get__(self, instance: object, owner: type) -> T: ...
 
     def __get__(self, instance: object | None, owner: type) -> "Setting[T] | T":
-        # Not a data descriptor on purpose: an instance's own `__dict__` wins, so this runs for the class only.
+        # This is not a data descriptor, so an instance's own `__dict__` wins. This method runs for the class only.
         if instance is None:
             return self
         raise AttributeError(f"{self.name} was not given its value")

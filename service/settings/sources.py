@@ -1,8 +1,8 @@
 """Where a broker's configuration comes from: files, environment, command line.
 
 Later sources win: defaults, then the file (Kafka's `server.properties` or `oncelog.toml`), then the environment
-(`KAFKA_…` as Kafka's container images read it, and `ONCELOG_…`), then `-o key=value`. Nothing is judged here: names
-and values are checked by `BrokerConfig`.
+(`KAFKA_…` as Kafka's container images read it, and `ONCELOG_…`), then `-o key=value`. Nothing is checked here;
+`BrokerConfig` checks names and values.
 """
 
 import re
@@ -15,7 +15,7 @@ from service.settings.broker import BrokerConfig, Given, Origin
 from service.settings.setting import ConfigError
 from service.settings.unhonoured import is_known
 
-# What Kafka's scripts and images read from the environment for themselves: no keys of the broker's.
+# Variables that Kafka's scripts and images read for themselves: they are not keys of the broker.
 NOT_KEYS = ("HEAP_OPTS", "OPTS", "JVM_PERFORMANCE_OPTS", "GC_LOG_OPTS", "LOG4J_OPTS", "LOG4J_LOGGERS", "DEBUG", "HOME")
 NOT_KEYS_PREFIXES = ("JMX_", "LOG4J_", "JAVA_", "DEBUG_", "CLUSTER_ID", "VERSION", "SCALA_VERSION")
 
@@ -24,7 +24,7 @@ _KEY_AND_VALUE = re.compile(r"((?:\\.|[^\s=:\\])*)(?:\s*[=:]\s*|\s+|$)(.*)", re.
 
 
 def load_config(path: Path | None, environment: Mapping[str, str], overrides: Iterable[str] = ()) -> BrokerConfig:
-    """The configuration of all sources together. Raises `ConfigError` naming what can't be read or accepted."""
+    """The configuration from all sources together. Raises `ConfigError`, which names what can't be read or accepted."""
     given: dict[str, Given] = {}
     if path is not None:
         in_file = read_file(path)

@@ -1,7 +1,7 @@
-"""The table of a topic's keys, and what holds for one topic.
+"""The table of a topic's keys, and the values that hold for one topic.
 
-Names, types, defaults and checks are Apache Kafka's (4.3); so is the order of layers: a topic's own value, else the
-broker's value of the key that is its synonym (dynamic before static), else the default.
+Names, types, defaults and checks are Apache Kafka's (4.3), and so is the order of layers: a topic's own value, else the
+value of the broker's key that is its synonym (dynamic before static), else the default.
 """
 
 import re
@@ -271,7 +271,7 @@ _STAND_INS: dict[str, tuple[str, ...]] = {
     for setting in TOPIC_SETTINGS.values()
     for synonym in setting.synonyms
 }
-"""Broker keys that mean the same in other units, the finest first."""
+"""Broker keys with the same meaning in different units, the finest unit first."""
 
 
 class Source(IntEnum):
@@ -286,7 +286,7 @@ class Source(IntEnum):
 
 
 class Layer(NamedTuple):
-    """One of the values that a key could have: the first of a list is the one that holds."""
+    """One of the values that a key could have. The first one in a list of layers holds."""
 
     name: str
     value: str | None
@@ -315,9 +315,9 @@ def check_topic_config(own: Mapping[str, str]) -> None:
 def broker_layers(
     config: BrokerConfig, name: str, cluster_wide: Mapping[str, str], own: Mapping[str, str]
 ) -> list[Layer]:
-    """The values of one broker key and of the keys that stand in for it, the one that holds first.
+    """The values of one broker key and of the keys that stand in for it; the value that holds comes first.
 
-    As Kafka lists them: what comes before the key's own first value (coarser keys that were set) is left out.
+    The list is as in Kafka: values of coarser keys that come before the key's own first value are left out.
     """
     names = _STAND_INS.get(name, (name,))
     tables: tuple[tuple[Mapping[str, str | None], Source], ...] = (
@@ -337,7 +337,7 @@ def topic_layers(
     cluster_wide: Mapping[str, str],
     own: Mapping[str, str],
 ) -> list[Layer]:
-    """The values of one topic key, the one that holds first; nothing where a coarser key or the default holds."""
+    """The values of one topic key; the value that holds comes first. Empty if a coarser key or the default holds."""
     layers = broker_layers(config, setting.synonyms[0].name, cluster_wide, own) if setting.synonyms else []
     if setting.name in topic:
         layers.insert(0, Layer(setting.name, topic[setting.name], Source.TOPIC))
@@ -345,7 +345,7 @@ def topic_layers(
 
 
 def log_config(topic: Mapping[str, str], config: BrokerConfig) -> LogConfig:
-    """What the log needs to know of a topic: its own values over the broker's present ones."""
+    """The settings of a topic that the log needs: the topic's own values over the broker's present ones."""
     values: dict[str, Any] = {}
     for field in fields(LogConfig):
         setting = TOPIC_SETTINGS.get(field.name.replace("_", "."))
@@ -355,7 +355,7 @@ def log_config(topic: Mapping[str, str], config: BrokerConfig) -> LogConfig:
 
 
 def topic_value(setting: Setting[Any], topic: Mapping[str, str], config: BrokerConfig) -> Any:
-    """What holds for a topic: a broker key in hours is turned into the topic's milliseconds."""
+    """The value that holds for a topic. A broker key in hours is converted to the topic's milliseconds."""
     if setting.name in topic:
         return setting.parse(topic[setting.name])
     for synonym in setting.synonyms:

@@ -1,10 +1,11 @@
-"""Kafka's keys that do nothing here, each with the reason.
+"""Kafka's keys that have no effect here, each with the reason.
 
-Two treatments, so that nothing is pretended. Keys *accepted without effect* configure something this broker has no
-part for (a thread pool, the KRaft quorum): harmless to ignore, and named in a warning when they are set. Keys that
-are *refused* would promise what does not hold if they were ignored (authentication, tiered storage): the broker does
-not start. While it runs, it takes, keeps and shows every key but those that Kafka doesn't
-change in a running broker: tools set what they know of (throttles, metric reporters), and those of other versions.
+There are two kinds. Keys *accepted without effect* configure a part that this broker does not have (a thread pool, the
+KRaft quorum). They are harmless to ignore, and a warning names them when they are set. Keys that are *refused* would
+promise something that does not hold (authentication, tiered storage), so the broker does not start with them.
+
+A running broker takes, keeps and shows every key, except keys that Kafka does not change in a running broker. This is
+because tools set the keys that they know (throttles, metric reporters), also those of other versions.
 """
 
 from collections.abc import Iterator, Mapping
@@ -127,14 +128,14 @@ SET_BY_TOOLS: dict[str, Setting[Any]] = {
         ),
     )
 }
-"""Not part of a broker's configuration file: stored in a running cluster, and shown only then."""
+"""Keys that are no part of a broker's configuration file: they are stored in a running cluster, and shown only then."""
 
 _QUORUM = "there is no KRaft quorum: the metadata store keeps the cluster's state and elects the controller"
 _SHARE = "share groups are not offered"
 _STREAMS = "the streams group protocol is not offered"
 NO_SECURITY = "this broker can't authenticate, authorize or encrypt yet, and ignoring this would leave it open"
 
-# A name that ends in a dot stands for all that begin with it.
+# A name that ends in a dot stands for all names that begin with it.
 NO_EFFECT: dict[str, str] = {
     "zookeeper.connection.timeout.ms": "the first answer may take as long as a session lasts",
     "zookeeper.max.in.flight.requests": "there is nothing to tune about ZooKeeper",
@@ -195,7 +196,7 @@ REFUSED: dict[str, str] = {
     "client.quota.callback.class": "callbacks in Java can't run here",
     "config.providers": "give secrets as environment variables instead",
 }
-# A value that only says what holds anyway, or switches the thing off, is no reason to refuse.
+# Values of refused keys that say what holds anyway, or that switch the feature off. These are accepted.
 HARMLESS_VALUES: dict[str, tuple[str, ...]] = {
     "authorizer.class.name": ("",),
     "allow.everyone.if.no.acl.found": ("true",),
@@ -203,7 +204,7 @@ HARMLESS_VALUES: dict[str, tuple[str, ...]] = {
     "sasl.enabled.mechanisms": ("",),
     "config.providers": ("",),
 }
-# The reverse: keys without effect that would promise something if they were switched on.
+# The reverse: values of keys without effect that would promise something, and are therefore refused.
 REFUSED_VALUES: dict[str, tuple[tuple[str, ...], str]] = {
     "remote.log.storage.system.enable": (("true",), "there is no tiered storage"),
     "process.roles": (("controller",), "a process that is only a controller does not exist here: any broker can be it"),
@@ -222,7 +223,7 @@ NEVER_DYNAMIC = (
     "alter.config.policy.class.name",
     "client.quota.callback.class",
 )
-"""Keys of the tables above that Kafka doesn't change in a running broker."""
+"""Keys of the tables above that Kafka does not change in a running broker."""
 _SECRET_WORDS = ("password", "passphrase", "secret", "jaas", "ssl.keystore.key")
 
 
@@ -234,7 +235,7 @@ def _reason(name: str, table: Mapping[str, str]) -> str | None:
 
 
 def is_known(name: str) -> bool:
-    """Whether it is a key of oncelog or Kafka, honoured or not."""
+    """Whether a name is a key of oncelog or Kafka, with or without effect."""
     return (
         name in BROKER_SETTINGS
         or name in NO_EFFECT_SETTINGS
@@ -243,8 +244,8 @@ def is_known(name: str) -> bool:
 
 
 def idle_setting(name: str) -> Setting[Any]:
-    """A key without effect as a running broker takes, keeps and shows it. As in Kafka, the value of one that nobody
-    knows is taken for a secret.
+    """A key without effect, as a running broker takes, keeps and shows it. As in Kafka, the value of an unknown key is
+    treated as a secret.
     """
     setting = NO_EFFECT_SETTINGS.get(name) or SET_BY_TOOLS.get(name)
     if setting is not None:
@@ -264,7 +265,7 @@ def idle_setting(name: str) -> Setting[Any]:
 
 
 def unhonoured(given: Mapping[str, str], problems: list[str]) -> Iterator[str]:
-    """Warnings for keys that do nothing; keys that must not be ignored go to `problems`."""
+    """Warnings for keys without effect. Problems with keys that must not be ignored are added to `problems`."""
     for name, value in given.items():
         words = set(value.replace(",", " ").split())
         values, why = REFUSED_VALUES.get(name, ((), ""))

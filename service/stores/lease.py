@@ -1,4 +1,4 @@
-"""How long a session may be counted on: what sessions of ZooKeeper and of PostgreSQL have in common."""
+"""How long a session may be relied on: the common part of sessions of ZooKeeper and of PostgreSQL."""
 
 import asyncio
 from typing import Final
@@ -6,13 +6,17 @@ from typing import Final
 from service.ports import Env
 
 SAFE_SHARE: Final = 0.8
-"""Of the session's timeout: clocks may run at different speeds, and the loop may be late."""
+"""The fraction of the session's timeout that is relied on, because clocks may run at different speeds and the loop may
+be late.
+"""
 BEATS: Final = 6
-"""Signs of life in the time of a session."""
+"""How many signs of life are sent during one session timeout."""
 
 
 class Leased:
-    """A session that was last heard of at `_heard_s`, whose watchers are woken when it is stirred or over."""
+    """A session from which the store was last heard at `_heard_s`. A waiting `hint` returns when something may have
+    changed or the session is over.
+    """
 
     def __init__(self, timeout_s: float, env: Env) -> None:
         self._timeout_s = timeout_s

@@ -1,15 +1,15 @@
 """A metadata store over a ledger: numbered records that many processes append to, one after the other.
 
-The state is the fold over the records. Everybody who is in session keeps it in memory and follows; a commit is decided
-on that memory and appended under the next number, which only one can take. A writer that was too late reads what came
-before and decides again. So a commit of any size is one record, commits have one order, and conditions on versions
-hold although the ledger itself knows no keys.
+The state is the fold over the records. Every process in session keeps the state in memory and follows the ledger. A
+commit is decided on that memory, and appended under the next number, which only one process can take. A writer that was
+too late reads what came before, and decides again. So a commit of any size is one record, commits have one order, and
+conditions on versions hold although the ledger itself knows no keys.
 
-What always holds: the memory is the fold up to `number`; watchers hear of each record once, in order; a conflict is
-only answered when nobody has appended since. An ephemeral key names its session; when that is over, those who are left
-append the record that takes the key away, and one of them succeeds.
+What always holds: the memory is the fold up to `number`. Watchers hear of each record once, in order. A conflict is
+only answered if no other process has appended since the decision. An ephemeral key names its session. When that session
+is over, the remaining processes try to append the record that removes the key, and one of them succeeds.
 
-Ledgers are ZooKeeper and PostgreSQL (`zookeeper.py`, `postgres.py`). Nothing here knows what the keys mean.
+ZooKeeper and PostgreSQL serve as ledgers (`zookeeper.py`, `postgres.py`). Nothing here knows what the keys mean.
 """
 
 import asyncio
@@ -43,13 +43,13 @@ logger = logging.getLogger("oncelog.store")
 T = TypeVar("T")
 
 BASE_EVERY: Final = 500
-"""Records between two bases: a newcomer reads a base and at most so many records, and a few that came meanwhile."""
+"""The number of records between two bases. A new process reads a base and about this many records at most."""
 KEPT_RECORDS: Final = 2 * BASE_EVERY
-"""Records that stay behind a base, for those who follow slowly."""
+"""How many records before a base are kept, for processes that follow slowly."""
 KEYS_A_TURN: Final = 1_000
-"""Worked on before others get a turn: that takes 2 ms."""
+"""How many keys are worked on before other tasks run. That takes 2 ms."""
 REREAD_S: Final = 5.0
-"""A hint that something was appended can be lost; after so long we look without one."""
+"""After this time the ledger is read without a hint, because a hint can be lost."""
 
 
 class Outcome(Enum):
@@ -57,14 +57,14 @@ class Outcome(Enum):
 
     OK = "ok"
     BEHIND = "behind"
-    """The number is taken."""
+    """Another process has taken the number."""
     EXPIRED = "expired"
     UNKNOWN = "unknown"
 
 
 class LedgerSession(Protocol):
-    """One life of a process in the ledger. Whatever is asked of a session that is over raises `SessionExpired`, but
-    for `append`; what can't be had just now raises `LedgerAway`.
+    """One session of a process in the ledger. Every call but `append` raises `SessionExpired` when the session is over,
+    and `LedgerAway` when the ledger does not answer now.
     """
 
     id: int
@@ -72,23 +72,23 @@ class LedgerSession(Protocol):
     def lease_left(self) -> float: ...
 
     async def newest(self) -> int:
-        """The number of the newest record, at least as new as every append that was answered before."""
+        """The number of the newest record. It includes every append that was answered before the call."""
         ...
 
     async def append(self, number: int, record: bytes) -> Outcome:
-        """Append `record` as `number`, if that is the next one and this session lives."""
+        """Append `record` as `number`, if that is the next number and this session is not over."""
         ...
 
     async def read(self, after: int) -> list[bytes] | None:
-        """The records behind number `after`, in order; None when they are not there any more: begin with the base."""
+        """The records after number `after`, in order. None if they were removed: read the base then."""
         ...
 
     async def base(self) -> tuple[int, bytes]:
-        """The newest base and its number; number 0 and nothing at the beginning."""
+        """The newest base and its number; 0 and nothing if there is none yet."""
         ...
 
     async def set_base(self, number: int, base: bytes, *, drop_to: int) -> None:
-        """Keep a base, unless there is a newer one; records up to `drop_to` may go."""
+        """Store a base, unless there is a newer one. Records up to `drop_to` may be removed."""
         ...
 
     async def living(self) -> frozenset[int]:
@@ -96,7 +96,7 @@ class LedgerSession(Protocol):
         ...
 
     async def hint(self) -> bool:
-        """Wait until something may have changed; False when this session is over."""
+        """Wait until something may have changed. Returns False when this session is over."""
         ...
 
     async def close(self) -> None: ...
@@ -107,7 +107,7 @@ class LedgerAway(Exception):
 
 
 class Held(NamedTuple):
-    """What a key holds, and the session it goes with."""
+    """The value of a key, its version, and the session of an ephemeral key."""
 
     value: bytes
     version: int
@@ -115,14 +115,14 @@ class Held(NamedTuple):
 
 
 class _Conflict(Exception):
-    """Some op's condition does not hold."""
+    """The condition of an op does not hold."""
 
 
 Changed = dict[str, Held | None]
 
 
 async def slices(many: Sequence[T]) -> AsyncIterator[Sequence[T]]:
-    """All of them, with turns of the loop for others in between."""
+    """All items, in slices. Other tasks run between two slices."""
     for start in range(0, len(many), KEYS_A_TURN):
         if start:
             await asyncio.sleep(0)
@@ -154,12 +154,12 @@ def stage(changed: Changed, entries: Mapping[str, Held], ops: Sequence[Op], sess
 
 
 def _put(changed: Changed, key: str, held: Held | None) -> None:
-    changed.pop(key, None)  # the order is that of the last op of each key
+    changed.pop(key, None)  # keys are in the order of their last ops
     changed[key] = held
 
 
 async def encoded(changed: Mapping[str, Held | None]) -> bytes:
-    """One record, or a base. Values are small JSON as a rule, so a thousand of them pack well."""
+    """The bytes of a record or a base. Values are usually small JSON, so a thousand of them compress well."""
     packer = zlib.compressobj(1)
     packed, before = bytearray(), "["
     async for some in slices(list(changed.items())):
@@ -181,7 +181,7 @@ async def decoded(record: bytes) -> Changed:
 
 
 class LedgerStoreSession:
-    """One life of a broker in the store."""
+    """One session of a broker in the store."""
 
     def __init__(self, ledger: LedgerSession, env: Env) -> None:
         self.id = ledger.id
@@ -190,7 +190,7 @@ class LedgerStoreSession:
         self._entries: dict[str, Held] = {}
         self._number = 0
         self._watchers: list[Watcher] = []
-        self._turn = asyncio.Lock()  # one reads, or decides and appends, at a time
+        self._turn = asyncio.Lock()  # one task at a time reads, or decides and appends
         self._ended = False
 
     @classmethod
@@ -242,7 +242,9 @@ class LedgerStoreSession:
             return Result.EXPIRED, self._number
 
     async def _try(self, ops: tuple[Op, ...]) -> Result | None:
-        """Decide and append; None when somebody else was faster, and there is news to decide on."""
+        """Decide, and append. Returns None if another process was faster, so that the commit must be decided again on
+        the new state.
+        """
         try:
             changed: Changed = {}
             async for some in slices(ops):
@@ -275,7 +277,7 @@ class LedgerStoreSession:
         try:
             await self._ledger.set_base(number, base, drop_to=number - KEPT_RECORDS)
         except (LedgerAway, SessionExpired) as error:
-            logger.warning("the metadata store keeps more than it needs: %r", error)  # the next one may
+            logger.warning("the metadata store keeps more than it needs: %r", error)  # the next base may remove it
 
     # -- following
 
@@ -316,7 +318,7 @@ class LedgerStoreSession:
                     watcher.miss()
 
     async def _reap(self) -> None:
-        """Take away what dead sessions left. Raises `SessionExpired` when this one is dead."""
+        """Remove the ephemeral keys of sessions that are over. Raises `SessionExpired` if this session is over."""
         while True:
             living = await self._ledger.living()
             if self.id not in living:
@@ -368,7 +370,7 @@ class LedgerStoreSession:
 
 
 class LedgerStore:
-    """The store as the broker sees it. `connect` begins a session of the ledger."""
+    """The store as the broker uses it. `connect` begins a session of the ledger."""
 
     def __init__(self, connect: Callable[[float], Coroutine[Any, Any, LedgerSession]], env: Env) -> None:
         self._connect = connect

@@ -1,8 +1,8 @@
-"""A metadata store in memory, for tests and the simulation: same seed, same run.
+"""A metadata store in memory, for tests and the simulation: the same seed gives the same run.
 
-`MemoryServer` is the state everybody shares and outlives the brokers; a `MemoryStore` is one broker's way to it, on
-which `Faults` may delay a request, lose it, or lose its answer. Sessions expire by the server's clock: the test that
-drives the simulation calls `expire_due`, and every request does.
+`MemoryServer` is the shared state, and outlives the brokers. A `MemoryStore` is one broker's connection to it, on which
+`Faults` may delay a request, lose it, or lose its answer. Sessions expire by the server's clock. This is checked by
+every request, and by `expire_due`, which the simulation calls.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ RENEWALS_PER_TIMEOUT = 3
 
 
 class Fate(Enum):
-    """What becomes of one request."""
+    """What happens to one request."""
 
     ANSWERED = "answered"
     REQUEST_LOST = "request lost"
@@ -38,7 +38,7 @@ class Fate(Enum):
 
 
 class Faults:
-    """No faults. The simulation's subclass draws them from its seed."""
+    """No faults. The simulation has a subclass that draws faults from its seed."""
 
     def delay_s(self) -> float:
         return 0.0
@@ -55,7 +55,7 @@ class _Stored:
 
 
 class MemoryServer:
-    """What the store knows. Plain `def`: every method is one moment."""
+    """The state of the store. Every method is plain `def`, so it happens at one moment."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -84,7 +84,7 @@ class MemoryServer:
             self.end_session(session)
 
     def end_session(self, session: int) -> None:
-        """The session is over and its ephemeral keys are gone, as one commit."""
+        """End the session, and remove its ephemeral keys in one commit."""
         if self._expiry.pop(session, None) is None:
             return
         own = [key for key, stored in self._entries.items() if stored.session == session]
@@ -126,7 +126,7 @@ class MemoryServer:
 
 
 def _stage(op: Op, entries: dict[str, _Stored], changed: list[tuple[str, Entry | None]], session: int) -> bool:
-    """Do `op` on `entries`, or return False where its condition does not hold."""
+    """Apply `op` to `entries`. Returns False if its condition does not hold."""
     stored = entries.get(op.key)
     match op:
         case Create(key, value, ephemeral):
@@ -171,7 +171,7 @@ class MemorySession:
         return Result.UNKNOWN, self._server.number
 
     async def read(self, prefix: str) -> dict[str, Entry]:
-        while True:  # a read changes nothing, so a lost one is asked again until the session is over
+        while True:  # a read changes nothing, so it is repeated until the session is over
             found: list[Snapshot | None] = []
             ask = lambda: found.append(self._server.snapshot(prefix) if self._server.alive(self.id) else None)  # noqa: B023, E731
             if await self._request(ask):
@@ -196,7 +196,7 @@ class MemorySession:
         return self._server.snapshot()
 
     async def _request(self, act: Callable[[], object]) -> bool:
-        """Do `act` at the server. False where its answer does not come back."""
+        """Do `act` at the server. Returns False if its answer does not come back."""
         delay_s, fate = self._faults.delay_s(), self._faults.fate()
         if delay_s:
             await asyncio.sleep(delay_s)
@@ -216,7 +216,7 @@ class MemorySession:
 
 
 class MemoryStore:
-    """One broker's way to the server."""
+    """One broker's connection to the server."""
 
     def __init__(self, server: MemoryServer, env: Env, faults: Faults | None = None) -> None:
         self._server = server

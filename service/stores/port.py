@@ -1,20 +1,19 @@
-"""The port to the metadata store: the small part of the cluster's state that must never fork.
+"""The port to the metadata store: the small part of the cluster's state of which there must never be two versions.
 
-Keys are paths without a leading slash (`topics/orders`); values are a few bytes. What always holds, whatever stands
-behind it:
+Keys are paths without a leading slash (`topics/orders`); values are a few bytes. What always holds, for every
+implementation:
 - A commit happens wholly or not at all, and commits have one order, given by a number that rises.
-- `Create` makes a key with version 0 and fails if it exists; `Put` raises the version by one; `Put`, `Delete` and
-  `Check` fail unless the version is the one named. A
-key that was deleted and made again starts at 0: a caller that must not be fooled by that fences on a counter that is
-never deleted.
-- An ephemeral key goes when its session ends. A session's id is never used again, and a session that ended never
+- `Create` makes a key with version 0, and fails if the key exists. `Put` raises the version by one. `Put`, `Delete` and
+  `Check` fail unless the version is the one named. A key that is deleted and created again starts at version 0, so its
+  version does not show that. Code for which this matters also checks a counter that is never deleted.
+- An ephemeral key is removed when its session ends. A session's id is never used again, and a session that ended never
   comes back.
-- `UNKNOWN` means that the answer was lost: the commit may have happened or not, or may happen while nobody waits.
-  Read before deciding again.
-- A watch is a hint that comes in order: it opens with a `Snapshot`, and what it missed it owns up to with a `Gap`
-  followed by another.
+- `UNKNOWN` means that the answer was lost: the commit may have happened or not, or may still happen. Read before
+  deciding again.
+- A watch tells of commits in their order. It begins with a `Snapshot`. If it missed commits it gives a `Gap`, and after
+  that another `Snapshot`.
 
-Callers: `service.cluster.metadata`. Implementations: `memory`, `sql`, and `ledger` over `zookeeper` or `postgres`.
+Implementations: `memory`, `sql`, `shared`, and `ledger` over `zookeeper` or `postgres`.
 """
 
 from collections.abc import AsyncIterator
@@ -62,7 +61,7 @@ Op = Create | Put | Delete | Check
 
 
 class Entry(NamedTuple):
-    """What a key holds."""
+    """The value and the version of a key."""
 
     value: bytes
     version: int
@@ -70,7 +69,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything, as of commit `number`."""
+    """All keys, as of commit `number`."""
 
     number: int
     entries: dict[str, Entry]
@@ -78,7 +77,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What commit `number` did: keys in the order of its ops; None where a key was deleted."""
+    """What commit `number` changed: keys in the order of its ops, with None for a key that was deleted."""
 
     number: int
     entries: tuple[tuple[str, Entry | None], ...]
@@ -97,7 +96,7 @@ class StoreError(Exception):
 
 
 class StoreFailed(StoreError):
-    """A commit could not be written, and surely did not happen."""
+    """A commit could not be written. It certainly did not happen."""
 
 
 class StoreTooNew(StoreError):
@@ -109,34 +108,34 @@ class StoreSession(Protocol):
     def id(self) -> int: ...
 
     def lease_left(self) -> float:
-        """Seconds for which this session surely still counts as alive, with a safety margin; at 0 or below stop
-        acting on it.
+        """For how many seconds this session certainly still counts as alive, with a safety margin. At 0 or below, the
+        broker must not act on it.
         """
         ...
 
     async def commit(self, *ops: Op) -> tuple[Result, int]:
-        """Do all of `ops` or nothing. The number is the commit's where the result is OK, else that of the newest
-        commit known. Raises `StoreFailed`.
+        """Do all of `ops` or nothing. If the result is OK, the number is that of this commit, otherwise that of the
+        newest commit known. Raises `StoreFailed`.
         """
         ...
 
     async def read(self, prefix: str) -> dict[str, Entry]:
-        """Every key that begins with `prefix`, at least as new as every commit answered before the call. Raises
+        """Every key that begins with `prefix`. This includes every commit that was answered before the call. Raises
         `SessionExpired`.
         """
         ...
 
     def watch(self) -> AsyncIterator[Event]:
-        """What is committed from now on, opened by a `Snapshot`. Ends when the session ends."""
+        """A `Snapshot`, and then every commit from now on. Ends when the session ends."""
         ...
 
     async def close(self) -> None:
-        """End the session now: its ephemeral keys go."""
+        """End the session now. Its ephemeral keys are removed."""
         ...
 
 
 class SessionExpired(Exception):
-    """The session is over: everything that rested on it is void."""
+    """The session is over: everything that depended on it is void."""
 
 
 class MetadataStore(Protocol):

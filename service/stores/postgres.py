@@ -5,16 +5,16 @@
 | `oncelog_head` | one row: the number of the newest record. To append is to raise it by one |
 | `oncelog_records` | the records |
 | `oncelog_base` | one row: the newest base and its number |
-| `oncelog_sessions` | the sessions that live, and until when they do without a sign of life |
+| `oncelog_sessions` | the sessions that are alive, and until when each is without a further sign of life |
 
-What always holds: an append is one transaction of the database's, so a record is there wholly or not at all. A session
-is over when its row is gone, and nothing else ends it: an append reads its session's row under a lock, so it comes
-before the end or not at all. A look for the living first takes away those whose time is up, by the database's
-clock. After an answer was lost, the next append waits for the lost one at the row of the head.
+What always holds: an append is one transaction of the database, so a record is there wholly or not at all. A session is
+over when its row is gone, and not before. An append reads the row of its session under a lock, so it happens before the
+session ends or not at all. `living` first removes the rows whose time is up, by the database's clock. If the answer to
+an append was lost, the next append waits for the lost one at the row of the head.
 
-The database says that there is something new by NOTIFY; that is a hint, and may be lost. Several addresses
-(`postgresql://one,two/metadata?target_session_attrs=read-write`) are libpq's own business. What a database that fails
-over has answered must be there afterwards: its copies have to be synchronous.
+The database announces new records by NOTIFY. That is a hint, and may be lost. A URL with several addresses
+(`postgresql://one,two/metadata?target_session_attrs=read-write`) is handled by libpq. If the database fails over, what
+it had answered must still be there, so its replication must be synchronous.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ DRIVER: Final = "postgresql+psycopg"
 READ_AT_ONCE: Final = 500
 RECONNECT_S: Final = 0.5
 MAKING_TABLES: Final = 7_355_608
-"""The lock under which the tables are made: any number that others don't use."""
+"""The lock under which the tables are created: any number that others do not use."""
 
 METADATA = MetaData()
 HEAD = Table(
@@ -140,14 +140,14 @@ class PostgresSession(Leased):
                     self._heard_s = asked_s
                 else:
                     self._end()
-                await self.living()  # somebody must end the sessions of those who died
+                await self.living()  # ends the sessions of brokers that died
             except LedgerAway as away:
                 logger.warning("the metadata store does not answer: %s", away)  # the lease says how long that may last
             except SessionExpired:
                 break
 
     async def _hear(self) -> psycopg.AsyncConnection[object]:
-        """A connection that hears what the database tells all of us."""
+        """A connection that receives the database's notifications."""
         conninfo = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
         connection = await psycopg.AsyncConnection.connect(conninfo, autocommit=True)
         try:
@@ -162,7 +162,7 @@ class PostgresSession(Leased):
             try:
                 if self._hearing is None or self._hearing.closed:
                     self._hearing = await self._hear()
-                    self._stirred.set()  # before, anything may have been missed
+                    self._stirred.set()  # notifications may have been missed until now
                 async for _ in self._hearing.notifies():
                     self._stirred.set()
             except (psycopg.Error, OSError) as error:
@@ -178,15 +178,15 @@ class PostgresSession(Leased):
             except LedgerAway as away:
                 logger.warning("the session ends when its time is up: %s", away)
         if self._listening is not None:
-            self._listening.cancel()  # before its connection goes, whose number the next one may get
+            self._listening.cancel()  # before its connection closes: the next may get its descriptor
             await asyncio.wait([self._listening])
         if self._hearing is not None:
             await self._hearing.close()
-        async with self._turn:  # a call that is under way would leave its connection behind
+        async with self._turn:  # otherwise a call in work would leave its connection open
             await self._env.blocking(self._engine.dispose)
 
     async def _run(self, call: Callable[[Connection], T]) -> T:
-        """`call` in a transaction, beside the loop. Raises `LedgerAway` and `SessionExpired`."""
+        """Run `call` in a transaction, in a thread. Raises `LedgerAway` and `SessionExpired`."""
         if self._over:
             raise SessionExpired
         asked_s = self._env.clock.monotonic()
@@ -279,7 +279,7 @@ def _in_transaction(engine: Engine, call: Callable[[Connection], T]) -> T:
 
 
 def _engine_of(url: URL, timeout_s: float) -> Engine:
-    patience_s = max(int(timeout_s / 2), 2)  # libpq takes no less
+    patience_s = max(int(timeout_s / 2), 2)  # libpq accepts no less than 2
     return create_engine(
         url.set(drivername=DRIVER),
         pool_size=1,

@@ -1,4 +1,4 @@
-"""Work that goes on when its caller is cancelled: what a store was asked to do must reach those who follow it."""
+"""Work that goes on when its caller is cancelled. A store's change must reach all watchers once it was begun."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def seen_through(env: Env, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` comes to; it is done to its end also if nobody waits any more."""
+    """The result of `work`. The work is done to its end even if the caller is cancelled."""
     answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     async def job() -> None:

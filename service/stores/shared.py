@@ -1,10 +1,10 @@
-"""A metadata store that one process holds, and others on the same machine use through a socket in the file system.
+"""A metadata store that one process has open, and that other processes on the same machine use through a Unix socket.
 
-The holder (`StoreServer`) has a store open, the embedded one in the data folder mostly. A connection is a session: it
-begins with the connection and ends with it, so that a process that died is out of session at once.
+The holder (`StoreServer`) has a store open, usually the embedded one in the data folder. A connection is a session: the
+session begins and ends with it. So a process that died is out of session at once.
 
-Messages are lines of JSON. Requests have numbers and are answered in any order; what the store says on its own (a
-watch) comes as lines without one.
+Messages are lines of JSON. Requests have numbers, and are answered in any order. Events of a watch come as lines
+without a number.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ def decode_event(told: Any) -> Event:
 
 async def _closed(writer: asyncio.StreamWriter) -> None:
     writer.close()
-    with suppress(OSError):  # the other end may have been faster
+    with suppress(OSError):  # the other end may have closed it already
         await writer.wait_closed()
 
 
@@ -108,7 +108,7 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
 
 
 class StoreServer:
-    """Lets others use `store` through a socket at `path`, which only this user can open."""
+    """Lets other processes use `store` through a socket at `path`, which only this user can open."""
 
     def __init__(self, store: MetadataStore, env: Env, path: str) -> None:
         self._store = store
@@ -185,7 +185,7 @@ class StoreServer:
 
 
 class SharedSession:
-    """One life of a broker in the store: as long as its connection."""
+    """One session of a broker in the store; it lasts as long as its connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, session: int, env: Env) -> None:
         self.id = session
@@ -221,14 +221,14 @@ class SharedSession:
         while (event := await self._events.get()) is not None:
             yield event
             if isinstance(event, Gap):
-                self._writer.write(_encode([0, "watch"]))  # which begins with everything
+                self._writer.write(_encode([0, "watch"]))  # the answer begins with a snapshot
 
     async def close(self) -> None:
         self._end()
         await _closed(self._writer)
 
     async def _ask(self, what: str, *told: Any) -> list[Any] | None:
-        """The answer; None where it does not come."""
+        """The answer; None if it does not come."""
         if self._over:
             return ["expired", 0]
         self._last += 1
@@ -277,7 +277,7 @@ class SharedSession:
 
 
 class SharedStore:
-    """The store at the other end of the socket."""
+    """The store of another process, used through its socket."""
 
     def __init__(self, path: str, env: Env) -> None:
         self._path = path

@@ -1,13 +1,13 @@
-"""The metadata store in SQLite, through SQLAlchemy: embedded, one file in the data folder, one broker.
+"""The metadata store in SQLite, through SQLAlchemy: embedded, one file in the data folder, one process.
 
-The file is opened exclusively, so the one that has it open is the only broker: a session lives as long as the store is
-open, and those of former lives end when it is opened. A commit is one transaction (BEGIN IMMEDIATE, write-ahead log,
-synchronous=FULL): answered means on the platter. All statements run one after the other, beside the event loop,
-through the `blocking` that the broker's `Env` gives. The statements are SQLAlchemy's, so that another database can be
-a second dialect; what SQLite alone needs is in `_prepare_sqlite`.
+The process that has the file open has locked it for itself. A session lasts as long as the store is open, and sessions
+of an earlier process end when the file is opened again. A commit is one transaction (BEGIN IMMEDIATE, write-ahead log,
+synchronous=FULL), so a commit that was answered is on disk. All statements run one after the other in a thread, by the
+`blocking` of the broker's `Env`. The statements are SQLAlchemy's, so that another database can be a second dialect;
+what only SQLite needs is in `_prepare_sqlite`.
 
-A new file gets its tables at once; an older one is migrated by Alembic, which is not imported otherwise (it would
-cost every start a tenth of a second); a newer one is refused.
+A new file gets its tables at once. An older file is migrated by Alembic, which is imported only then, because the
+import would add a tenth of a second to every start. A newer file is refused.
 """
 
 import asyncio
@@ -72,14 +72,16 @@ _DELETE = delete(ENTRIES).where(ENTRIES.c.key == bindparam("of"), ENTRIES.c.vers
 
 
 class _Conflict(Exception):
-    """Some op's condition does not hold: the transaction is rolled back."""
+    """The condition of an op does not hold; the transaction is rolled back."""
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _one_at_a_time(method: Method) -> Method:
-    """A call whose task was cancelled goes on in its thread: the next one waits for it."""
+    """Makes calls wait for each other. A call whose task was cancelled goes on in its thread, and the next one must
+    wait for it.
+    """
 
     @wraps(method)
     def guarded(database: "SqlDatabase", *arguments: Any) -> Any:
@@ -90,7 +92,7 @@ def _one_at_a_time(method: Method) -> Method:
 
 
 class SqlDatabase:
-    """The database, one blocking call at a time."""
+    """The database. Its methods block, and run one at a time."""
 
     def __init__(self, url: str) -> None:
         self.guard = Lock()
@@ -123,7 +125,7 @@ class SqlDatabase:
 
     @_one_at_a_time
     def end_session(self, session: int) -> Change | None:
-        """End it; the commit in which its ephemeral keys went, if it had any."""
+        """End the session. Returns the commit that removed its ephemeral keys, if it had any."""
         with self.engine.begin() as connection:
             return _end_sessions(connection, select(SESSIONS.c.id).where(SESSIONS.c.id == session))
 
@@ -141,7 +143,7 @@ class SqlDatabase:
             with self.engine.connect() as connection:
                 return Result.CONFLICT, _number(connection)
         except exc.DBAPIError as error:
-            if getattr(error.orig, "sqlite_errorcode", None) == SQLITE_FULL:  # and SQLite has rolled it back
+            if getattr(error.orig, "sqlite_errorcode", None) == SQLITE_FULL:  # SQLite has rolled it back
                 raise StoreFailed(f"the metadata store can't be written: {error.orig}") from error
             logger.error("the metadata store could not commit: %s", error.orig)
             return Result.UNKNOWN, 0
@@ -176,7 +178,7 @@ def _engine_of(url: str) -> Engine:
         )
     if parsed.database in (None, "", ":memory:"):
         raise StoreError(f"store.url {url} would forget every topic at the stop: leave it out, or use sqlite:///FILE")
-    # One connection, used by one call at a time, on whichever thread that call runs.
+    # One connection. One call at a time uses it, on whatever thread that call runs.
     engine = create_engine(parsed, poolclass=StaticPool, connect_args={"check_same_thread": False, "timeout": 0})
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_immediately)
@@ -184,7 +186,7 @@ def _engine_of(url: str) -> Engine:
 
 
 def _prepare_sqlite(connection: Any, record: object) -> None:
-    connection.isolation_level = None  # the driver's own BEGIN would come too late and too weak
+    connection.isolation_level = None  # the driver's own BEGIN comes too late, and locks too little
     for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
         connection.execute(f"PRAGMA {pragma}").fetchall()
 
@@ -239,7 +241,9 @@ def _end_sessions(connection: Connection, which: Any) -> Change | None:
 
 
 def _carry_out(connection: Connection, kind: type[Op], run: list[Any], session: int) -> None:
-    """Do consecutive ops of one kind in one statement: a topic of a thousand partitions is one insert."""
+    """Do consecutive ops of one kind in one statement. The partitions of a new topic, perhaps a thousand, are then one
+    insert.
+    """
     if kind is Create:
         rows = [
             {"key": op.key, "value": op.value, "version": 0, "session": session if op.ephemeral else None} for op in run
@@ -284,7 +288,7 @@ def changes_of(ops: Iterable[Op]) -> tuple[tuple[str, Entry | None], ...]:
 
 
 class SqlSession:
-    """One life of a broker in the store. It lasts until it is closed, or the store is."""
+    """One session of a broker in the store. It lasts until it is closed, or the store is closed."""
 
     def __init__(self, store: "SqlStore", session: int) -> None:
         self.id = session
@@ -293,7 +297,7 @@ class SqlSession:
         self._ended = False
 
     def lease_left(self) -> float:
-        # The file is ours alone while the store is open: nobody else can end the session.
+        # While the store is open no other process can use the file, so nobody else can end the session.
         return 0.0 if self._ended else float("inf")
 
     async def commit(self, *ops: Op) -> tuple[Result, int]:
@@ -333,7 +337,7 @@ class SqlSession:
 
 
 class SqlStore:
-    """The store as the broker sees it. Open it with `SqlStore.open`."""
+    """The store as the broker uses it. Open it with `SqlStore.open`."""
 
     def __init__(self, database: SqlDatabase, env: Env) -> None:
         self._database = database
@@ -372,8 +376,8 @@ class SqlStore:
             session.publish(change)
 
     async def run(self, call: Callable[[SqlDatabase], T], then: Callable[[T], None] = lambda _: None) -> T:
-        """`call` beside the loop, after all calls before it; `then` back in the loop, before any call after it, even if
-        nobody waits any more.
+        """Run `call` in a thread, after all earlier calls, and then `then` in the loop, before any later call. Both run
+        even if the caller is cancelled.
         """
 
         async def job() -> T:

@@ -7,7 +7,7 @@
 from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, String, Table
 
 REVISIONS = ("0001",)
-"""Every revision this version knows, oldest first: a store at another one was written by a newer version."""
+"""Every revision that this version knows, oldest first. A store with any other one was written by a newer version."""
 
 METADATA = MetaData()
 

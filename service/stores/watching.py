@@ -1,4 +1,4 @@
-"""Watches for a store that sees all its commits itself: each watcher has a bounded queue, and one that falls behind
+"""Watches, for a store that sees all its commits itself. Each watcher has a bounded queue. A watcher that falls behind
 gets a `Gap` and a new `Snapshot`.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from service.stores.port import Change, Event, Gap, Snapshot
 
 MAX_WAITING_CHANGES = 1000
-"""A watcher this far behind is better served by reading everything again."""
+"""The most changes in a watcher's queue. Beyond that it is cheaper to read everything again."""
 
 
 class Watcher:
@@ -28,7 +28,7 @@ class Watcher:
             self._wake.set()
 
     def miss(self) -> None:
-        """Changes are lost to this watcher: it reads everything again."""
+        """This watcher has missed changes, and reads everything again."""
         self._waiting.clear()
         self._missed = True
         self._wake.set()

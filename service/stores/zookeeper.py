@@ -6,13 +6,13 @@
 | `records/<number>` | a record, or the list of its parts |
 | `parts/…` | pieces of what is larger than ZooKeeper takes at once; they count when a record or the base names them |
 | `base` | the number of the newest base, and its parts |
-| `sessions/s-<id>` | ephemeral: a session that lives. Every append checks that its own is there |
+| `sessions/s-<id>` | ephemeral: a session that is alive. Every append checks that the one of its own session is there |
 
-What always holds: an append is one transaction of ZooKeeper's, so a record is there wholly or not at all, whatever its
-size; a session that is over appends nothing, also when its request was under way. After an answer was lost, whatever is
-appended next makes the lost request fail or come before it.
+What always holds: an append is one transaction of ZooKeeper, so a record is there wholly or not at all, whatever its
+size. A session that is over appends nothing, even if its request was already on its way. If the answer to an append was
+lost, the next append makes the lost one fail or come before it.
 
-kazoo has threads of its own. What they say comes back into the loop by one door, `_from_kazoo`.
+kazoo has threads of its own. Their calls enter the loop at one place, `_from_kazoo`.
 """
 
 import asyncio
@@ -50,7 +50,9 @@ READ_AT_ONCE: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeper:
-    """Where the ensemble is: `host:port,host:port/chroot`; with `user`, what we make is ours alone (digest)."""
+    """The address of the ensemble: `host:port,host:port/chroot`. With `user`, only that user may access the znodes that
+    we create (digest).
+    """
 
     connect: str
     user: str = ""
@@ -86,13 +88,15 @@ class ZooKeeperSession(Leased):
         self._learn_timeout()
 
     def _learn_timeout(self) -> None:
-        """The ensemble may grant less time than was asked for, and kazoo tells nobody: it is seen where it connects."""
+        """Learn the session timeout that was granted. The ensemble may grant less than was asked for, and kazoo does
+        not report it, so it is read where kazoo connects.
+        """
         connection = self._client._connection
         connect = connection._connect
 
         def connect_and_tell(*address: Any) -> tuple[float, float]:
             read_timeout_ms, connect_timeout_ms = connect(*address)
-            self._timeout_s = read_timeout_ms * 1.5 / 1000  # kazoo waits two thirds of it for an answer
+            self._timeout_s = read_timeout_ms * 1.5 / 1000  # kazoo's read timeout is two thirds of it
             return read_timeout_ms, connect_timeout_ms
 
         connection._connect = connect_and_tell
@@ -129,7 +133,7 @@ class ZooKeeperSession(Leased):
             try:
                 await self._look_at_head()
             except (LedgerAway, SessionExpired) as error:
-                logger.debug("session %d: %r", self.id, error)  # the lease says how long that may last
+                logger.debug("session %d: %r", self.id, error)  # the lease limits how long that may last
             await asyncio.sleep(self._timeout_s / BEATS)
 
     async def close(self) -> None:
@@ -150,13 +154,13 @@ class ZooKeeperSession(Leased):
         if state == KazooState.LOST:
             self._end()
         else:
-            self._stirred.set()  # watches went with the connection
+            self._stirred.set()  # the watches were lost with the connection
 
     def _watched(self, event: object) -> None:
         self._from_kazoo(self._stirred.set)
 
     async def _ask(self, call: Callable[[], Any]) -> Any:
-        """What kazoo answers to `call`. Raises `LedgerAway`, `SessionExpired`, and the errors of the request itself."""
+        """The answer of kazoo to `call`. Raises `LedgerAway`, `SessionExpired`, and the errors of the request."""
         if self._over:
             raise SessionExpired
         answer: asyncio.Future[Any] = self._loop.create_future()
@@ -245,7 +249,7 @@ class ZooKeeperSession(Leased):
             try:
                 return int(number), await self._join_parts(parts)
             except NoNodeError:
-                continue  # a newer one has taken its place
+                continue  # a newer base has replaced it
 
     async def set_base(self, number: int, base: bytes, *, drop_to: int) -> None:
         parts = await self._put_parts(f"b-{number:010d}", base)
@@ -253,11 +257,11 @@ class ZooKeeperSession(Leased):
         if not value or int(value.partition(b"\n")[0]) < number:
             transaction = self._checked()
             transaction.set_data("/base", b"%d\n%b" % (number, parts), version=stat.version)
-            await self._ask(transaction.commit_async)  # or somebody else has set one: this round's or a later
+            await self._ask(transaction.commit_async)  # fails if another process has just set one
         await self._sweep(drop_to)
 
     async def _sweep(self, drop_to: int) -> None:
-        """Remove old records, and the parts that nothing names any more."""
+        """Remove old records, and parts that no record and no base names any more."""
         value, _ = await self._get("/base")
         number, _, named = value.partition(b"\n")
         keep = set(json.loads(named))
@@ -273,7 +277,7 @@ class ZooKeeperSession(Leased):
         try:
             await self._ask(lambda: self._client.delete_async(path))
         except NoNodeError:
-            return  # another broker sweeps too
+            return  # another broker has removed it
 
     async def living(self) -> frozenset[int]:
         names = await self._ask(lambda: self._client.get_children_async("/sessions", watch=self._watched))
@@ -282,7 +286,7 @@ class ZooKeeperSession(Leased):
     # -- parts
 
     async def _put_parts(self, name: str, data: bytes) -> bytes:
-        """Store `data` in pieces of their own; what to join them by."""
+        """Store `data` in pieces. Returns the names by which to join them."""
         names = []
         for start in range(0, len(data), PART_BYTES):
             self._parts_made += 1
