@@ -75,7 +75,7 @@ writes nothing itself.
 
 
 class Described(NamedTuple):
-    """One id as transaction tools show it. While markers are being written, only the partitions without one are listed."""
+    """One id as transaction tools show it. While markers are being written, only partitions without one are listed."""
 
     txn: Txn
     partitions: tuple[TopicPartition, ...]

@@ -1,4 +1,4 @@
-"""The settings of transactions, by Kafka's names or short ones. Plain values; nothing is read from files here."""
+"""The settings of transactions. Plain values, each with the name of its setting; nothing is read from files here."""
 
 from dataclasses import dataclass
 

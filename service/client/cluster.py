@@ -1,4 +1,4 @@
-"""What a client knows of a cluster: finds leaders and coordinators, asks again where something has moved.
+"""What a client knows of a cluster. It finds leaders and coordinators, and asks again when something has moved.
 
 What always holds: nothing waits longer than the timeout, counted by the loop's clock; a broker that can't be reached
 ends in a `ClientFailure` that names it.
@@ -35,7 +35,7 @@ R = TypeVar("R", bound=Struct)
 EARLIEST, LATEST = -2, -1
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 
-# Answers after which the same question may find its place.
+# Error codes after which the same request may succeed: a leader or coordinator has moved, or is about to.
 MOVED = frozenset(
     {
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -48,12 +48,12 @@ MOVED = frozenset(
         ErrorCode.NOT_CONTROLLER,
     }
 )
-# Long enough to spare a broker that elects, short enough not to be felt.
+# Long enough not to burden a broker during an election, short enough for a person not to notice.
 RETRY_PAUSE_S = 0.1
 
 
 class Deadline:
-    """When a caller gives up."""
+    """The time at which a caller gives up, by the loop's clock."""
 
     def __init__(self, timeout_s: float) -> None:
         self._end = asyncio.get_running_loop().time() + timeout_s
@@ -66,20 +66,20 @@ class Deadline:
 
 
 class Patience:
-    """Bears that brokers are away, as they are while they are restarted, until it has lasted too long."""
+    """Tolerates unreachable brokers for a while, because brokers are restarted now and then."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._deadline: Deadline | None = None
 
     def bear(self, error: ClientFailure) -> None:
-        """Return if it is worth trying again; else raise the error."""
+        """Return if the caller should try again; otherwise raise the error."""
         self._deadline = self._deadline or Deadline(self._timeout_s)
         if error.kind is not Kind.UNREACHABLE or self._deadline.passed():
             raise error
 
     def restore(self) -> None:
-        """They are back."""
+        """The brokers can be reached again: the time begins anew with the next error."""
         self._deadline = None
 
 
@@ -110,17 +110,17 @@ class Cluster:
     async def ask(
         self, request: Request[R], *, node: int | None = None, wait_s: float = 0.0, version: int | None = None
     ) -> R:
-        """Ask one broker: `node`, or any that can be reached. The rest is as the pool takes it."""
+        """Ask one broker: `node`, or any that can be reached. For the other arguments see `Pool.ask`."""
         address = await self._connected() if node is None else self._brokers[node]
         return await self._pool.ask(address, request, wait_s=wait_s, version=version)
 
     async def offers(self, request: Struct) -> bool:
-        """Whether the broker that answers us knows this kind of request at all."""
+        """Whether a broker that can be reached knows this kind of request at all."""
         client = await self._pool.client(await self._connected())
         return client.offers(type(request))
 
     async def _connected(self) -> Address:
-        """An address that is connected or lets us connect, in the order the user gave them."""
+        """An address with a connection, or else the first bootstrap address that accepts one."""
         for address in [*self._pool.connected, *self._bootstrap]:
             try:
                 await self._pool.client(address)
@@ -133,7 +133,7 @@ class Cluster:
     # Who is where
 
     async def metadata(self, topics: Iterable[str] | None, *, create: bool = False) -> list[MetadataResponseTopic]:
-        """What the cluster knows of topics (None: of all), with errors left in; remembers who leads what."""
+        """The cluster's metadata of topics (None: of all), including errors. The leaders are remembered."""
         wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=create)
         response = await self.ask(request)
@@ -150,7 +150,9 @@ class Cluster:
         return response.topics
 
     async def topic(self, name: str, *, create: bool = False) -> MetadataResponseTopic:
-        """One topic that is there, with a leader for every partition. A topic that is just being made is waited for."""
+        """The metadata of one existing topic, with a leader for every partition. If the topic is just being created,
+        this waits for it.
+        """
         deadline = Deadline(self.timeout_s)
         while True:
             (topic,) = await self.metadata([name], create=create)
@@ -163,7 +165,7 @@ class Cluster:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def eligible(self, topics: Iterable[str]) -> list[list[int]]:
-        """For each partition of these topics: who may lead it next though it is not in sync."""
+        """For each partition of these topics: the replicas that may lead next although they are not in sync."""
         named = [DescribeTopicPartitionsRequestTopicRequest(name) for name in sorted(topics)]
         request = DescribeTopicPartitionsRequest(named)
         found: list[list[int]] = []
@@ -179,7 +181,7 @@ class Cluster:
         return self._topics[name].topic_id if name in self._topics else bytes(16)
 
     async def leader(self, partition: TopicPartition) -> int:
-        """The node that leads `partition`, from memory if it is known."""
+        """The node that leads `partition`, as remembered, or else from fresh metadata."""
         if partition not in self._leaders:
             await self.topic(partition.topic)
         if partition not in self._leaders:
@@ -195,7 +197,7 @@ class Cluster:
         return sorted(self._brokers)
 
     async def controller(self) -> int:
-        """The node that decides about topics."""
+        """The node that is the controller: it decides about topics."""
         if self.controller_id not in self._brokers:
             await self.metadata([])
         if self.controller_id not in self._brokers:
@@ -203,7 +205,7 @@ class Cluster:
         return self.controller_id
 
     async def coordinator(self, group: str) -> int:
-        """The node that coordinates `group`, waited for while it is being found."""
+        """The node that coordinates `group`. If there is none yet, this waits for it."""
         deadline = Deadline(self.timeout_s)
         while True:
             request = FindCoordinatorRequest(key=group, key_type=0, coordinator_keys=[group])
@@ -221,9 +223,10 @@ class Cluster:
     async def list_offsets(
         self, wanted: Mapping[TopicPartition, int], *, isolation: int = READ_UNCOMMITTED, all_of_them: bool = True
     ) -> dict[TopicPartition, ListOffsetsPartitionResponse]:
-        """For each partition the offset at a timestamp, or at EARLIEST or LATEST; a leader that moved is found.
+        """For each partition the offset at a timestamp, or at EARLIEST or LATEST. If a leader has moved, the new one is
+        asked.
 
-        Unless `all_of_them` are asked for, partitions whose disk has failed are left out.
+        Unless `all_of_them` is set, partitions whose disk has failed are left out.
         """
         deadline = Deadline(self.timeout_s)
         found: dict[TopicPartition, ListOffsetsPartitionResponse] = {}
@@ -252,7 +255,7 @@ class Cluster:
         return found
 
     async def by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-        """Partitions by the node that leads them; a partition without a leader is waited for."""
+        """Partitions by the node that leads them. If a partition has no leader, this waits for one."""
         leaders: dict[int, list[TopicPartition]] = {}
         for partition in partitions:
             deadline = Deadline(self.timeout_s)
@@ -287,7 +290,7 @@ def _list_offsets_request(
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
-    """Partitions grouped as the wire wants them."""
+    """The partitions by topic, as requests on the wire list them."""
     topics: dict[str, list[TopicPartition]] = {}
     for partition in partitions:
         topics.setdefault(partition.topic, []).append(partition)

@@ -1,9 +1,8 @@
-"""A client of one broker: messages out, answers back, in versions both sides know.
+"""A client of one broker. It sends requests and returns answers, in versions that both sides know.
 
-What always holds: requests leave in the order they were asked for and may be many at a time; every one that was asked
-for ends in its answer, in OSError when the connection broke, or in ClientError when the broker does not offer it or
-answered what it was not asked. Records in an answer are views of its frame, which nobody else uses. The command line
-and the tests call this.
+What always holds: requests are sent in the order of the calls, and many may wait for their answers at a time. Every
+request ends in its answer, in OSError when the connection broke, or in ClientError when the broker does not know the
+request or sent an answer to none. Records in an answer are views of its frame, which is not used for anything else.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ pack_size = Struct(">i").pack
 
 
 class ClientError(Exception):
-    """The broker is there, and we can't talk to it about this."""
+    """The broker is there, but it does not know this request, or its answer can't be read."""
 
 
 class Waiting:
-    """A request whose answer has not come."""
+    """A request that waits for its answer."""
 
     __slots__ = ("answer", "api_key", "version")
 
@@ -59,7 +58,7 @@ class Client:
         self.host = host
         self.port = port
         self.client_id = client_id
-        self.versions: dict[int, tuple[int, int]] = {}  # what the broker offers
+        self.versions: dict[int, tuple[int, int]] = {}  # by API: the lowest and highest version that the broker knows
         self._wire: Wire | None = None
 
     async def __aenter__(self) -> Self:
@@ -70,7 +69,7 @@ class Client:
         await self.close()
 
     async def connect(self) -> None:
-        """Connects and learns which versions the broker offers. Raises OSError."""
+        """Connects, and asks which versions the broker knows. Raises OSError."""
         loop = asyncio.get_running_loop()
         _, self._wire = await loop.create_connection(lambda: Wire(loop), self.host, self.port)
         try:
@@ -90,13 +89,13 @@ class Client:
         self.versions = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
 
     def offers(self, request: type[Message]) -> bool:
-        """Whether there is a version of this request that the broker and we know."""
+        """Whether there is a version of this request that both sides know."""
         return self._newest(api_key_of(request)) is not None
 
     async def request(self, message: Request[ResponseT], version: int | None = None) -> ResponseT:
-        """The answer to `message`, sent in `version` or else the newest that both sides know.
+        """The answer to `message`, sent in `version` or else in the newest version that both sides know.
 
-        A Produce with acks=0 has no answer: what comes back is empty, and comes at once.
+        A Produce with acks=0 has no answer on the wire: an empty one is returned at once.
         """
         if self._wire is None:
             raise ConnectionError("not connected")
@@ -118,7 +117,7 @@ class Client:
         return newest if newest >= max(ours[0], theirs[0]) else None
 
     async def close(self) -> None:
-        """Ends the connection. Requests that wait end in ConnectionError."""
+        """Ends the connection. Requests that wait for an answer end in ConnectionError."""
         if self._wire is not None:
             await self._wire.close()
 
@@ -129,7 +128,7 @@ class Client:
 
 
 class Wire(asyncio.BufferedProtocol):
-    """The connection of a client: frames out, frames in, each answer to whom it belongs."""
+    """The connection of a client: it sends and receives frames, and gives each answer to the request that waits for it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -142,7 +141,7 @@ class Wire(asyncio.BufferedProtocol):
         self._waiting: dict[int, Waiting] = {}
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._end = 0
-        self._frame: memoryview | None = None  # a long answer that is coming
+        self._frame: memoryview | None = None  # a long answer that is being received
         self._frame_end = 0
 
     async def exchange(self, api_key: int, version: int, client_id: str | None, body: bytes, answered: bool) -> Message:
@@ -233,12 +232,12 @@ class Wire(asyncio.BufferedProtocol):
             raise ClientError("an answer to no request")
         _, body_at = read_response_header(waiting.api_key, waiting.version, frame)
         version = waiting.version
-        # A question in a version the broker does not know gets the oldest answer, which names the known ones.
+        # A broker that does not know the version of an ApiVersions request answers in version 0.
         if waiting.api_key == ApiKey.API_VERSIONS and frame[4:6] == UNSUPPORTED_VERSION:
             version = 0
         answer = decode_response(waiting.api_key, version, frame[body_at:])
-        del self._waiting[correlation_id]  # only now: if the answer can't be read, who waits must hear of it
-        if not waiting.answer.done():  # or its caller has given up
+        del self._waiting[correlation_id]  # not earlier: if the answer can't be read, the waiting caller must be told
+        if not waiting.answer.done():  # it is done if the caller has given up
             waiting.answer.set_result(answer)
 
 

@@ -1,4 +1,4 @@
-"""How what a client asked for can end badly: one line for a person, and a kind for a program."""
+"""Failures of a client's requests: one line of text for a person, and a kind for a program."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from service.wire.error_codes import ErrorCode
 
 
 class Kind(Enum):
-    """What a caller can do about it."""
+    """The kind of a failure says what a caller can do about it."""
 
     REFUSED = "refused"
-    """The cluster said no; asking again the same way changes nothing."""
+    """The cluster said no. The same request will be refused again."""
     NOT_FOUND = "not found"
     NOT_AUTHORIZED = "not authorized"
     UNREACHABLE = "unreachable"
-    """Nobody answered, or nobody who could decide: it may work later."""
+    """No broker answered, or none that could decide. The same request may work later."""
     OUTCOME_UNKNOWN = "outcome unknown"
-    """It may have happened or not."""
+    """The answer was lost: what was asked for may have been done or not."""
 
 
 class ClientFailure(Exception):
-    """What was asked for was not done, or nobody knows."""
+    """What was asked for was not done, or it is unknown whether it was."""
 
     def __init__(self, message: str, kind: Kind = Kind.REFUSED) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ _UNREACHABLE = frozenset(
 
 
 def error_name(code: int) -> str:
-    """The name Kafka gives a code, or the bare number when it is newer than we are."""
+    """Kafka's name of an error code, or the number if the code is unknown here."""
     try:
         return ErrorCode(code).name
     except ValueError:

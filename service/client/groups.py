@@ -1,4 +1,4 @@
-"""Consumer groups as the wire has them, the classic kind and the newer one seen alike."""
+"""What brokers answer about groups, in one form for classic and consumer groups (KIP-848)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from service.wire.messages import (
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One member of a group and what it reads."""
+    """One member of a group, and the partitions it reads."""
 
     member_id: str
     instance_id: str | None
@@ -53,7 +53,7 @@ class Group:
 
 
 async def list_groups(cluster: Cluster, nodes: Sequence[int] | None = None) -> list[ListedGroup]:
-    """Every group, by name: of every broker, or of these."""
+    """Every group on these nodes (None: on all), sorted by name."""
     found: dict[str, ListedGroup] = {}
     for node in await cluster.nodes() if nodes is None else nodes:
         response = await cluster.ask(ListGroupsRequest(), node=node)
@@ -64,11 +64,11 @@ async def list_groups(cluster: Cluster, nodes: Sequence[int] | None = None) -> l
 
 
 async def describe_group(cluster: Cluster, name: str) -> Group:
-    """One group; a group that does not exist ends the command with 3."""
+    """One group. A group that does not exist is a `ClientFailure` of the kind NOT_FOUND."""
     deadline = Deadline(cluster.timeout_s)
     while True:
         node = await cluster.coordinator(name)
-        # Which kind it is nobody knows before asking; the newer question is answered "not found" for the older kind.
+        # The kind of the group is unknown. A classic group is "not found" for the request about consumer groups.
         newer = (await cluster.ask(ConsumerGroupDescribeRequest(group_ids=[name]), node=node)).groups[0]
         if newer.error_code == ErrorCode.NONE:
             return _newer_group(newer, node)
@@ -117,7 +117,9 @@ def _older_group(group: DescribeGroupsResponseDescribedGroup, node: int) -> Grou
 
 
 def _assigned(protocol_type: str, data: bytes) -> list[TopicPartition]:
-    """What a member of the classic kind was given. Other programs (Connect) keep other things there."""
+    """The partitions assigned to a member of a classic group. Other programs (Connect) put other data into these
+    bytes.
+    """
     if protocol_type != "consumer" or not data:
         return []
     assignment = read_assignment(data)
@@ -127,13 +129,13 @@ def _assigned(protocol_type: str, data: bytes) -> list[TopicPartition]:
 
 
 def read_assignment(data: bytes) -> ConsumerProtocolAssignment:
-    """Two bytes of version, then the assignment. A version newer than ours begins with what we know."""
+    """Read an assignment: two bytes of version, then a struct. Newer versions only append fields to the known ones."""
     version = min(int.from_bytes(data[:2], "big"), 3)
     return decode_data(ConsumerProtocolAssignment, version, memoryview(data)[2:])
 
 
 async def committed_offsets(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
-    """What the group has committed, for every partition it ever committed."""
+    """The committed offsets of the group, for every partition that has one."""
     request = OffsetFetchRequest(
         group_id=group, topics=None, groups=[OffsetFetchRequestGroup(group_id=group, topics=None)]
     )
@@ -146,7 +148,7 @@ async def committed_offsets(cluster: Cluster, group: str) -> dict[TopicPartition
         if code not in MOVED or deadline.passed():
             raise refused(f"offsets of group {group}", code)
         await asyncio.sleep(RETRY_PAUSE_S)
-    if not response.groups:  # a broker of the time when one request was about one group
+    if not response.groups:  # an old version of the request, which is about a single group
         return _fetched((topic.name, topic.partitions) for topic in response.topics)
     topics = response.groups[0].topics
     names = await _names_of_ids(cluster, [topic.topic_id for topic in topics if not topic.name])
@@ -165,7 +167,9 @@ def _fetched(
 
 
 async def _names_of_ids(cluster: Cluster, ids: Iterable[bytes]) -> Mapping[bytes, str]:
-    """The newest versions name topics by id; all names are asked for once when one is not known."""
+    """The names of topics by id, because the newest versions name topics by id. If an id is unknown, the names of all
+    topics are fetched once.
+    """
     if any(each not in cluster.topic_names for each in ids):
         await cluster.metadata(None)
     return cluster.topic_names
@@ -179,7 +183,7 @@ async def commit_offsets(
     generation: int = -1,
     member_id: str = "",
 ) -> int:
-    """Commit; the first error code of the answer, or 0. Without a member the group must be empty."""
+    """Commit offsets. Returns the first error code of the answer, or 0. Without a member id the group must be empty."""
     topics = [
         OffsetCommitRequestTopic(
             name=name,

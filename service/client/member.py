@@ -1,7 +1,6 @@
-"""One member of a consumer group, of the classic kind: joins, learns what it shall read, beats, commits, leaves.
+"""One member of a classic group: it joins, is assigned partitions, sends heartbeats, commits and leaves.
 
-What always holds: nothing is committed but what was handed out; when `beat` says that the group rebalances, the
-caller commits and joins again.
+When `beat` says that the group rebalances, the caller commits and joins again.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Member:
         self._patience = Patience(SESSION_TIMEOUT_MS / 1000)
 
     async def join(self) -> list[TopicPartition]:
-        """Become a member, or stay one through a rebalance; what to read now."""
+        """Become a member, or stay one through a rebalance. Returns the partitions to read."""
         deadline = Deadline(REBALANCE_TIMEOUT_MS / 1000 + self._cluster.timeout_s)
         while True:
             code, assigned = await self._try_to_join()
@@ -106,7 +105,7 @@ class Member:
         ]
 
     async def _assign(self, members: Sequence[JoinGroupResponseMember]) -> list[SyncGroupRequestAssignment]:
-        """The leader's duty: spread every topic over the members that want it."""
+        """The leader's task: divide the partitions of every topic among the members that subscribe to it."""
         wishes = {}
         for member in members:
             data = bytes(member.metadata)
@@ -127,7 +126,7 @@ class Member:
         ]
 
     async def beat(self) -> bool:
-        """Say that we are alive, when it is time. False: the group rebalances, join again."""
+        """Send a heartbeat if one is due. False: the group rebalances, and the member must join again."""
         if asyncio.get_running_loop().time() < self._beat_at:
             return True
         self._beat_at = asyncio.get_running_loop().time() + BEAT_EVERY_S
@@ -147,7 +146,7 @@ class Member:
         return True
 
     async def commit_if_reachable(self, offsets: Mapping[TopicPartition, int]) -> bool:
-        """Like `commit`, but False where the coordinator is away: the same offsets can be committed later."""
+        """Like `commit`, but False if the coordinator can't be reached: the same offsets can be committed later."""
         try:
             await self.commit(offsets)
         except ClientFailure as error:
@@ -156,7 +155,7 @@ class Member:
         return True
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Remember how far we read; a rebalance that took our partitions away leaves nothing to remember."""
+        """Commit these offsets. If a rebalance has taken the partitions away, nothing is committed."""
         if not offsets:
             return
         code = await commit_offsets(
@@ -166,7 +165,7 @@ class Member:
             raise refused(f"commit of group {self._group}", code)
 
     async def leave(self, reason: str) -> None:
-        """Tell the group, so that others take over at once instead of after the session timeout."""
+        """Leave the group, so that others take over the partitions at once and not after the session timeout."""
         if not self._member_id:
             return
         request = LeaveGroupRequest(
@@ -178,11 +177,11 @@ class Member:
             node = await self._cluster.coordinator(self._group)
             await self._cluster.ask(request, node=node)
         except ClientFailure:
-            return  # a coordinator that is gone will miss us by itself
+            return  # without a coordinator to tell, the session times out
 
 
 def assign_ranges(wishes: Mapping[str, Sequence[str]], counts: Mapping[str, int]) -> dict[str, list[TopicPartition]]:
-    """Kafka's range assignor: of each topic every member gets a run of neighbours, the first members one more."""
+    """Kafka's range assignor: each member gets neighbouring partitions of each topic, the first members one more."""
     shares: dict[str, list[TopicPartition]] = {member: [] for member in sorted(wishes)}
     for topic in sorted(counts):
         members = [member for member in shares if topic in wishes[member]]

@@ -1,4 +1,4 @@
-"""The hash by which Kafka's Java client chooses a partition, so that `oncelog produce` puts a key where all do."""
+"""The hash by which Kafka's Java client chooses a partition, so that a key goes to the same partition from here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _MULTIPLIER = 0x5BD1E995
 
 
 def murmur2(data: bytes) -> int:
-    """Murmur 2 with the seed that Kafka uses, as a number of 32 bits without sign."""
+    """Murmur 2 with Kafka's seed, as an unsigned 32-bit number."""
     length = len(data)
     value = (0x9747B28C ^ length) & _MASK
     whole = length & ~3
@@ -22,5 +22,5 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
-    """Where the Java client's default partitioner sends `key`."""
+    """The partition that the Java client's default partitioner chooses for `key`."""
     return (murmur2(key) & 0x7FFFFFFF) % partition_count

@@ -1,8 +1,8 @@
 """Connections to brokers by their addresses, made when first needed: `ask(address, request)`.
 
-What always holds: one connection an address, however many ask at once; nothing waits longer than the timeout, counted
-by the loop's clock; a connection that failed is dropped, and the next question makes another; what goes wrong ends in
-a `ClientFailure` that names the address.
+What always holds: there is one connection for each address, however many requests are made at once. Nothing waits
+longer than the timeout, by the loop's clock. A connection that failed is dropped, and the next request makes a new one.
+A failure is a `ClientFailure` that names the address.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Pool:
 
     @property
     def connected(self) -> list[Address]:
-        """Where there is a connection, the oldest first."""
+        """The addresses with a connection, oldest first."""
         return list(self._clients)
 
     async def close(self) -> None:
@@ -61,8 +61,8 @@ class Pool:
             await client.close()
 
     async def ask(self, address: Address, request: Request[R], *, wait_s: float = 0.0, version: int | None = None) -> R:
-        """The answer of the broker at `address`. `wait_s` is time it may take on purpose; `version` is the newest that
-        both sides know unless it is named.
+        """The answer of the broker at `address`. `wait_s`: how long the broker may wait on purpose before it answers.
+        `version`: None is the newest that both sides know.
         """
         client = await self.client(address)
         try:
@@ -98,19 +98,19 @@ class Pool:
         raise ClientFailure(message, Kind.UNREACHABLE)
 
     async def _forget(self, address: Address, client: Client) -> None:
-        """Only the connection that failed: another caller may have made a new one meanwhile."""
+        """Drop the connection that failed, and no other: another caller may have made a new one meanwhile."""
         if self._clients.get(address) is client:
             del self._clients[address]
         await client.close()
 
 
 def reason(error: BaseException) -> str:
-    """An error of the operating system without its number, in the system's words instead of asyncio's."""
+    """The text of an operating system's error, without its number and without asyncio's words."""
     if isinstance(error, socket.gaierror):
         return error.strerror or str(error)
     number = error.errno if isinstance(error, OSError) else None
     if number is None:
-        # A name with several addresses: asyncio puts the errors of all into one text.
+        # If a name has several addresses, asyncio puts the errors of all of them into one text.
         first = re.search(r"\[Errno (\d+)\]", str(error))
         number = int(first[1]) if first else None
     return os.strerror(number) if number is not None else str(error) or type(error).__name__

@@ -1,8 +1,8 @@
-"""Reads partitions from where one says, on and on: the consuming half of a client.
+"""Reads partitions continuously from given offsets: the consuming part of a client.
 
-What always holds: records of a partition come in order and each once; `positions` says where reading goes on, and is
-moved past a batch when its records are handed out; under `committed` nothing aborted, and no marker, is handed out
-unless asked for.
+What always holds: the records of a partition come in order, each of them once. `positions` says where reading goes on;
+it moves past a batch when its records are handed out. A reader of committed data gets no aborted records and no
+markers, unless it asks for them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from service.wire.messages import (
 )
 
 MAX_WAIT_MS = 500
-# What a fetch may bring: large enough for the network's speed, small enough to hold one for every broker.
+# How much a fetch may return: enough to use the network's speed, and little enough to hold one answer for each broker.
 PARTITION_BYTES = 1 << 20
 FETCH_BYTES = 16 << 20
 
@@ -43,7 +43,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord:
-    """A record with what its batch says of it."""
+    """A record, with the facts about it from its batch."""
 
     partition: TopicPartition
     record: Record
@@ -70,7 +70,7 @@ class Reader:
         await asyncio.gather(*fetches, return_exceptions=True)
 
     async def next(self) -> list[tuple[TopicPartition, list[ReadRecord]]]:
-        """What the next answer brings; often nothing, at the latest after `MAX_WAIT_MS`."""
+        """The records of the next answer. There is one after `MAX_WAIT_MS` at the latest; it is often empty."""
         try:
             leaders = await self._cluster.by_leader(self.positions)
         except ClientFailure as error:
@@ -111,7 +111,9 @@ class Reader:
         return await self._cluster.ask(request, node=node, wait_s=MAX_WAIT_MS / 1000)
 
     async def _answer(self, fetch: asyncio.Task[FetchResponse]) -> FetchResponse | None:
-        """The answer; None when the broker was not to be had this time, which ends the command when it lasts."""
+        """The answer; None if the broker could not be reached this time. If that lasts too long, the failure is
+        raised.
+        """
         try:
             response = await fetch
         except ClientFailure as error:
@@ -134,7 +136,7 @@ class Reader:
             for data in topic.partitions:
                 partition = TopicPartition(name, data.partition_index)
                 if partition not in self.positions:
-                    continue  # it was taken away while the fetch was under way
+                    continue  # the partition was taken from this reader during the fetch
                 if data.error_code:
                     await self._complain(partition, data)
                 elif data.records:
@@ -146,7 +148,7 @@ class Reader:
             self._cluster.forget_leader(partition)
             await asyncio.sleep(RETRY_PAUSE_S)
         elif data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and offset < data.log_start_offset:
-            self.positions[partition] = data.log_start_offset  # retention was faster
+            self.positions[partition] = data.log_start_offset  # retention has removed the records at the position
         elif data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
             raise ClientFailure(
                 f"{partition.topic} partition {partition.partition} has no offset {offset}", Kind.NOT_FOUND
@@ -155,7 +157,7 @@ class Reader:
             raise refused(f"{partition.topic} partition {partition.partition}", data.error_code)
 
     def _records(self, partition: TopicPartition, data: FetchResponsePartitionData) -> Iterator[ReadRecord]:
-        """Open the batches. The broker sends whole ones, so records before the position may come along."""
+        """Open the batches. A broker sends whole batches, so the first one may begin below the position."""
         aborted = AbortedRanges((each.producer_id, each.first_offset) for each in data.aborted_transactions or ())
         for header, batch in _whole_batches(_joined(data.records)):
             if not checksum_ok(batch, header):
@@ -186,7 +188,7 @@ def _joined(records: object) -> bytes:
 
 
 def _whole_batches(data: bytes) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """The batches that are there in full. The last one may be cut: brokers count bytes, not batches."""
+    """The batches that are complete. The last one may be cut off, because brokers limit an answer by bytes."""
     view = memoryview(data)
     at = 0
     while at + HEADER_BYTES <= len(view):

@@ -1,10 +1,10 @@
-"""Owning a transactional id, as a producer does.
+"""The transactions of a producer that owns a transactional id.
 
-What always holds: what is written between two commits becomes visible together or not at all; a commit that nobody
-answered is asked for again until somebody does, and if nobody does, that is said; a producer that
-initializes the id later shuts this one out.
+What always holds: everything written between two commits becomes visible together or not at all. A commit without an
+answer is repeated until there is one; if none comes in time, the failure says that the outcome is unknown. A producer
+that initializes the id later fences this one.
 
-It speaks the older form of the protocol (partitions are added by request, the epoch stays), which every broker with
+This uses the older form of the protocol (partitions are added by request, the epoch stays), which every broker with
 transactions understands.
 """
 
@@ -29,7 +29,9 @@ from service.wire.messages import (
 R = TypeVar("R", bound=Struct)
 
 TIMEOUT_MS = 60_000
-"""As Kafka's producers: a reader of what is committed waits no longer for one that died."""
+"""The default of Kafka's producers. If this producer dies, readers of committed data wait for its transaction this
+long.
+"""
 ADD_PARTITIONS_VERSION = 3
 END_VERSION = 4
 PRODUCE_VERSION = 11
@@ -53,7 +55,7 @@ class Transaction:
         self._partitions: dict[TopicPartition, None] = {}
 
     async def own(self) -> None:
-        """Take the id over: what its last owner left open is aborted."""
+        """Take over the id. An open transaction of its last owner is aborted."""
         request = InitProducerIdRequest(transactional_id=self.transactional_id, transaction_timeout_ms=TIMEOUT_MS)
         deadline = Deadline(self._cluster.timeout_s)
         while True:
@@ -87,8 +89,8 @@ class Transaction:
             await self._again(code, deadline)
 
     async def commit(self) -> None:
-        """Returns when everything written since the last commit is visible, or committed and nobody tells whether it is
-        visible.
+        """Commit everything written since the last commit. Returns when it is visible; or when it is committed, but
+        whether it is visible could not be found out in time.
         """
         if self._partitions:
             await self._decide()
@@ -117,7 +119,7 @@ class Transaction:
                 raise _unknown(error.message) if in_doubt else error from None
 
     async def _until_visible(self) -> None:
-        """Until the markers are written the coordinator has no other answer than "not now"."""
+        """Repeat the commit until its markers are written: before that the coordinator answers "not now"."""
         deadline = Deadline(self._cluster.timeout_s)
         while not deadline.passed():
             try:
@@ -131,7 +133,9 @@ class Transaction:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def abort(self) -> None:
-        """Let nothing written since the last commit become visible. If that can't be said now, its timeout says it."""
+        """Abort everything written since the last commit. If the coordinator can't be reached, the timeout aborts
+        it.
+        """
         if self._partitions:
             self._partitions.clear()
             await self._end(committed=False)
@@ -145,7 +149,7 @@ class Transaction:
         return await self._cluster.ask(request, node=node, version=version)
 
     async def _again(self, code: int, deadline: Deadline) -> None:
-        """Return if it is worth asking again."""
+        """Pause and return if the request should be repeated; otherwise raise the failure."""
         if code in LOST:
             raise self.lost()
         if (code not in MOVED and code != ErrorCode.CONCURRENT_TRANSACTIONS) or deadline.passed():
@@ -153,7 +157,7 @@ class Transaction:
         await asyncio.sleep(RETRY_PAUSE_S)
 
     def lost(self) -> ClientFailure:
-        """What to say when this producer may not write any more."""
+        """The failure of a producer that has been fenced."""
         return ClientFailure(
             f"transactional id {self.transactional_id}: another producer has taken it over, or the transaction took "
             f"longer than {TIMEOUT_MS // 1000} s; nothing since the last commit is visible"

@@ -1,7 +1,7 @@
-"""Transactions as the wire has them: what coordinators know of them, and what the leaders of partitions do.
+"""What coordinators know about transactions, and what the leaders of partitions know about them.
 
-The two are asked apart because they can differ: a transaction that is open in a partition and at no coordinator is
-one that nobody will ever end. `service.cli.txn` calls this.
+Both are asked, because they can differ: if a transaction is open in a partition and no coordinator knows it as open,
+nothing will ever end it.
 """
 
 from __future__ import annotations
@@ -42,17 +42,21 @@ from service.wire.messages import (
 from txn.branches import BranchId, branch_of
 
 TRANSACTION = 1
-"""FindCoordinator's word for what kind of key it is given."""
+"""The type of key in FindCoordinator: a transactional id."""
 NO_TIMEOUT_MS = 2**31 - 1
-"""The timeout of a transaction that an outside coordinator decides (KIP-939): it never ends by itself."""
+"""The timeout of a transaction that an external coordinator decides (KIP-939): it never ends because of time."""
 NEXT_TIMEOUT_MS = 1
-"""The next to initialize brings its own timeout; one must be named."""
+"""The timeout that `fence` sends, because the request needs one. The next client that initializes the id sets its
+own.
+"""
 
 GRACE_MS = 15_000
-"""Coordinators look for what is overdue every ten seconds, and their clocks need not be ours."""
+"""How late a timeout may be before it is called overdue. Coordinators look for timeouts every ten seconds, and their
+clocks may differ from this one.
+"""
 
 ONGOING = "Ongoing"
-# The states in which a partition may still hold records of the transaction open: not decided, or the marker on its way.
+# In these states the transaction may be open in a partition: it is not decided, or its marker is not written yet.
 OPEN_STATES = frozenset({ONGOING, "PrepareCommit", "PrepareAbort"})
 
 
@@ -79,10 +83,10 @@ class TransactionState:
 
     @property
     def ends_ms(self) -> int:
-        """When its coordinator aborts it at the latest; -1: never by itself, or it is not open.
+        """When the coordinator aborts the transaction at the latest; -1: never, or it is not open.
 
-        The wait of a branch begins anew when it is sealed, and when that was no answer tells: at its last moment at
-        the latest.
+        The timeout of a branch begins again when the branch is sealed. No answer tells when that was, so it is counted
+        as late as it can have been.
         """
         if self.state != ONGOING or self.started_ms < 0 or self.timeout_ms == NO_TIMEOUT_MS:
             return -1
@@ -90,18 +94,18 @@ class TransactionState:
 
 
 class Standing(NamedTuple):
-    """What is to be thought of a transaction that is open in a partition."""
+    """What is known about a transaction that is open in a partition, and whether it hangs."""
 
     holder: TransactionState | None
-    """The transaction whose end will bring a marker there."""
+    """The coordinator's transaction whose end will write a marker to the partition; None if there is none."""
     named: TransactionState | None
-    """That, or the best guess at whose it was: the last that had the producer id."""
+    """The holder, or else the best guess: the transaction that had the producer id last."""
     hangs: bool
     reason: str
 
 
 def standing(partition: TopicPartition, transactions: Sequence[TransactionState], now_ms: int) -> Standing:
-    """Given what coordinators know of its producer id."""
+    """Judge a transaction that is open in `partition`. `transactions` is what coordinators know of its producer id."""
     holder = next((each for each in transactions if each.is_open and partition in each.partitions), None)
     if holder is None:
         named = max(transactions, key=lambda each: each.producer_epoch, default=None)
@@ -122,7 +126,7 @@ class Listed(NamedTuple):
 
 
 class Stable(NamedTuple):
-    """How far a partition can be read, with and without what is undecided."""
+    """How far readers of committed data can read a partition, and how far all others can."""
 
     last_stable_offset: int
     high_watermark: int
@@ -136,7 +140,9 @@ async def list_transactions(
     longer_than_ms: int = -1,
     nodes: Sequence[int] | None = None,
 ) -> list[Listed]:
-    """Every transactional id that fits, by name: of every coordinator, or of those on these nodes."""
+    """Every transactional id that fits the filters, sorted by name: of the coordinators on these nodes (None: of
+    all).
+    """
     request = ListTransactionsRequest(
         state_filters=list(states), producer_id_filters=list(producer_ids), duration_filter=longer_than_ms
     )
@@ -147,7 +153,7 @@ async def list_transactions(
             if response.error_code not in MOVED or deadline.passed():
                 raise refused(f"transactions of broker {node}", response.error_code)
             await asyncio.sleep(RETRY_PAUSE_S)
-        # Asked for long ones, Kafka names those too that have nothing open: these began in 1970.
+        # With a minimum duration Kafka also lists ids without an open transaction, as if they had begun in 1970.
         found += [
             Listed(each, node)
             for each in response.transaction_states
@@ -157,7 +163,7 @@ async def list_transactions(
 
 
 async def coordinator_of(cluster: Cluster, transactional_id: str) -> int:
-    """The node that coordinates the id, waited for while it is being found."""
+    """The node that coordinates the id. If there is none yet, this waits for it."""
     deadline = Deadline(cluster.timeout_s)
     while True:
         request = FindCoordinatorRequest(
@@ -169,7 +175,7 @@ async def coordinator_of(cluster: Cluster, transactional_id: str) -> int:
         if not code:
             if found.node_id in await cluster.nodes():
                 return found.node_id
-            # A broker that came up after we asked who is there.
+            # The node is unknown: the broker was started after the last metadata request.
             await cluster.metadata([])
             code = ErrorCode.COORDINATOR_NOT_AVAILABLE
         if code not in MOVED or deadline.passed():
@@ -178,7 +184,7 @@ async def coordinator_of(cluster: Cluster, transactional_id: str) -> int:
 
 
 async def find_transaction(cluster: Cluster, transactional_id: str) -> TransactionState | None:
-    """What the id's coordinator knows; None if it knows no such id."""
+    """What the coordinator knows of the id; None if it knows no such id."""
     deadline = Deadline(cluster.timeout_s)
     while True:
         node = await coordinator_of(cluster, transactional_id)
@@ -211,7 +217,7 @@ async def transactions_of(
         for answer in response.transaction_states:
             if not answer.error_code:
                 transaction: TransactionState | None = _transaction(answer, node)
-            else:  # its coordinator moved between the two questions, or it was forgotten
+            else:  # between the two requests the coordinator has moved, or the id was forgotten
                 transaction = await find_transaction(cluster, answer.transactional_id)
             if transaction is not None:
                 found.setdefault(transaction.producer_id, []).append(transaction)
@@ -232,7 +238,7 @@ def _transaction(answer: DescribeTransactionsResponseTransactionState, node: int
 
 
 async def find_root(cluster: Cluster, root: str) -> DescribedRoot | None:
-    """What became of the branches of an id; None where brokers know no branches, as Kafka's do not."""
+    """The last decision and the open branches of a root; None if the brokers know no branches, like Kafka's."""
     if not await cluster.offers(DescribeBranchesRequest()):
         return None
     deadline = Deadline(cluster.timeout_s)
@@ -249,7 +255,7 @@ async def find_root(cluster: Cluster, root: str) -> DescribedRoot | None:
 async def producers_of(
     cluster: Cluster, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, list[ProducerState]]:
-    """Who writes to each partition, by its leader; a leader that moved is found."""
+    """The producers of each partition, as its leader knows them. If a leader has moved, the new one is asked."""
     deadline = Deadline(cluster.timeout_s)
     missing = list(partitions)
     found: dict[TopicPartition, list[ProducerState]] = {}
@@ -280,17 +286,18 @@ async def producers_of(
 
 
 async def stable_offsets(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Stable]:
-    """Where readers of committed records stop, and where the others do."""
+    """For each partition how far readers of committed data can read, and how far all others can."""
     wanted: Mapping[TopicPartition, int] = dict.fromkeys(partitions, LATEST)
-    # In this order: what ends in between makes a partition look pinned that no longer is, and then no open
-    # transaction is found there. The other way round a high watermark could lie before the stable offset.
+    # The stable offset is asked for first. If a transaction ends in between, the partition looks blocked although it no
+    # longer is, which does no harm: no open transaction is found there. In the other order the high watermark could be
+    # below the stable offset.
     stable = await cluster.list_offsets(wanted, isolation=READ_COMMITTED)
     ends = await cluster.list_offsets(wanted)
     return {each: Stable(stable[each].offset, ends[each].offset) for each in wanted}
 
 
 async def fence(cluster: Cluster, transactional_id: str) -> int:
-    """Abort what the id has open, in all its partitions, and shut its producer out; an error code, or 0."""
+    """Abort the id's open transaction in all its partitions, and fence its producer. Returns an error code, or 0."""
     request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=NEXT_TIMEOUT_MS)
     deadline = Deadline(cluster.timeout_s)
     while True:
@@ -302,13 +309,13 @@ async def fence(cluster: Cluster, transactional_id: str) -> int:
 
 
 async def write_abort_marker(cluster: Cluster, partition: TopicPartition, producer: ProducerState) -> int:
-    """End in one partition what the producer has open there; an error code, or 0."""
+    """Abort the producer's open transaction in this partition only. Returns an error code, or 0."""
     marker = WritableTxnMarker(
         producer_id=producer.producer_id,
         producer_epoch=producer.producer_epoch,
         transaction_result=False,
         topics=[WritableTxnMarkerTopic(partition.topic, [partition.partition])],
-        # Without a marker before this one the partition knows of no coordinator, and any will do.
+        # If the partition has no earlier marker of this producer, it knows no coordinator epoch, and any is accepted.
         coordinator_epoch=max(producer.coordinator_epoch, 0),
     )
     response = await cluster.ask(WriteTxnMarkersRequest(markers=[marker]), node=await cluster.leader(partition))

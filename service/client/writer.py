@@ -1,8 +1,8 @@
-"""Writes records to a topic: the producing half of a client.
+"""Writes records to a topic: the producing part of a client.
 
-What always holds: `write` returns when every record it was given is acknowledged by all in-sync replicas; with a
-producer id nothing is written twice, however often it had to be sent; without one, what may or may not have been
-written is reported as that. In a transaction what `write` wrote is visible after its commit only.
+What always holds: `write` returns when every record is acknowledged by all in-sync replicas. With a producer id nothing
+is written twice, however often it had to be sent. Without one, a lost answer is reported as an unknown outcome. In a
+transaction the records become visible only after its commit.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from service.wire.messages import (
 )
 
 ACKS_ALL = -1
-# Below the 1 MiB that brokers accept by default, with room for what the batch adds around its records.
+# Below the 1 MiB that brokers accept by default: the batch needs more bytes than its records.
 BATCH_BYTES = 800_000
 RECORD_OVERHEAD_BYTES = 40
 _SEQUENCE_RANGE = 1 << 31
 
 Written = tuple[int, int, list[NewRecord]]
-"""A partition, the offset of the first record there, and the records."""
+"""A partition, the offset of the first record in it, and the records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A record on its way to a topic; partition None leaves the choice to the key."""
+    """A record to be written. Partition None: the key decides."""
 
     record: NewRecord
     partition: int | None = None
@@ -58,7 +58,9 @@ class Writer:
         self._sequences: dict[int, int] = {}
 
     async def open(self) -> None:
-        """Find the topic, which brokers may be set up to create, and become a producer who can repeat himself."""
+        """Find the topic (brokers may be configured to create it), and get a producer id, with which repeats are
+        safe.
+        """
         topic = await self._cluster.topic(self._topic, create=True)
         self._partition_count = len(topic.partitions)
         if self._transaction is not None:
@@ -77,7 +79,7 @@ class Writer:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def write(self, records: Iterable[Outgoing]) -> list[Written]:
-        """Write them all; where they are, in the order of the partitions."""
+        """Write all records. Returns where they are, sorted by partition."""
         by_partition: dict[int, list[NewRecord]] = {}
         keyless = self._next_partition
         self._next_partition = (self._next_partition + 1) % self._partition_count
@@ -85,7 +87,7 @@ class Writer:
             key = outgoing.record[0]
             partition = outgoing.partition
             if partition is None:
-                # Records without a key stay together, for fuller batches, and take turns from one call to the next.
+                # All records without a key go to one partition, for fuller batches. The next call takes the next one.
                 partition = keyless if key is None else partition_for_key(key, self._partition_count)
             elif partition >= self._partition_count:
                 raise ClientFailure(f"topic {self._topic} has no partition {partition}", Kind.NOT_FOUND)
@@ -131,7 +133,7 @@ class Writer:
                 in_doubt = True
                 failure = error
             else:
-                # "I have that already" is an acknowledgement whose offset the broker no longer knows.
+                # A duplicate is acknowledged, too: it is in the log, but the broker no longer knows at which offset.
                 if not answer.error_code or answer.error_code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
                     return answer
                 if self._transaction is not None and answer.error_code in LOST:
@@ -145,7 +147,7 @@ class Writer:
                 )
                 if answer.error_code not in MOVED and failure.kind is not Kind.UNREACHABLE:
                     raise _unsure(failure) if in_doubt else failure
-            # Sending again what may be there already is safe only for a producer that the broker recognizes.
+            # Only with a producer id is it safe to send again a batch that may be in the log already.
             if deadline.passed() or (in_doubt and self._producer_id == NO_PRODUCER_ID):
                 raise _unsure(failure) if in_doubt else failure
             self._cluster.forget_leader(partition)
@@ -172,7 +174,9 @@ class Writer:
 
 
 def _cut(records: Sequence[NewRecord]) -> Iterable[list[NewRecord]]:
-    """The records in runs that fit into a batch; one that is too large by itself is left to the broker to judge."""
+    """The records in groups that fit into one batch each. A record that is too large alone is sent all the same; the
+    broker refuses it.
+    """
     batch: list[NewRecord] = []
     size_bytes = 0
     for record in records:
