@@ -122,7 +122,7 @@ def report_failure(name: str, error: BaseException) -> None:
     """Log the failure of a task. The broker goes on, because it can still serve what it has acknowledged, and other
     tasks may be unaffected.
     """
-    logger.critical("task %s ended with an error, and what it did is not done any more", name, exc_info=error)
+    logger.critical("task %s ended with an error; its work is not done any more", name, exc_info=error)
 
 
 class RealEnv:

@@ -15,7 +15,7 @@ from service.broker.log_folder import LogFolder
 from service.broker.partition_table import PartitionTable
 
 CLOSED_AT_ONCE = 256
-"""Logs closed before others get a turn."""
+"""How many logs are closed before other tasks run."""
 SYNCED_TOGETHER = 64
 """From this many files on that are not durable, the whole disk is synced with one call instead of file by file."""
 

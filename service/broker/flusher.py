@@ -39,7 +39,7 @@ class Flusher:
         self._wake.set()
 
     async def run(self) -> None:
-        """One worker; several run side by side, and a partition is only ever in the hands of one."""
+        """One worker. Several run side by side, but only one at a time flushes a given partition."""
         while True:
             partition = next((wanted for wanted in self._wanted if wanted not in self._flushing), None)
             if partition is None:

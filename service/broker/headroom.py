@@ -70,9 +70,9 @@ class Headroom:
                 self._is_kept = file.size == self._reserve_bytes > 0
                 file.close()
                 if not self._is_kept:
-                    self._disk.unlink(RESERVE)  # it is of another size
+                    self._disk.unlink(RESERVE)  # it has another size than is wanted now
         except DiskFault as fault:
-            logger.error("what is kept back in %s can't be looked at: %s", self._name, fault)
+            logger.error("the reserve in %s can't be looked at: %s", self._name, fault)
         self.is_short = self._reserve_bytes > 0 and not await self._has_room_again()
         if self.is_short:
             self._say_short()
@@ -133,7 +133,7 @@ class Headroom:
             try:
                 self._disk.unlink(RESERVE)
             except DiskFault as fault:
-                logger.error("what is kept back in %s can't be given up: %s", self._name, fault)
+                logger.error("the reserve in %s can't be given up: %s", self._name, fault)
 
     async def _has_room_again(self) -> bool:
         reserve = self._reserve_bytes

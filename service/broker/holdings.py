@@ -95,7 +95,9 @@ class Holdings:
         try:
             self._follow_topic(old, new, config_changed=config_changed)
         except Exception:  # an error in one topic: its partitions are not served, the other topics are
-            logger.exception("%s: what the metadata says of it can't be followed", name)
+            logger.exception(
+                "%s: a change of this topic could not be carried out; its partitions here are not served", name
+            )
             for partition in (self._partitions.topic(name) or {}).values():
                 self._leave(partition)
 

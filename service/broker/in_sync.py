@@ -44,7 +44,9 @@ class InSyncSets:
                     elif partition.is_replicated:
                         self.consider(partition)
                 except Exception:  # an error in one partition must not stop the look at the others
-                    logger.exception("%s: who is in sync can't be told; it is tried again", partition.topic_partition)
+                    logger.exception(
+                        "%s: the check of the in-sync set failed; it is tried again", partition.topic_partition
+                    )
                 if count % PARTITIONS_A_TURN == 0:
                     await asyncio.sleep(0)
 

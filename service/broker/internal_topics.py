@@ -80,7 +80,7 @@ KEPT_SETTINGS = {topic.name: topic.kept for topic in INTERNAL_TOPICS.values()}
 
 
 class NodeAddress(NamedTuple):
-    """Where a broker is reached, on the listener that was asked."""
+    """The address of a broker, on the listener where the client asked."""
 
     node_id: int
     host: str
@@ -95,7 +95,9 @@ class InternalTopics:
         self._being_made: set[str] = set()
 
     def coordinator_of(self, topic: InternalTopic, key: str, listener: str) -> NodeAddress | ErrorCode:
-        """The broker that coordinates `key`. COORDINATOR_NOT_AVAILABLE while there is none, or no topic yet."""
+        """The broker that coordinates `key`; COORDINATOR_NOT_AVAILABLE while there is none, or the topic does not exist
+        yet.
+        """
         made = self._metadata.image.topics.get(topic.name)
         if made is None:
             self.bring_about(topic)

@@ -59,7 +59,7 @@ LONGEST_RETRY_S = 2.0
 """Each wait before another try is twice as long as the one before, up to this."""
 SENT_TOGETHER = 1000
 EPOCH_NAMES_TRANSACTION = 2
-"""The transaction version from which on the producer's epoch rises with every transaction."""
+"""From this transaction version on, the producer's epoch rises with every transaction."""
 QUICK, SLOW = 0, 1
 LANES = 2
 

@@ -1,8 +1,8 @@
-"""The broker as a whole: what it is made of, its start and its stop.
+"""The broker as a whole: its parts, its start and its stop.
 
-Start: claim the data folders, bring up the metadata store, open every partition the metadata gives this broker,
-register, lead. From then on every change of the metadata image is followed in the order of commits.
-Stop: no more requests, everything durable, manifest written last.
+Start: claim the data folders, start the metadata, open every partition that the metadata gives this broker, register,
+lead. From then on every change of the metadata image is followed, in the order of commits. Stop: take no more requests,
+make everything durable, write the manifest last.
 """
 
 import asyncio
@@ -210,7 +210,7 @@ class Broker:
                 if len(self.image.brokers) > 1:
                     await self._part()
         except (MetadataLost, TimeoutError) as lost:
-            logger.warning("what this broker leads could not be handed over: %s", lost)
+            logger.warning("the partitions that this broker leads could not be handed over: %s", lost)
 
     async def _part(self) -> None:
         """Send clients to the other brokers for a while, then leave the cluster. Without leaving, clients would try

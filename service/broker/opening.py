@@ -243,8 +243,10 @@ class PartitionMaker:
             "%s/%s is gone, and with it what was in it: %s is empty and goes on at offset %d",
             *(folder.name, name, partition.topic_partition, end_offset),
         )
-        partition.log.restart_at(end_offset)
-        await partition.log.flush()
+        log = partition.log
+        assert log.end_offset == log.start_offset, "the folder was gone, so the log is empty"
+        log.restart_at(end_offset)
+        await log.flush()
 
     def _report_recovery(self, topic_partition: TopicPartition) -> None:
         partition = self._partitions.get(topic_partition)

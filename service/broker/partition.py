@@ -83,7 +83,7 @@ class Appended:
 
 
 class PartitionLost(Exception):
-    """This broker can no longer promise what was waited for: it stopped leading, or the disk failed."""
+    """This broker can no longer promise what a task waits for: it stopped leading, or the disk failed."""
 
     def __init__(self, error: ErrorCode) -> None:
         super().__init__(error.name)
@@ -109,7 +109,7 @@ class Following:
 
 @dataclass(slots=True, eq=False)
 class Offline:
-    """The disk below, or what is on it, has failed."""
+    """The disk has failed, or the partition's files are damaged."""
 
 
 Role = Leading | Following | Offline

@@ -190,7 +190,7 @@ class Reading:
     def _read(self, partition: Partition, wanted: Wanted, budget: int, least: int, *, at_least_one: bool) -> Found:
         log, offset, isolation = partition.log, wanted.fetch_offset, self.terms.isolation
         epoch = wanted.current_leader_epoch
-        if partition.replicas is None or (epoch >= 0 and epoch != partition.leader_epoch):  # hardly ever
+        if partition.replicas is None or (epoch >= 0 and epoch != partition.leader_epoch):  # rare
             belief = reader_error if self.terms.knows_followers else leader_epoch_error
             if error := belief(partition, epoch):
                 return Found(error)

@@ -335,7 +335,10 @@ class Shard(Generic[MachineT]):
                 self._post(effect)
         except Exception:
             # The effects follow from the log: a replay produces them again.
-            logger.exception("%s: what follows from a decision can't be done", self.partition.topic_partition)
+            logger.exception(
+                "%s: the effects of a decision could not be carried out; the log is replayed",
+                self.partition.topic_partition,
+            )
             self._give_up()
 
     # -- time
@@ -362,7 +365,7 @@ class Shard(Generic[MachineT]):
             self._rest_ms = min(max(2 * self._rest_ms, REST_MS_MIN), REST_MS_MAX)
             self._rest_until_ms = self.now_ms() + self._rest_ms
             logger.exception(
-                "%s: what is due can't be done; it is tried again in %d ms",
+                "%s: work that is due failed; it is tried again in %d ms",
                 *(self.partition.topic_partition, self._rest_ms),
             )
             self._set_timer()

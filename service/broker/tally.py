@@ -25,7 +25,7 @@ FLAPS_FOLLOWED_MAX: Final = 10_000
 
 
 class PartitionTally:
-    """What clients did in one partition."""
+    """Counters of what clients did in one partition."""
 
     __slots__ = (
         "appended",
@@ -62,7 +62,7 @@ class PartitionTally:
 
 
 class ApiTally:
-    """The requests of one kind."""
+    """Counters of the requests of one kind."""
 
     __slots__ = ("errors", "seconds")
 
@@ -121,7 +121,7 @@ class LeadershipTally:
         self._left: dict[TopicPartition, deque[int]] = {}
 
     def heard(self, delta: Delta, *, broker_id: int, now_ms: int) -> None:
-        """The metadata has changed."""
+        """Count what a change of the metadata did."""
         for partition in delta.partitions:
             old, new = delta.old.partition(partition), delta.new.partition(partition)
             if old is None or new is None or new.leader != broker_id:

@@ -115,7 +115,7 @@ class Write:
 
 
 class Writing:
-    """See the module."""
+    """The batches of one client that are written together. The module's docstring has the order of the calls."""
 
     __slots__ = ("_broker", "_delay_s", "_final", "_needs_guard", "_terms", "_uncommitted", "writes")
 
@@ -123,7 +123,7 @@ class Writing:
         self.writes = writes
         self._broker = broker
         self._terms = terms
-        # An operator may trust clients that add the partitions themselves.
+        # An operator may choose to trust clients that add the partitions themselves.
         self._needs_guard = terms.adds_partitions or broker.config.transaction_partition_verification_enable
         self._uncommitted: list[tuple[Partition, int, Write, Appended]] = []
         self._final: list[tuple[Partition, Write]] = []

@@ -81,7 +81,7 @@ def raised(key: str, counter: Counter, value: int) -> Op:
 
 
 def changed(topic_id: TopicId, index: int, old: PartitionState, new: PartitionState) -> Op:
-    """The compare-and-set that turns `old` into `new` (R6)."""
+    """The op that turns `old` into `new`, if the partition is still `old` (R6)."""
     return Put(partition_key(topic_id, index), encode_partition(new), old.partition_epoch)
 
 

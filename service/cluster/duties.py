@@ -51,10 +51,10 @@ class Duties:
             try:
                 await self._do()
             except MetadataLost as lost:
-                logger.info("not now: %s", lost)
+                logger.info("the cluster can't be controlled now: %s", lost)
                 await self._again()
             except Exception:  # this task must not end: without it nobody would replace dead brokers
-                logger.exception("what is to be done for the cluster can't be done; it is tried again")
+                logger.exception("the controller's work failed; it is tried again")
                 await self._again()
 
     async def _again(self) -> None:
@@ -73,7 +73,7 @@ class Duties:
             else:
                 await metadata.take_over(broker)
         except MetadataLost as lost:
-            logger.info("not now: %s", lost)
+            logger.info("the cluster can't be controlled now: %s", lost)
 
     async def _stirred_or_due(self) -> None:
         due_s = self._rebalance_at_s - self._env.clock.monotonic()
@@ -97,7 +97,7 @@ class Duties:
             return
         if given := await self._all(RemoveDead(self._may_lose, metadata.min_in_sync())):
             self.elected += given
-            logger.warning("%d partitions do without brokers that are gone", given)
+            logger.warning("%d partitions were changed because brokers are gone", given)
         if rebalances and self._config.auto_leader_rebalance_enable and (moved := await self._all(PreferLeaders())):
             logger.info("%d partitions are led by their preferred replicas again", moved)
 

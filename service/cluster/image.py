@@ -283,7 +283,7 @@ def _decode_partition(entry: Entry) -> PartitionState:
 
 
 class _Draft:
-    """The image being made: copies only what is touched, once."""
+    """The image that is being made. It copies what is touched, once, and shares the rest."""
 
     def __init__(self, old: Image) -> None:
         self._old = old

@@ -239,7 +239,7 @@ class ClusterMetadata:
                     try:
                         self.on_session_regained()
                     except Exception:
-                        logger.exception("what the metadata says can't be taken up")
+                        logger.exception("this broker can't go on to serve what the metadata gives it")
                         self._lost("This broker leaves the cluster, to join it again.")
                 else:
                     logger.error("the metadata store has not answered for too long: this broker leads nothing for now")

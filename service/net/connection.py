@@ -1,20 +1,22 @@
 # Hot path: every request enters here; `python -m tests.bench --only throughput` answers for it.
-"""One connection of a client: bytes in, frames to the door, answers out in the order of the requests.
+"""One connection of a client: it reads bytes, gives whole requests to the door, and sends the answers in the order of
+the requests.
 
 What always holds:
-- A frame's length is refused before anything is allocated for it; a buffer grows with the bytes that came.
-- The next request starts when all before it are answered and their answers have left. The exception is a Produce behind
-  nothing but Produces (MAX_PRODUCES of them): a producer that pipelines must not wait for each fsync. Behind a request
-  that still needs its bytes (`Held`) nothing starts. What may not start stays here as bytes; when READ_AHEAD_BYTES of
-  it have come, the socket is no longer read.
-- A frame that is longer than one read holds its bytes of what the broker grants (`request_bytes.py`) until it is
-  handled, and while it is `Held`; where there is no room, the socket is not read.
-- Whatever a peer does, its own connection is the only one that notices.
+- A frame with a wrong length is refused before any memory is allocated for it. A buffer grows only with the bytes that
+  came.
+- The next request starts when all earlier ones are answered and their answers have left. There is one exception: a
+  Produce may start while only Produces are unanswered (at most MAX_PRODUCES), because a producer that pipelines must
+  not wait for each fsync. While a request still needs its bytes (`Held`), no other request starts. Bytes of requests
+  that may not start are kept here; when there are READ_AHEAD_BYTES of them, the socket is no longer read.
+- The bytes of a frame that is longer than one read count against a limit of the broker (`request_bytes.py`), until the
+  frame is handled and no longer `Held`. Where there is no room, the socket is not read.
+- Whatever a peer does affects only its own connection.
 
-Where the bytes are. All connections of a server read into its one scratch buffer, because a read and what is done with
-it are one step of the loop. What is left over (part of a frame, or frames that may not start) is kept as exactly those
-bytes and put back in front of the next read; from LARGE_BYTES on it moves to a buffer of its own, into which the rest
-of its frame is read in place. An idle connection holds no buffer at all.
+Where the bytes are: all connections of a server read into the server's one scratch buffer, because a read and the
+handling of what was read are one step of the loop. Bytes that are left over (part of a frame, or frames that may not
+start) are copied, and put back in front of the next read. From LARGE_BYTES on they move to a buffer of their own, and
+the rest of their frame is read into that buffer directly. An idle connection holds no buffer at all.
 """
 
 from __future__ import annotations
@@ -40,14 +42,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("oncelog.net")
 
 READ_BYTES = 64 * 1024  # one read, unless the rest of a longer frame is known to be coming
-LARGE_BYTES = 32 * 1024  # a leftover of this size gets a buffer of its own; below, copying it is cheaper
+LARGE_BYTES = 32 * 1024  # left-over bytes of this size get a buffer of their own; fewer are cheaper to copy
 READ_AHEAD_BYTES = LARGE_BYTES
 MAX_PRODUCES = 256  # unanswered Produces of one connection; librdkafka sends 5 to 1,000,000, Java 5
-FRAMES_A_TURN = 64  # then other connections have theirs
-REPLY_BYTES_A_WRITE = 64 * 1024  # answers of one turn are gathered up to here, then written
-LEAST_BYTES_A_SECOND = 16 * 1024  # of a request that takes longer than its timeout
+FRAMES_A_TURN = 64  # requests of one connection before others have their turn
+REPLY_BYTES_A_WRITE = 64 * 1024  # answers of one turn are joined up to this size, then written
+LEAST_BYTES_A_SECOND = 16 * 1024  # the slowest rate of a request that takes longer than its timeout
 LEAST_FRAME_BYTES = 8  # key, version, correlation id
-TCPI_MIN_RTT_AT = 148  # in Linux's struct tcp_info
+TCPI_MIN_RTT_AT = 148  # the field's position in Linux's struct tcp_info
 NO_ROUND_TRIP_US = 2**32 - 1
 
 NO_HEADER = RequestHeader(-1, -1, -1, None)
@@ -67,7 +69,7 @@ class Unanswered:
 
 
 class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
-    """The protocol that a server gives each transport it accepts."""
+    """The asyncio protocol of one connection that a server has accepted."""
 
     __slots__ = (
         "_blocked",
@@ -107,7 +109,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._reading_paused = False
         self._held = False  # the last request still needs its bytes: nothing may start
         self._unanswered: deque[Unanswered] = deque()
-        self._frames = 0  # how many have come
+        self._frames = 0  # how many frames have come
         # What the last look at this connection saw, and since when nothing has changed.
         self._frames_seen = self._progress_seen = 0
         self._used_at = self._receiving_since = self._sending_since = server.loop.time()
@@ -115,11 +117,12 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
     # ------------------------------------------------------------ what the transport says
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's does not derive from it
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's class does not derive from it
         address = transport.get_extra_info("peername") or ("", 0)
         self.peer = PeerInfo(str(address[0]), int(address[1]), round_trip_us(transport))
         self._outbox = Outbox(self._server.loop, transport, self._continue)
-        # TLS is full at `high`, plain TCP above it; either may say so within this call.
+        # The limits differ by one: TLS pauses at `high`, plain TCP above it. Either may call `pause_writing` before
+        # this returns.
         transport.set_write_buffer_limits(high=1, low=0)
         self._server.receive(self)
 
@@ -177,7 +180,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
             self._take(self._server.scratch, end)
             return
         self._large_end += count
-        if self._large_end == len(large):  # never read beyond the frame it is for, so: its last byte, or time to grow
+        if self._large_end == len(large):  # the frame is whole, or its buffer must grow
             self._take(large, self._large_end)
 
     # ------------------------------------------------------------ frames

@@ -26,7 +26,7 @@ logger = logging.getLogger("oncelog.net")
 # The longest request without records: ten times what a client with 15,000 partitions sends, and short enough to be read
 # soon.
 OTHER_REQUEST_BYTES = 8 * 1024 * 1024
-# A buffer for one long frame: a Produce of 1 MiB, which is the default limit of clients, with its header.
+# The size of a buffer for one long frame: a Produce of 1 MiB, the default limit of clients, with its header.
 BUFFER_BYTES = 1024 * 1024 + READ_BYTES
 assert BUFFER_BYTES < OWN_BYTES, "a frame that is promised its own bytes gets a buffer of its own"
 # The most buffers that are lent at once (70 MB). Further long frames get buffers that grow with the bytes that have
@@ -40,7 +40,7 @@ BACKLOG = 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a server grants to its peers."""
+    """The limits of a server for its peers."""
 
     request_bytes: int = 100 * 1024 * 1024  # of a Produce; other requests have OTHER_REQUEST_BYTES at most
     idle_timeout_s: float = 600.0

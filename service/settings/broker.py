@@ -288,7 +288,7 @@ class BrokerConfig(BrokerSettings):
     # --- showing it ---
 
     def describe(self) -> Iterator[Described]:
-        """Every known key with its static value, in the order of the tables."""
+        """Every known key with its static value, in the order of the tables of keys."""
         for name, setting in KNOWN_SETTINGS.items():
             given = self.given.get(name)
             if given is None:

@@ -56,7 +56,9 @@ def check_retention(name: str, value: int) -> None:
 
 
 class BrokerSettings:
-    """The implemented keys. A class attribute is the `Setting`, the same attribute of a `BrokerConfig` is its value."""
+    """The implemented keys. An attribute of this class is the `Setting`; the same attribute of a `BrokerConfig` is its
+    value.
+    """
 
     # --- who and where ---
     node_id = integer(

@@ -52,8 +52,8 @@ def read_file(path: Path) -> dict[str, str]:
 
 
 def parse_properties(content: str) -> dict[str, str]:
-    """Java's properties format: comments, `=`, `:` or white space between key and value, lines continued by a
-    backslash, escapes.
+    """Reads Java's properties format: comments; `=`, `:` or white space between key and value; lines continued by a
+    backslash; escapes.
     """
     settings: dict[str, str] = {}
     for line in _logical_lines(content):

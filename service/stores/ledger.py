@@ -130,7 +130,7 @@ async def slices(many: Sequence[T]) -> AsyncIterator[Sequence[T]]:
 
 
 def stage(changed: Changed, entries: Mapping[str, Held], ops: Sequence[Op], session: int) -> None:
-    """Add to `changed` what `ops` make of `entries`, in the order of the ops. Raises `_Conflict`."""
+    """Add to `changed` the results of `ops` on `entries`, in the order of the ops. Raises `_Conflict`."""
 
     def at(key: str, version: int) -> Held:
         held = changed[key] if key in changed else entries.get(key)
@@ -277,7 +277,9 @@ class LedgerStoreSession:
         try:
             await self._ledger.set_base(number, base, drop_to=number - KEPT_RECORDS)
         except (LedgerAway, SessionExpired) as error:
-            logger.warning("the metadata store keeps more than it needs: %r", error)  # the next base may remove it
+            logger.warning(
+                "old records of the metadata store could not be removed: %r", error
+            )  # the next base may remove it
 
     # -- following
 
@@ -344,7 +346,7 @@ class LedgerStoreSession:
             try:
                 await self._catch_up()
             except LedgerAway as away:
-                logger.warning("session %d begins with what it knows: %s", self.id, away)
+                logger.warning("session %d can't read the newest metadata, and begins with older: %s", self.id, away)
             except SessionExpired:
                 self._end()
             return self._snapshot()
