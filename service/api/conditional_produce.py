@@ -38,7 +38,7 @@ def handle(
         knows_zstd=True,
         may_write_internal=False,
     )
-    writing = Writing(broker, terms, writes)
+    writing = Writing(broker.writing, terms, writes)
     writing.keep()
     return Held(_append(session, writing))
 

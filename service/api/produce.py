@@ -78,7 +78,7 @@ def handle(
         knows_zstd=version >= ZSTD_SINCE,
         may_write_internal=header.client_id == ADMIN_CLIENT and brokers(session, request),
     )
-    writing = Writing(broker, terms, writes)
+    writing = Writing(broker.writing, terms, writes)
     asked = Asked(broker, session, version, request)
     wrong = writing.wrong_transaction()
     if wrong is None and request.acks not in (ACKS_ALL, 0, 1):

@@ -27,6 +27,7 @@ from service.broker.opening import PartitionMaker
 from service.broker.partition_table import PartitionTable
 from service.broker.replication import Replication, address_of
 from service.broker.tally import LeadershipTally, RequestTally
+from service.broker.writing import Means
 from service.cluster.controller import RemoveFromLeadership
 from service.cluster.duties import Duties
 from service.cluster.image import Delta, Image
@@ -93,6 +94,7 @@ class Broker:
         self.transaction_gate = coordination.transaction_gate
 
         self.replication = Replication(env, config, self.metadata, self.partitions, self.housekeeper)
+        self.writing = Means(config, env.clock, self.opener, self.transaction_gate, self.replication.in_sync)
         self.maker = PartitionMaker(env, config, self.partitions, self.folders, self.housekeeper)
         self.opening = self.maker.progress
         self.producer_room = self.maker.producer_room

@@ -15,6 +15,7 @@ The order of calls: `begin`, then `append`. If `begin` returned False, or `takes
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from idempotence.producers import Guard
@@ -23,12 +24,15 @@ from log.batch import CODEC_BITS, TRANSACTIONAL, CorruptBatch, read_header
 from log.config import LogConfig
 from log.disk import DiskFault
 from service.broker.acceptance import CODECS, Opened, Refused
+from service.broker.in_sync import InSyncSets
 from service.broker.internal_topics import INTERNAL_TOPICS
-from service.broker.node import Broker
+from service.broker.opener import Opener
 from service.broker.partition import ACKS_ALL, Appended, Partition, PartitionLost
 from service.broker.partition_table import TopicPartitions
 from service.broker.session import Session
-from service.broker.transaction_gate import Writer
+from service.broker.transaction_gate import TransactionGate, Writer
+from service.ports import Clock
+from service.settings.broker import BrokerConfig
 from service.wire.error_codes import ErrorCode
 
 ATTRIBUTES_AT: Final = 22
@@ -63,6 +67,17 @@ MAY_BE_WRITTEN: Final = frozenset(
     }
 )
 """After these errors the client can't know whether the batch is in the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """The parts of the broker that every writing uses."""
+
+    config: BrokerConfig
+    clock: Clock
+    opener: Opener
+    transaction_gate: TransactionGate
+    in_sync: InSyncSets
 
 
 class Terms(NamedTuple):
@@ -117,14 +132,14 @@ class Write:
 class Writing:
     """The batches of one client that are written together. The module's docstring has the order of the calls."""
 
-    __slots__ = ("_broker", "_delay_s", "_final", "_needs_guard", "_terms", "_uncommitted", "writes")
+    __slots__ = ("_delay_s", "_final", "_means", "_needs_guard", "_terms", "_uncommitted", "writes")
 
-    def __init__(self, broker: Broker, terms: Terms, writes: Sequence[Write]) -> None:
+    def __init__(self, means: Means, terms: Terms, writes: Sequence[Write]) -> None:
         self.writes = writes
-        self._broker = broker
+        self._means = means
         self._terms = terms
         # An operator may choose to trust clients that add the partitions themselves.
-        self._needs_guard = terms.adds_partitions or broker.config.transaction_partition_verification_enable
+        self._needs_guard = terms.adds_partitions or means.config.transaction_partition_verification_enable
         self._uncommitted: list[tuple[Partition, int, Write, Appended]] = []
         self._final: list[tuple[Partition, Write]] = []
         self._delay_s = 0.0
@@ -166,7 +181,7 @@ class Writing:
         await self._open(self.writes)
         unconfirmed = list(self._unconfirmed())
         wanted = [(partition, writer) for partition, _, writer in unconfirmed]
-        admitted = await self._broker.transaction_gate.admit(wanted, timeout_ms=self._terms.timeout_ms)
+        admitted = await self._means.transaction_gate.admit(wanted, timeout_ms=self._terms.timeout_ms)
         for (_, write, _), answer in zip(unconfirmed, admitted, strict=True):
             write.admitted = answer
         await self._open(self.writes)  # for topics whose settings changed meanwhile
@@ -220,7 +235,7 @@ class Writing:
     def _open_now(self) -> bool:
         """Look at the records. Returns False if that would take longer than one turn of the loop may."""
         for write, batch, config in self._to_open(self.writes):
-            write.opened = self._broker.opener.open_now(batch, config, self._broker.env.clock.wall_ms())
+            write.opened = self._means.opener.open_now(batch, config, self._means.clock.wall_ms())
             if write.opened is None:
                 return False
         return True
@@ -229,7 +244,7 @@ class Writing:
         """Look at the records of all batches that need it, until each has been looked at under the settings that hold
         when this returns.
         """
-        opener, clock = self._broker.opener, self._broker.env.clock
+        opener, clock = self._means.opener, self._means.clock
         while unknown := list(self._to_open(writes)):
             for write, batch, config in unknown:
                 now_ms = clock.wall_ms()
@@ -239,7 +254,7 @@ class Writing:
 
     def append(self) -> None:
         """Append the batches that may be appended. Afterwards every write has its outcome."""
-        now_ms = self._broker.env.clock.wall_ms()
+        now_ms = self._means.clock.wall_ms()
         for write in self.writes:
             write.outcome = self._append(write, now_ms)
 
@@ -274,7 +289,7 @@ class Writing:
                 some.append(write := left.pop())
                 size_bytes += 0 if isinstance(write.batch, Refused) else len(write.batch)
             await self._open(some)  # for topics whose settings changed meanwhile
-            now_ms = self._broker.env.clock.wall_ms()
+            now_ms = self._means.clock.wall_ms()
             for write in some:
                 write.outcome = self._append(write, now_ms)
             if left:
@@ -359,7 +374,7 @@ class Writing:
             self._delay_s = max(self._delay_s, partition.folder.headroom.delay_s)
         for partition, write in self._final:
             with session.waits():
-                if not await self._broker.replication.in_sync.leads_still(partition):
+                if not await self._means.in_sync.leads_still(partition):
                     write.outcome, write.log_start_offset = Refused(ErrorCode.NOT_LEADER_OR_FOLLOWER), -1
         if self._delay_s:
             await asyncio.sleep(self._delay_s)

@@ -102,7 +102,7 @@ def _write(gateway: Gateway, topic_name: str, records: Sequence[Plain]) -> Answe
     now_ms = broker.env.clock.wall_ms()
     batch = build_plain_batch(records, now_ms)
     write = Write(partitions, index, memoryview(batch))
-    writing = Writing(broker, TERMS, (write,))
+    writing = Writing(broker.writing, TERMS, (write,))
     if not writing.begin():
         return None
     writing.append()

@@ -238,7 +238,8 @@ async def _send_here(
         write = Write(topic, each.partition.partition, memoryview(bytearray(each.batch)))
         write.expected_offset = each.expected_offset
         writes.append(write)
-    writing = Writing(broker, TERMS._replace(transactional_id=transactional_id, may_write_internal=internal), writes)
+    terms = TERMS._replace(transactional_id=transactional_id, may_write_internal=internal)
+    writing = Writing(broker.writing, terms, writes)
     await writing.append_when_ready(is_ready=not writing.looks_far and writing.begin())
     if not writing.is_settled:
         await writing.settle(Session(CLIENT_ID, 0))

@@ -252,7 +252,7 @@ def test_a_batch_is_not_confirmed_by_what_a_later_leadership_has_at_its_offset(t
             -1, 5_000, None, adds_partitions=False, knows_abortable=False, knows_zstd=True, may_write_internal=False
         )
         write = Write({0: partition}, 0, batch)
-        writing = Writing(stage.broker, terms, [write])
+        writing = Writing(stage.broker.writing, terms, [write])
         writing.append()
         epoch = partition.leader_epoch
         partition.follow(2, epoch + 1, fsync=False)
