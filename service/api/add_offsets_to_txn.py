@@ -4,9 +4,9 @@ That is the group's partition of `__consumer_offsets` joining the transaction.
 """
 
 from log.ids import TopicPartition
-from service.api.wire_codes import PATIENCE_MS, ask_coordinator, error_of, fencing_code
-from service.broker.internal_topics import GROUPS
-from service.broker.node import Broker
+from service.api.group_answers import Groups
+from service.api.wire_codes import PATIENCE_MS, Transactions, ask_coordinator, error_of, fencing_code
+from service.broker.internal_topics import GROUPS, InternalTopics
 from service.broker.session import Session
 from service.broker.shard import NotCoordinator
 from service.wire.codec import RequestHeader
@@ -18,15 +18,20 @@ FENCED_SINCE = 2
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: AddOffsetsToTxnRequest
+    transactions: Transactions,
+    groups: Groups,
+    internal_topics: InternalTopics,
+    session: Session,
+    header: RequestHeader,
+    request: AddOffsetsToTxnRequest,
 ) -> AddOffsetsToTxnResponse:
     if not request.transactional_id:
         return AddOffsetsToTxnResponse(error_code=ErrorCode.INVALID_REQUEST)
     try:
-        index = broker.groups.partition_index(request.group_id)
+        index = groups.partition_index(request.group_id)
     except NotCoordinator:
         # aiokafka asks for the group's coordinator only afterwards: if that made the topic, it would wait for ever.
-        broker.internal_topics.bring_about(GROUPS)
+        internal_topics.bring_about(GROUPS)
         return AddOffsetsToTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
     command = AddPartitions(
         request.transactional_id,
@@ -36,7 +41,7 @@ async def handle(
         transaction_version=0,
         patience_ms=PATIENCE_MS,
     )
-    verdict = await ask_coordinator(broker.transactions, request.transactional_id, command)
+    verdict = await ask_coordinator(transactions, request.transactional_id, command)
     if isinstance(verdict, ErrorCode):
         return AddOffsetsToTxnResponse(error_code=verdict)
     fenced = fencing_code(knows_fenced=header.api_version >= FENCED_SINCE)

@@ -4,9 +4,10 @@ If any partition does not exist none is added: the culprits are named, the other
 """
 
 from log.ids import TopicPartition
-from service.api.wire_codes import PATIENCE_MS, ask_coordinator, error_of, fencing_code
-from service.broker.node import Broker
+from service.api.wire_codes import PATIENCE_MS, Transactions, ask_coordinator, error_of, fencing_code
 from service.broker.session import Session
+from service.cluster.image import Image
+from service.cluster.metadata import ClusterMetadata
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -26,7 +27,11 @@ Topics = list[AddPartitionsToTxnTopic]
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: AddPartitionsToTxnRequest
+    transactions: Transactions,
+    metadata: ClusterMetadata,
+    session: Session,
+    header: RequestHeader,
+    request: AddPartitionsToTxnRequest,
 ) -> AddPartitionsToTxnResponse:
     fenced = fencing_code(knows_fenced=header.api_version >= FENCED_SINCE)
     if header.api_version >= BATCHES_SINCE:
@@ -34,7 +39,7 @@ async def handle(
             results_by_transaction=[
                 AddPartitionsToTxnResult(
                     transaction.transactional_id,
-                    await _add(broker, transaction, fenced, transaction_version=2),
+                    await _add(transactions, metadata.image, transaction, fenced, transaction_version=2),
                 )
                 for transaction in request.transactions
             ]
@@ -45,7 +50,8 @@ async def handle(
         request.v3_and_below_producer_epoch,
         topics=request.v3_and_below_topics,
     )
-    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=await _add(broker, transaction, fenced, 0))
+    results = await _add(transactions, metadata.image, transaction, fenced, transaction_version=0)
+    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
 
 
 def refused(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnResponse:
@@ -54,13 +60,17 @@ def refused(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnResponse:
 
 
 async def _add(
-    broker: Broker, transaction: AddPartitionsToTxnTransaction, fenced: ErrorCode, transaction_version: int
+    transactions: Transactions,
+    image: Image,
+    transaction: AddPartitionsToTxnTransaction,
+    fenced: ErrorCode,
+    transaction_version: int,
 ) -> list[AddPartitionsToTxnTopicResult]:
     topics = transaction.topics
     if not transaction.transactional_id:
         return _results(topics, dict.fromkeys(_partitions(topics), ErrorCode.INVALID_REQUEST))
     partitions = _partitions(topics)
-    unknown = [partition for partition in partitions if broker.image.partition(partition) is None]
+    unknown = [partition for partition in partitions if image.partition(partition) is None]
     if unknown:
         errors = dict.fromkeys(partitions, ErrorCode.OPERATION_NOT_ATTEMPTED)
         errors |= dict.fromkeys(unknown, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -73,7 +83,7 @@ async def _add(
         command = AddPartitions(
             transaction.transactional_id, *pair, partitions, transaction_version, patience_ms=PATIENCE_MS
         )
-    verdict = await ask_coordinator(broker.transactions, transaction.transactional_id, command)
+    verdict = await ask_coordinator(transactions, transaction.transactional_id, command)
     error = verdict if isinstance(verdict, ErrorCode) else error_of(verdict, fenced=fenced)
     errors = dict.fromkeys(partitions, error)
     if isinstance(verdict, Verified):

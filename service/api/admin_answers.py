@@ -5,11 +5,11 @@ them give.
 from typing import TypeVar
 
 from service.broker.internal_topics import KEPT_SETTINGS
-from service.broker.node import Broker
 from service.cluster.config_commands import AlterConfigs, ResourceChange
 from service.cluster.controller import Command, Refusal
 from service.cluster.image import NO_LEADER, Image, PartitionState
 from service.cluster.metadata import ClusterMetadata, MetadataLost
+from service.settings.broker import BrokerConfig
 from service.wire.error_codes import ErrorCode
 
 Reply = TypeVar("Reply")
@@ -37,11 +37,11 @@ async def executed(metadata: ClusterMetadata, command: Command[Reply]) -> Reply 
 
 
 async def altered(
-    broker: Broker, resources: tuple[ResourceChange, ...], *, validate_only: bool
+    metadata: ClusterMetadata, config: BrokerConfig, resources: tuple[ResourceChange, ...], *, validate_only: bool
 ) -> list[tuple[ErrorCode, str | None, int, str]]:
     """What became of changes of settings: error, message, kind and name of each resource."""
-    command = AlterConfigs(resources, broker.config, broker.node_id, KEPT_SETTINGS, validate_only)
-    results = await executed(broker.metadata, command)
+    command = AlterConfigs(resources, config, metadata.broker_id, KEPT_SETTINGS, validate_only)
+    results = await executed(metadata, command)
     if isinstance(results, Refusal):
         return [(results.error, results.message, one.kind, one.name) for one in resources]
     return [(one.error, one.message, one.kind, one.name) for one in results]

@@ -3,9 +3,10 @@ its default. IncrementalAlterConfigs is the safer way.
 """
 
 from service.api.admin_answers import altered
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.config_commands import ConfigChange, Operation, ResourceChange
+from service.cluster.metadata import ClusterMetadata
+from service.settings.broker import BrokerConfig
 from service.wire.codec import RequestHeader
 from service.wire.messages import (
     AlterConfigsRequest,
@@ -16,10 +17,14 @@ from service.wire.messages import (
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: AlterConfigsRequest
+    metadata: ClusterMetadata,
+    config: BrokerConfig,
+    session: Session,
+    header: RequestHeader,
+    request: AlterConfigsRequest,
 ) -> AlterConfigsResponse:
     resources = tuple(_resource(resource) for resource in request.resources)
-    answers = await altered(broker, resources, validate_only=request.validate_only)
+    answers = await altered(metadata, config, resources, validate_only=request.validate_only)
     return AlterConfigsResponse(
         responses=[AlterConfigsResponseAlterConfigsResourceResponse(*answer) for answer in answers]
     )

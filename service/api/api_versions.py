@@ -8,10 +8,11 @@ end with an exception of their own when they read one (KAFKA-17011).
 """
 
 import re
+from collections.abc import Mapping
 
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.controller import FINALIZED_FEATURES
+from service.cluster.metadata import ClusterMetadata
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -27,19 +28,23 @@ SUPPORTED_FEATURES = {"group.version": (0, 1), "transaction.version": (0, 2)}
 """Lowest and highest level of each feature."""
 KIP_511_SINCE = 3
 LEVEL_0_SINCE = 4
+Offered = Mapping[int, tuple[int, int]]
+"""The lowest and the highest version of each API."""
 SOFTWARE_NAME = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
-def handle(broker: Broker, session: Session, header: RequestHeader, request: ApiVersionsRequest) -> ApiVersionsResponse:
+def handle(
+    metadata: ClusterMetadata, offered: Offered, session: Session, header: RequestHeader, request: ApiVersionsRequest
+) -> ApiVersionsResponse:
     if header.api_version >= KIP_511_SINCE:
         names = request.client_software_name, request.client_software_version
         if not all(SOFTWARE_NAME.fullmatch(name) for name in names):
             return ApiVersionsResponse(ErrorCode.INVALID_REQUEST)
         session.software_name, session.software_version = names
-    levels = broker.image.features.levels or FINALIZED_FEATURES
+    levels = metadata.image.features.levels or FINALIZED_FEATURES
     features = {name: (*bounds, levels.get(name, 0)) for name, bounds in SUPPORTED_FEATURES.items()}
     return ApiVersionsResponse(
-        api_keys=api_keys(broker),
+        api_keys=api_keys(offered),
         supported_features=[
             SupportedFeatureKey(name, low, high)
             for name, (low, high, _) in features.items()
@@ -52,16 +57,13 @@ def handle(broker: Broker, session: Session, header: RequestHeader, request: Api
     )
 
 
-def api_keys(broker: Broker) -> list[ApiVersion]:
-    return [
-        ApiVersion(key, 0 if key == ApiKey.PRODUCE else low, high)
-        for key, (low, high) in sorted(broker.offered.items())
-    ]
+def api_keys(offered: Offered) -> list[ApiVersion]:
+    return [ApiVersion(key, 0 if key == ApiKey.PRODUCE else low, high) for key, (low, high) in sorted(offered.items())]
 
 
-def unsupported(broker: Broker) -> ApiVersionsResponse:
+def unsupported(offered: Offered) -> ApiVersionsResponse:
     """The answer, in version 0, to a version we don't know: only our range for ApiVersions itself matters to the
     caller.
     """
-    low, high = broker.offered[ApiKey.API_VERSIONS]
+    low, high = offered[ApiKey.API_VERSIONS]
     return ApiVersionsResponse(ErrorCode.UNSUPPORTED_VERSION, [ApiVersion(ApiKey.API_VERSIONS, low, high)])

@@ -45,7 +45,9 @@ class BrokerDoor:
     """The door of one listener."""
 
     def __init__(self, broker: Broker, listener: Listener) -> None:
-        self._broker = broker
+        self._ready = broker.ready
+        self._offered = broker.offered
+        self._handlers = {key: route.bound(broker) for key, route in ROUTES.items()}
         self._listener = listener
         self._tally = broker.requests
         self._now_s = broker.env.clock.monotonic
@@ -62,12 +64,12 @@ class BrokerDoor:
     def request(
         self, session: Session, header: RequestHeader, body: memoryview
     ) -> Reply | Awaitable[Reply] | Held[Reply]:
-        if not self._broker.ready.is_set():
+        if not self._ready.is_set():
             return Held(self._when_ready(session, header, bytearray(body)))
         route = ROUTES.get(header.api_key)
         if route is None or not route.lowest <= header.api_version <= route.highest:
             if header.api_key == ApiKey.API_VERSIONS:
-                return encode_response(header.api_key, 0, api_versions.unsupported(self._broker))
+                return encode_response(header.api_key, 0, api_versions.unsupported(self._offered))
             asked = session.host, session.port, header.api_key, header.api_version
             logger.info("%s:%d asks for API %d in version %d, which is not offered", *asked)
             return CLOSE
@@ -94,7 +96,9 @@ class BrokerDoor:
         self, session: Session, header: RequestHeader, route: Route, request: Any, began_s: float
     ) -> Reply | Awaitable[Reply] | Held[Reply]:
         try:
-            answer = route.ask(self._broker, session, header, request)
+            answer = route.refusal(session, request)
+            if answer is None:
+                answer = self._handlers[header.api_key](session, header, request)
         except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
             return self._failed(session, route)
         if isinstance(answer, Held):
@@ -105,7 +109,7 @@ class BrokerDoor:
 
     async def _when_ready(self, session: Session, header: RequestHeader, body: bytearray) -> Reply | Awaitable[Reply]:
         with session.waits():
-            await self._broker.ready.wait()
+            await self._ready.wait()
         reply = self.request(session, header, memoryview(body))
         return await reply.first if isinstance(reply, Held) else reply
 

@@ -7,10 +7,10 @@ Unlike Produce it says whether a batch that is refused may have been appended al
 from collections.abc import Awaitable
 
 from service.broker.acceptance import Refused, one_batch
-from service.broker.node import Broker
 from service.broker.partition import ACKS_ALL, Appended
+from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
-from service.broker.writing import MAY_BE_WRITTEN, Terms, Write, Writing
+from service.broker.writing import MAY_BE_WRITTEN, Means, Terms, Write, Writing
 from service.net.door import Held
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
@@ -20,11 +20,11 @@ UNKNOWN_NAME = Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
 def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: ConditionalProduceRequest
+    held: PartitionTable, means: Means, session: Session, header: RequestHeader, request: ConditionalProduceRequest
 ) -> Held[ConditionalProduceResponse]:
     writes = []
     for each in request.batches:
-        partitions = broker.partitions.topic(each.topic) or UNKNOWN_NAME
+        partitions = held.topic(each.topic) or UNKNOWN_NAME
         write = Write(partitions, each.partition_index, one_batch(memoryview(each.records or b"")))
         if each.expected_offset >= 0:
             write.expected_offset = each.expected_offset
@@ -38,7 +38,7 @@ def handle(
         knows_zstd=True,
         may_write_internal=False,
     )
-    writing = Writing(broker.writing, terms, writes)
+    writing = Writing(means, terms, writes)
     writing.keep()
     return Held(_append(session, writing))
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from service.broker.node import Broker
 from service.cluster.image import ALL_BROKERS, NO_CONFIG
-from service.settings.broker import KNOWN_SETTINGS, broker_setting
+from service.cluster.metadata import ClusterMetadata
+from service.settings.broker import KNOWN_SETTINGS, BrokerConfig, broker_setting
 from service.settings.broker_table import BROKER_SETTINGS
 from service.settings.group import GROUP_SETTINGS, group_values
 from service.settings.setting import Mode, Setting, Status, text_of
@@ -29,49 +29,49 @@ class ConfigEntry:
         return self.setting.sensitive
 
 
-def describe_topic(broker: Broker, own: Mapping[str, str]) -> Iterator[ConfigEntry]:
+def describe_topic(metadata: ClusterMetadata, config: BrokerConfig, own: Mapping[str, str]) -> Iterator[ConfigEntry]:
     """Every key of a topic whose own values are `own`, by name."""
-    everywhere, here = _dynamic(broker)
+    everywhere, here = _dynamic(metadata)
     for name, setting in sorted(TOPIC_SETTINGS.items()):
-        layers = topic_layers(setting, own, broker.config, everywhere, here)
+        layers = topic_layers(setting, own, config, everywhere, here)
         if setting.status is Status.IMPLEMENTED:
-            value = text_of(topic_value(setting, own, broker.config))
+            value = text_of(topic_value(setting, own, config))
         else:
             value = layers[0].value if layers else setting.default_text
         yield ConfigEntry(name, value, _source(layers), False, setting, layers)
 
 
-def describe_broker(broker: Broker) -> Iterator[ConfigEntry]:
+def describe_broker(metadata: ClusterMetadata, config: BrokerConfig) -> Iterator[ConfigEntry]:
     """Every key of this broker, by name, and what else was stored for it."""
-    everywhere, here = _dynamic(broker)
+    everywhere, here = _dynamic(metadata)
     for name in sorted({**KNOWN_SETTINGS, **everywhere, **here}):
         setting = broker_setting(name)
-        layers = broker_layers(broker.config, name, everywhere, here)
+        layers = broker_layers(config, name, everywhere, here)
         if name in BROKER_SETTINGS:
-            value = text_of(getattr(broker.config, setting.attribute))
+            value = text_of(getattr(config, setting.attribute))
         else:
             value = layers[0].value if layers else None
         if name == "node.id":
-            value = str(broker.node_id)  # also if it took one by itself
+            value = str(metadata.broker_id)  # also if it took one by itself
         read_only = setting.mode is Mode.READ_ONLY
         yield ConfigEntry(name, None if setting.sensitive else value, _source(layers), read_only, setting, layers)
 
 
-def describe_group(broker: Broker, group_id: str) -> Iterator[ConfigEntry]:
+def describe_group(metadata: ClusterMetadata, config: BrokerConfig, group_id: str) -> Iterator[ConfigEntry]:
     """Every key of a group, by name."""
-    everywhere, here = _dynamic(broker)
-    own = broker.metadata.image.group_configs.get(group_id, NO_CONFIG).values
-    values = group_values(own, broker.config)
+    everywhere, here = _dynamic(metadata)
+    own = metadata.image.group_configs.get(group_id, NO_CONFIG).values
+    values = group_values(own, config)
     for name, setting in sorted(GROUP_SETTINGS.items()):
-        layers = broker_layers(broker.config, setting.synonyms[0].name, everywhere, here)
+        layers = broker_layers(config, setting.synonyms[0].name, everywhere, here)
         if name in own:
             layers.insert(0, Layer(name, own[name], Source.GROUP))
         yield ConfigEntry(name, text_of(values[name]), _source(layers), False, setting, layers)
 
 
-def describe_all_brokers(broker: Broker) -> Iterator[ConfigEntry]:
+def describe_all_brokers(metadata: ClusterMetadata) -> Iterator[ConfigEntry]:
     """What was set for all brokers at once, by name."""
-    everywhere, _ = _dynamic(broker)
+    everywhere, _ = _dynamic(metadata)
     for name, value in sorted(everywhere.items()):
         setting = broker_setting(name)
         layers = [Layer(name, value, Source.DYNAMIC_DEFAULT_BROKER)]
@@ -80,9 +80,9 @@ def describe_all_brokers(broker: Broker) -> Iterator[ConfigEntry]:
         )
 
 
-def _dynamic(broker: Broker) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    image = broker.metadata.image
-    return image.broker_config(ALL_BROKERS).values, image.broker_config(str(broker.node_id)).values
+def _dynamic(metadata: ClusterMetadata) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    image = metadata.image
+    return image.broker_config(ALL_BROKERS).values, image.broker_config(str(metadata.broker_id)).values
 
 
 def _source(layers: list[Layer]) -> Source:

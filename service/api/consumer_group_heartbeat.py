@@ -6,10 +6,10 @@ RE2's (service/groups/regex.py).
 
 from collections.abc import Awaitable
 
-from service.api.group_answers import answer_with, error_code, fresh_member_id, host_of
-from service.broker.node import Broker
+from service.api.group_answers import Groups, answer_with, error_code, fresh_member_id, host_of
 from service.broker.session import Session
 from service.groups.commands import ConsumerHeartbeat, ConsumerHeartbeatReply
+from service.ports import Env
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -23,7 +23,7 @@ NAMES_ITSELF_SINCE = 1
 
 
 def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: ConsumerGroupHeartbeatRequest
+    groups: Groups, env: Env, session: Session, header: RequestHeader, request: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
     names = request.subscribed_topic_names
     owned = request.topic_partitions
@@ -40,10 +40,10 @@ def handle(
         owned=None if owned is None else {each.topic_id: tuple(each.partitions) for each in owned},
         client_id=header.client_id or "",
         client_host=host_of(session),
-        fresh_id="" if request.member_id else fresh_member_id(broker.env),
+        fresh_id="" if request.member_id else fresh_member_id(env),
         member_names_itself=header.api_version >= NAMES_ITSELF_SINCE,
     )
-    return answer_with(_answer, broker.groups, request.group_id, command, ConsumerHeartbeatReply)
+    return answer_with(_answer, groups, request.group_id, command, ConsumerHeartbeatReply)
 
 
 def _answer(reply: ConsumerHeartbeatReply | ErrorCode) -> ConsumerGroupHeartbeatResponse:

@@ -11,10 +11,12 @@ from service.api.admin_answers import executed
 from service.api.config_answers import describe_topic
 from service.api.turns import in_turns
 from service.broker.internal_topics import INTERNAL_TOPICS, kept_from_clients
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.controller import Refusal
+from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import CreateTopics, NewTopic, TopicResult
+from service.ports import Env
+from service.settings.broker import BrokerConfig
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -29,22 +31,27 @@ DESCRIBED_AT_ONCE = 10
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: CreateTopicsRequest
+    metadata: ClusterMetadata,
+    config: BrokerConfig,
+    env: Env,
+    session: Session,
+    header: RequestHeader,
+    request: CreateTopicsRequest,
 ) -> CreateTopicsResponse:
     times_named = Counter(topic.name for topic in request.topics)
-    internal = [name for name in times_named if name in INTERNAL_TOPICS and name not in broker.image.topics]
+    internal = [name for name in times_named if name in INTERNAL_TOPICS and name not in metadata.image.topics]
     once = [topic for topic in request.topics if times_named[topic.name] == 1 and topic.name not in internal]
     command = CreateTopics(
-        tuple(_new(topic, TopicId(broker.env.unique())) for topic in once),
-        broker.config.num_partitions,
-        broker.config.default_replication_factor,
+        tuple(_new(topic, TopicId(env.unique())) for topic in once),
+        config.num_partitions,
+        config.default_replication_factor,
         request.validate_only,
     )
-    results = await executed(broker.metadata, command)
+    results = await executed(metadata, command)
     if isinstance(results, Refusal):
         answers = [_refused(topic.name, results.error, results.message) for topic in once]
     else:
-        answers = [_result(broker, result) async for result in in_turns(results, DESCRIBED_AT_ONCE)]
+        answers = [_result(metadata, config, result) async for result in in_turns(results, DESCRIBED_AT_ONCE)]
     for name, times in times_named.items():
         if times > 1:
             answers.append(_refused(name, ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
@@ -69,13 +76,13 @@ def _refused(name: str, error: ErrorCode, message: str | None) -> CreatableTopic
     return CreatableTopicResult(name, error_code=error, error_message=message)
 
 
-def _result(broker: Broker, result: TopicResult) -> CreatableTopicResult:
+def _result(metadata: ClusterMetadata, config: BrokerConfig, result: TopicResult) -> CreatableTopicResult:
     topic = result.topic
     if topic is None:
         return _refused(result.name, result.error, result.message)
     configs = [
         CreatableTopicConfigs(entry.name, entry.value, False, entry.source, entry.sensitive)
-        for entry in describe_topic(broker, topic.config)
+        for entry in describe_topic(metadata, config, topic.config)
     ]
     replicas = len(topic.partitions[0].replicas)
     return CreatableTopicResult(

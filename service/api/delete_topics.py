@@ -9,11 +9,12 @@ from collections import Counter
 from log.ids import ZERO_TOPIC_ID, TopicId
 from service.api.admin_answers import executed
 from service.broker.internal_topics import INTERNAL_TOPICS, kept_from_clients
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.controller import Refusal
 from service.cluster.image import Image
+from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import DeleteTopics
+from service.settings.broker import BrokerConfig
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
@@ -26,23 +27,27 @@ NO_SUCH_ID = "This server does not host this topic ID."
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: DeleteTopicsRequest
+    metadata: ClusterMetadata,
+    config: BrokerConfig,
+    session: Session,
+    header: RequestHeader,
+    request: DeleteTopicsRequest,
 ) -> DeleteTopicsResponse:
     if header.api_version >= STATES_SINCE:
         wanted = request.topics
     else:
         wanted = [DeleteTopicState(name) for name in request.topic_names]
-    if not broker.config.delete_topic_enable:
+    if not config.delete_topic_enable:
         disabled = header.api_version >= DISABLED_SINCE
         error = ErrorCode.TOPIC_DELETION_DISABLED if disabled else ErrorCode.INVALID_REQUEST
         message = "Topic deletion is disabled."
         return DeleteTopicsResponse(
             responses=[DeletableTopicResult(topic.name, topic.topic_id, error, message) for topic in wanted]
         )
-    answers = _resolved(broker.metadata.image, wanted)
+    answers = _resolved(metadata.image, wanted)
     ids = tuple(TopicId(answer.topic_id) for answer in answers if answer.error_code == ErrorCode.NONE)
     if ids:
-        results = await executed(broker.metadata, DeleteTopics(ids))
+        results = await executed(metadata, DeleteTopics(ids))
         if isinstance(results, Refusal):
             became = dict.fromkeys(ids, (results.error, results.message))
         else:

@@ -16,10 +16,11 @@ from service.api.config_answers import (
     describe_topic,
 )
 from service.api.turns import in_turns
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.config_commands import ResourceType
+from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import check_topic_name
+from service.settings.broker import BrokerConfig
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -40,14 +41,18 @@ class _Refused(Exception):
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: DescribeConfigsRequest
+    metadata: ClusterMetadata,
+    config: BrokerConfig,
+    session: Session,
+    header: RequestHeader,
+    request: DescribeConfigsRequest,
 ) -> DescribeConfigsResponse:
     results = []
     # Each once: a short request must not grow into an answer of any length.
     wanted = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
     async for resource in in_turns(wanted.values(), at_once=1):
         try:
-            entries = _selected(_entries(broker, resource), resource.configuration_keys)
+            entries = _selected(_entries(metadata, config, resource), resource.configuration_keys)
             configs = [_shown(entry, request) for entry in entries]
             error, message = ErrorCode.NONE, ""
         except _Refused as refused:
@@ -57,47 +62,49 @@ async def handle(
     return DescribeConfigsResponse(results=results)
 
 
-def _entries(broker: Broker, resource: DescribeConfigsResource) -> Iterable[ConfigEntry]:
+def _entries(
+    metadata: ClusterMetadata, config: BrokerConfig, resource: DescribeConfigsResource
+) -> Iterable[ConfigEntry]:
     name = resource.resource_name
     match resource.resource_type:
         case ResourceType.TOPIC:
-            return _of_topic(broker, name)
+            return _of_topic(metadata, config, name)
         case ResourceType.BROKER:
-            return _of_broker(broker, name)
+            return _of_broker(metadata, config, name)
         case ResourceType.GROUP:
-            return _of_group(broker, name)
+            return _of_group(metadata, config, name)
         case ResourceType.BROKER_LOGGER:
-            return _of_loggers(broker, name)
+            return _of_loggers(metadata, name)
         case ResourceType.CLIENT_METRICS:
             return ()
         case _:
             raise _Refused(ErrorCode.INVALID_REQUEST, MALFORMED)
 
 
-def _of_topic(broker: Broker, name: str) -> Iterable[ConfigEntry]:
+def _of_topic(metadata: ClusterMetadata, config: BrokerConfig, name: str) -> Iterable[ConfigEntry]:
     if (problem := check_topic_name(name)) is not None:
         raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
-    topic = broker.metadata.image.topics.get(name)
+    topic = metadata.image.topics.get(name)
     if topic is None:
         raise _Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    return describe_topic(broker, topic.config)
+    return describe_topic(metadata, config, topic.config)
 
 
-def _of_broker(broker: Broker, name: str) -> Iterable[ConfigEntry]:
+def _of_broker(metadata: ClusterMetadata, config: BrokerConfig, name: str) -> Iterable[ConfigEntry]:
     if not name:
-        return describe_all_brokers(broker)
-    if (number := _broker_number(name)) != broker.node_id:
-        message = f"Unexpected broker id, expected {broker.node_id} or empty string, but received {number}"
+        return describe_all_brokers(metadata)
+    if (number := _broker_number(name)) != metadata.broker_id:
+        message = f"Unexpected broker id, expected {metadata.broker_id} or empty string, but received {number}"
         raise _Refused(ErrorCode.INVALID_REQUEST, message)
-    return describe_broker(broker)
+    return describe_broker(metadata, config)
 
 
-def _of_loggers(broker: Broker, name: str) -> Iterable[ConfigEntry]:
+def _of_loggers(metadata: ClusterMetadata, name: str) -> Iterable[ConfigEntry]:
     if not name:
         raise _Refused(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")
-    if (number := _broker_number(name)) != broker.node_id:
+    if (number := _broker_number(name)) != metadata.broker_id:
         raise _Refused(
-            ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {broker.node_id} but received {number}"
+            ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {metadata.broker_id} but received {number}"
         )
     return ()
 
@@ -110,10 +117,10 @@ def _broker_number(name: str) -> int:
         raise _Refused(ErrorCode.INVALID_REQUEST, message) from None
 
 
-def _of_group(broker: Broker, name: str) -> Iterable[ConfigEntry]:
+def _of_group(metadata: ClusterMetadata, config: BrokerConfig, name: str) -> Iterable[ConfigEntry]:
     if not name:
         raise _Refused(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
-    return describe_group(broker, name)
+    return describe_group(metadata, config, name)
 
 
 def _selected(entries: Iterable[ConfigEntry], keys: list[str] | None) -> Iterable[ConfigEntry]:

@@ -4,13 +4,13 @@ The size of every partition asked for, or of all, by data folder; and of the cop
 another folder, with how far they have to go. A folder that is out of service says so and lists nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from log.disk import DiskFault
-from service.broker.folder_moves import Move
+from service.broker.folder_moves import FolderMoves, Move
 from service.broker.log_folder import LogFolder
-from service.broker.node import Broker
 from service.broker.partition import Partition
+from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
@@ -24,23 +24,28 @@ from service.wire.messages import (
 
 
 def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: DescribeLogDirsRequest
+    folders: Sequence[LogFolder],
+    partitions: PartitionTable,
+    moves: FolderMoves,
+    session: Session,
+    header: RequestHeader,
+    request: DescribeLogDirsRequest,
 ) -> DescribeLogDirsResponse:
-    asked = list(_asked(broker, request))
-    moving = {move.partition: move for move in broker.moves.under_way()}
+    asked = list(_asked(partitions, request))
+    moving = {move.partition: move for move in moves.under_way()}
     copies = [moving[partition] for partition in asked if partition in moving]
-    return DescribeLogDirsResponse(results=[_folder(folder, asked, copies) for folder in broker.folders])
+    return DescribeLogDirsResponse(results=[_folder(folder, asked, copies) for folder in folders])
 
 
-def _asked(broker: Broker, request: DescribeLogDirsRequest) -> Iterator[Partition]:
+def _asked(partitions: PartitionTable, request: DescribeLogDirsRequest) -> Iterator[Partition]:
     if request.topics is None:
-        yield from broker.partitions
+        yield from partitions
         return
     wanted: dict[str, dict[int, None]] = {}
     for topic in request.topics:
         wanted.setdefault(topic.topic, {}).update(dict.fromkeys(topic.partitions))
     for name, indexes in wanted.items():
-        held = broker.partitions.topic(name) or {}
+        held = partitions.topic(name) or {}
         yield from (held[index] for index in indexes if index in held)
 
 

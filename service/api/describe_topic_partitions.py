@@ -6,10 +6,11 @@ max.request.partition.size.limit, at least one partition, and ends with a cursor
 
 from service.api.admin_answers import TOPIC_OPERATIONS, leader_of, offline
 from service.broker.internal_topics import INTERNAL_TOPICS
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.image import Image, Topic
+from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import check_topic_name
+from service.settings.broker import BrokerConfig
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -22,15 +23,19 @@ from service.wire.messages import (
 
 
 def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: DescribeTopicPartitionsRequest
+    metadata: ClusterMetadata,
+    config: BrokerConfig,
+    session: Session,
+    header: RequestHeader,
+    request: DescribeTopicPartitionsRequest,
 ) -> DescribeTopicPartitionsResponse:
-    image = broker.metadata.image
+    image = metadata.image
     asked = [topic.name for topic in request.topics]
     cursor = request.cursor
     if cursor is not None and (cursor.partition_index < 0 or (asked and cursor.topic_name not in asked)):
         refused = [DescribeTopicPartitionsResponseTopic(ErrorCode.INVALID_REQUEST, name) for name in asked]
         return DescribeTopicPartitionsResponse(topics=refused)
-    room = max(1, min(request.response_partition_limit, broker.config.max_request_partition_size_limit))
+    room = max(1, min(request.response_partition_limit, config.max_request_partition_size_limit))
     topics: list[DescribeTopicPartitionsResponseTopic] = []
     for name in sorted(dict.fromkeys(asked or image.topics)):
         if cursor is not None and name < cursor.topic_name:

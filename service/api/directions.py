@@ -4,9 +4,9 @@ answer itself, so that a client need not ask for metadata first.
 
 from log.ids import TopicId
 from service.api.admin_answers import leader_of
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.cluster.image import NO_LEADER, PartitionState
+from service.cluster.metadata import ClusterMetadata
 from service.settings.broker import Endpoint
 from service.wire.error_codes import ErrorCode
 
@@ -16,8 +16,8 @@ UNKNOWN_HERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID
 class Directions:
     """For one answer. `nodes`: brokers that it names, with their racks."""
 
-    def __init__(self, broker: Broker, session: Session) -> None:
-        self._broker = broker
+    def __init__(self, metadata: ClusterMetadata, session: Session) -> None:
+        self._metadata = metadata
         self._listener = session.listener
         self.nodes: dict[int, tuple[Endpoint, str | None]] = {}
 
@@ -25,7 +25,7 @@ class Directions:
         """As Kafka has it: what the cluster knows and this broker has no part in is only at the wrong door."""
         if error in UNKNOWN_HERE:
             state = self._state(topic, index)
-            if state is not None and self._broker.node_id not in state.replicas:
+            if state is not None and self._metadata.broker_id not in state.replicas:
                 return ErrorCode.NOT_LEADER_OR_FOLLOWER
         return error
 
@@ -34,9 +34,9 @@ class Directions:
         state = self._state(topic, index)
         if state is None:
             return None
-        image = self._broker.image
+        image = self._metadata.image
         leader, _ = leader_of(image, state, self._listener)
-        if leader in (NO_LEADER, self._broker.node_id):
+        if leader in (NO_LEADER, self._metadata.broker_id):
             return None
         node = image.brokers[leader]
         endpoint = node.endpoint(self._listener)
@@ -45,6 +45,6 @@ class Directions:
         return leader, state.leader_epoch
 
     def _state(self, topic: str | bytes, index: int) -> PartitionState | None:
-        image = self._broker.image
+        image = self._metadata.image
         known = image.topic_by_id(TopicId(topic)) if isinstance(topic, bytes) else image.topics.get(topic)
         return None if known is None else known.partitions.get(index)

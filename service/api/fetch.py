@@ -18,10 +18,21 @@ from dataclasses import dataclass
 
 from isolation.read_view import AnyIsolation, FollowerIsolation, Isolation
 from service.api.directions import Directions
-from service.broker.fetch_sessions import FIRST_EPOCH, SESSIONLESS_EPOCH, FetchSession, SessionKey, Wanted
-from service.broker.node import Broker
+from service.broker.fetch_sessions import (
+    FIRST_EPOCH,
+    SESSIONLESS_EPOCH,
+    FetchSession,
+    FetchSessions,
+    SessionKey,
+    Wanted,
+)
+from service.broker.partition_table import PartitionTable
 from service.broker.reading import Copier, Found, Reading, Terms
+from service.broker.replication import Replication
 from service.broker.session import Session
+from service.cluster.metadata import ClusterMetadata
+from service.ports import Env
+from service.settings.broker import BrokerConfig
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -43,21 +54,33 @@ NO_RECORDS = b""
 READ_COMMITTED = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of the broker that an answer takes."""
+
+    env: Env
+    config: BrokerConfig
+    metadata: ClusterMetadata
+    partitions: PartitionTable
+    fetch_sessions: FetchSessions
+    replication: Replication
+
+
 def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: FetchRequest
+    parts: Parts, session: Session, header: RequestHeader, request: FetchRequest
 ) -> FetchResponse | Awaitable[FetchResponse]:
     by_id = header.api_version >= TOPIC_IDS_SINCE
-    now_ms = broker.env.clock.wall_ms()
+    now_ms = parts.env.clock.wall_ms()
     fetch_session: FetchSession | None = None
     if request.session_epoch in (FIRST_EPOCH, SESSIONLESS_EPOCH):
         if request.session_id:
-            broker.fetch_sessions.close(request.session_id)
+            parts.fetch_sessions.close(request.session_id)
         wanted = dict(_wanted(request, by_id))
         if request.session_epoch == FIRST_EPOCH:
-            fresh_id = broker.env.rng.randrange(1, 2**31)
-            fetch_session = broker.fetch_sessions.open(fresh_id, wanted, by_topic_id=by_id, now_ms=now_ms)
+            fresh_id = parts.env.rng.randrange(1, 2**31)
+            fetch_session = parts.fetch_sessions.open(fresh_id, wanted, by_topic_id=by_id, now_ms=now_ms)
     else:
-        fetch_session = broker.fetch_sessions.find(request.session_id)
+        fetch_session = parts.fetch_sessions.find(request.session_id)
         if fetch_session is None:
             return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         if fetch_session.epoch != request.session_epoch:
@@ -66,50 +89,50 @@ def handle(
             return FetchResponse(error_code=ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
         fetch_session.update(_wanted(request, by_id), _forgotten(request, by_id))
         if fetch_session.wanted:
-            broker.fetch_sessions.use(fetch_session, now_ms=now_ms)
+            parts.fetch_sessions.use(fetch_session, now_ms=now_ms)
             wanted = fetch_session.wanted
         else:
-            broker.fetch_sessions.close(fetch_session.session_id)
+            parts.fetch_sessions.close(fetch_session.session_id)
             fetch_session, wanted = None, {}
     incremental = request.session_epoch > FIRST_EPOCH and fetch_session is not None
     isolation: AnyIsolation = Isolation.READ_UNCOMMITTED
     if request.isolation_level == READ_COMMITTED:
         isolation = Isolation.READ_COMMITTED
-    copier = _copier(broker, request)
+    copier = _copier(parts, request)
     if copier is not None:
         isolation = FollowerIsolation.LOG_END
     terms = Terms(
         isolation,
         request.min_bytes,
-        min(request.max_bytes, broker.config.fetch_max_bytes),
+        min(request.max_bytes, parts.config.fetch_max_bytes),
         request.max_wait_ms,
         knows_followers=copier is None and header.api_version >= FOLLOWERS_SINCE,
-        nearer=_nearer(broker, request.rack_id) if request.rack_id else (),
+        nearer=_nearer(parts, request.rack_id) if request.rack_id else (),
     )
     keeps_order = fetch_session is not None
-    reading = Reading(broker.partitions, session, terms, wanted, keeps_order=keeps_order, copier=copier)
-    directions = Directions(broker, session)
+    reading = Reading(parts.partitions, session, terms, wanted, keeps_order=keeps_order, copier=copier)
+    directions = Directions(parts.metadata, session)
     answer = Answer(reading, fetch_session, incremental, directions, header.api_version >= DIRECTIONS_SINCE)
     if reading.read() or request.max_wait_ms <= 0:
         return answer.now()
     return answer.wait()
 
 
-def _copier(broker: Broker, request: FetchRequest) -> Copier | None:
+def _copier(parts: Parts, request: FetchRequest) -> Copier | None:
     """The broker that asks, if it is one."""
     state = request.replica_state
     broker_id, epoch = (request.replica_id, -1) if state is None else (state.replica_id, state.replica_epoch)
     if broker_id < 0:
         return None
-    replication, has_readers = broker.replication, broker.config.replica_selector_class is not None
+    replication, has_readers = parts.replication, parts.config.replica_selector_class is not None
     return Copier(broker_id, epoch, replication.in_sync, replication.throttles.leading, has_readers)
 
 
-def _nearer(broker: Broker, rack: str) -> Container[int]:
+def _nearer(parts: Parts, rack: str) -> Container[int]:
     """The brokers in the reader's rack, unless this is one of them or everybody reads from leaders."""
-    if broker.config.replica_selector_class is None or rack == broker.config.broker_rack:
+    if parts.config.replica_selector_class is None or rack == parts.config.broker_rack:
         return ()
-    return [each.id for each in broker.image.brokers.values() if each.rack == rack]
+    return [each.id for each in parts.metadata.image.brokers.values() if each.rack == rack]
 
 
 def _wanted(request: FetchRequest, by_id: bool) -> Iterable[tuple[SessionKey, Wanted]]:

@@ -5,8 +5,8 @@ producer that held it, ends what was open, and hands out
 the next epoch. Version 6 (external two-phase commit) is unstable in Kafka and is offered where the operator allows it.
 """
 
-from service.api.wire_codes import PATIENCE_MS, ask_coordinator, error_of, fencing_code
-from service.broker.node import Broker
+from service.api.wire_codes import PATIENCE_MS, Transactions, ask_coordinator, error_of, fencing_code
+from service.broker.producer_id_source import ProducerIdSource
 from service.broker.session import Session
 from service.cluster.metadata import MetadataLost
 from service.wire.codec import RequestHeader
@@ -19,11 +19,15 @@ FENCED_SINCE = 4
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: InitProducerIdRequest
+    transactions: Transactions,
+    producer_ids: ProducerIdSource,
+    session: Session,
+    header: RequestHeader,
+    request: InitProducerIdRequest,
 ) -> InitProducerIdResponse:
     if request.transactional_id is None:
         try:
-            return InitProducerIdResponse(producer_id=await broker.producer_ids.next(), producer_epoch=0)
+            return InitProducerIdResponse(producer_id=await producer_ids.next(), producer_epoch=0)
         except MetadataLost:
             return refused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     if not request.transactional_id or (request.producer_id < 0) != (request.producer_epoch < 0):
@@ -37,14 +41,14 @@ async def handle(
         keep_prepared=request.keep_prepared_txn,
         patience_ms=PATIENCE_MS,
     )
-    verdict = await ask_coordinator(broker.transactions, request.transactional_id, command)
+    verdict = await ask_coordinator(transactions, request.transactional_id, command)
     if isinstance(verdict, NoProducerIds):
         # The broker's first transactional client finds the supply empty: a block is one write away.
         try:
-            await broker.producer_ids.refill()
+            await producer_ids.refill()
         except MetadataLost:
             return refused(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        verdict = await ask_coordinator(broker.transactions, request.transactional_id, command)
+        verdict = await ask_coordinator(transactions, request.transactional_id, command)
     if isinstance(verdict, ErrorCode):
         return refused(verdict)
     if isinstance(verdict, Initialized):

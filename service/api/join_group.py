@@ -9,11 +9,11 @@ The reason (version 8) is not kept.
 from collections.abc import Awaitable
 from functools import partial
 
-from service.api.group_answers import answer_with, error_code, fresh_id, host_of
+from service.api.group_answers import Groups, answer_with, error_code, fresh_id, host_of
 from service.api.turns import slices_in_turns
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.groups.commands import JoinGroup, JoinReply
+from service.ports import Env
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember
@@ -26,7 +26,7 @@ MEMBERS_AT_ONCE = 500
 
 
 def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: JoinGroupRequest
+    groups: Groups, env: Env, session: Session, header: RequestHeader, request: JoinGroupRequest
 ) -> JoinGroupResponse | Awaitable[JoinGroupResponse]:
     version = header.api_version
     if not request.group_id:
@@ -42,11 +42,11 @@ def handle(
         rebalance_timeout_ms=request.rebalance_timeout_ms if says_rebalance_timeout else request.session_timeout_ms,
         client_id=header.client_id or "",
         client_host=host_of(session),
-        fresh_id="" if request.member_id else fresh_id(broker.env),
+        fresh_id="" if request.member_id else fresh_id(env),
         requires_member_id=version >= MEMBER_ID_REQUIRED_SINCE,
         can_skip_assignment=version >= SKIPS_ASSIGNMENT_SINCE,
     )
-    return answer_with(partial(_answer, version), broker.groups, request.group_id, command, JoinReply, session)
+    return answer_with(partial(_answer, version), groups, request.group_id, command, JoinReply, session)
 
 
 def _answer(version: int, reply: JoinReply | ErrorCode) -> JoinGroupResponse | Awaitable[JoinGroupResponse]:

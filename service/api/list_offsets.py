@@ -9,14 +9,16 @@ last stable offset.
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass
 
 from log.batch import BatchHeader, CorruptBatch, plain_payload
 from log.disk import DiskFault
 from log.time_search import max_timestamp, offset_for_timestamp
-from service.broker.node import Broker
 from service.broker.partition import Partition
+from service.broker.partition_table import PartitionTable
 from service.broker.reading import leader_epoch_error
 from service.broker.session import Session
+from service.ports import Env
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -36,13 +38,22 @@ LOOKED_UP_A_TURN = 50
 """A lookup by time takes some fifty microseconds, and need not wait for anything."""
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of the broker that an answer takes."""
+
+    partitions: PartitionTable
+    time_lookups: asyncio.Lock
+    env: Env
+
+
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: ListOffsetsRequest
+    parts: Parts, session: Session, header: RequestHeader, request: ListOffsetsRequest
 ) -> ListOffsetsResponse:
     topics, looked_up = [], 0
     for topic in request.topics:
         times_named = Counter(partition.partition_index for partition in topic.partitions)
-        partitions = broker.partitions.topic(topic.name)
+        partitions = parts.partitions.topic(topic.name)
         answers = []
         for wanted in topic.partitions:
             looked_up += 1
@@ -57,7 +68,7 @@ async def handle(
                 answers.append(_error(wanted, error))
             else:
                 try:
-                    answers.append(await _answer(broker, session, partition, wanted, header.api_version, request))
+                    answers.append(await _answer(parts, session, partition, wanted, header.api_version, request))
                 except (DiskFault, CorruptBatch) as failure:
                     answers.append(_error(wanted, partition.unreadable(failure)))
         twice = [index for index, times in times_named.items() if times > 1]
@@ -85,7 +96,7 @@ def _limit(partition: Partition, request: ListOffsetsRequest) -> int:
 
 
 async def _answer(
-    broker: Broker,
+    parts: Parts,
     session: Session,
     partition: Partition,
     wanted: ListOffsetsPartition,
@@ -108,10 +119,10 @@ async def _answer(
     async def unpack(batch: bytes, header: BatchHeader) -> bytes:
         if header.codec == 0:
             return plain_payload(batch, header)
-        return await broker.env.blocking(plain_payload, batch, header)
+        return await parts.env.blocking(plain_payload, batch, header)
 
     with session.waits():  # its turn: thousands of lookups whose client is gone must not come before another's
-        await broker.time_lookups.acquire()
+        await parts.time_lookups.acquire()
     try:
         if error := leader_epoch_error(partition, wanted.current_leader_epoch):  # another may lead by now
             return _error(wanted, error)
@@ -121,7 +132,7 @@ async def _answer(
         else:
             found = await offset_for_timestamp(log, timestamp, limit, unpack)
     finally:
-        broker.time_lookups.release()
+        parts.time_lookups.release()
     if found is None:
         return _not_yet(wanted, version) if partition.is_catching_up else ListOffsetsPartitionResponse(index)
     return ListOffsetsPartitionResponse(index, 0, found.timestamp, found.offset, found.leader_epoch)

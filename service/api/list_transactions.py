@@ -3,9 +3,10 @@ broker coordinates.
 """
 
 from service.api.turns import in_turns
-from service.broker.node import Broker
+from service.api.wire_codes import Transactions
 from service.broker.session import Session
 from service.groups.regex import InvalidRegex, TopicRegex
+from service.ports import Env
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -20,9 +21,9 @@ LOOKED_AT_ONCE = 1_000
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: ListTransactionsRequest
+    transactions: Transactions, env: Env, session: Session, header: RequestHeader, request: ListTransactionsRequest
 ) -> ListTransactionsResponse:
-    shards = list(broker.transactions.shards())
+    shards = list(transactions.shards())
     if not all(shard.loaded for shard in shards):
         return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     try:
@@ -49,7 +50,7 @@ async def handle(
     found: list[ListTransactionsResponseTransactionState] = []
     for shard in shards:
         async for txn in in_turns(list(shard.machine.all()), LOOKED_AT_ONCE):
-            if is_wanted(txn, broker.env.clock.wall_ms()):
+            if is_wanted(txn, env.clock.wall_ms()):
                 state = ListTransactionsResponseTransactionState(txn.transactional_id, txn.producer_id, txn.state.label)
                 found.append(state)
     return ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=found)

@@ -8,15 +8,18 @@ authorized yet: every operation is allowed, and said to be.
 
 import logging
 from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
 
 from log.ids import ZERO_TOPIC_ID, TopicId
 from service.api.admin_answers import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNASKED, executed, leader_of, offline
-from service.broker.internal_topics import INTERNAL_TOPICS
-from service.broker.node import Broker
+from service.broker.internal_topics import INTERNAL_TOPICS, InternalTopics
 from service.broker.session import Session
 from service.cluster.controller import Refusal
 from service.cluster.image import Image, PartitionState, Topic
+from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import CreateTopics, NewTopic, check_topic_name
+from service.ports import Env
+from service.settings.broker import BrokerConfig
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -33,21 +36,31 @@ logger = logging.getLogger("oncelog.topics")
 REQUEST_IDS_SINCE = 12
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of the broker that an answer takes."""
+
+    metadata: ClusterMetadata
+    config: BrokerConfig
+    env: Env
+    internal_topics: InternalTopics
+
+
 def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: MetadataRequest
+    parts: Parts, session: Session, header: RequestHeader, request: MetadataRequest
 ) -> MetadataResponse | Awaitable[MetadataResponse]:
     topics = request.topics
     if topics is None or (header.api_version == 0 and not topics):
-        image = broker.metadata.image
+        image = parts.metadata.image
         describer = _Describer(image, session.listener)
-        return _answer(broker, session, request, [describer.topic(topic) for topic in image.topics.values()])
+        return _answer(image, session, request, [describer.topic(topic) for topic in image.topics.values()])
     if (error := _malformed(header.api_version, topics)) is not None:
         refused = [MetadataResponseTopic(error, topic.name or "", topic.topic_id) for topic in topics]
         return MetadataResponse(topics=refused)
-    missing = _missing(broker, topics) if request.allow_auto_topic_creation else []
-    if missing and broker.config.auto_create_topics_enable:
-        return _after_creation(broker, session, request, topics, missing)
-    return _answer(broker, session, request, _described(broker, session, topics))
+    missing = _missing(parts.metadata.image, topics) if request.allow_auto_topic_creation else []
+    if missing and parts.config.auto_create_topics_enable:
+        return _after_creation(parts, session, request, topics, missing)
+    return _answer(parts.metadata.image, session, request, _described(parts.metadata.image, session, topics))
 
 
 def _malformed(version: int, topics: Iterable[MetadataRequestTopic]) -> ErrorCode | None:
@@ -59,33 +72,32 @@ def _malformed(version: int, topics: Iterable[MetadataRequestTopic]) -> ErrorCod
     return None
 
 
-def _missing(broker: Broker, topics: Iterable[MetadataRequestTopic]) -> list[str]:
-    known = broker.metadata.image.topics
+def _missing(image: Image, topics: Iterable[MetadataRequestTopic]) -> list[str]:
     names = (topic.name for topic in topics if topic.topic_id == ZERO_TOPIC_ID)
+    known = image.topics
     return [name for name in dict.fromkeys(names) if name and name not in known and check_topic_name(name) is None]
 
 
 async def _after_creation(
-    broker: Broker, session: Session, request: MetadataRequest, topics: list[MetadataRequestTopic], missing: list[str]
+    parts: Parts, session: Session, request: MetadataRequest, topics: list[MetadataRequestTopic], missing: list[str]
 ) -> MetadataResponse:
-    ordinary = tuple(NewTopic(name, TopicId(broker.env.unique())) for name in missing if name not in INTERNAL_TOPICS)
+    ordinary = tuple(NewTopic(name, TopicId(parts.env.unique())) for name in missing if name not in INTERNAL_TOPICS)
     for name in missing:
         if name in INTERNAL_TOPICS:
-            broker.internal_topics.bring_about(INTERNAL_TOPICS[name])
+            parts.internal_topics.bring_about(INTERNAL_TOPICS[name])
     if ordinary:
         # What could not be created is answered like any other unknown topic; only the log says why.
-        config = broker.config
+        config = parts.config
         command = CreateTopics(ordinary, config.num_partitions, config.default_replication_factor)
-        results = await executed(broker.metadata, command)
+        results = await executed(parts.metadata, command)
         for result in () if isinstance(results, Refusal) else results:
             if result.error not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
                 logger.warning("%s asked for topic %s: %s", session.host, result.name, result.message)
-    return _answer(broker, session, request, _described(broker, session, topics))
+    return _answer(parts.metadata.image, session, request, _described(parts.metadata.image, session, topics))
 
 
-def _described(broker: Broker, session: Session, topics: Iterable[MetadataRequestTopic]) -> list[MetadataResponseTopic]:
+def _described(image: Image, session: Session, topics: Iterable[MetadataRequestTopic]) -> list[MetadataResponseTopic]:
     """Each topic once: first those that exist, then the others."""
-    image = broker.metadata.image
     describer = _Describer(image, session.listener)
     found: dict[str, MetadataResponseTopic] = {}
     unknown: dict[tuple[str | None, bytes], MetadataResponseTopic] = {}
@@ -132,9 +144,8 @@ class _Describer:
 
 
 def _answer(
-    broker: Broker, session: Session, request: MetadataRequest, topics: list[MetadataResponseTopic]
+    image: Image, session: Session, request: MetadataRequest, topics: list[MetadataResponseTopic]
 ) -> MetadataResponse:
-    image = broker.metadata.image
     brokers = []
     for member in image.brokers.values():
         if (endpoint := member.endpoint(session.listener)) is not None:

@@ -8,11 +8,11 @@ are none. Very many are committed OFFSETS_AT_ONCE at a time, and each time it is
 from collections.abc import Awaitable, Iterable, Iterator
 
 from log.ids import TopicId
-from service.api.group_answers import OFFSETS_AT_ONCE, answer_with, ask, error_code
+from service.api.group_answers import OFFSETS_AT_ONCE, Groups, answer_with, ask, error_code
 from service.api.turns import slices_in_turns
-from service.broker.node import Broker
 from service.broker.session import Session
-from service.cluster.image import Topic
+from service.cluster.image import Image, Topic
+from service.cluster.metadata import ClusterMetadata
 from service.groups.commands import CommitOffsets, CommitReply, OffsetToCommit
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
@@ -31,12 +31,12 @@ _Refused = tuple[str, bytes, int, ErrorCode]
 
 
 def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: OffsetCommitRequest
+    groups: Groups, metadata: ClusterMetadata, session: Session, header: RequestHeader, request: OffsetCommitRequest
 ) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
     answers = _Answers()
-    wanted = _wanted(broker, request, by_id=header.api_version >= TOPIC_IDS_SINCE)
+    wanted = _wanted(metadata, request, by_id=header.api_version >= TOPIC_IDS_SINCE)
     if sum(len(topic.partitions) for topic in request.topics) > OFFSETS_AT_ONCE:
-        return _commit_in_turns(broker, header, request, wanted, answers)
+        return _commit_in_turns(groups, header, request, wanted, answers)
     offsets = answers.without_refused(wanted)
     if not offsets:
         return OffsetCommitResponse(topics=answers.topics())
@@ -45,11 +45,11 @@ def handle(
         answers.note(offsets, reply)
         return OffsetCommitResponse(topics=answers.topics())
 
-    return answer_with(answer, broker.groups, request.group_id, _command(header, request, offsets), CommitReply)
+    return answer_with(answer, groups, request.group_id, _command(header, request, offsets), CommitReply)
 
 
 async def _commit_in_turns(
-    broker: Broker,
+    groups: Groups,
     header: RequestHeader,
     request: OffsetCommitRequest,
     wanted: Iterator[OffsetToCommit | _Refused],
@@ -58,14 +58,16 @@ async def _commit_in_turns(
     async for some in slices_in_turns(wanted, OFFSETS_AT_ONCE):
         if offsets := answers.without_refused(some):
             command = _command(header, request, offsets)
-            answers.note(offsets, await ask(broker.groups, request.group_id, command, CommitReply))
+            answers.note(offsets, await ask(groups, request.group_id, command, CommitReply))
     return OffsetCommitResponse(topics=answers.topics())
 
 
-def _wanted(broker: Broker, request: OffsetCommitRequest, *, by_id: bool) -> Iterator[OffsetToCommit | _Refused]:
+def _wanted(
+    metadata: ClusterMetadata, request: OffsetCommitRequest, *, by_id: bool
+) -> Iterator[OffsetToCommit | _Refused]:
     missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     for wanted in request.topics:
-        topic = _find(broker, wanted, by_id=by_id)
+        topic = _find(metadata.image, wanted, by_id=by_id)
         for partition in wanted.partitions:
             index = partition.partition_index
             if topic is None:
@@ -95,10 +97,10 @@ def _command(header: RequestHeader, request: OffsetCommitRequest, offsets: tuple
     )
 
 
-def _find(broker: Broker, wanted: OffsetCommitRequestTopic, *, by_id: bool) -> Topic | None:
+def _find(image: Image, wanted: OffsetCommitRequestTopic, *, by_id: bool) -> Topic | None:
     if by_id:
-        return broker.image.topic_by_id(TopicId(wanted.topic_id))
-    return broker.image.topics.get(wanted.name)
+        return image.topic_by_id(TopicId(wanted.topic_id))
+    return image.topics.get(wanted.name)
 
 
 class _Answers:

@@ -1,9 +1,9 @@
 """OffsetDelete, version 0: offsets of topics that the group does not subscribe to (or of any, while it is empty) go."""
 
-from service.api.group_answers import OFFSETS_AT_ONCE, ask, error_code
+from service.api.group_answers import OFFSETS_AT_ONCE, Groups, ask, error_code
 from service.api.turns import slices_in_turns
-from service.broker.node import Broker
 from service.broker.session import Session
+from service.cluster.metadata import ClusterMetadata
 from service.groups.commands import DeleteOffsets, DeleteOffsetsReply
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
@@ -16,7 +16,7 @@ from service.wire.messages import (
 
 
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: OffsetDeleteRequest
+    groups: Groups, metadata: ClusterMetadata, session: Session, header: RequestHeader, request: OffsetDeleteRequest
 ) -> OffsetDeleteResponse:
     if not request.group_id:
         return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
@@ -25,14 +25,14 @@ async def handle(
     async for some in slices_in_turns(named, OFFSETS_AT_ONCE):
         existing: dict[str, list[int]] = {}
         for name, index in some:
-            topic = broker.image.topics.get(name)
+            topic = metadata.image.topics.get(name)
             if topic is not None and index in topic.partitions:
                 existing.setdefault(name, []).append(index)
             else:
                 error = OffsetDeleteResponsePartition(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
                 answers.setdefault(name, []).append(error)
         command = DeleteOffsets(request.group_id, tuple((name, tuple(found)) for name, found in existing.items()))
-        reply = await ask(broker.groups, request.group_id, command, DeleteOffsetsReply)
+        reply = await ask(groups, request.group_id, command, DeleteOffsetsReply)
         if isinstance(reply, ErrorCode):
             return OffsetDeleteResponse(error_code=reply)
         if reply.fault is not None:

@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Iterator
 from dataclasses import replace
 
 from log.ids import TopicId
-from service.api.group_answers import OFFSETS_AT_ONCE, answer_with, ask, error_code
+from service.api.group_answers import OFFSETS_AT_ONCE, Groups, answer_with, ask, error_code
 from service.api.turns import in_turns
-from service.broker.node import Broker
 from service.broker.session import Session
+from service.cluster.image import Image
+from service.cluster.metadata import ClusterMetadata
 from service.groups.commands import (
     FetchedOffset,
     FetchOffsets,
@@ -43,7 +44,7 @@ NO_OFFSET = -1
 
 
 def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: OffsetFetchRequest
+    groups: Groups, metadata: ClusterMetadata, session: Session, header: RequestHeader, request: OffsetFetchRequest
 ) -> OffsetFetchResponse | Awaitable[OffsetFetchResponse]:
     if header.api_version >= BATCHES_SINCE and len(request.groups) == 1:
         (group,) = request.groups
@@ -51,18 +52,19 @@ def handle(
             group.topics is not None
             and sum(1 + len(topic.partition_indexes) for topic in group.topics) <= OFFSETS_AT_ONCE
         ):
-            return _fetch_few(broker, header.api_version, group, group.topics, request.require_stable)
-    return _fetch_in_turns(broker, header.api_version, request)
+            return _fetch_few(groups, metadata.image, header.api_version, group, group.topics, request.require_stable)
+    return _fetch_in_turns(groups, metadata, header.api_version, request)
 
 
 def _fetch_few(
-    broker: Broker,
+    groups: Groups,
+    image: Image,
     version: int,
     wanted: OffsetFetchRequestGroup,
     topics: list[OffsetFetchRequestTopics],
     require_stable: bool,
 ) -> OffsetFetchResponse | Awaitable[OffsetFetchResponse]:
-    asked, refused = _asked(broker, version, topics)
+    asked, refused = _asked(image, version, topics)
 
     def answer(reply: FetchReply | ErrorCode) -> OffsetFetchResponse:
         if isinstance(reply, ErrorCode) or reply.fault is not None:
@@ -76,47 +78,49 @@ def _fetch_few(
         return OffsetFetchResponse(groups=[OffsetFetchResponseGroup(wanted.group_id, found)])
 
     command = FetchOffsets(wanted.group_id, wanted.member_id, wanted.member_epoch, tuple(asked), require_stable)
-    return answer_with(answer, broker.groups, wanted.group_id, command, FetchReply)
+    return answer_with(answer, groups, wanted.group_id, command, FetchReply)
 
 
-async def _fetch_in_turns(broker: Broker, version: int, request: OffsetFetchRequest) -> OffsetFetchResponse:
+async def _fetch_in_turns(
+    groups: Groups, metadata: ClusterMetadata, version: int, request: OffsetFetchRequest
+) -> OffsetFetchResponse:
     if version >= BATCHES_SINCE:
         # Each once: a short request must not grow into an answer of any length.
         wanted_by_id = {group.group_id: group for group in request.groups}
-        groups = [
-            await _fetch(broker, version, group, request.require_stable)
+        answers = [
+            await _fetch(groups, metadata, version, group, request.require_stable)
             async for group in in_turns(wanted_by_id.values(), at_once=1)
         ]
-        return OffsetFetchResponse(groups=groups)
+        return OffsetFetchResponse(groups=answers)
     topics = None
     if request.topics is not None:
         topics = [
             OffsetFetchRequestTopics(topic.name, NO_TOPIC_ID, topic.partition_indexes) for topic in request.topics
         ]
     wanted = OffsetFetchRequestGroup(request.group_id, topics=topics)
-    group = await _fetch(broker, version, wanted, request.require_stable)
+    group = await _fetch(groups, metadata, version, wanted, request.require_stable)
     if group.error_code:
         group.topics = _refused_topics(topics or [], group.error_code)
     return OffsetFetchResponse(topics=[_single(topic) for topic in group.topics], error_code=group.error_code)
 
 
 async def _fetch(
-    broker: Broker, version: int, wanted: OffsetFetchRequestGroup, require_stable: bool
+    groups: Groups, metadata: ClusterMetadata, version: int, wanted: OffsetFetchRequestGroup, require_stable: bool
 ) -> OffsetFetchResponseGroup:
     by_id = version >= TOPIC_IDS_SINCE
     refused: list[OffsetFetchRequestTopics] = []
     if wanted.topics is None:
-        named = await ask(broker.groups, wanted.group_id, NameOffsets(wanted.group_id), OffsetNamesReply)
+        named = await ask(groups, wanted.group_id, NameOffsets(wanted.group_id), OffsetNamesReply)
         if isinstance(named, ErrorCode):
             return OffsetFetchResponseGroup(wanted.group_id, error_code=named)
         asked = list(named.topics)
     else:
-        asked, refused = _asked(broker, version, wanted.topics)
+        asked, refused = _asked(metadata.image, version, wanted.topics)
     found: list[list[FetchedOffset]] = [[] for _ in asked]
     async for some in in_turns(_few_at_a_time(asked), at_once=1):
         pieces = tuple(piece for _, piece in some)
         command = FetchOffsets(wanted.group_id, wanted.member_id, wanted.member_epoch, pieces, require_stable)
-        reply = await ask(broker.groups, wanted.group_id, command, FetchReply)
+        reply = await ask(groups, wanted.group_id, command, FetchReply)
         if isinstance(reply, ErrorCode):
             return OffsetFetchResponseGroup(wanted.group_id, error_code=reply)
         if reply.fault is not None:
@@ -128,23 +132,23 @@ async def _fetch(
         for topic, offsets in zip(asked, found, strict=True)
     ]
     if by_id and wanted.topics is None:
-        topics = _with_ids(broker, topics)
+        topics = _with_ids(metadata.image, topics)
     topics += _refused_topics(refused, ErrorCode.UNKNOWN_TOPIC_ID)
     return OffsetFetchResponseGroup(wanted.group_id, topics)
 
 
 def _asked(
-    broker: Broker, version: int, topics: list[OffsetFetchRequestTopics]
+    image: Image, version: int, topics: list[OffsetFetchRequestTopics]
 ) -> tuple[list[PartitionsAsked], list[OffsetFetchRequestTopics]]:
     """What the coordinator is asked, and the topics whose ids nobody has."""
     asked: list[PartitionsAsked] = []
     refused: list[OffsetFetchRequestTopics] = []
     for topic in topics:
-        name = _name_of(broker, topic) if version >= TOPIC_IDS_SINCE else topic.name
+        name = _name_of(image, topic) if version >= TOPIC_IDS_SINCE else topic.name
         if name is None:
             refused.append(topic)
         else:
-            present = broker.image.topics.get(name)
+            present = image.topics.get(name)
             topic_id = NO_TOPIC_ID if present is None else present.id
             asked.append(PartitionsAsked(name, topic_id, tuple(topic.partition_indexes)))
     return asked, refused
@@ -165,14 +169,14 @@ def _few_at_a_time(asked: list[PartitionsAsked]) -> Iterator[list[tuple[int, Par
     yield some
 
 
-def _with_ids(broker: Broker, topics: list[OffsetFetchResponseTopics]) -> list[OffsetFetchResponseTopics]:
+def _with_ids(image: Image, topics: list[OffsetFetchResponseTopics]) -> list[OffsetFetchResponseTopics]:
     """A topic that is gone has no id to be named by, and is left out."""
-    known = ((topic, broker.image.topics.get(topic.name)) for topic in topics)
+    known = ((topic, image.topics.get(topic.name)) for topic in topics)
     return [replace(topic, topic_id=facts.id) for topic, facts in known if facts is not None]
 
 
-def _name_of(broker: Broker, topic: OffsetFetchRequestTopics) -> str | None:
-    found = broker.image.topic_by_id(TopicId(topic.topic_id))
+def _name_of(image: Image, topic: OffsetFetchRequestTopics) -> str | None:
+    found = image.topic_by_id(TopicId(topic.topic_id))
     return None if found is None else found.name
 
 

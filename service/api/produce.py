@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from service.api.directions import Directions
 from service.api.rules import brokers
 from service.broker.acceptance import Refused, one_batch
-from service.broker.node import Broker
 from service.broker.partition import ACKS_ALL, Appended
-from service.broker.partition_table import TopicPartitions
+from service.broker.partition_table import PartitionTable, TopicPartitions
 from service.broker.session import Session
-from service.broker.writing import Terms, Write, Writing
+from service.broker.writing import Means, Terms, Write, Writing
+from service.cluster.metadata import ClusterMetadata
 from service.net.door import CLOSE, NO_REPLY, OWN_BYTES, Held, Signal
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
@@ -52,21 +52,26 @@ UNKNOWN_NAME = Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """By whom, of whom, what."""
+    """By whom, what; and what tells who leads instead."""
 
-    broker: Broker
+    metadata: ClusterMetadata
     session: Session
     version: int
     request: ProduceRequest
 
 
 def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: ProduceRequest
+    held: PartitionTable,
+    metadata: ClusterMetadata,
+    means: Means,
+    session: Session,
+    header: RequestHeader,
+    request: ProduceRequest,
 ) -> ProduceResponse | Signal | Awaitable[ProduceResponse] | Held[ProduceResponse | Signal]:
     version = header.api_version
     writes = []
     for topic in request.topic_data:
-        partitions = _partitions(broker, version, topic)
+        partitions = _partitions(held, version, topic)
         for data in topic.partition_data:
             writes.append(Write(partitions, data.index, one_batch(memoryview(data.records or b""))))
     terms = Terms(
@@ -78,8 +83,8 @@ def handle(
         knows_zstd=version >= ZSTD_SINCE,
         may_write_internal=header.client_id == ADMIN_CLIENT and brokers(session, request),
     )
-    writing = Writing(broker.writing, terms, writes)
-    asked = Asked(broker, session, version, request)
+    writing = Writing(means, terms, writes)
+    asked = Asked(metadata, session, version, request)
     wrong = writing.wrong_transaction()
     if wrong is None and request.acks not in (ACKS_ALL, 0, 1):
         wrong = ErrorCode.INVALID_REQUIRED_ACKS
@@ -95,10 +100,10 @@ def handle(
     return Held(_append_later(asked, writing, is_ready=is_ready))
 
 
-def _partitions(broker: Broker, version: int, topic: TopicProduceData) -> TopicPartitions | Refused:
+def _partitions(held: PartitionTable, version: int, topic: TopicProduceData) -> TopicPartitions | Refused:
     if version >= TOPIC_IDS_SINCE:
-        return broker.partitions.topic_by_id(topic.topic_id) or UNKNOWN_ID
-    return broker.partitions.topic(topic.name) or UNKNOWN_NAME
+        return held.topic_by_id(topic.topic_id) or UNKNOWN_ID
+    return held.topic(topic.name) or UNKNOWN_NAME
 
 
 async def _append_later(
@@ -145,7 +150,7 @@ def _response(asked: Asked, writing: Writing) -> ProduceResponse:
 
 def _direct(asked: Asked, response: ProduceResponse) -> None:
     """Say who leads what this broker does not."""
-    directions = Directions(asked.broker, asked.session)
+    directions = Directions(asked.metadata, asked.session)
     for topic in response.responses:
         name = topic.topic_id if asked.version >= TOPIC_IDS_SINCE else topic.name
         for answer in topic.partition_responses:

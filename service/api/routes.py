@@ -1,4 +1,4 @@
-"""Every API on one page: its versions, what answers it, of which part of the broker, and who may ask.
+"""Every API on one page: its versions, what answers it, with which parts of the broker, and who may ask.
 
 What always holds: ApiVersions tells exactly this table, and the door lets nothing else in. A version that Kafka
 calls unstable is not offered.
@@ -7,8 +7,8 @@ calls unstable is not offered.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any
+from functools import partial
+from typing import Any, TypeVarTuple
 
 from service.api import (
     add_offsets_to_txn,
@@ -66,76 +66,99 @@ from service.wire.messages.versions import NEWEST_IS_UNSTABLE, VERSIONS, ApiKey
 
 logger = logging.getLogger("oncelog.door")
 
-Part = Callable[[Broker], Any]
-
-
-def the_broker(broker: Broker) -> Broker:
-    return broker
-
-
-GROUPS: Part = attrgetter("groups")
-INTERNAL_TOPICS: Part = attrgetter("internal_topics")
-METADATA: Part = attrgetter("metadata")
-MOVES: Part = attrgetter("moves")
-PARTITIONS: Part = attrgetter("partitions")
-TRANSACTIONS: Part = attrgetter("transactions")
-
 Handler = Callable[..., Any]
-Row = tuple[Handler, Part, Rule] | tuple[Handler, Part, Rule, Callable[[Any], Any]]
+Parts = TypeVarTuple("Parts")
+Row = tuple[Handler, Callable[[Broker], tuple[Any, ...]], Rule, Callable[[Any], Any] | None]
+
+
+def row(
+    handle: Callable[[*Parts, Session, RequestHeader, Any], Any],
+    parts: Callable[[Broker], tuple[*Parts]],
+    authorize: Rule,
+    refused: Callable[[Any], Any] | None = None,
+) -> Row:
+    """A handler that is not given the parts it takes does not pass the type checker."""
+    return handle, parts, authorize, refused
+
+
 HANDLED: dict[ApiKey, Row] = {
-    ApiKey.PRODUCE: (produce.handle, the_broker, anybody),
-    ApiKey.FETCH: (fetch.handle, the_broker, readers_and_brokers, fetch.refused),
-    ApiKey.LIST_OFFSETS: (list_offsets.handle, the_broker, anybody),
-    ApiKey.METADATA: (metadata.handle, the_broker, anybody),
-    ApiKey.OFFSET_COMMIT: (offset_commit.handle, the_broker, anybody),
-    ApiKey.OFFSET_FETCH: (offset_fetch.handle, the_broker, anybody),
-    ApiKey.FIND_COORDINATOR: (find_coordinator.handle, INTERNAL_TOPICS, anybody),
-    ApiKey.JOIN_GROUP: (join_group.handle, the_broker, anybody),
-    ApiKey.HEARTBEAT: (heartbeat.handle, GROUPS, anybody),
-    ApiKey.LEAVE_GROUP: (leave_group.handle, GROUPS, anybody),
-    ApiKey.SYNC_GROUP: (sync_group.handle, GROUPS, anybody),
-    ApiKey.DESCRIBE_GROUPS: (describe_groups.handle, GROUPS, anybody),
-    ApiKey.LIST_GROUPS: (list_groups.handle, GROUPS, anybody),
-    ApiKey.API_VERSIONS: (api_versions.handle, the_broker, anybody),
-    ApiKey.CREATE_TOPICS: (create_topics.handle, the_broker, anybody),
-    ApiKey.DELETE_TOPICS: (delete_topics.handle, the_broker, anybody),
-    ApiKey.DELETE_RECORDS: (delete_records.handle, PARTITIONS, anybody),
-    ApiKey.INIT_PRODUCER_ID: (init_producer_id.handle, the_broker, anybody),
-    ApiKey.OFFSET_FOR_LEADER_EPOCH: (offset_for_leader_epoch.handle, PARTITIONS, anybody),
-    ApiKey.ADD_PARTITIONS_TO_TXN: (
+    ApiKey.PRODUCE: row(produce.handle, lambda b: (b.partitions, b.metadata, b.writing), anybody),
+    ApiKey.FETCH: row(
+        fetch.handle,
+        lambda b: (fetch.Parts(b.env, b.config, b.metadata, b.partitions, b.fetch_sessions, b.replication),),
+        readers_and_brokers,
+        fetch.refused,
+    ),
+    ApiKey.LIST_OFFSETS: row(
+        list_offsets.handle, lambda b: (list_offsets.Parts(b.partitions, b.time_lookups, b.env),), anybody
+    ),
+    ApiKey.METADATA: row(
+        metadata.handle, lambda b: (metadata.Parts(b.metadata, b.config, b.env, b.internal_topics),), anybody
+    ),
+    ApiKey.OFFSET_COMMIT: row(offset_commit.handle, lambda b: (b.groups, b.metadata), anybody),
+    ApiKey.OFFSET_FETCH: row(offset_fetch.handle, lambda b: (b.groups, b.metadata), anybody),
+    ApiKey.FIND_COORDINATOR: row(find_coordinator.handle, lambda b: (b.internal_topics,), anybody),
+    ApiKey.JOIN_GROUP: row(join_group.handle, lambda b: (b.groups, b.env), anybody),
+    ApiKey.HEARTBEAT: row(heartbeat.handle, lambda b: (b.groups,), anybody),
+    ApiKey.LEAVE_GROUP: row(leave_group.handle, lambda b: (b.groups,), anybody),
+    ApiKey.SYNC_GROUP: row(sync_group.handle, lambda b: (b.groups,), anybody),
+    ApiKey.DESCRIBE_GROUPS: row(describe_groups.handle, lambda b: (b.groups,), anybody),
+    ApiKey.LIST_GROUPS: row(list_groups.handle, lambda b: (b.groups,), anybody),
+    ApiKey.API_VERSIONS: row(api_versions.handle, lambda b: (b.metadata, b.offered), anybody),
+    ApiKey.CREATE_TOPICS: row(create_topics.handle, lambda b: (b.metadata, b.config, b.env), anybody),
+    ApiKey.DELETE_TOPICS: row(delete_topics.handle, lambda b: (b.metadata, b.config), anybody),
+    ApiKey.DELETE_RECORDS: row(delete_records.handle, lambda b: (b.partitions,), anybody),
+    ApiKey.INIT_PRODUCER_ID: row(init_producer_id.handle, lambda b: (b.transactions, b.producer_ids), anybody),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: row(offset_for_leader_epoch.handle, lambda b: (b.partitions,), anybody),
+    ApiKey.ADD_PARTITIONS_TO_TXN: row(
         add_partitions_to_txn.handle,
-        the_broker,
+        lambda b: (b.transactions, b.metadata),
         producers_and_brokers,
         add_partitions_to_txn.refused,
     ),
-    ApiKey.ADD_OFFSETS_TO_TXN: (add_offsets_to_txn.handle, the_broker, anybody),
-    ApiKey.END_TXN: (end_txn.handle, TRANSACTIONS, anybody),
-    ApiKey.WRITE_TXN_MARKERS: (write_txn_markers.handle, the_broker, brokers, write_txn_markers.refused),
-    ApiKey.TXN_OFFSET_COMMIT: (txn_offset_commit.handle, the_broker, anybody),
-    ApiKey.DESCRIBE_CONFIGS: (describe_configs.handle, the_broker, anybody),
-    ApiKey.ALTER_CONFIGS: (alter_configs.handle, the_broker, anybody),
-    ApiKey.ALTER_REPLICA_LOG_DIRS: (alter_replica_log_dirs.handle, MOVES, anybody),
-    ApiKey.DESCRIBE_LOG_DIRS: (describe_log_dirs.handle, the_broker, anybody),
-    ApiKey.CREATE_PARTITIONS: (create_partitions.handle, METADATA, anybody),
-    ApiKey.DELETE_GROUPS: (delete_groups.handle, GROUPS, anybody),
-    ApiKey.ELECT_LEADERS: (elect_leaders.handle, METADATA, anybody),
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: (incremental_alter_configs.handle, the_broker, anybody),
-    ApiKey.ALTER_PARTITION_REASSIGNMENTS: (alter_partition_reassignments.handle, METADATA, anybody),
-    ApiKey.LIST_PARTITION_REASSIGNMENTS: (list_partition_reassignments.handle, METADATA, anybody),
-    ApiKey.OFFSET_DELETE: (offset_delete.handle, the_broker, anybody),
-    ApiKey.DESCRIBE_CLUSTER: (describe_cluster.handle, METADATA, anybody),
-    ApiKey.DESCRIBE_PRODUCERS: (describe_producers.handle, PARTITIONS, anybody),
-    ApiKey.DESCRIBE_TRANSACTIONS: (describe_transactions.handle, TRANSACTIONS, anybody),
-    ApiKey.LIST_TRANSACTIONS: (list_transactions.handle, the_broker, anybody),
-    ApiKey.CONSUMER_GROUP_HEARTBEAT: (consumer_group_heartbeat.handle, the_broker, anybody),
-    ApiKey.CONSUMER_GROUP_DESCRIBE: (consumer_group_describe.handle, GROUPS, anybody),
-    ApiKey.LIST_CONFIG_RESOURCES: (list_config_resources.handle, METADATA, anybody),
-    ApiKey.DESCRIBE_TOPIC_PARTITIONS: (describe_topic_partitions.handle, the_broker, anybody),
-    ApiKey.END_BRANCHES: (end_branches.handle, TRANSACTIONS, anybody),
-    ApiKey.DESCRIBE_BRANCHES: (describe_branches.handle, TRANSACTIONS, anybody),
-    ApiKey.CONDITIONAL_PRODUCE: (conditional_produce.handle, the_broker, brokers, conditional_produce.refused),
+    ApiKey.ADD_OFFSETS_TO_TXN: row(
+        add_offsets_to_txn.handle, lambda b: (b.transactions, b.groups, b.internal_topics), anybody
+    ),
+    ApiKey.END_TXN: row(end_txn.handle, lambda b: (b.transactions,), anybody),
+    ApiKey.WRITE_TXN_MARKERS: row(
+        write_txn_markers.handle,
+        lambda b: (write_txn_markers.Parts(b.partitions, b.marker_writer, b.internal_topics),),
+        brokers,
+        write_txn_markers.refused,
+    ),
+    ApiKey.TXN_OFFSET_COMMIT: row(
+        txn_offset_commit.handle,
+        lambda b: (txn_offset_commit.Parts(b.groups, b.metadata, b.transaction_gate, b.env.clock),),
+        anybody,
+    ),
+    ApiKey.DESCRIBE_CONFIGS: row(describe_configs.handle, lambda b: (b.metadata, b.config), anybody),
+    ApiKey.ALTER_CONFIGS: row(alter_configs.handle, lambda b: (b.metadata, b.config), anybody),
+    ApiKey.ALTER_REPLICA_LOG_DIRS: row(alter_replica_log_dirs.handle, lambda b: (b.moves,), anybody),
+    ApiKey.DESCRIBE_LOG_DIRS: row(describe_log_dirs.handle, lambda b: (b.folders, b.partitions, b.moves), anybody),
+    ApiKey.CREATE_PARTITIONS: row(create_partitions.handle, lambda b: (b.metadata,), anybody),
+    ApiKey.DELETE_GROUPS: row(delete_groups.handle, lambda b: (b.groups,), anybody),
+    ApiKey.ELECT_LEADERS: row(elect_leaders.handle, lambda b: (b.metadata,), anybody),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: row(incremental_alter_configs.handle, lambda b: (b.metadata, b.config), anybody),
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: row(alter_partition_reassignments.handle, lambda b: (b.metadata,), anybody),
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: row(list_partition_reassignments.handle, lambda b: (b.metadata,), anybody),
+    ApiKey.OFFSET_DELETE: row(offset_delete.handle, lambda b: (b.groups, b.metadata), anybody),
+    ApiKey.DESCRIBE_CLUSTER: row(describe_cluster.handle, lambda b: (b.metadata,), anybody),
+    ApiKey.DESCRIBE_PRODUCERS: row(describe_producers.handle, lambda b: (b.partitions,), anybody),
+    ApiKey.DESCRIBE_TRANSACTIONS: row(describe_transactions.handle, lambda b: (b.transactions,), anybody),
+    ApiKey.LIST_TRANSACTIONS: row(list_transactions.handle, lambda b: (b.transactions, b.env), anybody),
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: row(consumer_group_heartbeat.handle, lambda b: (b.groups, b.env), anybody),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: row(consumer_group_describe.handle, lambda b: (b.groups,), anybody),
+    ApiKey.LIST_CONFIG_RESOURCES: row(list_config_resources.handle, lambda b: (b.metadata,), anybody),
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: row(describe_topic_partitions.handle, lambda b: (b.metadata, b.config), anybody),
+    ApiKey.END_BRANCHES: row(end_branches.handle, lambda b: (b.transactions,), anybody),
+    ApiKey.DESCRIBE_BRANCHES: row(describe_branches.handle, lambda b: (b.transactions,), anybody),
+    ApiKey.CONDITIONAL_PRODUCE: row(
+        conditional_produce.handle, lambda b: (b.partitions, b.writing), brokers, conditional_produce.refused
+    ),
 }
-"""What answers, which part of the broker it takes, and who may ask; where not anybody may, what the others are told."""
+"""What answers, which parts of the broker `b` it takes, and who may ask; where not anybody may, what the others are
+told.
+"""
 
 STABLE_HERE = (ApiKey.INIT_PRODUCER_ID,)
 """Version 6, external two-phase commit (KIP-939): whole here, a stub in Kafka."""
@@ -147,9 +170,9 @@ class Route:
     lowest: int
     highest: int
     handle: Handler
-    part: Part
+    parts: Callable[[Broker], tuple[Any, ...]]
     authorize: Rule
-    refused: Callable[[Any], Any] | None = None
+    refused: Callable[[Any], Any] | None
 
     def refusal(self, session: Session, request: Any) -> Any:
         """Kafka's authorization error if the session may not ask, else None."""
@@ -160,10 +183,9 @@ class Route:
         assert self.refused is not None, "a rule that refuses has something to say"
         return self.refused(request)
 
-    def ask(self, broker: Broker, session: Session, header: RequestHeader, request: Any) -> Any:
-        """The handler's answer, what it awaits, or a refusal."""
-        refusal = self.refusal(session, request)
-        return self.handle(self.part(broker), session, header, request) if refusal is None else refusal
+    def bound(self, broker: Broker) -> Handler:
+        """What answers for that broker, once it is known that the session may ask."""
+        return partial(self.handle, *self.parts(broker))
 
 
 def _route(key: ApiKey) -> Route:

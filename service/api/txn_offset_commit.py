@@ -6,15 +6,17 @@ OFFSETS_AT_ONCE at a time, and each time it is asked anew whether the producer a
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from service.api.group_answers import OFFSETS_AT_ONCE, ask, error_code
+from service.api.group_answers import OFFSETS_AT_ONCE, Groups, ask, error_code
 from service.api.turns import slices_in_turns
 from service.broker.acceptance import Refused
-from service.broker.node import Broker
 from service.broker.session import Session
 from service.broker.shard import CoordinatorLoading, NotCoordinator
-from service.broker.transaction_gate import Writer
+from service.broker.transaction_gate import TransactionGate, Writer
+from service.cluster.metadata import ClusterMetadata
 from service.groups.commands import CommitReply, CommitTransactionalOffsets, OffsetToCommit
+from service.ports import Clock
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -29,22 +31,32 @@ NO_SEQUENCE = -1
 PATIENCE_MS = 1_000
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of the broker that an answer takes."""
+
+    groups: Groups
+    metadata: ClusterMetadata
+    transaction_gate: TransactionGate
+    clock: Clock
+
+
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: TxnOffsetCommitRequest
+    parts: Parts, session: Session, header: RequestHeader, request: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse:
     if not request.transactional_id:
         return _answer(request, {}, ErrorCode.INVALID_REQUEST)
     codes: dict[tuple[str, int], int] = {}
-    async for some in slices_in_turns(_wanted(broker, request), OFFSETS_AT_ONCE):
+    async for some in slices_in_turns(_wanted(parts.metadata, request), OFFSETS_AT_ONCE):
         known = {(each.topic, each.partition): each for each in some}
-        errors = await _commit(broker, header, request, tuple(known.values())) if known else []
+        errors = await _commit(parts, header, request, tuple(known.values())) if known else []
         codes.update(zip(known, errors, strict=True))
     return _answer(request, codes, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
-def _wanted(broker: Broker, request: TxnOffsetCommitRequest) -> Iterator[OffsetToCommit]:
+def _wanted(metadata: ClusterMetadata, request: TxnOffsetCommitRequest) -> Iterator[OffsetToCommit]:
     for topic in request.topics:
-        facts = broker.image.topics.get(topic.name)
+        facts = metadata.image.topics.get(topic.name)
         for partition in topic.partitions:
             if facts is not None and partition.partition_index in facts.partitions:
                 yield OffsetToCommit(
@@ -58,10 +70,10 @@ def _wanted(broker: Broker, request: TxnOffsetCommitRequest) -> Iterator[OffsetT
 
 
 async def _commit(
-    broker: Broker, header: RequestHeader, request: TxnOffsetCommitRequest, offsets: tuple[OffsetToCommit, ...]
+    parts: Parts, header: RequestHeader, request: TxnOffsetCommitRequest, offsets: tuple[OffsetToCommit, ...]
 ) -> list[int]:
     """An error for each offset."""
-    refused = await _refused(broker, header, request)
+    refused = await _refused(parts, header, request)
     if refused is not None:
         return [refused] * len(offsets)
     command = CommitTransactionalOffsets(
@@ -74,7 +86,7 @@ async def _commit(
         request.producer_epoch,
     )
     # No await between the partition's consent and the decision: what was asked about is what is written.
-    reply = await ask(broker.groups, request.group_id, command, CommitReply)
+    reply = await ask(parts.groups, request.group_id, command, CommitReply)
     if isinstance(reply, ErrorCode):
         return [reply] * len(offsets)
     if reply.fault is not None:
@@ -82,10 +94,10 @@ async def _commit(
     return [error_code(fault) for fault in reply.faults]
 
 
-async def _refused(broker: Broker, header: RequestHeader, request: TxnOffsetCommitRequest) -> ErrorCode | None:
+async def _refused(parts: Parts, header: RequestHeader, request: TxnOffsetCommitRequest) -> ErrorCode | None:
     """Why this producer may not write to the group's partition; None if it may, right now."""
     try:
-        partition = broker.groups.shard(request.group_id).partition
+        partition = parts.groups.shard(request.group_id).partition
     except NotCoordinator:
         return ErrorCode.NOT_COORDINATOR
     except CoordinatorLoading:
@@ -98,10 +110,10 @@ async def _refused(broker: Broker, header: RequestHeader, request: TxnOffsetComm
         adds_itself=header.api_version >= ADDED_BY_LEADER_SINCE,
         knows_abortable=header.api_version >= ABORTABLE_SINCE,
     )
-    [admitted] = await broker.transaction_gate.admit([(partition, writer)], timeout_ms=PATIENCE_MS)
+    [admitted] = await parts.transaction_gate.admit([(partition, writer)], timeout_ms=PATIENCE_MS)
     if isinstance(admitted, Refused):
         return _for_offsets(admitted.error)
-    now_ms = broker.env.clock.wall_ms()
+    now_ms = parts.clock.wall_ms()
     refused = partition.refuse_offsets(request.producer_id, request.producer_epoch, admitted, now_ms=now_ms)
     return None if refused is None else _for_offsets(refused.error)
 

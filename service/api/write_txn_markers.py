@@ -6,10 +6,13 @@ may not have heard of it yet. Kafka takes any.
 """
 
 import asyncio
+from dataclasses import dataclass
 
 from log.ids import NO_EPOCH, TopicPartition
-from service.broker.node import Broker
+from service.broker.internal_topics import InternalTopics
+from service.broker.marker_courier import MarkerWriter
 from service.broker.partition import Appended, Partition
+from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
 from service.broker.writing import committed_or_error
 from service.wire.codec import RequestHeader
@@ -27,12 +30,21 @@ PATIENCE_S = 30.0
 """Kafka's request.timeout.ms."""
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of the broker that an answer takes."""
+
+    partitions: PartitionTable
+    marker_writer: MarkerWriter
+    internal_topics: InternalTopics
+
+
 async def handle(
-    broker: Broker, session: Session, header: RequestHeader, request: WriteTxnMarkersRequest
+    parts: Parts, session: Session, header: RequestHeader, request: WriteTxnMarkersRequest
 ) -> WriteTxnMarkersResponse:
     """All are written before any is waited for."""
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
-    written = [(marker, _write(broker, marker)) for marker in request.markers]
+    written = [(marker, _write(parts, marker)) for marker in request.markers]
     return WriteTxnMarkersResponse(
         [
             WritableTxnMarkerResult(
@@ -68,12 +80,12 @@ def refused(request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
 Written = tuple[Partition, int, Appended] | ErrorCode
 
 
-def _write(broker: Broker, marker: WritableTxnMarker) -> list[tuple[str, list[tuple[int, Written]]]]:
+def _write(parts: Parts, marker: WritableTxnMarker) -> list[tuple[str, list[tuple[int, Written]]]]:
     return [
         (
             topic.name,
             [
-                (index, _write_one(broker, marker, TopicPartition(topic.name, index)))
+                (index, _write_one(parts, marker, TopicPartition(topic.name, index)))
                 for index in topic.partition_indexes
             ],
         )
@@ -81,13 +93,13 @@ def _write(broker: Broker, marker: WritableTxnMarker) -> list[tuple[str, list[tu
     ]
 
 
-def _write_one(broker: Broker, marker: WritableTxnMarker, topic_partition: TopicPartition) -> Written:
-    partition = broker.partitions.get(topic_partition)
+def _write_one(parts: Parts, marker: WritableTxnMarker, topic_partition: TopicPartition) -> Written:
+    partition = parts.partitions.get(topic_partition)
     obeyed = partition.producers.coordinator_epoch(marker.producer_id) if partition is not None else NO_EPOCH
-    if marker.coordinator_epoch > max(obeyed, broker.internal_topics.latest_coordinator_epoch):
+    if marker.coordinator_epoch > max(obeyed, parts.internal_topics.latest_coordinator_epoch):
         # The partition would obey no coordinator any more.
         return ErrorCode.UNKNOWN_LEADER_EPOCH
-    written = broker.marker_writer.write(
+    written = parts.marker_writer.write(
         topic_partition,
         producer_id=marker.producer_id,
         producer_epoch=marker.producer_epoch,

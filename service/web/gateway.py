@@ -76,6 +76,7 @@ class Gateway:
         self._turn = 0
         self._waiting: set[asyncio.Task[Any]] = set()
         self._http: ClientSession | None = None
+        self._handlers = {key: route.bound(broker) for key, route in ROUTES.items()}
         self._pool = Pool(client_id=CLIENT_ID, timeout_s=TIMEOUT_S)
         self._listener = broker.config.endpoints[0].listener
         self.own_session = Session(CLIENT_ID, 0, listener=self._listener)
@@ -176,7 +177,7 @@ class Gateway:
                 raise ClientFailure(f"broker {node} is away", Kind.UNREACHABLE)
             return await self._pool.ask(Address(endpoint.host, endpoint.port), request, wait_s=wait_s)
         header = RequestHeader(key, NEWEST[key], 0, CLIENT_ID)
-        answer: Any = ROUTES[key].ask(self.broker, session, header, request)
+        answer: Any = self._handlers[key](session, header, request)
         if isinstance(answer, Held):
             answer = await answer.first
         if isinstance(answer, Awaitable):

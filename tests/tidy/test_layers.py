@@ -68,6 +68,21 @@ def test_a_module_imports_only_what_its_layer_may(path: Path) -> None:
         assert within(imported, own) or within(imported, allowed), f"{module} imports {imported}"
 
 
+def test_handlers_take_parts_of_the_broker_and_few_know_the_whole() -> None:
+    whole = re.compile(r"^\s*(?:from|import) service\.broker(?:\.node\b| import .*\bnode\b)", re.MULTILINE)
+    assert {module_name(path) for path in modules() if whole.search(path.read_text())} == {
+        "service.api.broker_door",
+        "service.api.routes",
+        "service.cli.serve",
+        "service.process",
+        "service.web.app",
+        "service.web.gateway",
+        "service.web.metrics",
+        "service.web.pages.facts",
+        "service.web.telemetry",
+    }
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_room_that_holds_something_says_what_it_is_for(package: str) -> None:
     for folder in [ROOT / package, *(path for path in (ROOT / package).iterdir() if path.is_dir())]:

@@ -45,7 +45,7 @@ class Stage:
         version = OFFERED[key][1] if version is None else version
         read = decode_request(key, version, memoryview(encode_request(key, version, request)))
         header = RequestHeader(key, version, 1, "client")
-        answer = ROUTES[key].ask(self.broker, Session("10.0.0.9", 1234), header, read)
+        answer = ROUTES[key].bound(self.broker)(Session("10.0.0.9", 1234), header, read)
         if isinstance(answer, Held):
             answer = await answer.first
         if isinstance(answer, Awaitable):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from log.batch import build_batch
-from service.api import fetch
 from service.api.broker_door import BrokerDoor
 from service.api.listener import Listener
+from service.api.routes import ROUTES
 from service.broker.reading import NEAR_ANSWER_BYTES
 from service.broker.session import Session
 from service.net.door import PeerInfo
@@ -57,7 +57,7 @@ async def fetched(
         max_wait_ms=max_wait_ms,
     )
     async with asyncio.timeout(5):
-        answer: Any = fetch.handle(stage.broker, caller, RequestHeader(FETCH, 12, 1, "c"), request)
+        answer: Any = ROUTES[FETCH].bound(stage.broker)(caller, RequestHeader(FETCH, 12, 1, "c"), request)
         if not hasattr(answer, "responses"):
             answer = await answer
     (topic,) = answer.responses

@@ -53,9 +53,8 @@ async def ask(stage: Stage, request: Struct) -> Any:
     """Without the codec, which would make plain names of these."""
     _, key, *_ = MESSAGES[type(request).__name__]
     assert key is not None
-    answer = ROUTES[key].ask(
-        stage.broker, Session("10.0.0.9", 1234), RequestHeader(key, OFFERED[key][1], 1, "client"), request
-    )
+    header = RequestHeader(key, OFFERED[key][1], 1, "client")
+    answer = ROUTES[key].bound(stage.broker)(Session("10.0.0.9", 1234), header, request)
     return await answer if isinstance(answer, Awaitable) else answer
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from log.batch import CRC_AT, DELETE_HORIZON, Record, build_batch, crc32c, read_header, read_records
 from log.ids import TopicPartition
-from service.api import produce
 from service.api.broker_door import BrokerDoor
 from service.api.listener import Listener
+from service.api.routes import ROUTES
 from service.broker.acceptance import RECORDS_AT_ONCE, Opening
 from service.broker.partition import Partition
 from service.broker.session import Session
@@ -41,7 +41,7 @@ def send(stage: TxnStage, session: Session, topic: str, *batches: bytes) -> Any:
     buffers = [bytearray(batch) for batch in batches]
     data = [PartitionProduceData(index, memoryview(buffer)) for index, buffer in enumerate(buffers)]
     request = ProduceRequest(None, 1, 5000, [TopicProduceData(topic, partition_data=data)])
-    answer = produce.handle(stage.broker, session, RequestHeader(PRODUCE, VERSION, 1, "test"), request)
+    answer = ROUTES[PRODUCE].bound(stage.broker)(session, RequestHeader(PRODUCE, VERSION, 1, "test"), request)
     if isinstance(answer, Held):
         for buffer in buffers:
             buffer[:] = bytes(len(buffer))
@@ -244,7 +244,9 @@ def test_on_a_disk_that_is_nearly_full_an_answer_that_waits_for_nothing_is_held_
         batch = memoryview(bytearray(long_batch(1, now_ms=stage.broker.env.clock.wall_ms())))
         topics = [TopicProduceData("t", partition_data=[PartitionProduceData(0, batch)])]
         request = ProduceRequest(None, 1, 0, topics)
-        answer = produce.handle(stage.broker, Session("a", 1), RequestHeader(PRODUCE, VERSION, 1, "test"), request)
+        answer = ROUTES[PRODUCE].bound(stage.broker)(
+            Session("a", 1), RequestHeader(PRODUCE, VERSION, 1, "test"), request
+        )
         assert isinstance(answer, Awaitable)
         answer = await answer
         assert isinstance(answer, ProduceResponse)

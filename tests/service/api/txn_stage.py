@@ -53,7 +53,7 @@ class TxnStage(Stage):
         assert key is not None
         version = OFFERED[key][1] if version is None else version
         read = decode_request(key, version, memoryview(bytearray(encode_request(key, version, request))))
-        answer = ROUTES[key].ask(self.broker, Session("10.0.0.9", 1234), RequestHeader(key, version, 1, "test"), read)
+        answer = ROUTES[key].bound(self.broker)(Session("10.0.0.9", 1234), RequestHeader(key, version, 1, "test"), read)
         if isinstance(answer, Held):
             answer = await answer.first
         if isinstance(answer, Awaitable):

@@ -19,7 +19,7 @@ import pytest
 from log.batch import build_batch
 from log.ids import TopicPartition
 from log.manifest import MANIFEST
-from service.api import fetch
+from service.api.routes import ROUTES
 from service.broker.data_folder import StartError
 from service.broker.housekeeper import Housekeeper
 from service.broker.partition import Appended, Partition
@@ -70,7 +70,7 @@ async def errors_of_fetch(stage: Stage, **offsets: int) -> dict[str, int]:
             for topic, offset in offsets.items()
         ],
     )
-    answer: Any = fetch.handle(stage.broker, Session("10.0.0.9", 1), RequestHeader(FETCH, 12, 1, "c"), request)
+    answer: Any = ROUTES[FETCH].bound(stage.broker)(Session("10.0.0.9", 1), RequestHeader(FETCH, 12, 1, "c"), request)
     if not isinstance(answer, FetchResponse):
         answer = await answer
     return {topic.topic: topic.partitions[0].error_code for topic in answer.responses}

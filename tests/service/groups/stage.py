@@ -42,6 +42,11 @@ class StageImage:
 
 
 @dataclass
+class StageMetadata:
+    image: StageImage
+
+
+@dataclass
 class StageCoordinators:
     """One shard for all groups. `trouble` is raised instead of asking the machine."""
 
@@ -91,7 +96,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.env = StageEnv()
-        self.image = StageImage(self.driver)
+        self.metadata = StageMetadata(StageImage(self.driver))
         self.groups = StageCoordinators(self.driver)
 
     async def answer(self, request: Struct, version: int) -> Any:
@@ -100,7 +105,7 @@ class Stage:
         assert key is not None
         read = decode_request(key, version, memoryview(encode_request(key, version, request)))
         header = RequestHeader(key, version, 1, "client")
-        response = ROUTES[key].ask(cast(Broker, self), Session("127.0.0.1", 1234), header, read)
+        response = ROUTES[key].bound(cast(Broker, self))(Session("127.0.0.1", 1234), header, read)
         if asyncio.iscoroutine(response):
             response = await response
         parts = encode_response(key, version, response)
