@@ -103,9 +103,11 @@ def test_a_brokers_values_say_what_can_be_changed(tmp_path: Path) -> None:
     on_stage(tmp_path, scene, {"num.partitions": "3"})
 
 
-def test_a_throttle_is_shown_while_it_is_set(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "key", ["follower.replication.throttled.rate", "replica.alter.log.dirs.io.max.bytes.per.second"]
+)
+def test_a_throttle_is_shown_while_it_is_set(tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str) -> None:
     async def scene(stage: Stage) -> None:
-        key = "follower.replication.throttled.rate"
         assert key not in await describe(stage, BROKER, "1")
         for who in ("1", ""):
             assert await alter(stage, BROKER, who, key, "77") is ErrorCode.NONE
@@ -120,7 +122,6 @@ def test_a_broker_keeps_and_shows_what_it_has_no_use_for(tmp_path: Path, caplog:
     values = {
         "metric.reporters": "com.example.Reporter",
         "no.such.key": "hidden",
-        "replica.alter.log.dirs.io.max.bytes.per.second": "77",
         "sasl.jaas.config": "hidden",
         "sasl.kerberos.min.time.before.relogin": "5",
     }
