@@ -108,7 +108,9 @@ HANDLED: dict[ApiKey, Row] = {
     ApiKey.CREATE_TOPICS: row(create_topics.handle, lambda b: (b.metadata, b.config, b.env), anybody),
     ApiKey.DELETE_TOPICS: row(delete_topics.handle, lambda b: (b.metadata, b.config), anybody),
     ApiKey.DELETE_RECORDS: row(delete_records.handle, lambda b: (b.partitions,), anybody),
-    ApiKey.INIT_PRODUCER_ID: row(init_producer_id.handle, lambda b: (b.transactions, b.producer_ids), anybody),
+    ApiKey.INIT_PRODUCER_ID: row(
+        init_producer_id.handle, lambda b: (b.transactions, b.coordination.producer_ids), anybody
+    ),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: row(offset_for_leader_epoch.handle, lambda b: (b.partitions,), anybody),
     ApiKey.ADD_PARTITIONS_TO_TXN: row(
         add_partitions_to_txn.handle,
@@ -122,13 +124,13 @@ HANDLED: dict[ApiKey, Row] = {
     ApiKey.END_TXN: row(end_txn.handle, lambda b: (b.transactions,), anybody),
     ApiKey.WRITE_TXN_MARKERS: row(
         write_txn_markers.handle,
-        lambda b: (write_txn_markers.Parts(b.partitions, b.marker_writer, b.internal_topics),),
+        lambda b: (write_txn_markers.Parts(b.partitions, b.coordination.marker_writer, b.internal_topics),),
         brokers,
         write_txn_markers.refused,
     ),
     ApiKey.TXN_OFFSET_COMMIT: row(
         txn_offset_commit.handle,
-        lambda b: (txn_offset_commit.Parts(b.groups, b.metadata, b.transaction_gate, b.env.clock),),
+        lambda b: (txn_offset_commit.Parts(b.groups, b.metadata, b.coordination.transaction_gate, b.env.clock),),
         anybody,
     ),
     ApiKey.DESCRIBE_CONFIGS: row(describe_configs.handle, lambda b: (b.metadata, b.config), anybody),

@@ -83,18 +83,14 @@ class Broker:
         self.loop_watch = LoopWatch()
 
         coordination = self.coordination = Coordination(env, config, self.metadata, self.partitions)
-        self.topics = coordination.topics
         self.internal_topics = coordination.internal_topics
-        self.producer_ids = coordination.producer_ids
         self.groups = coordination.groups
         self.transactions = coordination.transactions
         self.txn_tally = coordination.txn_tally
         self.coordinators = coordination.by_topic
-        self.marker_writer = coordination.marker_writer
-        self.transaction_gate = coordination.transaction_gate
 
         self.replication = Replication(env, config, self.metadata, self.partitions, self.housekeeper)
-        self.writing = Means(config, env.clock, self.opener, self.transaction_gate, self.replication.in_sync)
+        self.writing = Means(config, env.clock, self.opener, coordination.transaction_gate, self.replication.in_sync)
         self.maker = PartitionMaker(env, config, self.partitions, self.folders, self.housekeeper)
         self.opening = self.maker.progress
         self.producer_room = self.maker.producer_room
