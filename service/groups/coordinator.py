@@ -153,8 +153,11 @@ class GroupCoordinator:
         """One record of the partition, in the order of the log; with a producer's id if its batch is transactional."""
         if key.startswith(OFFSET_PREFIXES):
             self._apply_offset(key, value, producer_id)
-        elif (kind := self._appliers.get(key[:PREFIX_BYTES])) is not None:  # else of a kind of group that is not ours
+        elif (kind := self._appliers.get(key[:PREFIX_BYTES])) is not None:
             kind.apply(self._groups, key, value, is_replay=not self._is_live)
+        elif len(key) < PREFIX_BYTES:
+            raise ValueError("the key ends before its type")
+        # else it is of a kind of group that is not ours
 
     def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
         """The producer's transaction has ended in this partition: its offsets count now, or never will."""

@@ -30,7 +30,7 @@ from service.settings.setting import (
 
 _ONE_LOOP = "One event loop serves all connections and requests; add brokers to use more cores."
 _NO_PURGATORY = "Waiting requests are woken one by one; nothing collects them in rounds."
-_ALONE = "Brokers do not copy from each other yet."
+_PEERS = "What brokers ask of each other has limits of its own."
 _COMPACTION = "Compaction reads some megabytes at a time and sorts what it remembers, which has no load factor."
 _UNLINKED = "A reader that is being served keeps the file open; its space is free when it is done."
 _SPACE = "The file system finds room as it is needed."
@@ -78,10 +78,10 @@ NO_EFFECT_SETTINGS: dict[str, Setting[Any]] = {
             at_least=1,
         ),
         integer("offsets.topic.compression.codec", 0, "Records of __consumer_offsets are stored uncompressed."),
-        integer("num.replica.fetchers", 1, _ALONE, at_least=1, mode=ANYWHERE),
-        integer("replica.socket.receive.buffer.bytes", 65536, _ALONE),
+        integer("num.replica.fetchers", 1, "A follower has one connection to each leader.", at_least=1, mode=ANYWHERE),
+        integer("replica.socket.receive.buffer.bytes", 65536, _KERNEL),
         boolean("controlled.shutdown.enable", True, "A broker that stops always says so first."),
-        integer("request.timeout.ms", 30000, _ALONE),
+        integer("request.timeout.ms", 30000, _PEERS),
         integer("broker.heartbeat.interval.ms", 2000, _RENEWED),
         integer("socket.send.buffer.bytes", 102400, _KERNEL),
         integer("socket.receive.buffer.bytes", 102400, _KERNEL),
@@ -92,7 +92,7 @@ NO_EFFECT_SETTINGS: dict[str, Setting[Any]] = {
             "Both group protocols, classic and consumer, are always offered.",
             one_of=("consumer", "classic", "share", "streams"),
         ),
-        integer("offsets.commit.timeout.ms", 5000, _ALONE, at_least=1),
+        integer("offsets.commit.timeout.ms", 5000, "A commit is answered when enough replicas hold it.", at_least=1),
         integer("metrics.num.samples", 2, _PROMETHEUS, at_least=1),
         long("metrics.sample.window.ms", 30000, _PROMETHEUS, at_least=1),
         text("metrics.recording.level", "INFO", _PROMETHEUS),
@@ -171,12 +171,12 @@ NO_EFFECT: dict[str, str] = {
     "max.connections.per.ip.overrides": "every address has the same limit",
     "connections.max.reauth.ms": "nothing is authenticated",
     "connection.failed.authentication.delay.ms": "nothing is authenticated",
-    "socket.connection.setup.timeout.": _ALONE,
+    "socket.connection.setup.timeout.": "a connection to another broker has limits of its own",
     "log.message.format.version": "records have one format, v2",
     "inter.broker.protocol.version": "brokers of one version speak alike",
     "log.message.downconversion.enable": "records have one format, v2",
     "log.message.timestamp.difference.max.ms": "use log.message.timestamp.before.max.ms and …after.max.ms",
-    "security.inter.broker.protocol": _ALONE,
+    "security.inter.broker.protocol": "connections between brokers are neither authenticated nor encrypted yet",
     "cordoned.log.dirs": "new partitions go to the folder that holds the fewest",
 }
 REFUSED: dict[str, str] = {

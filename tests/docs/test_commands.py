@@ -41,7 +41,7 @@ def blocks(path: str, section: str | None = None) -> list[str]:
     text = (ROOT / path).read_text()
     if section is not None:
         (text,) = re.findall(rf"^## {section}$(.*?)^## ", text, flags=re.M | re.S)
-    return re.findall(r"^```\n(.*?)^```$", text, flags=re.M | re.S)
+    return [block for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.M | re.S) if not language]
 
 
 def run(blocks: list[str], expected: dict[str, list[str]], folder: Path) -> str:
