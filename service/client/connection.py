@@ -128,7 +128,9 @@ class Client:
 
 
 class Wire(asyncio.BufferedProtocol):
-    """The connection of a client: it sends and receives frames, and gives each answer to the request that waits for it."""
+    """The connection of a client: it sends and receives frames, and gives each answer to the request that waits for
+    it.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
