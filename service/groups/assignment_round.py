@@ -1,16 +1,16 @@
-"""One target assignment of a consumer group in the making.
+"""A new target assignment of a consumer group while it is being made.
 
-Ten thousand members take longer than one turn of the loop: it is computed in turns, then written in turns, while the
-old target holds. The epoch's record comes last, so that members walk towards the new target only when all of it is
-there. All of this is soft: after a crash the group's epoch is still ahead of its target, whatever was written of it,
-and the next heartbeat begins anew. Driven by consumer_decisions.py.
+For ten thousand members that takes longer than one turn of the loop. So the target is computed in several turns, and
+then written in several turns, while the old target stays in force. The record of the epoch is written last, so that
+members move towards the new target only when all of it is written. None of this survives a crash: the group's epoch is
+still ahead of its target then, and the next heartbeat begins a new assignment.
 """
 
 from collections.abc import Generator, Mapping
 
 from service.groups.assignors import Target
 
-# Steps of some microseconds; records of some ten, written and applied.
+# What fits into one turn of the loop: a step takes some microseconds, writing and applying a record takes some ten.
 STEPS_AT_ONCE = 1_000
 TARGETS_AT_ONCE = 150
 
@@ -27,7 +27,7 @@ class AssignmentRound:
         self._steps = steps
 
     def compute(self, steps: int) -> bool:
-        """Take so many steps, and say whether those were the last."""
+        """Take so many steps. Returns whether the target is complete."""
         try:
             for _ in range(steps):
                 next(self._steps)

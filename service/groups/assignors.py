@@ -1,8 +1,8 @@
 """The assignors that run in the broker: how the partitions of topics are divided among a group's members.
 
-Pure and deterministic: equal input in any order of dictionaries gives equal output. Both give every partition of a
-topic that somebody subscribes to to exactly one of its subscribers. Racks are not looked at, as in Kafka's. It may
-take longer than one turn of the loop, so they yield after each step of some microseconds.
+Pure and deterministic: equal input gives equal output, in whatever order the dictionaries are. If a topic has
+subscribers, each of its partitions is given to exactly one of them. Racks are ignored, as by Kafka's assignors. An
+assignment may take longer than one turn of the loop, so an assignor yields after each step of some microseconds.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -16,7 +16,9 @@ Holdings = dict[str, dict[Partition, None]]
 
 
 class MemberSpec(NamedTuple):
-    """`topics` are the ids of existing topics it subscribes to; `current` is its part of the present target."""
+    """What an assignor must know of a member. `topics`: the ids of the existing topics to which it subscribes.
+    `current`: its part of the present target.
+    """
 
     instance_id: str | None
     topics: frozenset[bytes]
@@ -24,11 +26,11 @@ class MemberSpec(NamedTuple):
 
 
 def assign_range(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> Steps:
-    """Topic by topic, neighbouring partitions to each subscriber in order; the first get one more if it doesn't come
-    out even.
+    """For each topic, every subscriber in order gets neighbouring partitions. The first ones get one more if the number
+    of partitions is not a multiple.
 
-    Members are ordered by instance id, then by member id, so that equal partitions of topics with equal subscribers
-    meet at one member, and static members keep their ranges over restarts.
+    Members are ordered by instance id, then by member id. So partitions with the same number, of topics with the same
+    subscribers, go to the same member, and static members keep their ranges over restarts.
     """
     ordered = sorted(members, key=lambda name: (members[name].instance_id is None, members[name].instance_id or name))
     target: dict[str, dict[bytes, frozenset[int]]] = {member_id: {} for member_id in members}
@@ -45,7 +47,7 @@ def assign_range(members: Mapping[str, MemberSpec], partition_counts: Mapping[by
 
 
 def assign_uniform(members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> Steps:
-    """Counts of partitions differ as little as subscriptions allow, and what a member has it keeps if it may."""
+    """Members get equal numbers of partitions, as far as subscriptions allow, and keep what they have if possible."""
     if not members:
         return {}
     kept, free = yield from _kept(members, partition_counts)
@@ -57,7 +59,9 @@ def assign_uniform(members: Mapping[str, MemberSpec], partition_counts: Mapping[
 def _kept(
     members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]
 ) -> Generator[None, None, tuple[Target, list[Partition]]]:
-    """What each member may keep of its present part: subscribed, existing, and nobody else's; and what is left over."""
+    """What each member may keep of its present part, and the partitions that are left over. A member keeps a partition
+    that exists, to which it subscribes, and which no other member keeps.
+    """
     wanted = set[bytes]().union(*(spec.topics for spec in members.values()))
     left = {topic_id: set(range(partition_counts.get(topic_id, 0))) for topic_id in sorted(wanted)}
     kept: Target = {}
@@ -74,7 +78,9 @@ def _kept(
 
 
 def _level_equal(kept: Target, free: list[Partition]) -> Steps:
-    """All subscribe to the same: everyone gets the quotient, the fullest get the remainder one by one."""
+    """All members subscribe to the same topics. Each gets the quotient; the fullest members get one of the rest
+    each.
+    """
     of_size: dict[int, list[str]] = {}  # each in the order of their ids, as `kept` is
     given = 0
     for member_id, held in kept.items():
@@ -106,11 +112,11 @@ def _level_equal(kept: Target, free: list[Partition]) -> Steps:
 
 
 def _level_unequal(kept: Target, free: list[Partition], members: Mapping[str, MemberSpec]) -> Steps:
-    """Free partitions go to the emptiest subscriber, those with the fewest subscribers first; then partitions move from
-    fuller to emptier subscribers while that brings two members closer together.
+    """Free partitions go to the subscriber with the fewest partitions; topics with the fewest subscribers come first.
+    Then partitions move from fuller to emptier subscribers, as long as that makes the counts of two members more equal.
 
-    Each move lowers the sum of squares of the counts, so that this ends. It reaches a state where no single move
-    helps; chains of moves that only help together are not looked for.
+    This ends, because each move lowers the sum of the squares of the counts. At the end no single move helps. Moves
+    that would help only together are not looked for.
     """
     holdings = {member_id: dict.fromkeys(_partitions_of(held)) for member_id, held in kept.items()}
     subscribers = _subscribers(members, sorted(members))
@@ -130,7 +136,7 @@ def _level_unequal(kept: Target, free: list[Partition], members: Mapping[str, Me
 
 
 def _give_away(member_id: str, holdings: Holdings, emptiest: "Emptiest") -> bool:
-    """Move partitions of one member to subscribers that have at least two fewer; whether any was moved."""
+    """Move partitions of one member to subscribers that have at least two fewer. Returns whether any was moved."""
     mine = holdings[member_id]
     before = len(mine)
     for partition in reversed(list(mine)):
@@ -142,10 +148,10 @@ def _give_away(member_id: str, holdings: Holdings, emptiest: "Emptiest") -> bool
 
 
 class Emptiest:
-    """For each topic its subscribers, the emptiest first, the first by name among equals.
+    """For each topic its subscribers, those with the fewest partitions first, and equal ones by name.
 
-    A member's place may be out of date: too far ahead when it has got more since, which is put right when it comes to
-    the front. Of one that has fewer since `has_fewer` must tell.
+    A member that has got more partitions since may stand too far ahead; that is corrected when it comes to the front.
+    A member that has fewer since must be announced by `has_fewer`.
     """
 
     def __init__(self, holdings: Holdings, subscribers: Mapping[bytes, list[str]]) -> None:

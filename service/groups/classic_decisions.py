@@ -1,7 +1,8 @@
-"""What happens to a classic group when its members join, sync, beat, leave or fall silent.
+"""What happens to a classic group when its members join, sync, send heartbeats, leave or fall silent.
 
-Each function takes the live group and a command, changes the group's soft state, and leaves records and answers in the
-draft. A JoinGroup or SyncGroup that must wait leaves its token with the member; a later decision answers it.
+Each function takes the live group and a command. It changes the group's soft state (what is not in the log), and puts
+records and answers into the draft. The token of a JoinGroup or SyncGroup that must wait is kept with the member, and a
+later decision answers it. Such a request is called parked.
 """
 
 from service.groups.classic_group import ClassicGroup, ClassicMember, leader_or_nobody
@@ -32,17 +33,19 @@ EMPTY, PREPARING, COMPLETING, STABLE = (
 )
 
 
-# Parked requests that are answered in one turn of the loop: each answer wakes somebody who writes it.
+# How many parked requests are answered in one turn of the loop: each answer wakes a task that sends it.
 ANSWERED_AT_ONCE = 100
 
 
 class ClassicDecisions:
-    """Holds no group. What it sets in `deadlines` comes back when it falls due (classic_kind.py)."""
+    """The decisions about classic groups. It holds no group. `classic_kind.py` says what is done when one of its
+    deadlines is due.
+    """
 
     def __init__(self, settings: GroupSettings, deadlines: Deadlines[DeadlineName]) -> None:
         self._settings = settings
         self._deadlines = deadlines
-        # How long a new group goes on waiting for members after the present delay.
+        # By group: the present delay of a new group, and how long it may go on waiting for members after that.
         self._initial_remaining_ms: dict[str, tuple[int, int]] = {}
 
     # Joining ----------------------------------------------------------------------------------------------------------
@@ -56,7 +59,7 @@ class ClassicDecisions:
         elif ask.member_id == NO_MEMBER:
             self._join_without_id(group, ask, token, draft)
         elif ask.member_id in group.pending_joins:
-            # Ids are given in advance to dynamic members only.
+            # Only dynamic members are given an id before they join.
             if ask.instance_id is not None:
                 draft.answer(token, JoinReply(NO_MEMBER, Fault.UNKNOWN_SERVER_ERROR))
             else:
@@ -73,8 +76,8 @@ class ClassicDecisions:
             case ClassicState.EMPTY:
                 return True
             case ClassicState.PREPARING:
-                # Those who have rejoined count, not those who were members: the last to rejoin are left out if the
-                # limit was lowered meanwhile.
+                # Only members that have rejoined count. So if the limit was lowered, the last ones to rejoin are left
+                # out.
                 return (member is not None and member.awaiting_join is not None) or group.joined < limit
             case ClassicState.COMPLETING | ClassicState.STABLE:
                 return member is not None or len(group.members) < limit
@@ -89,8 +92,8 @@ class ClassicDecisions:
                 self._record_instance(group, ask.instance_id, member_id, draft)
                 self._add(group, ask, member_id, token, draft)
         elif ask.requires_member_id:
-            # The member comes back with this id. Without it, a client whose connection broke while it waited would
-            # come back as one more member, again and again.
+            # The client must join again with this id. Without an id, a client whose connection broke while it waited
+            # would become one more member each time.
             group.pending_joins[member_id] = None
             self._deadlines.set(("session", group.group_id, member_id), draft.now_ms + ask.session_timeout_ms)
             draft.answer(token, JoinReply(member_id, Fault.MEMBER_ID_REQUIRED))
@@ -112,8 +115,8 @@ class ClassicDecisions:
         if group.state is PREPARING and group.previous_state is EMPTY:
             group.new_member_added = True
         group.add(member, protocol_type=ask.protocol_type)
-        # A member without an answer can't send heartbeats, and its connection says nothing while it is parked. If it
-        # went away and came back, its old self would hold up every rebalance without this limit.
+        # A new member sends no heartbeats before its join is answered, so nothing shows whether it is still there. If
+        # its client went away and joined again, the abandoned member would block every rebalance without this limit.
         timeout_ms = self._settings.new_member_join_timeout_ms
         self._deadlines.set(("session", group.group_id, member_id), draft.now_ms + timeout_ms)
         self._rebalance_or_complete(group, draft)
@@ -122,13 +125,14 @@ class ClassicDecisions:
         unchanged = member.protocols == ask.protocols
         match group.state:
             case ClassicState.COMPLETING if unchanged:
-                # It probably missed the answer to its join: give it again.
+                # The member probably missed the answer to its join: answer again.
                 draft.answer(token, _present_generation(group, member))
             case ClassicState.STABLE if unchanged and member.member_id != group.leader:
                 draft.answer(token, _present_generation(group, member, as_follower=True))
             case ClassicState.PREPARING | ClassicState.COMPLETING | ClassicState.STABLE:
-                # Also a leader that rejoins unchanged: it may have seen that its topics have changed.
-                if member.awaiting_join is not None:  # from a connection that broke
+                # A leader that rejoins unchanged causes a rebalance, too: it may have seen that its topics have
+                # changed.
+                if member.awaiting_join is not None:  # an earlier join, whose connection broke
                     draft.answer(member.awaiting_join, JoinReply(member.member_id, Fault.REBALANCE_IN_PROGRESS))
                 group.update(member, ask, token)
                 self._rebalance_or_complete(group, draft)
@@ -147,8 +151,9 @@ class ClassicDecisions:
     ) -> None:
         """A static member has been restarted.
 
-        While the group is stable it takes up its old place without a rebalance, unless its former process was about to
-        bring one about: the new one has nothing to let go of, and would not join again.
+        In a stable group it takes its old place without a rebalance. There is one exception: the old process had still
+        to let go of partitions and then to join again, which would have caused a rebalance. The new process has nothing
+        to let go of and would not join again, so the rebalance begins now.
         """
         old_leader = leader_or_nobody(group)
         old = group.members[old_id]
@@ -168,19 +173,19 @@ class ClassicDecisions:
             group.take_join(member)
             draft.answer(token, _resumed(group, member, ask, old_leader))
         else:
-            # In COMPLETING, too, a rebalance: the leader may be assigning to the old id at this moment.
+            # A rebalance in COMPLETING, too: the leader may be assigning partitions to the old id at this moment.
             self._record_instance(group, instance_id, new_id, draft)
             self._rebalance_or_complete(group, draft)
 
     def _record_instance(self, group: ClassicGroup, instance_id: str, member_id: str, draft: Draft) -> None:
-        """Before the next generation is recorded the coordinator may die. The next one knows the group by its last
-        record, and would fence the instance in favour of a process that is long gone.
+        """Write the new member id of a static member at once, into the group's last record. Otherwise, if the
+        coordinator died before the next generation is recorded, the next coordinator would know the old id only, and
+        would fence the running process.
         """
         if (renamed := instance_renamed_record(group, instance_id, member_id)) is not None:
             draft.records.append(renamed)
 
-    # Rebalancing
-    # -------------------------------------------------------------------------------------------------------
+    # Rebalancing ------------------------------------------------------------------------------------------------------
 
     def _rebalance_or_complete(self, group: ClassicGroup, draft: Draft) -> None:
         if group.state is PREPARING:
@@ -200,7 +205,7 @@ class ClassicDecisions:
         if must_answer:
             self._answer_all(group, draft)
         if is_initial:
-            # The first members of a group usually come within moments of each other: wait, and rebalance once.
+            # The first members of a group usually join within moments of each other: wait for them and rebalance once.
             delay_ms = self._settings.group_initial_rebalance_delay_ms
             remaining_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
             self._delay_first_generation(group, delay_ms, remaining_ms, draft)
@@ -228,12 +233,12 @@ class ClassicDecisions:
         self._deadlines.set(("join", group.group_id, ""), draft.now_ms + group.rebalance_timeout_ms)
 
     def _maybe_complete_join(self, group: ClassicGroup, draft: Draft) -> None:
-        # The first generation of a group waits for its delay however many have joined.
+        # The first generation of a group waits until its delay is over, however many members have joined.
         if group.state is PREPARING and group.previous_state is not EMPTY and group.all_joined:
             self.complete_join(group, draft)
 
     def complete_join(self, group: ClassicGroup, draft: Draft) -> None:
-        """All have joined or time is up: begin the next generation with those who are here."""
+        """All members have joined, or time is up: begin the next generation with those that have joined."""
         if group.state is not PREPARING:
             return
         self._deadlines.cancel(("join", group.group_id, ""))
@@ -242,7 +247,7 @@ class ClassicDecisions:
             group.remove(member.member_id)
             self._deadlines.cancel(("session", group.group_id, member.member_id))
         if group.members and not group.elect_joined_leader():
-            # Only static members are left and none has come back: wait until their sessions end.
+            # Only static members are left, and none of them has rejoined: wait until their sessions end.
             self._set_join_deadline(group, draft)
             return
         group.begin_generation(draft.wall_ms)
@@ -253,14 +258,13 @@ class ClassicDecisions:
         self._deadlines.set(("sync", group.group_id, ""), draft.now_ms + group.rebalance_timeout_ms)
         self._answer_all(group, draft)
 
-    # Answering what is parked
-    # ------------------------------------------------------------------------------------------------
+    # Answering what is parked -----------------------------------------------------------------------------------------
 
     def _answer_all(self, group: ClassicGroup, draft: Draft) -> None:
-        """The parked requests of all members are answered as the group now stands, in turns if they are many."""
+        """Answer the parked requests of all members. If they are many, this takes several turns of the loop."""
         group.unanswered = list(group.members)
         if group.leader in group.members:
-            group.unanswered.append(group.leader)  # it has most to do
+            group.unanswered.append(group.leader)  # the leader is answered first, because it has the most to do
         self.answer_some(group, draft)
 
     def answer_some(self, group: ClassicGroup, draft: Draft) -> None:
@@ -274,7 +278,9 @@ class ClassicDecisions:
             self._deadlines.set(name, draft.now_ms)
 
     def _answer(self, group: ClassicGroup, member: ClassicMember, draft: Draft) -> None:
-        """While the group prepares, parked joins wait on: who has not heard of the last generation joins the next."""
+        """Answer the parked requests of one member. While the group prepares a rebalance, parked joins go on waiting: a
+        member that was not told of the last generation joins the next one.
+        """
         if group.state is not PREPARING:
             if (join := group.take_join(member)) is not None:
                 draft.answer(join, _present_generation(group, member))
@@ -284,11 +290,11 @@ class ClassicDecisions:
         if group.state is not COMPLETING and member.awaiting_sync is not None:
             draft.answer(member.awaiting_sync, _assigned(group, member))
             member.awaiting_sync = None
-            # While its request was parked here the member sent no heartbeats.
+            # The member sent no heartbeats while its request was parked. Its session begins anew.
             self._await_heartbeat(group, member, draft)
 
     def sync_deadline_over(self, group: ClassicGroup, draft: Draft) -> None:
-        """Members that joined and never asked for their assignment hold partitions that nobody reads."""
+        """Remove the members that joined and never asked for their assignment: nobody reads their partitions."""
         if group.state not in (COMPLETING, STABLE) or not group.pending_syncs:
             return
         for member_id in list(group.pending_syncs):
@@ -307,9 +313,9 @@ class ClassicDecisions:
         self._note_sync(group, member)
         if group.state is STABLE:
             draft.answer(token, _assigned(group, member))
-            self._await_heartbeat(group, member, draft)  # it believes that it was heard of just now
+            self._await_heartbeat(group, member, draft)  # the client counts a SyncGroup as a sign of life
             return
-        if member.awaiting_sync is not None:  # from a connection that broke
+        if member.awaiting_sync is not None:  # an earlier request, whose connection broke
             draft.answer(member.awaiting_sync, SyncReply(Fault.REBALANCE_IN_PROGRESS))
         member.awaiting_sync = token
         if member.member_id == group.leader:
@@ -335,8 +341,7 @@ class ClassicDecisions:
         if not group.pending_syncs:
             self._deadlines.cancel(("sync", group.group_id, ""))
 
-    # Heartbeats, leaving, silence
-    # ----------------------------------------------------------------------------------------
+    # Heartbeats, leaving, silence -------------------------------------------------------------------------------------
 
     def heartbeat(self, group: ClassicGroup, ask: Heartbeat, token: Token, draft: Draft) -> None:
         fault = group.member_fault(ask.member_id, ask.instance_id)
@@ -362,7 +367,7 @@ class ClassicDecisions:
         member_id = leaving.member_id
         fault = None
         if member_id == NO_MEMBER:
-            # An operator removes a static member by its instance id alone.
+            # An operator may remove a static member by its instance id, without the member id.
             member_id = group.static_members.get(leaving.instance_id or "", NO_MEMBER)
             fault = Fault.UNKNOWN_MEMBER_ID if member_id == NO_MEMBER else None
         elif member_id not in group.pending_joins:
@@ -404,23 +409,22 @@ class ClassicDecisions:
         self._deadlines.set(name, draft.now_ms + member.session_timeout_ms)
 
     def keep_session(self, group: ClassicGroup, member_id: str, draft: Draft) -> None:
-        """A commit is a sign of life too."""
+        """Begin the member's session anew: a commit is a sign of life, too."""
         member = group.members.get(member_id)
         if member is not None and group.state in (STABLE, PREPARING):
             self._await_heartbeat(group, member, draft)
 
-    # Beginning and end
-    # ---------------------------------------------------------------------------------------------------
+    # Beginning and end ------------------------------------------------------------------------------------------------
 
     def resume(self, group: ClassicGroup, draft: Draft) -> None:
-        """After the log was read: sessions begin anew, because nobody could send heartbeats meanwhile."""
+        """Begin all sessions anew after the log was read: meanwhile no member could send heartbeats."""
         for member in group.members.values():
             self._await_heartbeat(group, member, draft)
         if len(group.members) > self._settings.group_max_size:
             self.prepare_rebalance(group, draft)
 
     def forget(self, group: ClassicGroup) -> None:
-        """Call off all that was to happen to a group that goes."""
+        """Cancel all deadlines of a group that is removed."""
         self._initial_remaining_ms.pop(group.group_id, None)
         for what in ("join", "initial", "sync", "answers"):
             self._deadlines.cancel((what, group.group_id, ""))
@@ -428,7 +432,7 @@ class ClassicDecisions:
             self._deadlines.cancel(("session", group.group_id, member_id))
 
     def dismiss(self, group: ClassicGroup, draft: Draft) -> None:
-        """Send everyone who waits to join again: the group changes its protocol under them."""
+        """Tell all members with a parked request to join again, because the group changes its protocol."""
         for member in group.members.values():
             if (join := group.take_join(member)) is not None:
                 draft.answer(join, JoinReply(member.member_id, Fault.REBALANCE_IN_PROGRESS))
@@ -444,7 +448,7 @@ def _assigned(group: ClassicGroup, member: ClassicMember) -> SyncReply:
 
 
 def _present_generation(group: ClassicGroup, member: ClassicMember, *, as_follower: bool = False) -> JoinReply:
-    """The leader is told of all members, because it assigns."""
+    """The answer to a join in the present generation. The leader is told of all members, because it assigns."""
     leads = member.member_id == group.leader and not as_follower
     return JoinReply(
         member.member_id,
@@ -460,8 +464,9 @@ def _present_generation(group: ClassicGroup, member: ClassicMember, *, as_follow
 def _resumed(group: ClassicGroup, member: ClassicMember, ask: JoinGroup, old_leader: str) -> JoinReply:
     """The answer to a static member that resumes its place.
 
-    As leader it must learn who the members are, and that they are assigned already. A client that can't be told so is
-    left in the belief that the old id leads, lest it assign anew what the others would never hear of.
+    If it is the leader, it must be told who the members are, and that it must not assign. A client that does not know
+    "must not assign" is told that the old member id is the leader. Otherwise it would make a new assignment, of which
+    the other members would never be told.
     """
     if not ask.can_skip_assignment:
         return JoinReply(member.member_id, None, group.generation, group.protocol_type, group.protocol_name, old_leader)

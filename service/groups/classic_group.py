@@ -1,10 +1,11 @@
-"""A classic group as it lives: members, votes, who has joined and who has synced.
+"""The state of a classic group: members, votes, who has joined and who has synced.
 
-Holds no clock and decides nothing about rebalances (classic_decisions.py does). The durable part is what its stored
-record says; everything else here dies with the coordinator and is rebuilt by `from_stored`.
-Invariants: `static_members` maps exactly the members with an instance id; the leader, if any, is a member or None;
-a member that awaits a join holds the token of its last JoinGroup; `joined` and `preferences` count what a walk over the
-members would, so that a join costs the same however many have come before.
+It has no clock and decides nothing about rebalances (classic_decisions.py does). The durable part is what its stored
+record says. Everything else is lost with the coordinator; `from_stored` builds a group from the record.
+
+Invariants: `static_members` has exactly the members with an instance id. The leader is a member, or None. A member that
+waits for a join has the token of its last JoinGroup. `joined` and `preferences` are always what counting all members
+would give, so that the cost of a join does not grow with the group.
 """
 
 from dataclasses import dataclass, field
@@ -40,17 +41,17 @@ class ClassicMember:
     session_timeout_ms: int
     protocols: Protocols
     assignment: bytes = b""
-    is_new: bool = False  # has not had an answer to its first JoinGroup: it can't send heartbeats yet
-    awaiting_join: Token | None = None  # written by the group, which counts
+    is_new: bool = False  # its first JoinGroup is not answered yet, so it can't send heartbeats
+    awaiting_join: Token | None = None  # changed by the group only, which counts these
     awaiting_sync: Token | None = None
-    noted: tuple[str | None, bytes] | None = None  # for which protocol, and as what, it stands in the group's record
+    noted: tuple[str | None, bytes] | None = None  # its bytes in the group's record, and for which protocol
 
     @property
     def preference(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.protocols)
 
     def metadata(self, protocol_name: str) -> bytes:
-        """What it says for the protocol that the group has chosen, which all members of the generation support."""
+        """The member's metadata for this protocol. All members of a generation support the one that the group chose."""
         for name, metadata in self.protocols:
             if name == protocol_name:
                 return metadata
@@ -58,7 +59,9 @@ class ClassicMember:
 
     @property
     def is_heard(self) -> bool:
-        """A member whose request is parked here needs no heartbeat, except in its first join."""
+        """Whether the member counts as alive without heartbeats: a request of it is parked, other than its first
+        join.
+        """
         return not self.is_new and (self.awaiting_join is not None or self.awaiting_sync is not None)
 
 
@@ -78,17 +81,15 @@ class ClassicGroup:
     static_members: dict[str, str] = field(default_factory=dict)
     pending_joins: dict[str, None] = field(default_factory=dict)  # ids given out with MEMBER_ID_REQUIRED
     pending_syncs: dict[str, None] = field(default_factory=dict)
-    preferences: dict[tuple[str, ...], int] = field(
-        default_factory=dict
-    )  # protocols by name -> members that list them so
-    joined: int = 0  # members that await a join
-    unanswered: list[str] = field(
-        default_factory=list
-    )  # members whose parked requests have an answer, the next one last
-    new_member_added: bool = False  # since the initial delay was last prolonged
+    # How many members list these protocols, in this order.
+    preferences: dict[tuple[str, ...], int] = field(default_factory=dict)
+    joined: int = 0  # how many members wait for the answer to a join
+    # Members whose parked requests can be answered now; the next one is the last.
+    unanswered: list[str] = field(default_factory=list)
+    new_member_added: bool = False  # a member has joined since the initial delay was last prolonged
     subscribed_topics: frozenset[str] | None = None  # None: not known
 
-    # What the last record of this group in the log says; None before the first. Written by `apply` only.
+    # The value of this group's last record in the log; None before the first. Only `apply` changes it.
     stored: bytes | None = None
 
     @classmethod
@@ -145,11 +146,11 @@ class ClassicGroup:
 
     def is_subscribed_to(self, topic: str) -> bool:
         if self.subscribed_topics is None:
-            return self.uses_consumer_protocol  # unreadable subscriptions: rather too careful
+            return self.uses_consumer_protocol  # the subscriptions can't be read: every topic may be among them
         return topic in self.subscribed_topics
 
     def member_fault(self, member_id: str, instance_id: str | None) -> Fault | None:
-        """Why this is not a member of the group; None if it is."""
+        """Why this member id and instance id are no member of the group; None: they are one."""
         if instance_id is not None:
             owner = self.static_members.get(instance_id)
             if owner is None:
@@ -159,10 +160,10 @@ class ClassicGroup:
         return None if member_id in self.members else Fault.UNKNOWN_MEMBER_ID
 
     def must_let_go(self, member: ClassicMember) -> bool:
-        """Whether the member of a stable group joined with partitions that it was not assigned again.
+        """Whether the member of a stable group owned partitions when it joined that were not assigned to it again.
 
-        Members that rebalance cooperatively are assigned those in two generations: nobody has them until this member
-        has let go of them and joined anew.
+        In a cooperative rebalance such partitions move in two generations: nobody is assigned them until this member
+        has let go of them and joined again.
         """
         if not self.uses_consumer_protocol or self.protocol_name is None:
             return False
@@ -180,7 +181,7 @@ class ClassicGroup:
             return Fault.UNKNOWN_MEMBER_ID
         fault = self.committing_fault(ask.member_id, ask.instance_id, ask.generation)
         if fault is None and self.state is ClassicState.COMPLETING:
-            return Fault.REBALANCE_IN_PROGRESS  # it is of this generation, but what it owns is being decided
+            return Fault.REBALANCE_IN_PROGRESS  # it is of this generation, but not assigned partitions yet
         return fault or any_offset
 
     def may_commit_in_transaction(self, ask: CommitTransactionalOffsets) -> Fault | OffsetCheck:
@@ -189,7 +190,7 @@ class ClassicGroup:
         return self.committing_fault(ask.member_id, ask.instance_id, ask.generation) or any_offset
 
     def committing_fault(self, member_id: str, instance_id: str | None, generation: int) -> Fault | None:
-        """Why this is no member of the present generation; nobody needs to be while the group is empty."""
+        """Why this is no member of the present generation; None: it is. In an empty group no membership is needed."""
         if generation < 0 and self.state is ClassicState.EMPTY:
             return None
         fault = self.member_fault(member_id, instance_id)
@@ -199,7 +200,7 @@ class ClassicGroup:
         return None
 
     def deleting_fault(self) -> Fault | None:
-        """While it has members whose subscriptions are not ours to read, it may need any of them."""
+        """A group with members whose subscriptions can't be read may need any of its offsets."""
         may_need_any = self.state is not ClassicState.EMPTY and not self.uses_consumer_protocol
         return Fault.NON_EMPTY_GROUP if may_need_any else None
 
@@ -209,7 +210,7 @@ class ClassicGroup:
         if self.state is ClassicState.EMPTY:
             return committed.commit_timestamp_ms if self.state_timestamp_ms == -1 else self.state_timestamp_ms
         if self.uses_consumer_protocol and self.subscribed_topics is not None and self.state is ClassicState.STABLE:
-            return committed.commit_timestamp_ms  # of topics that it no longer subscribes to
+            return committed.commit_timestamp_ms  # only topics to which the group no longer subscribes can expire
         return None
 
     # Choosing a protocol
@@ -244,7 +245,7 @@ class ClassicGroup:
         if self.protocol_name is None:
             return None
         topics: set[str] = set()
-        # Most say the same, and reading costs more than comparing.
+        # Most members have the same metadata. Equal ones are read only once, because reading costs more than comparing.
         for metadata in {member.metadata(self.protocol_name): None for member in self.members.values()}:
             names = subscribed_topics(metadata)
             if names is None:
@@ -259,7 +260,7 @@ class ClassicGroup:
         return ListedGroupFacts(self.group_id, self.protocol_type or "", self.state.value, self.kind)
 
     def facts(self) -> object:
-        """What the group's record tells while it is Stable or Empty, and what follows from that."""
+        """What the group's record says while the group is Stable or Empty, and what follows from that."""
         members = {
             member.member_id: (
                 member.instance_id,
@@ -323,7 +324,7 @@ class ClassicGroup:
         self._count(member, 1)
 
     def replace_static(self, instance_id: str, old_id: str, new_id: str) -> ClassicMember:
-        """The member of this instance under its new id; its place in the order of members is the last."""
+        """Give the member of this instance its new id. It becomes the last one in the order of members."""
         old = self.members.pop(old_id)
         self._count(old, -1)
         new = ClassicMember(
@@ -345,13 +346,13 @@ class ClassicGroup:
         return new
 
     def take_join(self, member: ClassicMember) -> Token | None:
-        """The token of its parked JoinGroup, which is to be answered now."""
+        """Take the token of the member's parked JoinGroup, which is to be answered now."""
         token, member.awaiting_join = member.awaiting_join, None
         self.joined -= token is not None
         return token
 
     def elect_joined_leader(self) -> bool:
-        """See that the leader is one that has rejoined; False when nobody has."""
+        """Make a member that has rejoined the leader, if the leader has not. False: no member has rejoined."""
         if self.leader is None:
             return False
         if self.members[self.leader].awaiting_join is not None:

@@ -1,8 +1,8 @@
-"""Classic groups as a kind of group: what they are asked, what falls due for them, and their one record.
+"""Classic groups as a kind of group: their commands, their deadlines, and their one type of record.
 
-Members join together, one of them assigns, and every change makes a new generation; that is decided in
-`classic_decisions.py`. The record of a group tells of its last generation; whatever else a live group knows is gone
-after a restart, so that a group lies as its record's bytes until somebody asks for it.
+Members join together, one of them assigns, and every change makes a new generation; `classic_decisions.py` decides
+that. The record of a group holds its last generation. Whatever else a live group knows is lost at a restart. So after
+one a group is kept as the bytes of its record until it is first asked for.
 """
 
 from service.groups.classic_decisions import ClassicDecisions
@@ -45,7 +45,7 @@ class ClassicKind:
     def __init__(self, settings: GroupSettings, deadlines: Deadlines[DeadlineName]) -> None:
         self.decisions = decisions = ClassicDecisions(settings, deadlines)
         self._settings = settings
-        # Groups that were made by a decision whose records are not applied yet: the group's next record brings them in.
+        # Groups made by a decision whose records are not applied yet. The group's next record puts them in their place.
         self._announced: dict[str, ClassicGroup] = {}
         self.commands: dict[type, Decide] = {
             JoinGroup: self.join,
@@ -62,8 +62,7 @@ class ClassicKind:
             "answers": lambda group, _, draft: decisions.answer_some(group, draft),
         }
 
-    # Commands
-    # ----------------------------------------------------------------------------------------------------------------
+    # Commands ---------------------------------------------------------------------------------------------------------
 
     def join(self, group: ClassicGroup | None, ask: JoinGroup, token: Token, draft: Draft) -> None:
         if (fault := self.join_fault(ask)) is not None:
@@ -79,7 +78,7 @@ class ClassicKind:
             self.decisions.join(made, ask, token, draft)
 
     def join_fault(self, ask: JoinGroup) -> Fault | None:
-        """What is wrong with it whatever the group is like."""
+        """What is wrong with the request, whatever the state of the group is."""
         if not fits(ask.group_id):
             return Fault.INVALID_GROUP_ID
         if not fits(ask.instance_id, ask.client_id, ask.protocol_type, *(name for name, _ in ask.protocols)):
@@ -88,7 +87,7 @@ class ClassicKind:
         return None if limits[0] <= ask.session_timeout_ms <= limits[1] else Fault.INVALID_SESSION_TIMEOUT
 
     def announce(self, made: ClassicGroup) -> None:
-        """The records that speak of it first are in the draft."""
+        """A decision has made this group. Its first records are in the draft."""
         self._announced[made.group_id] = made
 
     def _sync(self, group: ClassicGroup | None, ask: SyncGroup, token: Token, draft: Draft) -> None:
@@ -120,11 +119,10 @@ class ClassicKind:
                 draft.answer(token, JoinReply(command.member_id, Fault.INCONSISTENT_GROUP_PROTOCOL))
             case DescribeClassicGroup():
                 draft.answer(token, not_a_classic_group(group, command.group_id))
-            case _:  # nobody in there is a member by this protocol
+            case _:  # a group of another kind has no members of this protocol
                 self.commands[type(command)](None, command, token, draft)
 
-    # Groups
-    # ----------------------------------------------------------------------------------------------------------------
+    # Groups -----------------------------------------------------------------------------------------------------------
 
     def apply(self, groups: dict[str, Group], key: bytes, value: bytes | None, *, is_replay: bool) -> None:
         read = read_key(key)
@@ -138,13 +136,13 @@ class ClassicKind:
         if not isinstance(group, ClassicGroup):
             group = ClassicGroup(read.group)
         if is_replay:
-            read_value(GroupMetadataValue, value)  # who can't be read must be found out now, not when it is woken
+            read_value(GroupMetadataValue, value)  # a record that can't be read must fail now, not when the group wakes
         group.stored = value
         groups[read.group] = group
 
     def wake(self, group: ClassicGroup, draft: Draft) -> ClassicGroup:
         if group.stored is None:
-            return group  # it holds offsets and nothing else
+            return group  # the group has no record: it holds offsets only
         awake = _from_stored(group)
         self.decisions.resume(awake, draft)
         return awake
@@ -157,7 +155,9 @@ class ClassicKind:
         return [classic_group_tombstone(group.group_id)]
 
     def facts(self, group: ClassicGroup, *, is_awake: bool) -> object:
-        """A group that stands still must live as its record says; one that rebalances only goes back to it."""
+        """The durable facts. A group that does not rebalance must be as its record says. A group that does would go
+        back to the record after a restart, so the record is compared.
+        """
         if group.stored is None:
             return None
         stands_still = is_awake and group.state in (ClassicState.STABLE, ClassicState.EMPTY)

@@ -1,10 +1,10 @@
-"""What goes by itself or at a word: offsets that expired, offsets of topics that are gone, whole groups.
+"""Removes expired offsets, offsets of deleted topics, and whole groups.
 
-A coordinator may hold a hundred thousand offsets, so none of it is done in one turn of the loop. Each kind of work is a
-generator that looks at one offset after the other, as the machine stands then, and writes tombstones; a turn ends after
-`LOOKED_AT_ONCE` looks or `GONE_AT_ONCE` records and the work is due again at once. All of it is soft: a round that a
-crash ends begins anew, and topics that were deleted are found again by looking, once the log has been read, which of
-those with offsets are there.
+A coordinator may have a hundred thousand offsets, so this takes several turns of the loop. Each kind of work is a
+generator that looks at one offset after the other, in the machine's state at that moment, and writes tombstones. A turn
+ends after `LOOKED_AT_ONCE` looks or `GONE_AT_ONCE` records, and the work is due again at once. No progress is stored: a
+round that a crash interrupts begins anew. Deleted topics are found again when the log has been read, because every
+topic with offsets is looked up then.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,19 +21,19 @@ from service.groups.topics import TopicView
 from service.groups.verdicts import Draft, Fault, RecordPair, Token
 
 LOOKED_AT_ONCE = 1_000
-# A tombstone has some 100 bytes, 32 KB at most; a batch of them stays far below what a topic takes (1 MB).
+# A tombstone has about 100 bytes, and 32 KB at most. A batch of them must stay far below the largest batch (1 MB).
 GONE_AT_ONCE = 500
 GONE_AT_ONCE_BYTES = 500_000
 
 EXPIRY: DeadlineName = ("offsets", "", "")
-CLEANING = ("offsets", "forget", "delete")  # what falls due here
+CLEANING = ("offsets", "forget", "delete")  # the names of the deadlines for this work
 
-# Yields after every look: True where what was written must be applied before going on.
+# Yields after every look. True: the records written so far must be applied before the work goes on.
 Work = Iterator[bool]
 
 
 class Cleaning:
-    """`find` gives a group as it lives, `bury` the records that end one, `group_ids` all that there are."""
+    """`find` gives a live group, `bury` the records that remove one, `group_ids` the ids of all groups."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class Cleaning:
         self._bury = bury
         self._group_ids = group_ids
         self._under_way: dict[DeadlineName, Work] = {}
-        self._draft = Draft(0, 0)  # of the present turn
+        self._draft = Draft(0, 0)  # the draft of the present turn
         self._clock = ClockWatch()
         self._turn = 0
 
     # What is to be done -----------------------------------------------------------------------------------------------
 
     def begin(self, draft: Draft) -> None:
-        """The log was read."""
+        """Begin the work after the log was read."""
         self._clock.look(draft.now_ms, draft.wall_ms)
         self._deadlines.set(EXPIRY, draft.now_ms + self._settings.offsets_retention_check_interval_ms)
         for topic in self._offsets.topics():
@@ -69,19 +69,19 @@ class Cleaning:
             self._deadlines.set(("forget", topic, ""), draft.now_ms)
 
     def forget_topic(self, topic: str, topic_id: bytes, draft: Draft) -> None:
-        """It is deleted."""
+        """The topic was deleted: remove its offsets."""
         name: DeadlineName = ("forget", topic, topic_id.hex())
         self._under_way[name] = self._forget(topic, topic_id)
         self.go_on(name, draft)
 
     def delete_group(self, group_id: str, token: Token, draft: Draft) -> None:
-        """Answered when all of it is gone."""
+        """Delete a group. The answer comes when all of it is removed."""
         name: DeadlineName = ("delete", group_id, str(token))
         self._under_way[name] = self._delete(group_id, token)
         self.go_on(name, draft)
 
     def go_on(self, name: DeadlineName, draft: Draft) -> None:
-        """One turn of what is under way by this name."""
+        """Do one turn of the work with this name."""
         if name == EXPIRY and name not in self._under_way:
             self._under_way[name] = self._expire()
         self._draft = draft
@@ -103,7 +103,7 @@ class Cleaning:
     # How --------------------------------------------------------------------------------------------------------------
 
     def _expire(self) -> Work:
-        """Tombstones for what nobody has committed or used for so long, and for groups that nothing is left of."""
+        """Write tombstones for offsets whose retention is over, and for groups of which nothing else is left."""
         for group_id in self._group_ids():
             for topic in list(self._offsets.of_group(group_id)):
                 for partition in self._offsets.partitions(group_id, topic):
@@ -126,7 +126,7 @@ class Cleaning:
         since_ms = group.idle_since_ms(committed)
         if since_ms is None or self._offsets.is_pending(group_id, topic, partition):
             return False
-        if committed.expire_timestamp_ms is not None:  # a client of old that chose for itself
+        if committed.expire_timestamp_ms is not None:  # old clients could set the time of expiry themselves
             return self._draft.wall_ms >= committed.expire_timestamp_ms
         return self._draft.wall_ms - self._clock.since_ms(since_ms) >= self._settings.offsets_retention_ms
 
@@ -135,17 +135,20 @@ class Cleaning:
         return not holds_offsets and group.is_abandoned
 
     def _forget(self, topic: str, deleted_id: bytes | None) -> Work:
-        """Tombstones for offsets of a topic that is deleted, or (without an id) if it is not there any more."""
+        """Write tombstones for the offsets of a deleted topic. Without an id: find out whether the topic still
+        exists.
+        """
         for group_id in self._offsets.groups_with(topic):
             for partition in self._offsets.partitions(group_id, topic):
                 known = self._offsets.all_of(group_id, topic, partition)
-                # A tombstone takes all that is known of the partition, so that nothing of it may still be of use.
+                # A tombstone removes all offsets of the partition, also pending ones. So it is written only if none of
+                # them can still be used.
                 if known and all(self._is_gone(topic, deleted_id, committed) for committed in known):
                     self._draft.records.append(offset_tombstone(group_id, topic, partition))
                 yield False
 
     def _is_gone(self, topic: str, deleted_id: bytes | None, committed: CommittedOffset) -> bool:
-        # An offset without an id was written by an old version: the name must do.
+        # An offset without a topic id was written by an old version: then only the name counts.
         if deleted_id is not None:
             return committed.topic_id in (ZERO_TOPIC_ID, deleted_id)
         facts = self._topics.by_name(topic)
@@ -160,7 +163,7 @@ class Cleaning:
                 self._draft.records.append(offset_tombstone(group_id, topic, partition))
                 yield False
             if self._turn == turn:
-                break  # nobody can have committed meanwhile
+                break  # all was done in one turn, so no commit can have come in between
             yield True
         group = self._find(group_id, self._draft)
         if group is None:

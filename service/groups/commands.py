@@ -1,7 +1,7 @@
-"""What a group coordinator can be asked, and what it answers, independent of any protocol version.
+"""The commands of a group coordinator and its replies, independent of any protocol version.
 
-Commands come from the API handlers (or the HTTP API), replies go back to them with the token of the command.
-`fresh_id` is an id nobody else has: a machine draws no random numbers. A reply with `fault` None is a success.
+A reply has the token of its command. With `fault` None it is a success. `fresh_id` is an id that was never used: it
+comes in with the command, because a machine draws no random numbers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from service.groups.verdicts import Fault
 
-# What stands for "no member" and "no generation" in the protocol.
+# The values that mean "no member" and "no generation" in the protocol.
 NO_MEMBER = ""
 NO_GENERATION = -1
 JOIN_EPOCH = 0
@@ -17,8 +17,7 @@ LEAVE_EPOCH = -1
 STATIC_LEAVE_EPOCH = -2
 
 
-# Classic protocol
-# ------------------------------------------------------------------------------------------------------
+# Classic protocol -----------------------------------------------------------------------------------------------------
 
 
 class JoinGroup(NamedTuple):
@@ -32,8 +31,8 @@ class JoinGroup(NamedTuple):
     client_id: str
     client_host: str
     fresh_id: str
-    requires_member_id: bool = True  # the client can come back with the id that it is given (version 4)
-    can_skip_assignment: bool = True  # the client knows skip_assignment (version 9)
+    requires_member_id: bool = True  # the client can join again with the id that it is given (version 4 and later)
+    can_skip_assignment: bool = True  # the client knows skip_assignment (version 9 and later)
 
 
 class JoinedMember(NamedTuple):
@@ -105,14 +104,13 @@ class LeaveReply(NamedTuple):
     members: tuple[LeftMember, ...] = ()
 
 
-# Consumer protocol (KIP-848)
-# -------------------------------------------------------------------------------------------
+# Consumer protocol (KIP-848) ------------------------------------------------------------------------------------------
 
 PartitionsByTopic = Mapping[bytes, tuple[int, ...]]
 
 
 class ConsumerHeartbeat(NamedTuple):
-    """None means "as I said before", where the protocol has it so."""
+    """A field is None if the client did not send it: its earlier value holds."""
 
     group_id: str
     member_id: str
@@ -139,8 +137,7 @@ class ConsumerHeartbeatReply(NamedTuple):
     assignment: PartitionsByTopic | None = None
 
 
-# Offsets
-# ---------------------------------------------------------------------------------------------------------------
+# Offsets --------------------------------------------------------------------------------------------------------------
 
 
 class OffsetToCommit(NamedTuple):
@@ -153,7 +150,7 @@ class OffsetToCommit(NamedTuple):
 
 
 class CommitOffsets(NamedTuple):
-    """`speaks_consumer_protocol`: the client knows KIP-848's errors (version 9 and later)."""
+    """Commit offsets. `speaks_consumer_protocol`: the client knows the errors of KIP-848 (version 9 and later)."""
 
     group_id: str
     member_id: str
@@ -177,7 +174,9 @@ class CommitTransactionalOffsets(NamedTuple):
 
 
 class CommitReply(NamedTuple):
-    """`fault` refuses everything; else `faults` has one entry for each offset of the command, in its order."""
+    """With `fault` the whole command is refused. Otherwise `faults` has one entry for each offset, in the command's
+    order.
+    """
 
     fault: Fault | None = None
     faults: tuple[Fault | None, ...] = ()
@@ -190,7 +189,7 @@ class PartitionsAsked(NamedTuple):
 
 
 class NameOffsets(NamedTuple):
-    """Every partition that the group has an offset of, to be fetched some at a time."""
+    """Ask for the names of all partitions of which the group has offsets. The offsets can then be fetched in parts."""
 
     group_id: str
 
@@ -200,7 +199,7 @@ class OffsetNamesReply(NamedTuple):
 
 
 class FetchOffsets(NamedTuple):
-    """`member_id` None: not asked by a member."""
+    """Fetch offsets. `member_id` None: it is not a member that asks."""
 
     group_id: str
     member_id: str | None
@@ -234,21 +233,20 @@ class DeleteOffsets(NamedTuple):
 
 
 class DeleteOffsetsReply(NamedTuple):
-    """`topics` as asked, with what became of each partition."""
+    """`topics`: the topics of the command, with the result for each partition."""
 
     fault: Fault | None = None
     topics: tuple[tuple[str, tuple[tuple[int, Fault | None], ...]], ...] = ()
 
 
 class ForgetTopic(NamedTuple):
-    """This topic is deleted: its offsets go from every group. Sent by the broker, to every shard."""
+    """This topic was deleted: remove its offsets from every group. Every coordinator must get this command."""
 
     topic: str
     topic_id: bytes
 
 
-# Looking on, and deleting
-# ----------------------------------------------------------------------------------------------
+# Looking on, and deleting ---------------------------------------------------------------------------------------------
 
 
 class DescribeClassicGroup(NamedTuple):
@@ -265,7 +263,7 @@ class ClassicMemberFacts(NamedTuple):
 
 
 class ClassicGroupFacts(NamedTuple):
-    """`fault` GROUP_ID_NOT_FOUND comes with state Dead, which is all that older clients are told."""
+    """With the `fault` GROUP_ID_NOT_FOUND the state is Dead. Older clients are told the state only."""
 
     fault: Fault | None = None
     message: str | None = None
@@ -310,7 +308,7 @@ class ConsumerGroupFacts(NamedTuple):
 
 
 class NameGroups(NamedTuple):
-    """Every group there is, to be listed some at a time."""
+    """Ask for the names of all groups. The groups can then be listed in parts."""
 
 
 class NamesReply(NamedTuple):
@@ -318,7 +316,7 @@ class NamesReply(NamedTuple):
 
 
 class ListGroups(NamedTuple):
-    """Those of these groups that there still are. Empty filters let everything pass. They hold small letters."""
+    """List those of these groups that still exist. An empty filter lets everything pass. Filters are in lower case."""
 
     group_ids: Sequence[str] = ()
     states: frozenset[str] = frozenset()
@@ -326,7 +324,7 @@ class ListGroups(NamedTuple):
 
     @classmethod
     def filtered(cls, states: Iterable[str], types: Iterable[str]) -> "ListGroups":
-        """Filters are compared without regard to case. Read once, for all coordinators that are asked."""
+        """A command with these filters, which ignore case. It can be sent to all coordinators."""
         return cls((), frozenset(state.strip().lower() for state in states), frozenset(kind.lower() for kind in types))
 
 

@@ -71,8 +71,7 @@ class ConsumerDecisions:
         self._topics = topics
         self._deadlines = deadlines
 
-    # The request by itself
-    # ------------------------------------------------------------------------------------------------
+    # The request by itself --------------------------------------------------------------------------------------------
 
     def refuse_malformed(self, ask: ConsumerHeartbeat) -> Refusal | None:
         """What is wrong with a heartbeat whatever the group is like."""
@@ -103,8 +102,7 @@ class ConsumerDecisions:
             return Refusal(Fault.UNSUPPORTED_ASSIGNOR, f"no assignor {ask.server_assignor} here, only: {known}")
         return None
 
-    # Heartbeats
-    # ---------------------------------------------------------------------------------------------------------
+    # Heartbeats -------------------------------------------------------------------------------------------------------
 
     def heartbeat(self, group: ConsumerGroup, ask: ConsumerHeartbeat, draft: Draft) -> ConsumerHeartbeatReply | Refusal:
         if (full := self.refuse_when_full(group, ask.member_id)) is not None:
@@ -174,8 +172,7 @@ class ConsumerDecisions:
         draft.records.append(current_record(group.group_id, taken))
         return taken
 
-    # Step one: the member, its subscription, the group's epoch
-    # ------------------------------------------------------------
+    # Step one: the member, its subscription, the group's epoch --------------------------------------------------------
 
     def record_member(self, group: ConsumerGroup, old: ConsumerMember, new: ConsumerMember, draft: Draft) -> bool:
         """Write the member if it has changed; whether the topics it names have."""
@@ -303,8 +300,7 @@ class ConsumerDecisions:
         group.seen_version = self._topics.version
         group.seen_at_epoch = epoch
 
-    # Step two: the target assignment
-    # --------------------------------------------------------------------------------------
+    # Step two: the target assignment ----------------------------------------------------------------------------------
 
     def maybe_assign(self, group: ConsumerGroup, epoch: int, member: ConsumerMember, draft: Draft) -> Goal:
         if group.assignment_epoch < epoch and self.may_assign(group, draft.wall_ms):
@@ -388,8 +384,7 @@ class ConsumerDecisions:
         known = (self._topics.by_name(topic) for topic in group.topics_of(member))
         return frozenset(facts.topic_id for facts in known if facts is not None)
 
-    # Step three: the member's way
-    # -----------------------------------------------------------------------------------------
+    # Step three: the member's way -------------------------------------------------------------------------------------
 
     def walk(
         self,
@@ -432,8 +427,7 @@ class ConsumerDecisions:
             timeout_ms = member.classic.session_timeout_ms
         self._deadlines.set(("session", group.group_id, member.member_id), draft.now_ms + timeout_ms)
 
-    # Leaving
-    # ------------------------------------------------------------------------------------------------------------
+    # Leaving ----------------------------------------------------------------------------------------------------------
 
     def find_leaving(self, group: ConsumerGroup, ask: ConsumerHeartbeat) -> ConsumerMember | Refusal:
         if ask.instance_id is None:

@@ -312,8 +312,7 @@ class ConsumerGroup:
     def idle_since_ms(self, committed: CommittedOffset) -> int | None:
         return committed.commit_timestamp_ms
 
-    # Writing: `apply` only
-    # ---------------------------------------------------------------------------------------------
+    # Writing: `apply` only --------------------------------------------------------------------------------------------
 
     def put(self, member: ConsumerMember) -> None:
         old = self.members.get(member.member_id)

@@ -75,8 +75,7 @@ class ConsumerKind:
             **dict.fromkeys(MEMBER_DEADLINES, self._member_is_lost),
         }
 
-    # Commands
-    # ----------------------------------------------------------------------------------------------------------------
+    # Commands ---------------------------------------------------------------------------------------------------------
 
     def _heartbeat(self, group: ConsumerGroup | None, ask: ConsumerHeartbeat, token: Token, draft: Draft) -> None:
         answer_beat(self._decisions.refuse_malformed(ask) or self._beat(group, ask, draft), token, draft)
@@ -124,8 +123,7 @@ class ConsumerKind:
             case _:
                 raise AssertionError(f"nobody asks consumer groups for {command}")
 
-    # Groups
-    # ----------------------------------------------------------------------------------------------------------------
+    # Groups -----------------------------------------------------------------------------------------------------------
 
     def apply(self, groups: dict[str, Group], key: bytes, value: bytes | None, *, is_replay: bool) -> None:
         read = read_key(key)

@@ -106,8 +106,7 @@ class GroupCoordinator:
         }
         self._in_turns = {WAKING[0], *CLEANING}.union(*(kind.done_in_turns for kind in known.kinds))
 
-    # The machine's four sides
-    # -------------------------------------------------------------------------------------------
+    # The machine's four sides -----------------------------------------------------------------------------------------
 
     def decide(self, command: Command, token: Token, now_ms: int) -> Decision:
         draft = Draft(now_ms, self._wall_ms())
@@ -183,8 +182,7 @@ class GroupCoordinator:
         }
         return groups, self._offsets.facts()
 
-    # Groups
-    # ------------------------------------------------------------------------------------------------------------
+    # Groups -----------------------------------------------------------------------------------------------------------
 
     def _become_live(self, draft: Draft) -> None:
         if self._is_live:
@@ -240,8 +238,7 @@ class GroupCoordinator:
     def _delete_group(self, ask: DeleteGroup, token: Token, draft: Draft) -> None:
         self._cleaning.delete_group(ask.group_id, token, draft)
 
-    # Offsets
-    # -----------------------------------------------------------------------------------------------------------
+    # Offsets ----------------------------------------------------------------------------------------------------------
 
     def _commit(self, ask: CommitOffsets, token: Token, draft: Draft) -> None:
         group = self._find(ask.group_id, draft)

@@ -94,8 +94,7 @@ class Migration:
             (LeaveGroup, ConsumerGroup): self._leave,
         }
 
-    # From classic to consumer
-    # ---------------------------------------------------------------------------------------------
+    # From classic to consumer -----------------------------------------------------------------------------------------
 
     def _beat(self, group: ClassicGroup, ask: ConsumerHeartbeat, token: Token, draft: Draft) -> None:
         answer_beat(self._consumer.refuse_malformed(ask) or self._beat_first(group, ask, draft), token, draft)
@@ -205,8 +204,7 @@ class Migration:
         for member in made.members.values():
             self._keep_session(made, member, draft)
 
-    # From consumer to classic
-    # ---------------------------------------------------------------------------------------------
+    # From consumer to classic -----------------------------------------------------------------------------------------
 
     def _may_downgrade_without(self, group: ConsumerGroup, leaving: set[str]) -> bool:
         rest = len(group.members) - len(leaving)
@@ -278,8 +276,7 @@ class Migration:
         made = self._downgrade(group, rest, held, draft)
         self._classic.prepare_rebalance(made, draft)
 
-    # Classic members of a consumer group
-    # ------------------------------------------------------------------------------------
+    # Classic members of a consumer group ------------------------------------------------------------------------------
 
     def _join(self, group: ConsumerGroup, ask: JoinGroup, token: Token, draft: Draft) -> None:
         if (fault := self._classic_kind.join_fault(ask)) is not None:

@@ -33,8 +33,7 @@ class OffsetDecisions:
         self._settings = settings
         self._offsets = offsets
 
-    # Committing
-    # ---------------------------------------------------------------------------------------------------------
+    # Committing -------------------------------------------------------------------------------------------------------
 
     def commit(self, group: Group | None, ask: CommitOffsets, draft: Draft) -> CommitReply:
         if not fits(ask.group_id):
@@ -86,8 +85,7 @@ class OffsetDecisions:
             faults.append(None)
         return CommitReply(None, tuple(faults))
 
-    # Fetching
-    # -----------------------------------------------------------------------------------------------------------
+    # Fetching ---------------------------------------------------------------------------------------------------------
 
     def fetch(self, group: Group | None, ask: FetchOffsets) -> FetchReply:
         if group is not None and (fault := group.fetching_fault(ask)) is not None:
@@ -118,8 +116,7 @@ class OffsetDecisions:
             return FetchedOffset(partition)
         return FetchedOffset(partition, committed.offset, committed.leader_epoch, committed.metadata)
 
-    # Deleting
-    # -----------------------------------------------------------------------------------------------------------
+    # Deleting ---------------------------------------------------------------------------------------------------------
 
     def delete(self, group: Group | None, ask: DeleteOffsets, draft: Draft) -> DeleteOffsetsReply:
         if group is None:

@@ -97,8 +97,7 @@ class Offsets:
         }
         return committed, pending, self._open
 
-    # Writing: `apply` only
-    # ---------------------------------------------------------------------------------------------
+    # Writing: `apply` only --------------------------------------------------------------------------------------------
 
     def put(self, group_id: str, topic: str, partition: int, committed: CommittedOffset) -> None:
         self._store(group_id, topic, partition, self._numbered(committed))

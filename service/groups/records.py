@@ -141,8 +141,7 @@ def _record(key: Key, value: Struct, version: int) -> RecordPair:
     return _key(key), written
 
 
-# Offsets
-# ---------------------------------------------------------------------------------------------------------------
+# Offsets --------------------------------------------------------------------------------------------------------------
 
 
 def offset_record(group_id: str, topic: str, partition: int, committed: CommittedOffset) -> RecordPair:
@@ -177,8 +176,7 @@ def read_offset(value: bytes) -> CommittedOffset:
     )
 
 
-# Classic groups
-# --------------------------------------------------------------------------------------------------------
+# Classic groups -------------------------------------------------------------------------------------------------------
 
 
 def classic_group_record(group: ClassicGroup, assignments: Mapping[str, bytes]) -> RecordPair:
@@ -244,8 +242,7 @@ def classic_group_tombstone(group_id: str) -> RecordPair:
     return tombstone(GroupMetadataKey(group_id))
 
 
-# Consumer groups
-# -------------------------------------------------------------------------------------------------------
+# Consumer groups ------------------------------------------------------------------------------------------------------
 
 
 def consumer_epoch_record(group_id: str, epoch: int, metadata_hash: int) -> RecordPair:
