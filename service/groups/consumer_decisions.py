@@ -1,10 +1,12 @@
-"""What happens to a consumer group (KIP-848) when a member beats, leaves or falls silent, or its topics change.
+"""What happens to a consumer group (KIP-848) when a member sends a heartbeat, leaves or falls silent, or its topics
+change.
 
-Reads the group and never changes it: what is to change goes into the draft as records, which `apply` writes into the
-group. Soft are only deadlines and the notes of what metadata was looked at. Three steps make a heartbeat: the member
-as it says it is (a changed subscription raises the group's epoch), the target assignment (computed anew when the
-group's epoch is ahead, in several turns if the group is large: assignment_round.py), and the member's next step towards
-it.
+Decisions read the group and never change it: changes go into the draft as records, which `apply` writes into the group.
+Only the deadlines and the notes about the metadata that was looked at are soft: they are in no record.
+
+A heartbeat takes three steps. First, the member is updated from what it says; a changed subscription raises the group's
+epoch. Second, if the group's epoch is ahead of the target assignment, a new target is computed, in several turns if the
+group is large (assignment_round.py). Third, the member takes its next step towards the target.
 """
 
 from collections.abc import Generator, Iterable
@@ -48,8 +50,9 @@ from service.groups.states import MemberState
 from service.groups.topics import TopicView, fingerprint
 from service.groups.verdicts import Draft, Fault, Refusal, Token
 
-# A group resolves its expressions at most this often, but for one that is new to a group without any; and at least this
-# often while its members beat. Kafka's numbers.
+# A group resolves its regular expressions at most once in the first interval, except for the first expression of a
+# group. While its members send heartbeats it resolves them at least once in the second interval. Both numbers are
+# Kafka's.
 REGEX_MIN_INTERVAL_MS = 10_000
 REGEX_MAX_INTERVAL_MS = 600_000
 
@@ -57,14 +60,16 @@ MEMBER_DEADLINES = ("session", "rebalance", "rejoin", "resync")
 
 
 class Goal(NamedTuple):
-    """The target assignment as far as one member is concerned."""
+    """The target assignment of one member, and its epoch."""
 
     epoch: int
     target: TargetByTopic
 
 
 class ConsumerDecisions:
-    """Holds no group. What it sets in `deadlines` comes back when it falls due (consumer_kind.py)."""
+    """The decisions about consumer groups. It holds no group. `consumer_kind.py` says what is done when one of its
+    deadlines is due.
+    """
 
     def __init__(self, settings: GroupSettings, topics: TopicView, deadlines: Deadlines[DeadlineName]) -> None:
         self._settings = settings
@@ -74,7 +79,7 @@ class ConsumerDecisions:
     # The request by itself --------------------------------------------------------------------------------------------
 
     def refuse_malformed(self, ask: ConsumerHeartbeat) -> Refusal | None:
-        """What is wrong with a heartbeat whatever the group is like."""
+        """What is wrong with a heartbeat, whatever the state of the group is."""
         epoch = ask.member_epoch
         if (ask.member_names_itself or epoch > 0 or epoch == LEAVE_EPOCH) and _is_blank(ask.member_id):
             return _invalid("the member id may not be empty")
@@ -164,7 +169,7 @@ class ConsumerDecisions:
         return _refuse_instance(owner, member_id) or _refuse_epoch(owner, ask) or owner
 
     def take_over(self, group: ConsumerGroup, owner: ConsumerMember, member_id: str, draft: Draft) -> ConsumerMember:
-        """A static member under a new id, with the place, the target and the partitions of the old one."""
+        """Put a static member with a new id in the place of the old one, with its target and its partitions."""
         taken = owner._replace(member_id=member_id, member_epoch=0, previous_epoch=0)
         draft.records.extend(member_tombstones(group.group_id, owner.member_id))
         draft.records.append(consumer_member_record(group.group_id, taken))
@@ -175,7 +180,7 @@ class ConsumerDecisions:
     # Step one: the member, its subscription, the group's epoch --------------------------------------------------------
 
     def record_member(self, group: ConsumerGroup, old: ConsumerMember, new: ConsumerMember, draft: Draft) -> bool:
-        """Write the member if it has changed; whether the topics it names have."""
+        """Write the member if it has changed. Returns whether the topics that it names have changed."""
         if new != old:
             draft.records.append(consumer_member_record(group.group_id, new))
         return new.subscribed_topics != old.subscribed_topics
@@ -183,10 +188,10 @@ class ConsumerDecisions:
     def change_regex(
         self, group: ConsumerGroup, old: ConsumerMember, new: ConsumerMember, draft: Draft
     ) -> "RegexChange | Refusal":
-        """Note a changed expression, and see whether the group's expressions are to be resolved anew.
+        """Note a changed expression, and decide whether the group's expressions must be resolved again.
 
-        Resolving reads every topic's name, so that it does not happen here: a deadline that is due at once brings it
-        about.
+        Resolving reads the names of all topics, which takes long. So it is not done here: a deadline that is due at
+        once starts it.
         """
         change = RegexChange(has_changed=new.subscribed_regex != old.subscribed_regex, is_resolved=False)
         is_new = False
@@ -219,9 +224,10 @@ class ConsumerDecisions:
             self._deadlines.set(name, draft.now_ms)
 
     def resolve_regexes(self, group: ConsumerGroup, draft: Draft) -> None:
-        """Find the topics of every expression in use; if they are others than before, the group's epoch is raised.
+        """Find the topics of every expression in use. If they have changed, raise the group's epoch.
 
-        Done in turns, of which the records of each stand for themselves: `regex` is due again until the round is over.
+        This takes several turns of the loop, and the records of each turn are valid without those of the others. The
+        deadline `regex` is due again until the round is over.
         """
         if group.regex_round is None:
             group.regex_round = RegexRound.over(self._topics.names(), group.tallies.using)
@@ -251,7 +257,7 @@ class ConsumerDecisions:
             self._deadlines.set(("regex", group.group_id, ""), draft.now_ms)
 
     def _match(self, group: ConsumerGroup, ahead: RegexRound) -> tuple[dict[str, frozenset[str]], bool]:
-        """The topics of as many expressions as one turn allows, and whether those were the last."""
+        """The topics of as many expressions as fit into one turn, and whether these were the last expressions."""
         matched: dict[str, frozenset[str]] = {}
         steps = MATCHED_AT_ONCE
         while ahead.regexes and steps > 0:
@@ -270,7 +276,7 @@ class ConsumerDecisions:
     def maybe_raise_epoch(
         self, group: ConsumerGroup, member: ConsumerMember, subscription_changed: bool, draft: Draft
     ) -> int:
-        """The group's epoch, raised if the member's subscription or the topics subscribed to have changed."""
+        """The group's epoch, which is raised if the member's subscription or the subscribed topics have changed."""
         if not subscription_changed and not group.must_look_at_metadata(self._topics.version):
             return group.epoch
         if self._adds_no_topic(group, member):
@@ -288,7 +294,7 @@ class ConsumerDecisions:
         return epoch
 
     def _adds_no_topic(self, group: ConsumerGroup, member: ConsumerMember) -> bool:
-        """Whether the group, with this newcomer, is subscribed to what its hash was last computed of."""
+        """Whether the new member subscribes only to topics of which the group's metadata hash was already computed."""
         return (
             not group.must_look_at_metadata(self._topics.version)
             and member.regex_or_none is None
@@ -315,7 +321,9 @@ class ConsumerDecisions:
         return Goal(group.assignment_epoch, group.target_of(member.member_id, member.instance_id))
 
     def _assign(self, group: ConsumerGroup, member: ConsumerMember) -> Assignment:
-        """The new target of the group as it will be with `member`, and what of it is new."""
+        """Compute the target of the group as it will be with `member`, and the parts of it that differ from the old
+        one.
+        """
         members = group.members_with(member)
         counts: dict[bytes, int] = {}
         for topic in group.topics_subscribed(without=group.replaced_by(member), and_by=member):
@@ -333,14 +341,15 @@ class ConsumerDecisions:
         return target, news
 
     def assign_some(self, group: ConsumerGroup, draft: Draft) -> None:
-        """One turn of a target assignment that takes several: some of its computing, or of its writing.
+        """Do one turn of a target assignment that takes several: compute some of it, or write some of it.
 
-        The group goes on meanwhile. Who joins, leaves or subscribes anew raises its epoch above the one that is being
-        assigned, so that another assignment follows; who took a static member's place takes its part.
+        The group may change between the turns. A member that joins, leaves or changes its subscription raises the
+        group's epoch above the one that is being assigned, so that another assignment follows. A member that has taken
+        a static member's place gets its part.
         """
         ahead = group.assignment_round
         if ahead is None:
-            return  # of a group that went, and came to be again
+            return  # the group was removed and made again meanwhile
         if ahead.is_computed:
             for name, instance_id, part in ahead.next_unwritten(TARGETS_AT_ONCE):
                 member = group.members.get(name) or group.static_member(instance_id)
@@ -355,10 +364,11 @@ class ConsumerDecisions:
         self._deadlines.set(("assign", group.group_id, ""), draft.now_ms)
 
     def may_assign(self, group: ConsumerGroup, wall_ms: int) -> bool:
-        """Members that come one upon the other share a new target instead of causing one each, and one is computed at
-        a time.
+        """Whether a new target may be computed now. Only one is computed at a time, and a short interval lies between
+        two, so that members that join shortly after each other share one.
 
-        The last one may have been made by a clock that was ahead of ours: then it was long enough ago.
+        If the last target has a time in the future, it was stamped by a clock that was wrong. It is not waited for
+        then.
         """
         interval_ms = self._settings.consumer_times(group.group_id).assignment_interval_ms
         last_ms = group.assignment_timestamp_ms
@@ -367,7 +377,9 @@ class ConsumerDecisions:
     def _specs(
         self, group: ConsumerGroup, members: Iterable[ConsumerMember]
     ) -> Generator[None, None, dict[str, MemberSpec]]:
-        """Members that subscribe to the same share the answer: in most groups all do."""
+        """The members as assignors need them. Members with the same subscription share one set of topic ids; in most
+        groups all do.
+        """
         known: dict[tuple[frozenset[str], str | None], frozenset[bytes]] = {}
         specs: dict[str, MemberSpec] = {}
         for member in members:
@@ -438,13 +450,15 @@ class ConsumerDecisions:
         return _refuse_instance(owner, ask.member_id) or owner
 
     def leave_for_a_while(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:
-        """A static member keeps its place until its session ends; what it was to revoke it no longer holds."""
+        """A static member leaves and will come back. It keeps its place until its session ends. Partitions that it had
+        still to revoke are free at once.
+        """
         reset = {topic_id: dict.fromkeys(partitions, 0) for topic_id, partitions in member.assigned.items()}
         away = member._replace(member_epoch=STATIC_LEAVE_EPOCH, assigned=reset, revoking={})
         draft.records.append(current_record(group.group_id, away))
 
     def remove(self, group: ConsumerGroup, leaving: Iterable[ConsumerMember], draft: Draft) -> None:
-        """These members go, and the group's epoch is raised so that the others get what they had."""
+        """Remove these members, and raise the group's epoch, so that the others get their partitions."""
         gone = {member.member_id: member for member in leaving}
         if not gone:
             return
@@ -463,14 +477,14 @@ class ConsumerDecisions:
             self._deadlines.cancel((what, group_id, member_id))
 
     def forget(self, group: ConsumerGroup) -> None:
-        """Call off all that was to happen to a group that goes."""
+        """Cancel all deadlines of a group that is removed."""
         self._deadlines.cancel(("regex", group.group_id, ""))
         self._deadlines.cancel(("assign", group.group_id, ""))
         for member_id in group.members:
             self.forget_member(group.group_id, member_id)
 
     def resume(self, group: ConsumerGroup, draft: Draft) -> None:
-        """After the log was read: sessions begin anew, because nobody could send heartbeats meanwhile."""
+        """Begin all sessions anew after the log was read: meanwhile no member could send heartbeats."""
         for member in group.members.values():
             self._keep_session(group, member, draft)
             if member.classic is None:
@@ -478,7 +492,7 @@ class ConsumerDecisions:
 
 
 def answer_beat(answer: ConsumerHeartbeatReply | Refusal, token: Token, draft: Draft) -> None:
-    """A heartbeat that is refused changes nothing."""
+    """Answer a heartbeat. One that is refused changes nothing: the draft's records are dropped."""
     if isinstance(answer, Refusal):
         draft.records.clear()
         answer = ConsumerHeartbeatReply(answer.fault, answer.message)
@@ -490,14 +504,14 @@ def no_consumer_group(group_id: str) -> Refusal:
 
 
 class RegexChange(NamedTuple):
-    """Whether a member's expression changed, and whether it is known already what that means for its topics."""
+    """Whether a member's expression has changed, and whether the topics of the new one are known already."""
 
     has_changed: bool
     is_resolved: bool
 
 
 def _as_it_says(found: ConsumerMember, ask: ConsumerHeartbeat) -> ConsumerMember:
-    """The member with what the heartbeat says anew: most say nothing."""
+    """The member with the changes that the heartbeat tells. Most heartbeats tell none."""
     says_nothing = (
         ask.subscribed_topics is None
         and ask.subscribed_regex is None
@@ -550,7 +564,9 @@ def _refuse_instance(owner: ConsumerMember, member_id: str) -> Refusal | None:
 
 
 def _refuse_epoch(member: ConsumerMember, ask: ConsumerHeartbeat) -> Refusal | None:
-    """The epoch must be the member's, or the one before if the member may have missed the answer that raised it."""
+    """Refuse an epoch that is not the member's. The one before is accepted if the member may have missed the answer
+    that raised it.
+    """
     if ask.member_epoch in (JOIN_EPOCH, member.member_epoch):
         return None
     missed_answer = ask.member_epoch == member.previous_epoch and _owns_only(ask.owned, member.assigned)

@@ -1,9 +1,10 @@
 """A consumer group (KIP-848) as its records describe it: members, epochs, target assignment, who holds which partition.
 
-Everything here is written by `apply` from records, in live service as in recovery; the two notes about the metadata
-that was last looked at are soft. Decisions read it and never change it. Members are values: a changed member is a new
-one. Invariants: `holders` has an entry for exactly the partitions that some member has assigned or still to revoke;
-`tallies` say what counting all members would. A heartbeat asks those: it may not cost more in a larger group.
+`apply` writes everything here from records, in service as in recovery. Some fields are soft (not in the records); they
+are marked. Decisions read a group and never change it. Members are values: a changed member is a new object.
+
+Invariants: `holders` has an entry for exactly those partitions that are assigned to a member or still to be revoked by
+one. `tallies` are always what counting all members would give. With both, a heartbeat costs no more in a larger group.
 """
 
 from collections import Counter
@@ -32,17 +33,18 @@ from service.groups.verdicts import Fault
 
 Key = TypeVar("Key")
 
-# Partition -> the member epoch at which it was given, by topic id. Treated as immutable.
+# By topic id and partition: the member epoch at which the partition was given. Never changed in place.
 EpochsByTopic = Mapping[bytes, Mapping[int, int]]
 TargetByTopic = Mapping[bytes, frozenset[int]]
 NOTHING: EpochsByTopic = MappingProxyType({})
 
-# A group and its target begin here, so that the first change leads to epoch 2; -1 after the target's tombstone.
+# The first epoch of a group and of its target, so that the first change leads to epoch 2. (After the tombstone of a
+# target its epoch is -1.)
 INITIAL_EPOCH = 1
 
 
 class ClassicFacts(NamedTuple):
-    """What a member that speaks the classic protocol brings into a consumer group."""
+    """The facts about a member of a consumer group that uses the classic protocol."""
 
     session_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
@@ -66,19 +68,19 @@ class ConsumerMember(NamedTuple):
     classic: ClassicFacts | None = None
 
     def at_epoch(self, epoch: int, **changes: Any) -> "ConsumerMember":
-        """The member moved to `epoch`; the one it leaves is remembered, because the answer may get lost."""
+        """The member at `epoch`. Its epoch before is remembered, because the answer may get lost."""
         return self._replace(member_epoch=epoch, previous_epoch=self.member_epoch, **changes)
 
     def is_reconciled_to(self, epoch: int) -> bool:
         return self.state is MemberState.STABLE and self.member_epoch == epoch
 
     def epoch_given(self, topic_id: bytes, partition: int) -> int | None:
-        """Since which member epoch it holds the partition; None if it does not."""
+        """The member epoch since which the member holds the partition; None: it does not hold it."""
         given = self.assigned.get(topic_id, {}).get(partition)
         return self.revoking.get(topic_id, {}).get(partition) if given is None else given
 
     def held(self) -> TargetByTopic:
-        """What it may be reading: also what it has still to revoke."""
+        """The partitions that the member may be reading, including those that it has still to revoke."""
         held: dict[bytes, frozenset[int]] = {}
         for part in (self.assigned, self.revoking):
             for topic_id, partitions in part.items():
@@ -87,7 +89,7 @@ class ConsumerMember(NamedTuple):
 
     @property
     def stale_fault(self) -> Fault:
-        """An epoch that is not the member's, in the words of the protocol that it speaks."""
+        """The fault for an epoch that is not the member's, by the protocol that the member uses."""
         return Fault.ILLEGAL_GENERATION if self.classic is not None else Fault.STALE_MEMBER_EPOCH
 
     @property
@@ -103,12 +105,12 @@ class ResolvedRegex(NamedTuple):
 
 @dataclass(slots=True)
 class Tallies:
-    """How many members there are of each kind. No count stays at zero."""
+    """Counts of members. An entry whose count falls to zero is removed."""
 
-    naming: dict[str, int] = field(default_factory=dict)  # a topic
-    using: dict[str, int] = field(default_factory=dict)  # a regular expression
-    supporting: dict[str, int] = field(default_factory=dict)  # a protocol, of the members that speak the classic one
-    stable_at: dict[int, int] = field(default_factory=dict)  # a member epoch
+    naming: dict[str, int] = field(default_factory=dict)  # by topic: members that subscribe to it by name
+    using: dict[str, int] = field(default_factory=dict)  # by regular expression: members that subscribe with it
+    supporting: dict[str, int] = field(default_factory=dict)  # by protocol: classic members that support it
+    stable_at: dict[int, int] = field(default_factory=dict)  # by member epoch: stable members with that epoch
     classic: int = 0
 
     def count(self, member: ConsumerMember, by: int) -> None:
@@ -143,20 +145,20 @@ class ConsumerGroup:
     assignment_timestamp_ms: int = 0
     target: dict[str, TargetByTopic] = field(default_factory=dict)
     resolved: dict[str, ResolvedRegex] = field(default_factory=dict)
-    has_partition_metadata: bool = False  # an old version's record, to be removed at the next change
+    has_partition_metadata: bool = False  # there is a record of an old version, to be removed at the next change
     holders: dict[tuple[bytes, int], int] = field(default_factory=dict)  # partition -> epoch of the member holding it
     tallies: Tallies = field(default_factory=Tallies)
-    unresolved: dict[str, None] = field(default_factory=dict)  # expressions in use whose topics are not known yet
+    unresolved: dict[str, None] = field(default_factory=dict)  # expressions in use that were never resolved
 
-    # Soft: the metadata this group was last compared with, and when its regular expressions were last resolved; the
-    # round that resolves them now, and what the last one learned of each.
+    # Soft: the version of the metadata with which this group was last compared; when its regular expressions were last
+    # resolved; the round that resolves them now, and what the last round found for each.
     seen_version: int | None = field(default=None, compare=False)
     seen_at_epoch: int = field(default=-1, compare=False)
     regex_version: int | None = field(default=None, compare=False)
     regex_time_ms: int | None = field(default=None, compare=False)
     regex_round: RegexRound | None = field(default=None, compare=False)
     regex_matches: dict[str, TopicMatches] = field(default_factory=dict, compare=False)
-    # Soft, too: a new target that takes several turns.
+    # Soft, too: a new target that is being made in several turns.
     assignment_round: AssignmentRound | None = field(default=None, compare=False)
 
     # Reading ----------------------------------------------------------------------------------------------------------
@@ -185,7 +187,7 @@ class ConsumerGroup:
         return None if member_id is None else self.members.get(member_id)
 
     def target_of(self, member_id: str, instance_id: str | None) -> TargetByTopic:
-        """A static member inherits the target of the one whose place it takes."""
+        """The member's target. A static member has the target of the member whose place it takes."""
         if instance_id is not None:
             member_id = self.static_members.get(instance_id, "")
         return self.target.get(member_id, {})
@@ -194,12 +196,12 @@ class ConsumerGroup:
         return self.seen_version != version or self.epoch < self.seen_at_epoch
 
     def replaced_by(self, member: ConsumerMember) -> list[ConsumerMember]:
-        """Who goes when `member` is put: itself as it was, and whose static place it takes."""
+        """The members that `put(member)` replaces: its former self, and the member whose static place it takes."""
         old = (self.members.get(member.member_id), self.static_member(member.instance_id))
         return list({each.member_id: each for each in old if each is not None}.values())
 
     def members_with(self, member: ConsumerMember) -> dict[str, ConsumerMember]:
-        """The members as they will be."""
+        """The members of the group as they will be after `put(member)`."""
         members = self.members.copy()
         for gone in self.replaced_by(member):
             del members[gone.member_id]
@@ -207,14 +209,14 @@ class ConsumerGroup:
         return members
 
     def uses(self, regex: str, *, without: Collection[ConsumerMember]) -> bool:
-        """Whether some member has this expression, these left aside."""
+        """Whether any member other than these uses this expression."""
         return self.tallies.using.get(regex, 0) > sum(member.subscribed_regex == regex for member in without)
 
     def topics_subscribed(
         self, *, without: Collection[ConsumerMember] = (), and_by: ConsumerMember | None = None
     ) -> set[str]:
-        """Every topic that a member names or has matched by a resolved expression; of the members as they will be when
-        some are gone and one has come.
+        """Every topic to which members subscribe, by name or by a resolved expression. The members in `without` don't
+        count; `and_by` does.
         """
         fewer = Counter(topic for member in without for topic in member.subscribed_topics)
         topics = {topic for topic, count in self.tallies.naming.items() if count > fewer[topic]}
@@ -233,7 +235,7 @@ class ConsumerGroup:
         )
 
     def preferred_assignor(self, members: Iterable[ConsumerMember]) -> str | None:
-        """The one most members ask for, the first by name among equals; None if nobody asks."""
+        """The assignor that most members ask for, the first by name among equals; None if no member asks for one."""
         votes: dict[str, int] = {}
         for member in members:
             if member.server_assignor is not None:
@@ -277,13 +279,13 @@ class ConsumerGroup:
             return Fault.UNKNOWN_MEMBER_ID
         check = self._may_commit_at(member, ask.generation)
         if isinstance(check, Fault):
-            return Fault.ILLEGAL_GENERATION  # clients of transactions know no stale epochs
+            return Fault.ILLEGAL_GENERATION  # transactional clients don't know the fault for a stale epoch
         return lambda offset: None if check(offset) is None else Fault.ILLEGAL_GENERATION
 
     def _may_commit_at(self, member: ConsumerMember, epoch: int) -> Fault | OffsetCheck:
-        """A member that missed its newest epoch may still commit what it has held since before (KIP-1251). At its
-        newest it may commit anything but what another holds: it lets go of partitions within an epoch, and a commit
-        that was long on its way may come after the next one's.
+        """A member that does not know its newest epoch yet may still commit for partitions that it has held since
+        before that epoch (KIP-1251). With its newest epoch it may commit for any partition that no other member holds:
+        it may have let go of a partition within this epoch, and a delayed commit may arrive after that.
         """
         stale = member.stale_fault
         if epoch > member.member_epoch:
@@ -361,7 +363,9 @@ class ConsumerGroup:
             self.unresolved.pop(regex, None)
 
     def _release(self, member: ConsumerMember) -> None:
-        """A partition may meanwhile be another's, at a newer epoch: records of one decision move it in either order."""
+        """Take the member out of `holders`. Not for a partition that another member holds at a newer epoch: the records
+        of one decision may move a partition in either order.
+        """
         for held in (member.assigned, member.revoking):
             for topic_id, partitions in held.items():
                 for partition in partitions:

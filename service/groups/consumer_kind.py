@@ -1,7 +1,7 @@
-"""Consumer groups (KIP-848) as a kind of group: what they are asked, what falls due for them, and their records.
+"""Consumer groups (KIP-848) as a kind of group: their commands, their deadlines, and their records.
 
-Each member walks by itself towards an assignment that the broker computes; that is decided in `consumer_decisions.py`.
-A group is what its records say, in service as after a restart: `apply` writes all of it but a few notes.
+Each member moves by itself towards an assignment that the broker computes; `consumer_decisions.py` decides that. A
+group is what its records say, in service as after a restart: except for a few notes, only `apply` writes it.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ from service.wire.messages import (
     ConsumerGroupTargetAssignmentMetadataValue,
 )
 
-# Members go, perhaps the last of this protocol: the group may turn into one of another kind.
+# Removes members. If these are the last ones of this protocol, the group may be turned into one of another kind.
 Remove = Callable[[ConsumerGroup, list[ConsumerMember], Draft], None]
 
 
@@ -86,7 +86,7 @@ class ConsumerKind:
         if group is None:
             if ask.member_epoch != JOIN_EPOCH:
                 return no_consumer_group(ask.group_id)
-            group = ConsumerGroup(ask.group_id)  # which its records bring in
+            group = ConsumerGroup(ask.group_id)  # for this decision only: applying its records makes the group
         elif ask.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
             return self._leave(group, ask, draft)
         return self._decisions.heartbeat(group, ask, draft)
@@ -102,7 +102,9 @@ class ConsumerKind:
         return ConsumerHeartbeatReply(member_id=member.member_id, member_epoch=ask.member_epoch)
 
     def _member_is_lost(self, group: ConsumerGroup, member_id: str, draft: Draft) -> None:
-        """Not heard of, did not let go of partitions, did not join again or sync: in each case others wait for it."""
+        """Remove a member that sent no heartbeats, did not let go of partitions, or did not join or sync again in time.
+        In each case other members may be waiting for it.
+        """
         member = group.members.get(member_id)
         if member is not None:
             self._remove(group, [member], draft)
@@ -137,7 +139,7 @@ class ConsumerKind:
             _apply_value(group, read, value)
             groups[read.group_id] = group
         elif isinstance(read, ConsumerGroupMetadataKey):
-            del groups[read.group_id]  # written last, when all else of it is gone
+            del groups[read.group_id]  # this tombstone is written last, after those of all other records of the group
         else:
             _apply_tombstone(group, read)
 
@@ -146,7 +148,7 @@ class ConsumerKind:
         return group
 
     def heard_of(self, group: ConsumerGroup, member_id: str, draft: Draft) -> None:
-        """Its heartbeats alone keep a member's session."""
+        """Does nothing: only heartbeats keep the session of a member alive."""
 
     def bury(self, group: ConsumerGroup) -> list[RecordPair]:
         self._decisions.forget(group)

@@ -1,8 +1,8 @@
-"""The consumer's own protocol, embedded in classic groups: what a member subscribes to and what it was assigned.
+"""The consumer's own protocol, embedded in classic groups: the subscription and the assignment of a member.
 
-A version number, then a struct; newer versions only append, so an unknown one is read as the newest known. Called
-where a coordinator must look inside what it otherwise only passes on: offset expiry, and moving a group between the
-protocols.
+The bytes are a version number and a struct. Newer versions only append fields, so an unknown version is read as the
+newest known one. A coordinator mostly passes these bytes on unread. It needs their contents for the expiry of offsets,
+and to turn a group from one protocol into the other.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def read_subscription(data: bytes) -> Subscription | None:
 
 
 def subscribed_topics(data: bytes) -> tuple[str, ...] | None:
-    """The topics alone, read as version 0, with which every version begins."""
+    """Only the topics. They are read as version 0, because every version begins like it."""
     if read_version(data) is None:
         return None
     try:

@@ -1,21 +1,22 @@
 """The group coordinator of one partition of `__consumer_offsets`, as a machine.
 
     decision = coordinator.decide(command, token, now_ms)
-    for key, value in decision.records:          # at once, before anybody else asks anything
+    for key, value in decision.records:          # at once, before the next command
         coordinator.apply(key, value)            # with the producer's id, if the decision has one
     ... write them as one batch, wait until they are committed, send the answers ...
 
-After a start, or taking over the partition, the same `apply` reads the log (`apply_marker` its transaction markers),
-and the first call of anything else makes the groups live: members keep their places and their sessions begin anew.
-What is durable is written by these two alone. Rebalances of classic groups, parked requests and deadlines are soft:
-they die with the machine, and clients join again. No clock, no randomness, no I/O: time, fresh ids, and views of the
-topics and of the wall clock come in. `now_ms` only ever runs on; what is stored is stamped by the wall clock.
+At a start, or when the broker takes over the partition, the log is read by the same `apply`, and its transaction
+markers by `apply_marker`. Only these two write durable state. The first call of anything else makes the groups live:
+members keep their places, and their sessions begin anew. Rebalances of classic groups, parked requests and deadlines
+are soft: they are lost with the machine, and clients join again. There is no clock, no randomness and no I/O: time,
+fresh ids, and views of the topics and of the wall clock come in. `now_ms` comes from a clock that is never set; stored
+times are those of the wall clock.
 
-`next_deadline_ms` says when `expire` wants to be called. One call does as much as fits into one batch and one turn of
-the loop, so that it may be due again at once.
+`next_deadline_ms` says when `expire` must be called. One call does as much as fits into one batch and one turn of the
+loop, so it may be due again at once.
 
-Here are the offsets, and the way to the kinds of groups: each command, record and deadline of theirs is found in a
-table that is made of what the kinds say about themselves (`kinds.py`).
+This module has the offsets, and finds the kind of group for each command, record and deadline in tables. The tables are
+made from what the kinds say about themselves (`kinds.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -55,8 +56,8 @@ OFFSET_PREFIXES = tuple(OFFSET_KEYS)
 FAILED_AGAIN_MS = 60_000
 WAKING: DeadlineName = ("wake", "", "")
 
-# A turn of the loop is for everybody: one call of `expire` ends this many members' sessions, or does one piece of what
-# is done in pieces, and is due again at once.
+# One call of `expire` must not block the loop for long. So it ends at most this many sessions of members, or does one
+# piece of a long work, and is due again at once.
 DUE_AT_ONCE = 100
 WOKEN_AT_ONCE = 200
 
@@ -74,7 +75,7 @@ class GroupCoordinator:
         self._offsets = Offsets()
         self._deadlines: Deadlines[DeadlineName] = Deadlines()
         self._is_live = False
-        self._asleep: dict[str, None] = {}  # groups that are as the log left them: a question about one wakes it
+        self._asleep: dict[str, None] = {}  # groups as the log left them: the first command about a group wakes it
         self._offset_decisions = OffsetDecisions(settings, self._offsets)
         self._cleaning = Cleaning(
             settings,
@@ -115,13 +116,13 @@ class GroupCoordinator:
         if own is not None:
             own(command, token, draft)
         else:
-            about: Any = command  # one group
+            about: Any = command  # all other commands are about one group
             group = self._find(about.group_id, draft)
             self._deciders[type(command), type(group)](group, command, token, draft)
         return draft.seal()
 
     def next_deadline_ms(self) -> int | None:
-        """When `expire` is due; before the groups are live it is due at once."""
+        """When `expire` must be called. Before the groups are live it is due at once."""
         return self._deadlines.next_ms() if self._is_live else 0
 
     def expire(self, now_ms: int) -> Decision:
@@ -136,7 +137,7 @@ class GroupCoordinator:
             except Exception:
                 self._deadlines.set(name, now_ms + FAILED_AGAIN_MS)  # a deadline that raises is not forgotten
                 raise
-            # What follows from records can be decided only once they are applied.
+            # After records no more decisions are made in this call: they could depend on records not applied yet.
             if draft.records or len(draft.answers) >= DUE_AT_ONCE or name[0] in self._in_turns:
                 break
         return draft.seal()
@@ -149,7 +150,9 @@ class GroupCoordinator:
         producer_id: int = NO_PRODUCER_ID,
         producer_epoch: int = -1,
     ) -> None:
-        """One record of the partition, in the order of the log; with a producer's id if its batch is transactional."""
+        """Take up one record of the partition, in the order of the log. `producer_id`: if its batch is
+        transactional.
+        """
         if key.startswith(OFFSET_PREFIXES):
             self._apply_offset(key, value, producer_id)
         elif (kind := self._appliers.get(key[:PREFIX_BYTES])) is not None:
@@ -159,23 +162,23 @@ class GroupCoordinator:
         # else it is of a kind of group that is not ours
 
     def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
-        """The producer's transaction has ended in this partition: its offsets count now, or never will."""
+        """The producer's transaction has ended in this partition: its offsets count from now on, or are dropped."""
         self._offsets.end_transaction(producer_id, committed=committed)
 
     def groups(self) -> Iterator[Group]:
-        """Every group, to look at only. One that nobody asked for since a replay may still be asleep."""
+        """Every group, not to be changed. A group without a command since the replay may still be asleep."""
         return iter(self._groups.values())
 
     def committed(self, group_id: str) -> Mapping[str, Mapping[int, CommittedOffset]]:
-        """Its committed offsets by topic and partition. To look at only."""
+        """The group's committed offsets by topic and partition. Not to be changed."""
         return self._offsets.of_group(group_id)
 
     def pending(self, group_id: str) -> int:
-        """Partitions whose offsets wait for a transaction to end."""
+        """The number of partitions whose offsets wait for a transaction to end."""
         return self._offsets.pending_count(group_id)
 
     def durable_facts(self) -> object:
-        """All that the log says, in a form that can be compared: two machines that applied the same log agree on it."""
+        """All durable facts in a form that can be compared. Two machines that applied the same log agree on them."""
         groups = {
             group_id: self._kinds[type(group)].facts(group, is_awake=self._is_live and group_id not in self._asleep)
             for group_id, group in self._groups.items()
@@ -199,7 +202,7 @@ class GroupCoordinator:
             self._deadlines.set(WAKING, draft.now_ms)
 
     def _find(self, group_id: str, draft: Draft) -> Group | None:
-        """The group as it lives."""
+        """The live group; one that is asleep is woken."""
         group = self._groups.get(group_id)
         if group_id in self._asleep:
             del self._asleep[group_id]
@@ -219,7 +222,7 @@ class GroupCoordinator:
         else:
             group = self._find(group_id, draft)
             fall_due = self._wakers.get((what, type(group)))
-            if fall_due is not None:  # else it was meant for another group that had this name
+            if fall_due is not None:  # otherwise the deadline was set for a group of another kind with this name
                 fall_due(group, member_id, draft)
 
     def _name_groups(self, ask: NameGroups, token: Token, draft: Draft) -> None:
@@ -280,7 +283,7 @@ class GroupCoordinator:
 
 
 def _deciders(known: Kinds) -> dict[tuple[type, type], Decide]:
-    """What decides a command about a group of this type, or where there is none."""
+    """By command and type of group (or none): what decides the command."""
     table: dict[tuple[type, type], Decide] = {}
     for kind in known.kinds:
         for command, decide in kind.commands.items():

@@ -1,7 +1,7 @@
-"""What falls due when: named deadlines that can be moved and called off cheaply.
+"""Named deadlines that can be moved and cancelled cheaply.
 
-Heartbeats move a deadline far more often than one falls due, so moving one does not touch the heap: an entry that comes
-up too early is put back where it belongs. At most one entry of a name is live.
+Heartbeats move a deadline far more often than one becomes due. So moving a deadline to a later time does not touch the
+heap: an entry that comes up too early is put back at its new time. At most one entry of a name is valid.
 """
 
 from collections.abc import Hashable
@@ -17,7 +17,7 @@ class Deadlines(Generic[Name]):
     def __init__(self) -> None:
         self._due: dict[Name, int] = {}
         self._heap: list[tuple[int, int, Name]] = []
-        self._in_heap: dict[Name, int] = {}  # when the live entry of a name comes up: never after it is due
+        self._in_heap: dict[Name, int] = {}  # the time of a name's valid entry, which is never later than its deadline
         self._added = 0
 
     def set(self, name: Name, due_ms: int) -> None:
@@ -37,12 +37,12 @@ class Deadlines(Generic[Name]):
         return name in self._due
 
     def next_ms(self) -> int | None:
-        """When the first deadline falls due; None without any."""
+        """The time of the first deadline; None if there is none."""
         while self._heap:
             listed_ms, _, name = self._heap[0]
             due_ms = self._due.get(name)
             if self._in_heap.get(name) != listed_ms or due_ms is None:
-                heappop(self._heap)  # overtaken by an earlier entry, or called off
+                heappop(self._heap)  # the name has an earlier entry, or its deadline was cancelled
                 if due_ms is None and self._in_heap.get(name) == listed_ms:
                     del self._in_heap[name]
             elif due_ms > listed_ms:
@@ -53,7 +53,7 @@ class Deadlines(Generic[Name]):
         return None
 
     def pop_due(self, now_ms: int) -> Name | None:
-        """The first name that is due, which is then forgotten; None when nothing is."""
+        """Take the first deadline that is due. Returns its name; None if none is due."""
         due_ms = self.next_ms()
         if due_ms is None or due_ms > now_ms:
             return None
@@ -63,6 +63,6 @@ class Deadlines(Generic[Name]):
         return name
 
     def _push(self, name: Name, due_ms: int) -> None:
-        self._added += 1  # equal times come up in the order they were set
+        self._added += 1  # deadlines with equal times come up in the order in which they were set
         self._in_heap[name] = due_ms
         heappush(self._heap, (due_ms, self._added, name))

@@ -1,4 +1,4 @@
-"""What the describing commands are told about groups. Reads only."""
+"""The answers to the commands that describe groups. Nothing is changed here."""
 
 from collections.abc import Mapping, Sequence
 from typing import overload
@@ -31,7 +31,7 @@ def _what_there_is(group: Group | None, group_id: str) -> str:
 
 
 def describe_classic(group: ClassicGroup) -> ClassicGroupFacts:
-    # Only a stable group has one protocol that all its members' metadata belong to.
+    # Only in a stable group the metadata of all members belong to the same protocol.
     name = group.protocol_name if group.state is ClassicState.STABLE else None
     members = tuple(
         ClassicMemberFacts(
@@ -62,7 +62,9 @@ def describe_consumer(group: ConsumerGroup, topics: TopicView, default_assignor:
 
 
 class DescribedMembers(Sequence[ConsumerMemberFacts]):
-    """Members as they are now, each described when it is looked at: ten thousand are not described in one turn."""
+    """The members as they are now. Each is described when it is read, because describing ten thousand takes longer than
+    one turn of the loop.
+    """
 
     def __init__(self, members: list[tuple[ConsumerMember, TargetByTopic]], topics: TopicView) -> None:
         self._members = members
@@ -98,7 +100,7 @@ def _describe_member(member: ConsumerMember, target: TargetByTopic, topics: Topi
 
 
 def _named(held: Mapping[bytes, frozenset[int]], topics: TopicView) -> tuple[NamedPartitions, ...]:
-    """Topics that are gone are left out."""
+    """The partitions with the names of their topics. Topics that no longer exist are left out."""
     return tuple(
         NamedPartitions(topic_id, facts.name, tuple(sorted(partitions)))
         for topic_id, partitions in held.items()

@@ -1,12 +1,12 @@
-"""What the coordinator asks of a group and of a kind of group, whatever kind it is.
+"""The interfaces of a group and of a kind of group, by which the coordinator works with every kind.
 
-The coordinator routes by tables that it builds from the kinds: a command by its type and the group's, a record by
-what its key begins with, a deadline by its name and the group's type. It knows none of the kinds by name, so
-that another one (share, streams) is a file of its own and a line in `known_kinds.py`.
+The coordinator builds tables from the kinds. With them it finds the kind for a command by the types of the command and
+of the group, for a record by the first bytes of its key, and for a deadline by its name and the type of the group. The
+coordinator names no kind, so that another one (share, streams) is a file of its own and a line in `known_kinds.py`.
 
-A kind keeps what it likes about its own groups. With the others it shares what comes in here and nothing else: the
-deadlines, the draft of a decision, and the map of groups while a record is applied. What leads from one kind to another
-is decided outside of both, in a passage (`migration.py`).
+A kind may keep any state about its own groups. It shares only the arguments below with the others: the deadlines, the
+draft of a decision, and the map of groups while a record is applied. A change from one kind to another is decided
+outside of both, in a passage (`migration.py`).
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ from service.groups.settings import GroupSettings
 from service.groups.topics import TopicView
 from service.groups.verdicts import Draft, Fault, RecordPair, Token
 
-# May this offset of the committing member be taken? The fault it is refused with, else None.
+# Whether this offset may be committed: the fault with which it is refused, or None.
 OffsetCheck = Callable[[OffsetToCommit], Fault | None]
 
 
@@ -38,7 +38,7 @@ class Group(Protocol):
     """One group. Reading it changes nothing."""
 
     kind: ClassVar[str]
-    """The name of its kind, as ListGroups tells it."""
+    """The name of the group's kind in the answer to ListGroups."""
 
     @property
     def group_id(self) -> str: ...
@@ -48,15 +48,15 @@ class Group(Protocol):
 
     @property
     def members(self) -> Mapping[str, object]:
-        """By their ids."""
+        """The members by their ids."""
 
     @property
     def is_empty(self) -> bool:
-        """It has no members, and may be deleted."""
+        """Whether the group has no members, so that it may be deleted."""
 
     @property
     def is_abandoned(self) -> bool:
-        """It is empty and nobody is on the way into it: without offsets it is nothing."""
+        """Whether the group is empty and no member is about to join: if it has no offsets either, it can be removed."""
 
     def listed(self) -> ListedGroupFacts: ...
 
@@ -67,61 +67,63 @@ class Group(Protocol):
     def may_commit_in_transaction(self, ask: CommitTransactionalOffsets) -> Fault | OffsetCheck: ...
 
     def fetching_fault(self, ask: FetchOffsets) -> Fault | None:
-        """Why the one who asks may not be told the group's offsets."""
+        """Why the caller may not be told the group's offsets; None: it may."""
 
     def deleting_fault(self) -> Fault | None:
-        """Why none of its offsets may be deleted, of whatever topic."""
+        """Why no offset of the group may be deleted, whatever the topic; None: they may."""
 
     def idle_since_ms(self, committed: CommittedOffset) -> int | None:
-        """From when the offset's retention counts; None while no offset of the group may expire."""
+        """The time from which the offset's retention counts; None: no offset of the group may expire now."""
 
 
 G = TypeVar("G", bound=Group)
 
-# Decides one command about a group; None where there is no group of this name.
+# Decides a command. The arguments: the group (None: there is no group of this name), the command, its token, the draft.
 Decide = Callable[[Any, Any, Token, Draft], None]
-# Does what fell due for a group and one of its members (empty for the whole group).
+# Does what a deadline was set for. The arguments: the group, the id of a member (empty: the whole group), the draft.
 FallDue = Callable[[Any, str, Draft], None]
 
 
 class Kind(Protocol[G]):
-    """One kind of group. Plain tables, read once when the coordinator is made, and what happens to every group."""
+    """One kind of group: plain tables, which are read once when the coordinator is made, and functions for its
+    groups.
+    """
 
     @property
     def group_type(self) -> type[G]: ...
 
     @property
     def commands(self) -> Mapping[type, Decide]:
-        """What its members ask, and what is asked about it: for its own groups, and where there is none."""
+        """The commands of this kind, for its own groups and for names without a group."""
 
     @property
     def deadlines(self) -> Mapping[str, FallDue]: ...
 
     @property
     def done_in_turns(self) -> frozenset[str]:
-        """Deadlines at each of which a piece of something long is done: one piece is enough for a turn of the loop."""
+        """The names of the deadlines at which one piece of a long work is done. One piece fills a turn of the loop."""
 
     @property
     def record_prefixes(self) -> frozenset[bytes]:
-        """What the keys of its records begin with: their types, of `PREFIX_BYTES` (`records.py`)."""
+        """The first bytes of the keys of its records, `PREFIX_BYTES` long: the record types (`records.py`)."""
 
     def refuse(self, group: Group, command: Any, token: Token, draft: Draft) -> None:
-        """Answer one of `commands` about a group of another kind from which no passage leads here."""
+        """Refuse one of `commands` that is about a group of another kind, if there is no passage from that kind."""
 
     def apply(self, groups: dict[str, Group], key: bytes, value: bytes | None, *, is_replay: bool) -> None:
-        """One record: put, change or take out the group that it speaks of, and touch no other."""
+        """Take up one record: put, change or remove the group that it is about, and no other."""
 
     def wake(self, group: G, draft: Draft) -> Group:
-        """The group as it lives from now on. It is as the log left it, and nobody has asked for it since."""
+        """The live group in the place of `group`, which is as the log left it."""
 
     def heard_of(self, group: G, member_id: str, draft: Draft) -> None:
-        """A member, perhaps, has committed offsets, which were taken."""
+        """Offsets were committed with this member id, which may be unknown to the group."""
 
     def bury(self, group: G) -> list[RecordPair]:
-        """Call off all that was to happen to it, and give the records that end it."""
+        """Cancel the group's deadlines, and return the records that remove it."""
 
     def facts(self, group: G, *, is_awake: bool) -> object:
-        """What the log says about it, in a form that can be compared."""
+        """The durable facts about the group, in a form that can be compared."""
 
 
 class Kinds(NamedTuple):
@@ -129,9 +131,9 @@ class Kinds(NamedTuple):
 
     kinds: tuple[Kind[Any], ...]
     passages: Mapping[tuple[type, type], Decide]
-    """By command and type of group: what is decided where a command meets a group of another kind than its own."""
+    """By command and type of group: what decides a command that is about a group of another kind than the command's."""
     holding_offsets: Callable[[str], Group]
-    """A group of this name that comes to be because offsets are committed for it."""
+    """Makes the group for a name that has offsets but no members."""
 
 
 MakeKinds = Callable[[GroupSettings, TopicView, Deadlines[DeadlineName]], Kinds]

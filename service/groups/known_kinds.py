@@ -1,4 +1,4 @@
-"""The kinds of groups that this broker knows, and what leads from one to another. Another kind is a line here."""
+"""The kinds of groups that this broker knows, and the passages between them. Another kind is another line here."""
 
 from service.groups.classic_group import ClassicGroup
 from service.groups.classic_kind import ClassicKind

@@ -2,10 +2,10 @@
 
 The only file that knows classic and consumer groups alike: the passages between these kinds (`kinds.py`).
 
-A group that uses the consumer's embedded protocol turns into a consumer group when the first member joins by KIP-848,
-and back when the last such member is gone. Between the two, classic members go on with JoinGroup, SyncGroup and
-Heartbeat, which are answered from the consumer group: a generation is a member epoch, a rebalance in progress means
-"there is something for you to revoke or to get, join again".
+A classic group that uses the consumer's embedded protocol turns into a consumer group when the first member joins by
+KIP-848. It turns back when the last such member has left. In between, classic members go on with JoinGroup, SyncGroup
+and Heartbeat, which are answered from the consumer group: the generation is the member's epoch, and "rebalance in
+progress" tells a member that there are partitions for it to revoke or to get, so that it must join again.
 
 Not supported, as in Kafka: turning a group whose assignor puts user data into assignments, or whose bytes can't be
 read.
@@ -65,10 +65,10 @@ from service.groups.states import ClassicState, MemberState
 from service.groups.topics import TopicView, fingerprint
 from service.groups.verdicts import Draft, Fault, RecordPair, Refusal, Token
 
-# What an upgrade may write: one batch tells of all members, so that no crash leaves half a group, and a topic takes
-# batches of 1 MB. Kafka refuses a larger one, too, with UNKNOWN_SERVER_ERROR.
+# How much an upgrade may write. All members must be in one batch, so that no crash leaves half a group, and a topic
+# takes batches of 1 MB. Kafka refuses a larger upgrade, too, with UNKNOWN_SERVER_ERROR.
 UPGRADE_BYTES_MAX = 1_000_000
-UPGRADE_FRAME_BYTES = 100  # of a member's three records, beside names and what the member said
+UPGRADE_FRAME_BYTES = 100  # the size of a member's three records without the names and the member's own data
 
 
 class Migration:
@@ -102,7 +102,9 @@ class Migration:
     def _beat_first(
         self, group: ClassicGroup, ask: ConsumerHeartbeat, draft: Draft
     ) -> ConsumerHeartbeatReply | Refusal:
-        """The first member of the new protocol: an empty group makes room for it, another turns."""
+        """The first member of the new protocol. An empty classic group is replaced by a new consumer group; any other
+        one is turned into a consumer group.
+        """
         if ask.member_epoch != JOIN_EPOCH:
             return no_consumer_group(ask.group_id)
         if not group.is_empty:
@@ -119,7 +121,8 @@ class Migration:
         made = self._upgraded(group)
         if isinstance(made, Refusal):
             return made
-        # First the heartbeat, which may be refused and then changes nothing; its records come after the group's.
+        # The heartbeat is decided first, because it may be refused, and nothing must change then. Its records are
+        # written after those of the group.
         attempt = Draft(draft.now_ms, draft.wall_ms)
         answer = self._consumer.heartbeat(made, ask, attempt)
         if isinstance(answer, ConsumerHeartbeatReply):
@@ -128,7 +131,7 @@ class Migration:
         return answer
 
     def _upgraded(self, group: ClassicGroup) -> ConsumerGroup | Refusal:
-        """The consumer group that this one turns into, or why it can't. Changes nothing."""
+        """The consumer group that this group can be turned into, or why it can't. Nothing is changed."""
         if not self._settings.may_upgrade:
             return _not_upgradable(group, "the migration policy does not allow it")
         if not group.uses_consumer_protocol:
@@ -137,7 +140,7 @@ class Migration:
             return _not_upgradable(group, "it has too many members")
         if _upgrade_bytes(group) > UPGRADE_BYTES_MAX:
             return _not_upgradable(group, "what is to be written of its members is more than one batch may hold")
-        # A group that never had a generation: no member may be told epoch 0, by which one joins.
+        # The generation of a group that never had one is 0. It can't be a member epoch: 0 is the epoch of a join.
         epoch = max(group.generation, INITIAL_EPOCH)
         made = ConsumerGroup(group.group_id, epoch=epoch, assignment_epoch=epoch)
         claims: dict[str, dict[bytes, tuple[int, ...]]] = {}
@@ -159,7 +162,8 @@ class Migration:
                 if (left := [each for each in partitions if not made.is_held(topic_id, each)])
             }
             if revoking:
-                # It joined with these and was assigned others: until it says so it may not have heard of it.
+                # The member owned these partitions when it joined, and was assigned others. It may not know that yet.
+                # So it counts as revoking them until it says that it has let them go.
                 state = MemberState.UNREVOKED_PARTITIONS
                 made.put(made.members[member_id]._replace(state=state, revoking=revoking))
         made.metadata_hash = fingerprint(self._topics, made.topics_subscribed())
@@ -168,9 +172,9 @@ class Migration:
     def _upgraded_member(
         self, group: ClassicGroup, member: ClassicMember
     ) -> tuple[ConsumerMember, dict[bytes, tuple[int, ...]]] | Refusal:
-        """The member, and what it owned when it joined."""
-        # Before a group's first generation no protocol is chosen, and who came since the last one may not know that
-        # one's: a member's first one speaks for it.
+        """The member in the consumer group, and the partitions that it owned when it joined."""
+        # Before the first generation of a group no protocol is chosen, and a member that came after the last generation
+        # may not support that one's protocol. Then the member's first protocol is read.
         _, metadata = next((each for each in member.protocols if each[0] == group.protocol_name), member.protocols[0])
         subscription = read_subscription(metadata)
         assignment = read_assignment(member.assignment)
@@ -198,7 +202,7 @@ class Migration:
         return upgraded, self._owned(subscription)
 
     def _turn(self, old: ClassicGroup, made: ConsumerGroup, draft: Draft) -> None:
-        """Send waiting members to join again, and await those of the new group."""
+        """Tell waiting members of the old group to join again, and begin the sessions of the new group's members."""
         self._classic.dismiss(old, draft)
         self._classic.forget(old)
         for member in made.members.values():
@@ -218,7 +222,9 @@ class Migration:
     def _downgrade(
         self, group: ConsumerGroup, members: list[ConsumerMember], targets: dict[str, TargetByTopic], draft: Draft
     ) -> ClassicGroup:
-        """The classic group of these members (all of them classic), announced, with its records in the draft."""
+        """The classic group of these members, all of which use the classic protocol. The group is announced, and its
+        records are in the draft.
+        """
         made = ClassicGroup(
             group.group_id,
             state=ClassicState.STABLE,
@@ -262,7 +268,7 @@ class Migration:
         return write_assignment(named, version)
 
     def remove(self, group: ConsumerGroup, leaving: list[ConsumerMember], draft: Draft) -> None:
-        """Members go. If only classic ones are left the group turns into a classic one."""
+        """Remove members. If only classic ones are left, turn the group into a classic one."""
         gone = {member.member_id for member in leaving}
         if not gone:
             return
@@ -270,8 +276,9 @@ class Migration:
             self._consumer.remove(group, leaving, draft)
             return
         rest = [member for member_id, member in group.members.items() if member_id not in gone]
-        # What they have in hand, not what they are on their way to: the rebalance decides what comes next, and if a
-        # member of the new protocol comes before it has, it may be given only what nobody still reads.
+        # Members are recorded with the partitions that they hold, not with their targets. The coming rebalance decides
+        # what they get. If a member of the new protocol joins before that, it must be given only partitions that no
+        # member is still reading.
         held = {member.member_id: member.held() for member in rest}
         made = self._downgrade(group, rest, held, draft)
         self._classic.prepare_rebalance(made, draft)
@@ -284,7 +291,7 @@ class Migration:
         elif group.members:
             self._join_members(group, ask, token, draft)
         else:
-            if ask.member_id == NO_MEMBER:  # a classic group comes to be in the place of the empty one
+            if ask.member_id == NO_MEMBER:  # a classic group takes the place of the empty one
                 self._consumer.forget(group)
                 draft.records.extend(consumer_group_tombstones(group.group_id, (), group.resolved))
             self._classic_kind.join(None, ask, token, draft)
@@ -356,7 +363,7 @@ class Migration:
         return owner if owner.member_id == member_id else Fault.FENCED_INSTANCE_ID
 
     def _replacement_downgrades(self, group: ConsumerGroup, replaced: ConsumerMember) -> bool:
-        """Whether the member that is replaced was the last one of the new protocol."""
+        """Whether the replaced member is the last one of the new protocol, so that the group must turn back."""
         return (
             self._settings.may_downgrade
             and replaced.classic is None
@@ -374,7 +381,7 @@ class Migration:
         changed: bool,
         draft: Draft,
     ) -> ConsumerMember:
-        """The joining member, in the classic group that this one turns into."""
+        """Turn the group into a classic one, and return the joining member in it."""
         must_rebalance = group.assignment_epoch < epoch
         if not must_rebalance:
             goal = self._consumer.maybe_assign(group, epoch, member, draft)
@@ -382,7 +389,8 @@ class Migration:
         members = [each for each in group.members.values() if each.member_id != replaced.member_id]
         targets = {**group.target, member.member_id: group.target.get(replaced.member_id, {})}
         joined = member.member_id
-        # The records of this decision so far speak of the joining member in the consumer group: it goes with the rest.
+        # Records of this decision have already put the joining member into the consumer group. So its tombstones must
+        # be written with those of the others.
         ids = [joined if member_id == replaced.member_id else member_id for member_id in group.members]
         made = self._downgrade(_replace_members(group, ids), [*members, member], targets, draft)
         if must_rebalance:
@@ -431,7 +439,7 @@ class Migration:
         draft.answer(token, FaultReply(Fault.REBALANCE_IN_PROGRESS if has_news else None))
 
     def _leave(self, group: ConsumerGroup, ask: LeaveGroup, token: Token, draft: Draft) -> None:
-        """Members go, of whichever protocol."""
+        """Members of either protocol leave."""
         leaving: dict[str, ConsumerMember] = {}
         answered: list[LeftMember] = []
         for member in ask.members:
@@ -445,8 +453,8 @@ class Migration:
         self.remove(group, list(leaving.values()), draft)
 
     def _is_behind(self, group: ConsumerGroup, member: ConsumerMember, epoch: int, draft: Draft) -> bool:
-        """Whether there is a newer assignment, or its join would make one: in a group without members of the new
-        protocol nobody else does.
+        """Whether there is a newer assignment than the member's, or the member's join would make one. In a group
+        without members of the new protocol only a join does that.
         """
         newest = epoch if self._consumer.may_assign(group, draft.wall_ms) else group.assignment_epoch
         return member.member_epoch < newest
@@ -469,7 +477,9 @@ class Migration:
 
 
 def _upgrade_bytes(group: ClassicGroup) -> int:
-    """About what an upgrade writes. Found out first: a member that is refused may ask again at once."""
+    """About how many bytes an upgrade writes. It is computed before anything else, because a refused member may ask
+    again at once, and the refusal must be cheap.
+    """
     return sum(
         3 * (len(group.group_id) + len(member.member_id))
         + len(member.client_id)
@@ -482,7 +492,7 @@ def _upgrade_bytes(group: ClassicGroup) -> int:
 
 
 def _records_of_upgrade(made: ConsumerGroup) -> list[RecordPair]:
-    """The classic group goes, and all of the new one is written."""
+    """The tombstone of the classic group, and all records of the new group."""
     group_id = made.group_id
     return [
         classic_group_tombstone(group_id),
@@ -495,7 +505,7 @@ def _records_of_upgrade(made: ConsumerGroup) -> list[RecordPair]:
 
 
 def _replace_members(group: ConsumerGroup, member_ids: list[str]) -> ConsumerGroup:
-    """The group as its records will stand, as far as its tombstones need to know: the same under these members' ids."""
+    """The group with members of these ids: all that is needed to write its tombstones."""
     return replace(group, members={member_id: ConsumerMember(member_id) for member_id in member_ids})
 
 
@@ -507,7 +517,7 @@ def _as_it_says(found: ConsumerMember, ask: JoinGroup, subscription: Subscriptio
             found.rebalance_timeout_ms if ask.rebalance_timeout_ms == -1 else ask.rebalance_timeout_ms
         ),
         subscribed_topics=frozenset(subscription.topics),
-        subscribed_regex="",  # the classic protocol has none
+        subscribed_regex="",  # the classic protocol has no expressions
         client_id=ask.client_id,
         client_host=ask.client_host,
         classic=ClassicFacts(ask.session_timeout_ms, ask.protocols),
@@ -524,7 +534,7 @@ def _find_classic(group: ConsumerGroup, member_id: str, instance_id: str | None)
 
 
 def _find_leaving(group: ConsumerGroup, leaving: LeavingMember) -> ConsumerMember | Fault:
-    """An operator may name a static member by its instance id alone."""
+    """The member that is to leave. An operator may name a static member by its instance id, without the member id."""
     if leaving.instance_id is None:
         return group.members.get(leaving.member_id) or Fault.UNKNOWN_MEMBER_ID
     member = group.static_member(leaving.instance_id)

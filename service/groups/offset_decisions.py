@@ -1,6 +1,6 @@
 """Committing, fetching and deleting offsets.
 
-Reads offsets, asks the group that they belong to who may commit what, and writes records into the draft.
+The group that the offsets belong to says who may commit them. Records are put into the draft.
 """
 
 from service.groups.commands import (
@@ -71,7 +71,7 @@ class OffsetDecisions:
                 faults.append(Fault.OFFSET_METADATA_TOO_LARGE)
                 continue
             if (fault := check(each)) is not None:
-                draft.records.clear()  # one foreign partition spoils the whole request
+                draft.records.clear()  # if one partition is refused, the whole request is refused
                 return CommitReply(fault)
             committed = CommittedOffset(
                 each.offset,
@@ -139,7 +139,9 @@ class OffsetDecisions:
 
 
 def _may_commit_for_nobody(ask: CommitOffsets) -> Fault | OffsetCheck:
-    """Where there is no group, one comes to be that holds offsets only; unless the client says that it is a member."""
+    """Whether offsets may be committed to a group that does not exist. It is made, and has offsets only, unless the
+    client says that it is a member.
+    """
     if ask.generation < 0:
         return any_offset
     return Fault.GROUP_ID_NOT_FOUND if ask.speaks_consumer_protocol else Fault.ILLEGAL_GENERATION

@@ -1,8 +1,8 @@
 """Committed offsets, and those that wait for their producer's transaction.
 
-A fold over the log: `put`, `put_pending`, `remove` and `end_transaction` are called by `apply` alone, in the order of
-the log. Each offset remembers its place in that order (`order`), so that a transaction committed late does not cover
-a commit that was written after it.
+This is a fold over the log: `put`, `put_pending`, `remove` and `end_transaction` take up its records in their order.
+Each offset has its place in that order (`order`). So if a transaction commits late, its offsets don't replace a commit
+that was written after them.
 """
 
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class Offsets:
         return self._committed.get(group_id, {}).get(topic, {}).get(partition)
 
     def of_group(self, group_id: str) -> dict[str, dict[int, CommittedOffset]]:
-        """Offsets by topic and partition. Not to be changed."""
+        """The group's committed offsets by topic and partition. Not to be changed."""
         return self._committed.get(group_id, {})
 
     def has_any(self, group_id: str) -> bool:
@@ -52,7 +52,7 @@ class Offsets:
         return len(self._open.get(group_id, ()))
 
     def topics(self) -> list[str]:
-        """Every topic that some group has offsets of."""
+        """Every topic of which a group has offsets."""
         committed = (topic for topics in self._committed.values() for topic in topics)
         pending = (topic for names in self._open.values() for topic, _ in names)
         return list(dict.fromkeys((*committed, *pending)))
@@ -67,7 +67,7 @@ class Offsets:
         return list(dict.fromkeys((*self._committed.get(group_id, ()), *pending)))
 
     def partitions(self, group_id: str, topic: str) -> list[int]:
-        """Those with an offset, committed or pending."""
+        """The partitions that have an offset, committed or pending."""
         pending = (partition for named, partition in self._open.get(group_id, ()) if named == topic)
         return list(dict.fromkeys((*self._committed.get(group_id, {}).get(topic, ()), *pending)))
 
@@ -79,7 +79,7 @@ class Offsets:
         return pending if committed is None else [committed, *pending]
 
     def facts(self) -> object:
-        """What a copy must agree on, without the order, which compaction may change by leaving gaps."""
+        """All offsets, in a form that can be compared. `order` is left out, because compaction changes it."""
         committed = {
             group_id: {
                 (topic, partition): offset._replace(order=-1)
@@ -110,7 +110,7 @@ class Offsets:
         self._open.setdefault(group_id, {}).setdefault(name, set()).add(producer_id)
 
     def remove(self, group_id: str, topic: str, partition: int) -> None:
-        """The committed offset goes, and so do those that wait for a transaction."""
+        """Remove the committed offset, and those that wait for a transaction."""
         topics = self._committed.get(group_id, {})
         partitions = topics.get(topic, {})
         if partitions.pop(partition, None) is not None and not partitions:

@@ -1,6 +1,6 @@
 """Which partition of an internal topic a group lives in.
 
-Every client and every Kafka broker computes the same number, so it may never change.
+Every Kafka broker computes the same number, so this must never change.
 """
 
 from functools import lru_cache
@@ -17,7 +17,9 @@ def java_string_hash(text: str) -> int:
 
 @lru_cache(maxsize=16_384)
 def partition_for(key: str, partition_count: int) -> int:
-    """The partition of `__consumer_offsets` (or `__transaction_state`) that coordinates `key`. Every request asks."""
+    """The partition of `__consumer_offsets` or `__transaction_state` that coordinates `key`. Results are cached,
+    because every request needs one.
+    """
     value = java_string_hash(key)
-    # The one number without a positive counterpart in 32 bits: Kafka takes 0 for it.
+    # The lowest 32-bit number has no positive counterpart in 32 bits. Kafka takes 0 for it.
     return 0 if value == -(1 << 31) else abs(value) % partition_count

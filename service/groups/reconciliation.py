@@ -1,8 +1,8 @@
-"""How a member of a consumer group walks from what it holds to what the target gives it.
+"""How a member of a consumer group moves from the partitions it holds to those of its target, step by step.
 
-Pure: a member, the target and who holds what go in, the member as it should be comes out. It holds
-at every step: a member keeps its epoch while it must let go of something, and what is newly given to it is held by
-nobody else.
+Pure: a member, the target and the holders of partitions go in, and the member after the step comes out. At every step
+two things hold: a member keeps its epoch while it still has to let go of a partition, and a partition that is newly
+given to it is held by no other member.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,8 +16,9 @@ from service.groups.states import MemberState
 class Walk(NamedTuple):
     """What a step depends on besides the member.
 
-    `owned` is what the member says it owns (None: it did not say); `is_held` whether anyone holds a partition;
-    `subscribed_ids` the topics it may have; `subscription_changed` whether that has just changed.
+    `owned`: the partitions that the member says it owns (None: it did not say). `is_held`: whether any member holds a
+    partition. `subscribed_ids`: the topics to which the member subscribes. `subscription_changed`: whether these have
+    just changed.
     """
 
     target_epoch: int
@@ -29,7 +30,9 @@ class Walk(NamedTuple):
 
 
 def reconcile(member: ConsumerMember, walk: Walk) -> ConsumerMember | None:
-    """The member after this step, itself if nothing changes; None when it can't be understood and must start anew."""
+    """The member after this step; the same object if nothing changes. None: its state is unknown here, and it must join
+    again.
+    """
     match member.state:
         case MemberState.STABLE:
             if member.member_epoch != walk.target_epoch:
@@ -58,7 +61,7 @@ def _towards_target(member: ConsumerMember, epoch: int, walk: Walk) -> ConsumerM
         kept = {partition: given for partition, given in has.items() if partition in target}
         lost = {partition: given for partition, given in has.items() if partition not in target}
         wanted = [partition for partition in sorted(target) if partition not in kept]
-        # What this member itself still has to revoke is no obstacle: nobody else can hold it meanwhile.
+        # The member may be given partitions that it still has to revoke itself: until then no other member holds them.
         revoking = member.revoking.get(topic_id, {})
         free = [partition for partition in wanted if partition in revoking or not walk.is_held(topic_id, partition)]
         others_hold_some = others_hold_some or len(free) < len(wanted)
@@ -78,7 +81,9 @@ def _towards_target(member: ConsumerMember, epoch: int, walk: Walk) -> ConsumerM
 
 
 def _within_subscription(member: ConsumerMember, walk: Walk) -> ConsumerMember:
-    """A member may not keep what it no longer subscribes to, even before there is a new target."""
+    """The member without the partitions of topics to which it no longer subscribes. They are taken at once, even before
+    there is a new target.
+    """
     leaves = {topic_id: given for topic_id, given in member.assigned.items() if topic_id not in walk.subscribed_ids}
     if not leaves:
         return member
@@ -94,7 +99,7 @@ def _within_subscription(member: ConsumerMember, walk: Walk) -> ConsumerMember:
 
 
 def _still_owns(owned: PartitionsByTopic | None, revoked: EpochsByTopic) -> bool:
-    """A member that does not say what it owns may own everything."""
+    """Whether the member may still own a revoked partition. If it does not say what it owns, it may own all of them."""
     if owned is None:
         return True
     return any(

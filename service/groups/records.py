@@ -1,8 +1,8 @@
 """The records of `__consumer_offsets`, to and from bytes, as Kafka writes them.
 
-A key is its record type (two bytes, the number in Kafka's definitions) and a struct, a value is its version and a
-struct. No value is a tombstone. The domain's objects go in, and values come out as the wire's structs, which `apply`
-reads.
+A key is a record type (two bytes, the number in Kafka's definitions) and a struct. A value is a version and a struct. A
+record without a value is a tombstone. Records are written from this package's objects, and read into the structs of the
+wire.
 """
 
 import struct
@@ -60,7 +60,7 @@ def _by_prefix(keys: dict[int, type[Key]]) -> dict[bytes, type[Key]]:
     return {number.to_bytes(PREFIX_BYTES, "big"): key for number, key in keys.items()}
 
 
-# Keys by what their bytes begin with.
+# The structs of keys, by the first bytes of the key.
 OFFSET_KEYS = _by_prefix({0: LegacyOffsetCommitKey, 1: OffsetCommitKey})
 CLASSIC_KEYS = _by_prefix({2: GroupMetadataKey})
 CONSUMER_KEYS = _by_prefix(
@@ -78,36 +78,38 @@ KEY_TYPES = OFFSET_KEYS | CLASSIC_KEYS | CONSUMER_KEYS
 PREFIX_OF_KEY = {key: prefix for prefix, key in KEY_TYPES.items()}
 VERSIONS = tuple(number.to_bytes(2, "big") for number in range(5))
 
-# The versions of values that Kafka 4.3 writes: monitors that read this topic themselves know no later ones of groups.
-# Offsets that expire by themselves exist in version 1 only.
+# The versions of values that Kafka 4.3 writes. Monitoring tools that read this topic know no later versions. Only
+# version 1 has a field for an offset's own time of expiry.
 OFFSET_VERSION = 4
 EXPIRING_OFFSET_VERSION = 1
 GROUP_METADATA_VERSION = 3
 CONSUMER_VERSION = 0
 
-# The most that a name may have in bytes, less what a member's id has behind the client's or instance's name.
+# How many bytes a name may have. The id of a member is made of a client id or instance id and up to 64 bytes more.
 NAME_BYTES_MAX = (1 << 15) - 1 - 64
 
 Value = TypeVar("Value", bound=Struct)
 
 
 def fits(*names: str | None) -> bool:
-    """Whether records can hold these: keys and old values count a name's bytes in 16 bits, requests do not."""
+    """Whether records can hold these names. Keys and old values have 16 bits for a name's length; requests have
+    more.
+    """
     for name in names:
         if name is not None and len(name) > NAME_BYTES_MAX // 4 and len(name.encode()) > NAME_BYTES_MAX:
             return False
     return True
 
 
-# What was written last, by its bytes: a live coordinator applies at once what it has just written, and need not decode
-# what it knows. Taken out as it is read.
+# The keys and values that were written last, by their bytes. A live coordinator applies a record right after writing
+# it, and with this need not decode it. Reading an entry removes it.
 _known_keys: dict[bytes, Key] = {}
 _known_values: dict[bytes, Struct] = {}
-KNOWN_AT_MOST = 20_000  # a decision about a group of thousands writes three of each member
+KNOWN_AT_MOST = 20_000  # a decision about a group of thousands of members writes three records for each of them
 
 
 def read_key(key: bytes) -> Key | None:
-    """None for a record type that this version does not know: share groups, streams groups, what is to come."""
+    """The key; None for a record type that is unknown here (share groups, streams groups, future types)."""
     if (known := _known_keys.pop(key, None)) is not None:
         return known
     key_type = KEY_TYPES.get(key[:PREFIX_BYTES])
@@ -134,7 +136,7 @@ def _key(key: Key) -> bytes:
 
 def _record(key: Key, value: Struct, version: int) -> RecordPair:
     written = VERSIONS[version] + encode_data(value, version)
-    if version != EXPIRING_OFFSET_VERSION:  # which can't say all that the value says
+    if version != EXPIRING_OFFSET_VERSION:  # that version lacks fields of the value, so a decoded value would differ
         _known_values[written] = value
     if len(_known_values) > KNOWN_AT_MOST:
         _known_values.clear()
@@ -180,7 +182,7 @@ def read_offset(value: bytes) -> CommittedOffset:
 
 
 def classic_group_record(group: ClassicGroup, assignments: Mapping[str, bytes]) -> RecordPair:
-    """The group as it stands, with these assignments."""
+    """The group's record: the group as it is now, with these assignments."""
     name = group.protocol_name
     value = GroupMetadataValue(
         group.protocol_type or "", group.generation, name, group.leader, group.state_timestamp_ms, []
@@ -194,8 +196,8 @@ def classic_group_record(group: ClassicGroup, assignments: Mapping[str, bytes]) 
 
 
 def note_member(member: ClassicMember, protocol_name: str | None) -> bytes:
-    """The member in its group's record, without its assignment. It is kept with the member: one record tells of all,
-    and of thousands it must not be written from scratch in one turn.
+    """The bytes of the member in its group's record, without its assignment. They are kept with the member. The record
+    holds all members, and for thousands of them building all bytes anew would take longer than one turn of the loop.
     """
     if member.noted is None or member.noted[0] != protocol_name:
         subscription = member.metadata(protocol_name) if protocol_name is not None else b""
@@ -219,7 +221,7 @@ def _text(text: str) -> bytes:
 
 
 def instance_renamed_record(group: ClassicGroup, instance_id: str, member_id: str) -> RecordPair | None:
-    """The group as it was last recorded, with this instance under its new id; None if it was not in there."""
+    """The group's last record, with this instance under its new member id; None if the instance was not in it."""
     if group.stored is None:
         return None
     value = read_value(GroupMetadataValue, group.stored)
@@ -233,7 +235,7 @@ def instance_renamed_record(group: ClassicGroup, instance_id: str, member_id: st
 
 
 def empty_classic_group_record(group_id: str, state_timestamp_ms: int) -> RecordPair:
-    """A group that somebody has begun to join."""
+    """The record of a group without members, which one has begun to join."""
     value = GroupMetadataValue("", 0, None, None, state_timestamp_ms, [])
     return _record(GroupMetadataKey(group_id), value, GROUP_METADATA_VERSION)
 
@@ -297,7 +299,9 @@ def regex_record(group_id: str, regex: str, resolved: ResolvedRegex) -> RecordPa
 
 
 def member_tombstones(group_id: str, member_id: str) -> tuple[RecordPair, ...]:
-    """In this order: a reader of Kafka's refuses to forget a member that still has an assignment."""
+    """The tombstones of a member. The order matters: Kafka, reading this log, fails on the tombstone of a member that
+    still has an assignment.
+    """
     return (
         tombstone(ConsumerGroupCurrentMemberAssignmentKey(group_id, member_id)),
         tombstone(ConsumerGroupTargetAssignmentMemberKey(group_id, member_id)),
@@ -338,7 +342,9 @@ def read_classic_facts(value: ConsumerGroupMemberMetadataValue) -> ClassicFacts 
 def read_held(
     topics: list[ConsumerGroupCurrentMemberAssignmentValueTopicPartitions], member_epoch: int
 ) -> EpochsByTopic:
-    """A partition of a record without epochs (before 4.3) counts as given at the member's epoch."""
+    """The partitions that a member holds. A record from before Kafka 4.3 has no epochs: its partitions count as given
+    at the member's epoch.
+    """
     held: dict[bytes, dict[int, int]] = {}
     for topic in topics:
         epochs = topic.assignment_epochs

@@ -1,8 +1,8 @@
-"""Regular expressions over topic names, as RE2 understands them, and finding the topics that they match piece by piece.
+"""Regular expressions over topic names, in RE2's syntax, and a search for the topics that they match, in several turns.
 
-Members of consumer groups send expressions and the broker runs them on its one loop: the engine must not backtrack, and
-thousands of topics are not matched in one turn. Nothing is refused that RE2 knows, but what is too large for
-`MAX_MEMORY_BYTES`. An expression matches whole names.
+Members of consumer groups send expressions, and the broker runs them on its event loop. So the engine must not
+backtrack, and thousands of topics are not matched in one turn. Every expression that RE2 accepts is accepted, unless it
+needs more than `MAX_MEMORY_BYTES`. An expression must match the whole name.
 """
 
 from collections.abc import Iterable
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 import re2
 
-# Bounds the program that an expression becomes to some 10,000 instructions: three milliseconds at worst for a name of
-# 249 characters, two to compile.
+# This limits a compiled expression to some 10,000 instructions. At worst it takes three milliseconds to match a name of
+# 249 characters, and two to compile.
 MAX_MEMORY_BYTES = 256 * 1024
 
-# What is matched in one turn, in instructions x characters: half a millisecond where they must all be followed, which
-# ordinary expressions never need.
+# How much is matched in one turn, in instructions x characters. It takes half a millisecond if every instruction must
+# be tried for every character, which ordinary expressions never need.
 MATCHED_AT_ONCE = 250_000
 
 
 class InvalidRegex(ValueError):
-    """The text is not an expression; the reason is its message."""
+    """The text is no valid expression. The message has the reason."""
 
 
 class TopicRegex:
@@ -38,13 +38,15 @@ class TopicRegex:
         return self._compiled.fullmatch(name) is not None
 
     def steps(self, name: str) -> int:
-        """What matching `name` may cost."""
+        """The cost of matching `name`, at worst."""
         size: int = self._compiled.programsize
         return size * (len(name) + 1)
 
 
 class TopicMatches:
-    """The topics that one expression matches. What was found out about a name is kept while the name is there."""
+    """The topics that one expression matches. The result for a name is kept as long as there is a topic of that
+    name.
+    """
 
     def __init__(self, pattern: str) -> None:
         self._regex = TopicRegex(pattern)
@@ -55,8 +57,8 @@ class TopicMatches:
         self._found: list[str] = []
 
     def look(self, names: frozenset[str], steps: int) -> int:
-        """Match what is new among `names`, for about so many steps, and say how many are left. To be called with the
-        same names until `is_done`.
+        """Match the new ones among `names`, for about so many steps. Returns how many steps are left. It must be called
+        with the same names until `is_done`.
         """
         if self.is_done:
             self._ahead = sorted(names - self._looked_at, reverse=True)
@@ -75,7 +77,9 @@ class TopicMatches:
 
 @dataclass(slots=True)
 class RegexRound:
-    """One look of a group over all topics: their names as it began, and the expressions still to be resolved."""
+    """One round in which a group resolves its expressions: the names of all topics at its begin, and the expressions
+    that are still to be resolved.
+    """
 
     names: frozenset[str]
     regexes: list[str]  # the next one last

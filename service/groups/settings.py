@@ -1,7 +1,4 @@
-"""What an operator may set about groups, by Kafka's names with underscores.
-
-The broker builds one of these from its configuration and hands it to every GroupCoordinator. Plain values.
-"""
+"""The settings of groups, by Kafka's names with underscores. Plain values; all coordinators of a broker share them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +8,7 @@ UNLIMITED = (1 << 31) - 1
 
 
 class ConsumerTimes(NamedTuple):
-    """What may be set for one group of the consumer protocol, else for all of them; defaults are Kafka's."""
+    """The times that can be set for each consumer group, or for all of them. Defaults are Kafka's."""
 
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 5_000
@@ -38,8 +35,8 @@ class GroupSettings:
     offsets_retention_ms: int = 7 * 24 * 60 * 60_000
     offsets_retention_check_interval_ms: int = 600_000
 
-    # How long a classic member may wait in its first JoinGroup: it has no id yet, so it can't send heartbeats and
-    # is noticed missing only by this. Kafka keeps the same number out of its documented configuration.
+    # How long a classic member may wait in its first JoinGroup. It has no id yet and can't send heartbeats, so only
+    # this limit shows that it is gone. Kafka has the same number, and not among its documented settings.
     new_member_join_timeout_ms: int = 300_000
 
     @property

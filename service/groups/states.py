@@ -16,17 +16,18 @@ Classic groups (the members' leader assigns):
   CompletingRebalance the generation and the protocol are decided, the assignment is not; nobody may commit.
   Stable              the stored record holds generation, protocol, members and assignment, and equals what is live.
 
-Only what the record says survives a restart: a group that was rebalancing comes back Stable in its last stored
-generation, whose members then find themselves in order or rejoin.
+Only what the record says survives a restart. A group that was rebalancing comes back as Stable, in its last stored
+generation. Its members either still belong to that generation or join again.
 
-Consumer groups (KIP-848; the broker assigns): the state of the group is a reading of its parts, see
-`ConsumerGroup.state`; each member walks by itself towards the target assignment:
+Consumer groups (KIP-848; the broker assigns): the state of the group follows from its parts, see `ConsumerGroup.state`.
+Each member moves by itself towards the target assignment:
 
     Stable -> UnrevokedPartitions    the target takes partitions away; the member must first say that it let go of them
     Stable, UnrevokedPartitions -> UnreleasedPartitions   it has the target's epoch, but some partitions are still
     with others any -> Stable                    it holds exactly the target
 
-A partition is given to a member only while no other member holds it, be it assigned or still to be revoked.
+A partition is given to a member only while no other member holds it. A partition that a member still has to revoke
+counts as held.
 """
 
 from enum import Enum, IntEnum
@@ -46,12 +47,12 @@ CLASSIC_MOVES: dict[ClassicState, tuple[ClassicState, ...]] = {
     ClassicState.STABLE: (ClassicState.PREPARING,),
 }
 
-# What DescribeGroups calls a group that does not exist.
+# The state of a group that does not exist, in the answer to DescribeGroups.
 DEAD = "Dead"
 
 
 class MemberState(IntEnum):
-    """A consumer group's member on its way to the target assignment; the numbers are those of the stored record."""
+    """How far a member of a consumer group is on its way to the target. The numbers are those in the records."""
 
     STABLE = 0
     UNREVOKED_PARTITIONS = 1

@@ -1,7 +1,7 @@
 """The topics as groups see them: a read-only view of the cluster's metadata, and its fingerprint.
 
-`TopicView` is the port: the broker gives an implementation over its cluster image, tests a dict. It must be a pure
-view: the same answers until `version` is raised, and a raised `version` whenever any answer may have changed.
+`TopicView` is the interface. A view must be pure: it gives the same answers until `version` is raised, and `version` is
+raised whenever an answer may have changed.
 """
 
 from collections.abc import Iterable
@@ -29,10 +29,11 @@ class TopicView(Protocol):
 
 
 def fingerprint(topics: TopicView, names: Iterable[str]) -> int:
-    """A number that changes when a topic among `names` appears, goes, is made anew or grows; 0 when none exists.
+    """A number that changes when a topic among `names` is made, is deleted, is made again or gets more partitions; 0 if
+    none exists.
 
-    Stored beside the group's epoch where Kafka stores its own hash of the same facts. The two differ, so that a log
-    taken over from Kafka costs each group one needless rebalance, and nothing else.
+    It is stored with the group's epoch, in the field where Kafka stores its own hash of the same facts. The two hashes
+    differ. So with a log taken over from Kafka each group has one needless rebalance, and no other harm.
     """
     known = [facts for name in sorted(names) if (facts := topics.by_name(name)) is not None]
     if not known:

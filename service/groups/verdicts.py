@@ -1,8 +1,8 @@
 """What a coordinator can answer besides success, and the shape of its decisions.
 
-A `Fault` is named as the protocol names it; numbers are the API handlers' business. A `Decision` holds what must become
-durable (in this order), what may be said once it is, and nothing else: a token is whatever the caller gave with the
-command.
+A `Fault` has the name of the protocol's error; error numbers are found in `service/api`. A `Decision` holds the records
+that must become durable, in order, and the answers that may be sent after that. Each answer has the token that came
+with its command.
 """
 
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ class Fault(Enum):
 
 
 class Refusal(NamedTuple):
-    """A fault and, for the APIs that carry one, a sentence for the one who reads the client's log."""
+    """A fault and, for the APIs that have a message, a sentence for the reader of the client's log."""
 
     fault: Fault
     message: str = ""
@@ -66,8 +66,8 @@ class Decision(NamedTuple):
 class Draft:
     """A decision in the making, and the time it is made at.
 
-    `now_ms` runs steadily: sessions and all else that is awaited are told by it. What is stored beyond this process is
-    stamped and judged by `wall_ms`, the wall clock as it stands, which may have jumped since.
+    `now_ms` is the time of a clock that is never set: sessions and other waiting times are measured by it. `wall_ms` is
+    the time of the wall clock, which may have been set since. Stored times are stamped and compared by it.
     """
 
     now_ms: int
