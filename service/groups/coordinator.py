@@ -159,7 +159,7 @@ class GroupCoordinator:
             kind.apply(self._groups, key, value, is_replay=not self._is_live)
         elif len(key) < PREFIX_BYTES:
             raise ValueError("the key ends before its type")
-        # else it is of a kind of group that is not ours
+        # The records of all other types belong to kinds of groups that are unknown here: they are skipped.
 
     def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
         """The producer's transaction has ended in this partition: its offsets count from now on, or are dropped."""
