@@ -22,7 +22,7 @@ _COUNT: Final = struct.Struct(">I")
 
 
 class AbortedRange(NamedTuple):
-    """A transaction of `producer_id` that began at `first_offset` and whose abort marker stands at `last_offset`."""
+    """A transaction of `producer_id` that began at `first_offset` and whose abort marker is at `last_offset`."""
 
     producer_id: int
     first_offset: int
@@ -113,7 +113,7 @@ class AbortedRanges:
             self._build_minima()
 
     def remove(self, last_offsets: Iterable[int]) -> None:
-        """Forget the ranges whose markers stand at these offsets."""
+        """Forget the ranges whose markers are at these offsets."""
         gone = frozenset(last_offsets)
         kept = [index for index, last_offset in enumerate(self._last) if last_offset not in gone]
         self._first = array("q", [self._first[index] for index in kept])

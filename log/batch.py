@@ -1,10 +1,9 @@
 # Hot path: tests/bench (append and fetch per batch). Plain twin: tests/properties/test_log_batch.py.
 """Record batches as bytes: the 61-byte header, its checksum, restamping in place, and the records inside.
 
-What always holds: reading never trusts a length or a count; whatever is wrong with the bytes comes out as
-`CorruptBatch`. A header is one tuple read by one `struct` call; the broker moves whole batches and never opens records
-on its way. The records are opened only where contents matter: compaction, timestamp lookups, recompression, readers.
-Only magic 2.
+What always holds: reading never trusts a length or a count; wrong bytes raise `CorruptBatch`. A header is one tuple
+that is read by one `struct` call. The broker moves whole batches and does not open their records, except where the
+contents matter: compaction, timestamp lookups, recompression, readers. Only magic 2 is supported.
 
     0   base offset            q      |  23  last offset delta   i
     8   length of what follows i      |  27  base timestamp      q   (with bit 6: the delete horizon)
@@ -14,7 +13,7 @@ Only magic 2.
     21  attributes             h      |  53  base sequence       i
                                       |  57  record count        i
 
-Offset and leader epoch stand outside the checksum, so that a broker can stamp them without reading the batch.
+The checksum does not cover offset and leader epoch, so that a broker can write them without reading the batch.
 """
 
 import struct
@@ -179,7 +178,7 @@ def read_header(buffer: Buffer, at: int = 0) -> BatchHeader:
 
 
 def split(buffer: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """The batches that stand in `buffer` back to back. The views live as long as the buffer."""
+    """The batches in `buffer`, which follow each other without a gap. Their views are valid as long as the buffer."""
     view = memoryview(buffer)
     at = 0
     while at < len(view):
@@ -354,7 +353,7 @@ def _read_nullable(buffer: bytes, at: int) -> tuple[bytes | None, int]:
 
 
 def read_varint(buffer: bytes, at: int) -> tuple[int, int]:
-    """A zigzag varint of at most 64 bits, and where the next byte stands."""
+    """The zigzag varint (at most 64 bits) at `at`, and the index of the byte after it."""
     try:
         byte = buffer[at]
         if byte < 0x80:

@@ -56,7 +56,7 @@ CHUNK_RECORDS: Final = 1 << 15
 KEY_BYTES_HASHED: Final = 64
 """Longer keys are hashed one by one, by blake2b."""
 RANGES: Final = 256
-"""The hashes are divided into so many ranges. Rows are merged by whole ranges, at least one at a time."""
+"""How many ranges the hashes are divided into. Rows are merged by whole ranges, at least one at a time."""
 ROW_BYTES: Final = 24
 RUN_ROWS: Final = 1 << 18
 """How many rows make a run (fewer if the memory is small). Each run needs two more kilobytes, which say where its

@@ -268,7 +268,7 @@ class _Cleaning:
     # -- the swap
 
     async def swap(self) -> None:
-        """Let the new segments stand for the old ones, durably and at once."""
+        """Replace the old segments by the new ones, all at once and durably."""
         if not self._still_there():
             return
         try:

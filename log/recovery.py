@@ -34,7 +34,7 @@ from log.swap import BadPlan, SwapPlan, finish_swap
 from log.views import View
 
 MANY_BATCHES: Final = 5_000
-"""From so many batches on it is worth importing the module that checks many batches at once."""
+"""With so many batches or more it is worth importing the module that checks many batches at once."""
 
 
 class Damage(NamedTuple):

@@ -196,7 +196,7 @@ class Segment:
             position += header.size_bytes
 
     def note(self, header: BatchHeader, position: int, interval_bytes: int) -> None:
-        """The batch stands at `position`: move the end, the times and the indexes."""
+        """A batch is at `position`: update the end, the times and the indexes."""
         newest = header.max_timestamp
         if newest < header.base_timestamp or newest <= 0:  # otherwise it can be trusted; the hot path ends here
             newest = header.newest_timestamp

@@ -31,8 +31,8 @@ from txn.verdicts import BranchFault, BranchNotReady, Fenced, InvalidRequest, Ve
 SEPARATOR: Final = "::"
 MAX_TOKEN: Final = 2**63 - 1
 MAX_BRANCHES: Final = 10_000
-"""How many branches one decision may name. It is one record batch, of a few megabytes with so many branches. Spark's
-default is 200 tasks.
+"""How many branches one decision may name. A decision is one record batch; so many branches make a few megabytes.
+Spark's default is 200 tasks.
 """
 MAX_UNDECIDED: Final = 2 * MAX_BRANCHES
 """How many branches of one root may be undecided. The record batch of a decision also aborts those that it does not

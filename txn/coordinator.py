@@ -158,7 +158,7 @@ class TxnCoordinator:
     def __init__(
         self, take_id: TakeId, settings: TxnSettings, wall_ms: Callable[[], int], tally: TxnTally | None = None
     ) -> None:
-        """`take_id` gives a producer id that nobody had before, or None while there is none."""
+        """`take_id` gives a producer id that was never used, or None while there is none."""
         self._tally = TxnTally() if tally is None else tally
         self._take_id = take_id
         self._settings = settings

@@ -27,7 +27,7 @@ class AssignmentRound:
         self._steps = steps
 
     def compute(self, steps: int) -> bool:
-        """Take so many steps. Returns whether the target is complete."""
+        """Take up to `steps` steps. Returns whether the target is complete."""
         try:
             for _ in range(steps):
                 next(self._steps)

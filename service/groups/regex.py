@@ -57,7 +57,7 @@ class TopicMatches:
         self._found: list[str] = []
 
     def look(self, names: frozenset[str], steps: int) -> int:
-        """Match the new ones among `names`, for about so many steps. Returns how many steps are left. It must be called
+        """Match the new ones among `names`, for about `steps` steps. Returns how many steps are left. It must be called
         with the same names until `is_done`.
         """
         if self.is_done:
