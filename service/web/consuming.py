@@ -18,7 +18,7 @@ from service.client.cluster import MOVED
 from service.client.failures import ClientFailure, Kind
 from service.web.answers import as_json, path_int, query_choice, query_int
 from service.web.event_format import BATCHED, CURSOR, STRUCTURED, EventOut
-from service.web.fetching import Lens, Piece, Shown, fetch, opened
+from service.web.fetching import Lens, Piece, Shown, fetch, left_ms, opened
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem, of_error
 from service.web.records import Int64, RecordOut, long_numbers_as_text, milliseconds, with_text_numbers
@@ -137,11 +137,10 @@ async def _read_page(
     looked_at_bytes = 0
     with gateway.waiting():
         while True:
-            left_ms = max(int((deadline - loop.time()) * 1000), 0)
             (piece,) = await fetch(
                 *(gateway, gateway.leader(partition), {partition: offset}, lens.isolation),
                 max_bytes=max_bytes,
-                wait_ms=left_ms,
+                wait_ms=left_ms(deadline),
             )
             if piece.error in MOVED and loop.time() < patience:
                 await asyncio.sleep(PAUSE_S)
@@ -153,7 +152,7 @@ async def _read_page(
                 records += some
                 offset, moved = next_offset, True
             looked_at_bytes += len(piece.data)
-            if records or looked_at_bytes >= PAGE_BYTES_MAX or (not moved and loop.time() >= deadline):
+            if records or looked_at_bytes >= PAGE_BYTES_MAX or (not moved and not left_ms(deadline)):
                 return records, offset, piece
 
 

@@ -76,6 +76,13 @@ class Lens:
         return True
 
 
+def left_ms(deadline: float) -> int:
+    """Whole milliseconds until then. A leader can't be asked to wait for less; a reader that went by the clock would
+    ask again and again through the last part of one.
+    """
+    return max(int((deadline - asyncio.get_running_loop().time()) * 1000), 0)
+
+
 async def fetch(
     gateway: Gateway,
     node: int,

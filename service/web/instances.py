@@ -26,7 +26,7 @@ from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
 from service.cluster.image import NO_LEADER
 from service.web.consuming import PAGE_BYTES_MAX, RECORDS_MAX, passes
-from service.web.fetching import Lens, Piece, fetch, opened
+from service.web.fetching import Lens, Piece, fetch, left_ms, opened
 from service.web.gateway import PAUSE_S, Gateway
 from service.web.members import (
     EARLIEST,
@@ -307,10 +307,9 @@ class Instances(Members):
             except (Problem, ClientFailure) as failure:
                 if not passes(failure) or loop.time() >= deadline:
                     raise
-            left_ms = int((deadline - loop.time()) * 1000)
-            if answer.is_enough or left_ms <= 0:
+            wait_ms = min(left_ms(deadline), STEP_MS)
+            if answer.is_enough or not wait_ms:
                 return
-            wait_ms = min(left_ms, STEP_MS)
             await asyncio.sleep(0 if answer.instance.positions else PAUSE_S)
 
     async def _fill_once(self, answer: Answer, wait_ms: int) -> None:

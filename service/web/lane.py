@@ -149,7 +149,8 @@ class Lane(asyncio.Protocol):
 
     def connection_lost(self, error: BaseException | None) -> None:
         self._timer.cancel()
-        self._slow.connection_lost(error)
+        # aiohttp stumbles over a request and the end of its connection in one turn
+        self._loop.call_soon(self._slow.connection_lost, error)
 
     def eof_received(self) -> bool:
         """Whether the connection stays open for what is to be answered."""

@@ -38,7 +38,7 @@ from service.web.consuming import (
     lens_of,
 )
 from service.web.event_format import BATCHED
-from service.web.fetching import Lens, Shown, fetch, opened
+from service.web.fetching import Lens, Shown, fetch, left_ms, opened
 from service.web.forwarding import forward
 from service.web.gateway import PAUSE_S, Gateway
 from service.web.problems import Problem, of_error
@@ -400,10 +400,9 @@ async def _poll(
             raise Problem("member-expired", "the member has left its group")
         if loop.time() - member.beaten_s > (IDLE_BEAT_S if not member.positions else POLL_BEAT_S):
             await gateway.members.beat(member)
-        left_ms = max(int((deadline - loop.time()) * 1000), 0)
         async with member.turn:
-            records = await _read(gateway, member, lens, most, max_bytes, min(left_ms, STEP_MS))
-        if records or loop.time() >= deadline:
+            records = await _read(gateway, member, lens, most, max_bytes, min(left_ms(deadline), STEP_MS))
+        if records or not left_ms(deadline):
             return records
         await asyncio.sleep(0 if member.positions else PAUSE_S)
 

@@ -287,6 +287,17 @@ def lose_a_record_in_a_restart(history: History) -> None:
     log.records, log.end_offset = log.records[:-1], log.end_offset - 1
 
 
+def find_a_record_after_a_restart(history: History) -> None:
+    partition = TopicPartition(PLAIN, 1)
+    history.topics[PLAIN] = replace(history.topics[PLAIN], transactional=True)
+    log = history.after_restart[partition]
+    log.records, log.end_offset = (*log.records, Record(log.end_offset, 0, None, b"new")), log.end_offset + 1
+
+
+def find_an_offset_after_a_restart(history: History) -> None:
+    history.after_restart[TopicPartition(PLAIN, 1)].end_offset += 1
+
+
 def get_stuck(history: History) -> None:
     history.stuck.append("reader r never reached the end of plain-1")
 
@@ -319,6 +330,8 @@ DAMAGES: dict[Callable[[History], None], str] = {
     list_a_wrong_timestamp: "ListedOffsetsAreTrue",
     list_nothing_although_there_is_something: "ListedOffsetsAreTrue",
     lose_a_record_in_a_restart: "ACleanRestartChangesNothing",
+    find_a_record_after_a_restart: "ACleanRestartChangesNothing",
+    find_an_offset_after_a_restart: "ACleanRestartChangesNothing",
     get_stuck: "EverybodyGetsThrough",
 }
 

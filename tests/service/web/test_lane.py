@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import socket
@@ -10,10 +11,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import Mock, patch
+from typing import Any
+from unittest.mock import AsyncMock, Mock, patch
 from urllib.parse import urlsplit
 
 import pytest
+from aiohttp.web import Server
 
 from service.broker.tally import HttpTally
 from service.web import lane as lane_module
@@ -174,6 +177,27 @@ def test_many_requests_that_come_at_once_are_served_in_turns() -> None:
         asyncio.run(scene())
     assert sum(steps) == count
     assert max(steps) == REQUESTS_AT_ONCE
+
+
+def test_a_connection_that_ends_as_a_request_comes_leaves_no_error() -> None:
+    said: list[dict[str, Any]] = []
+
+    async def scene() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: said.append(what))
+        transport = Mock(is_closing=lambda: False)
+        gateway = Mock()
+        gateway.routes = producing.ROUTES
+        lane = Lane(Lanes(gateway, Mock()), Server(AsyncMock())(), Mock(), 1.0)
+        lane.connection_made(transport)
+        await asyncio.sleep(0)
+        lane.data_received(b"GET /v1/brokers HTTP/1.1\r\nHost: x\r\n\r\n")
+        lane.connection_lost(None)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        gc.collect()
+
+    asyncio.run(scene())
+    assert said == []
 
 
 def test_an_answer_is_packed_for_who_likes_that(http: Http, topic: str) -> None:
