@@ -7,8 +7,9 @@ copy's folder gets the partition's name, and then the former folder is removed.
 
 What always holds:
 * While there is no `.former` folder, the folder with the partition's name holds everything. Once there is one, the
-  copy's folder holds everything, under its first or its final name. So after a kill or a power cut between any two
-  steps it is known which folder counts (`service/broker/opening.py` decides it at the next start).
+  copy's folder holds everything: it is the one with the partition's name, and until a folder has that name it is the
+  one that ends in `.future`. So after a kill or a power cut between any two steps it is known which folder counts
+  (`service/broker/opening.py` decides it at the next start).
 * What was flushed stays flushed. Between the decision and the moment in which it is durable, nothing new counts as
   flushed.
 * Meanwhile the log may be appended to, cut, compacted and restarted. If the copy is no longer a part of the log, it is

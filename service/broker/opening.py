@@ -121,13 +121,14 @@ class PartitionMaker:
         }
         for stem, origin in formers.items():
             topic_partition = ours.get(stem)
-            target = futures.pop(stem, None)
             if topic_partition is not None:
-                name = folder_of(topic_partition)
-                if target is not None:
-                    target.disk.rename(stem + FUTURE, name)
-                    present[target.name].add(name)
-                home = next((folder for folder in self._folders if name in present[folder.name]), None)
+                name, topic_id = folder_of(topic_partition), image.topics[topic_partition.topic].id
+                named = [folder for folder in self._folders if name in present[folder.name]]
+                home = next((folder for folder in named if read_topic_id(folder.disk, name) == topic_id), None)
+                # If a folder has the partition's name already, the copy is that of a later move: it may lack something.
+                if home is None and (home := futures.pop(stem, None)) is not None:
+                    home.disk.rename(stem + FUTURE, name)
+                    present[home.name].add(name)
                 if home is None:
                     logger.critical(
                         "%s/%s is what %s was before it moved to a folder that is missing: it is not touched",

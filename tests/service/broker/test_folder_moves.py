@@ -43,17 +43,17 @@ class Folders:
     """Of one broker, through its lives."""
 
     def __init__(self, folder: Path) -> None:
-        self.one, self.two = folder / "one", folder / "two"
-        self.one.mkdir()
-        self.two.mkdir()
+        self.one, self.two, self.three = self.all = [folder / name for name in ("one", "two", "three")]
+        for each in self.all:
+            each.mkdir()
         self.metadata = MemoryServer(RealClock())
 
     def live(self, scene, **given: str) -> None:  # type: ignore[no-untyped-def]
-        on_stage(self.one, scene, SETTINGS | given, metadata=self.metadata, more_folders=[self.two])
+        on_stage(self.one, scene, SETTINGS | given, metadata=self.metadata, more_folders=self.all[1:])
 
     def forget_how_it_stopped(self) -> None:
         """As after a crash."""
-        for folder in (self.one, self.two):
+        for folder in self.all:
             (folder / MANIFEST).unlink(missing_ok=True)
 
     def kept(self, folder: Path) -> set[str]:
@@ -257,6 +257,30 @@ def test_a_crash_at_any_step_leaves_the_old_or_the_new(tmp_path: Path, died: str
     assert folders.kept(folders.one) == set()
 
 
+def test_what_a_move_left_does_not_decide_the_next_one(tmp_path: Path) -> None:
+    """The disk that the partition left failed before what it was there went; and the crash came in the next move."""
+    folders = Folders(tmp_path)
+    stem = ""
+
+    async def scene(stage: Stage) -> None:
+        nonlocal stem
+        stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
+        partition = await stage.served("moved")
+        await write(partition, 20)
+        await move(stage, folders.two)
+        await moved(partition, folders.two)
+
+    folders.live(scene)
+    folders.forget_how_it_stopped()
+    shutil.copytree(folders.two / "moved-0", folders.one / (stem + FORMER))
+    begun = folders.three / (stem + FUTURE)
+    shutil.copytree(folders.two / "moved-0", begun)
+    for log in begun.glob("*.log"):  # it has not come far
+        log.write_bytes(b"")
+    folders.live(lambda stage: came_back(stage, folders.three, 0, 20))
+    assert [folders.kept(each) for each in folders.all] == [set(), set(), {"moved-0"}]
+
+
 def test_what_rots_is_not_copied_and_stays_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folders = Folders(tmp_path)
 
@@ -295,7 +319,7 @@ def test_who_asks_for_what_cannot_be_is_told_so(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         await stage.create("moved")
         await stage.served("moved")
-        assert await move(stage, tmp_path / "three") == ErrorCode.LOG_DIR_NOT_FOUND
+        assert await move(stage, tmp_path / "another") == ErrorCode.LOG_DIR_NOT_FOUND
         assert await move(stage, folders.two, "unheard of") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         assert await move(stage, folders.two, index=1) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
