@@ -1,5 +1,8 @@
-"""DeleteRecords, versions 0 to 2: move the log's start up to an offset (-1: to the high watermark). It is answered when
-every replica that is in sync has deleted, too: the next leader must not bring anything back.
+"""DeleteRecords, versions 0 to 2: move the log's start up to an offset (-1: to the high watermark).
+
+It is answered when every other replica that may lead next, in sync or eligible, has deleted, too: the next leader must
+not bring anything back. If one of them is down, the request times out. The leader has deleted by then, and the client
+may ask again.
 """
 
 import asyncio

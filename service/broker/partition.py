@@ -173,7 +173,7 @@ class Partition:
         self._fsync = False
         self._committed_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._short_waiters: list[asyncio.Future[None]] = []
-        self._start_waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._start_waiters: dict[asyncio.Future[None], int] = {}
         self._watchers: dict[Watcher, None] = {}
         self._tail_watchers: dict[Watcher, None] = {}
 
@@ -258,8 +258,8 @@ class Partition:
         if not self.offline:
             self.role = Following()
         self._disappoint(error)
-        others = [*self._short_waiters, *(waiter for _, waiter in self._start_waiters)]
-        self._short_waiters, self._start_waiters = [], []
+        others = [*self._short_waiters, *self._start_waiters]
+        self._short_waiters = []
         for waiter in others:
             _fail(waiter, PartitionLost(error))
         self._wake(self._watchers)
@@ -335,24 +335,23 @@ class Partition:
 
     def deleted(self, offset: int) -> asyncio.Future[None] | None:
         """This log no longer has anything below `offset`. None if no replica that may lead next has it either, so that
-        it can't come back. Otherwise a future, which is answered when that is so, or fails with `PartitionLost`.
+        it can't come back. Otherwise a future, which is answered when that is so, or fails with `PartitionLost`. That
+        may take long: such a replica may be down.
         """
         if self.replicas is None:
             raise PartitionLost(self.not_leading.error)
         if self.replicas.start_at(offset):
             return None
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._start_waiters.append((offset, waiter))
+        self._start_waiters[waiter] = offset
+        waiter.add_done_callback(self._start_waiters.__delitem__)  # also when the task gives up
         self._wake(self._tail_watchers)
         return waiter
 
     def _started(self) -> None:
         assert self.replicas is not None
-        waiters, self._start_waiters = self._start_waiters, []
-        for offset, waiter in waiters:
-            if not self.replicas.start_at(offset):
-                self._start_waiters.append((offset, waiter))
-            elif not waiter.done():
+        for waiter, offset in self._start_waiters.items():
+            if not waiter.done() and self.replicas.start_at(offset):
                 waiter.set_result(None)
 
     def _disappoint(self, error: ErrorCode) -> None:

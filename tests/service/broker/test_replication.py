@@ -229,6 +229,30 @@ def test_what_is_deleted_does_not_come_back_with_the_next_leader(tmp_path: Path)
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
 
+def test_a_deletion_waits_for_all_that_may_lead_next_also_for_one_that_is_down(tmp_path: Path) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, 3, min_insync_replicas="2")
+        await stage.write(*map(str, range(10)))
+        for follower in (3, 2):
+            await stage.stop(follower)
+        await until(lambda: stage.state().eligible == (2,))
+
+        async def delete(timeout_ms: int) -> int:
+            wanted = DeleteRecordsTopic(TOPIC, [DeleteRecordsPartition(0, 7)])
+            answer = await stage.wire(1).ask(DeleteRecordsRequest([wanted], timeout_ms=timeout_ms))
+            return int(answer.topics[0].partitions[0].error_code)
+
+        assert await delete(50) == ErrorCode.REQUEST_TIMED_OUT
+        assert stage.partition(1).log.start_offset == 7
+        await until(lambda: not stage.partition(1)._start_waiters)  # who has given up is not remembered
+        again = asyncio.ensure_future(delete(10_000))
+        await stage.start(2)
+        assert await again == ErrorCode.NONE
+        assert stage.partition(2).log.start_offset == 7
+
+    on_cluster_stage(tmp_path, scene, given=OS)
+
+
 def test_a_leader_whose_disk_has_failed_leaves_its_partitions_to_others(tmp_path: Path) -> None:
     async def scene(stage: ClusterStage) -> None:
         await stage.create(1, 2)
