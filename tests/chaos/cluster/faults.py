@@ -6,6 +6,7 @@ A broker or a ZooKeeper meets one fault at a time, so that mending one does not 
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from confluent_kafka import KafkaException
 
 from tests.chaos.cluster.machines import SESSION_S, Cluster, cut_off, joined
 from tests.chaos.cluster.moves import move_something
-from tests.peers.process import BrokerFailed, Place
+from tests.peers.process import Place
 
-Mend = Callable[[], None]
+Mend = Callable[[], object]
+"""False while it can't be mended yet."""
 
 BROKERS = (1, 2, 3)
 KEEPERS = "keepers"
@@ -46,6 +48,10 @@ class Faults:
         self._kinds = kinds
         self._now: list[Fault] = []
         self.past: list[Fault] = []
+
+    @property
+    def under_way(self) -> list[str]:
+        return [str(fault) for fault in self._now]
 
     def begin_one(self) -> None:
         """Unless whom it would concern has trouble enough."""
@@ -77,8 +83,7 @@ class Faults:
 
     def mend_due(self, *, everything: bool = False) -> None:
         for fault in list(self._now):
-            if everything or time.monotonic() >= fault.began_s + fault.lasts_s:
-                fault.mend()
+            if (everything or time.monotonic() >= fault.began_s + fault.lasts_s) and fault.mend() is not False:
                 fault.ended_s = time.monotonic()
                 self._now.remove(fault)
                 self.past.append(fault)
@@ -192,15 +197,15 @@ def all_killed(cluster: Cluster, number: int, chance: random.Random) -> Mend:
 
 
 def restarted_in_turn(cluster: Cluster, number: int, chance: random.Random) -> Mend:
-    for each in BROKERS:
-        cluster.down.add(each)
-        cluster.brokers[each].stop()
-        cluster.revive(each)
-        try:
-            cluster.brokers[each].wait_until_answering()
-        except BrokerFailed as failure:
-            cluster.ended.append(f"broker {each} did not come back: {failure}")
-    return lambda: None
+    """Beside everything else: what befalls the ZooKeepers begins and is mended meanwhile."""
+
+    def restart() -> None:
+        for each in BROKERS:
+            cluster.restart(each)
+
+    work = threading.Thread(target=restart, name="restarts in turn", daemon=True)
+    work.start()
+    return lambda: not work.is_alive()
 
 
 def partitions_moved(cluster: Cluster, number: int, chance: random.Random) -> Mend:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +14,15 @@ from confluent_kafka.admin import AdminClient
 
 from tests.peers.network import Network
 from tests.peers.ours import Oncelog
-from tests.peers.process import QUICK_SETTINGS, BrokerFailed, Place
+from tests.peers.process import QUICK_SETTINGS, BrokerFailed, Place, answers_api_versions
 from tests.peers.zookeeper import ZooKeeperServer
 
 BROKER_PORT = 9092
 PEER_PORT, ELECTION_PORT = 2888, 3888
 SESSION_S = 3.0
 NO_KEEPER = "no ZooKeeper answered"
+RETURNS_WITHIN_S = 60.0
+"""After its start; as long as ZooKeeper is away or the machine is busy it takes longer than usual."""
 SETTINGS = {
     **QUICK_SETTINGS,
     "zookeeper.session.timeout.ms": f"{SESSION_S * 1000:.0f}",
@@ -45,7 +48,7 @@ class Cluster:
     keepers: list[ZooKeeperServer]
     down: set[int] = field(default_factory=set)
     ended: list[str] = field(default_factory=list)
-    """Brokers that ended although nobody had ended them, and what they said last."""
+    """Brokers that ended although nobody had ended them, or did not when they should, and what they said last."""
 
     @property
     def bootstrap(self) -> str:
@@ -79,6 +82,22 @@ class Cluster:
     def revive(self, number: int) -> None:
         self.brokers[number].launch()
         self.down.discard(number)
+
+    def restart(self, number: int) -> None:
+        """Stop it in order; return when it answers again."""
+        self.down.add(number)
+        broker = self.brokers[number]
+        try:
+            broker.stop()
+        except BrokerFailed as failure:
+            self.ended.append(f"broker {number}: {failure}")
+        self.revive(number)
+        until = time.monotonic() + RETURNS_WITHIN_S
+        while not answers_api_versions(broker.port, host=broker.place.host):
+            if time.monotonic() > until:
+                self.ended.append(f"broker {number} did not come back: {broker.log_tail(300).strip()}")
+                return
+            time.sleep(0.1)
 
     def end(self) -> None:
         for broker in self.brokers.values():

@@ -1,10 +1,17 @@
-"""Three brokers and three ZooKeepers under faults, with writers at work; then peace, and everything is read back."""
+"""Three brokers and three ZooKeepers under faults, with writers at work; then peace, and everything is read back.
+
+A run comes to its end in a bounded time, with a summary. Whatever does not come to its own end by then is named there,
+with the place where it waits.
+"""
 
 from __future__ import annotations
 
 import random
 import statistics
+import sys
+import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,10 +42,16 @@ from tests.peers.network import Network
 PARTITIONS = 6
 WRITERS = 3
 TICK_S = 0.05
+MENDED_WITHIN_S = 240.0
+"""A restart of each broker in turn takes a while."""
 WHOLE_WITHIN_S = 90.0
 REGISTERED_WITHIN_S = 30.0
-GAP_S = 0.5
-"""A pause in what a partition acknowledges that is worth telling."""
+JOINED_WITHIN_S = 180.0
+"""A writer's own waits are shorter."""
+AFTERWARDS_S = 600.0
+"""From the last fault to the summary. What is waited for on the way has bounds of its own; this is for what should not
+happen.
+"""
 
 
 @dataclass
@@ -55,10 +68,11 @@ class Summary:
     """What is wrong beside the data: who hung, who ended by itself, what did not become whole."""
     gaps: list[tuple[float, float]] = field(default_factory=list)
     whole_after_s: float = 0.0
+    is_judged: bool = False
 
     @property
     def is_clean(self) -> bool:
-        return not self.wrong and not self.verdict.lines()
+        return self.is_judged and not self.wrong and not self.verdict.lines()
 
     def __str__(self) -> str:
         found = self.verdict
@@ -73,6 +87,7 @@ class Summary:
             f"faults in {self.seconds:.0f} s: {faults or 'none'}; clients killed {self.client_kills}",
             *self._by_kind(),
             f"whole again {self.whole_after_s:.1f} s after the last fault",
+            *([] if self.is_judged else ["not everything was read back: what follows is true of a part only"]),
             f"ambiguous {self.ambiguous + self.transactions[Ending.AMBIGUOUS.value]}, lost {len(found.lost)},"
             f" doubled {len(found.doubled)}, torn {len(found.torn)}, unlike {len(found.unlike)},"
             f" longest unavailability {longest:.1f} s",
@@ -112,50 +127,81 @@ def _create(topics: Topics, partitions: int) -> str:
 
 def run(folder: Path, *, seconds: float, seed: int, kinds: list[str], clients: list[str], careless: bool) -> Summary:
     """`careless`: with settings that lose what was acknowledged."""
-    chance = random.Random(seed)
     summary = Summary(seconds=seconds)
     cluster = build(folder, Network(), settings=CARELESS if careless else SAFE)
+
+    def work() -> None:
+        try:
+            _run(cluster, summary, folder, random.Random(seed), kinds, clients, careless=careless)
+        except Exception:  # noqa: BLE001 - whatever it is, there is a summary, and it is red
+            summary.wrong.append(f"the run ended early: {traceback.format_exc()}")
+
+    running = threading.Thread(target=work, name="the run", daemon=True)
     try:
-        cluster.start()
-        topics = Topics(cluster.bootstrap, "chaos", replicas=3)
-        steady, shared, source = (_create(topics, count) for count in (PARTITIONS, PARTITIONS, COPIED_PARTITIONS))
-        copiers = [
-            Copier(name, cluster.bootstrap, source, _create(topics, COPIED_PARTITIONS), folder) for name in clients
-        ]
-        feeder = Feeder(cluster.bootstrap, source)
-        writer = SteadyWriter(cluster.bootstrap, steady, PARTITIONS, acks="1" if careless else "all")
-        transactional = [
-            TransactionalWriter(f"writer-{number}", cluster.bootstrap, shared, PARTITIONS, chance.randrange(1 << 32))
-            for number in range(WRITERS)
-        ]
-        with _at_work(writer, transactional, summary):
-            faults = Faults(cluster, chance, [steady, shared, source], kinds)
-            _disturb(cluster, faults, chance, copiers, feeder, summary)
-            _heal(cluster, faults, summary)
-        feeder.finish()
-        summary.wrong += [*feeder.failures, *let_finish(cluster.bootstrap, copiers, source)]
-        for copier in copiers:
-            copier.kill()
-        summary.inputs, summary.faults = feeder.count, faults.past
-        summary.values, summary.ambiguous = writer.told.sent, writer.told.ambiguous
-        summary.gaps = writer.told.gaps
-        summary.wrong += [*writer.told.failures, *(each for one in transactional for each in one.failures)]
-        for one in transactional:
-            summary.transactions.update(each.ending.value for each in one.transactions)
-        for isolation in (READ_UNCOMMITTED, READ_COMMITTED):
-            read = read_topic(cluster.bootstrap, steady, PARTITIONS, isolation)
-            judge_values(summary.verdict, steady, writer.told, read, isolation)
-            compare_replicas(summary.verdict, cluster, steady, read, isolation)
-            read = read_topic(cluster.bootstrap, shared, PARTITIONS, isolation)
-            compare_replicas(summary.verdict, cluster, shared, read, isolation)
-        for one in transactional:
-            judge_transactions(summary.verdict, one.writer, one.transactions, read)
-        for copier in copiers:
-            summary.wrong += judge(cluster.bootstrap, copier, source, summary.inputs)
+        running.start()
+        running.join(seconds + AFTERWARDS_S)
+        summary.wrong += _where_it_waits(running)
         summary.wrong += _said(cluster)
     finally:
         cluster.end()
     return summary
+
+
+def _run(
+    cluster: Cluster,
+    summary: Summary,
+    folder: Path,
+    chance: random.Random,
+    kinds: list[str],
+    clients: list[str],
+    *,
+    careless: bool,
+) -> None:
+    cluster.start()
+    topics = Topics(cluster.bootstrap, "chaos", replicas=3)
+    steady, shared, source = (_create(topics, count) for count in (PARTITIONS, PARTITIONS, COPIED_PARTITIONS))
+    copiers = [Copier(name, cluster.bootstrap, source, _create(topics, COPIED_PARTITIONS), folder) for name in clients]
+    feeder = Feeder(cluster.bootstrap, source)
+    writer = SteadyWriter(cluster.bootstrap, steady, PARTITIONS, acks="1" if careless else "all")
+    transactional = [
+        TransactionalWriter(f"writer-{number}", cluster.bootstrap, shared, PARTITIONS, chance.randrange(1 << 32))
+        for number in range(WRITERS)
+    ]
+    try:
+        with _at_work(writer, transactional, summary):
+            faults = Faults(cluster, chance, [steady, shared, source], kinds)
+            summary.faults = faults.past
+            _disturb(cluster, faults, chance, copiers, feeder, summary)
+            _heal(cluster, faults, summary)
+    finally:
+        summary.values, summary.ambiguous = writer.told.sent, writer.told.ambiguous
+        summary.gaps, summary.inputs = writer.told.gaps, feeder.count
+        summary.wrong += [*writer.told.failures, *(each for one in transactional for each in one.failures)]
+        for one in transactional:
+            summary.transactions.update(each.ending.value for each in one.transactions)
+    feeder.finish()
+    summary.wrong += [*feeder.failures, *let_finish(cluster.bootstrap, copiers, source)]
+    for copier in copiers:
+        copier.kill()
+    for isolation in (READ_UNCOMMITTED, READ_COMMITTED):
+        read = read_topic(cluster.bootstrap, steady, PARTITIONS, isolation)
+        judge_values(summary.verdict, steady, writer.told, read, isolation)
+        compare_replicas(summary.verdict, cluster, steady, read, isolation)
+        read = read_topic(cluster.bootstrap, shared, PARTITIONS, isolation)
+        compare_replicas(summary.verdict, cluster, shared, read, isolation)
+    for one in transactional:
+        judge_transactions(summary.verdict, one.writer, one.transactions, read)
+    for copier in copiers:
+        summary.wrong += judge(cluster.bootstrap, copier, source, summary.inputs)
+    summary.is_judged = True
+
+
+def _where_it_waits(thread: threading.Thread) -> list[str]:
+    """Empty if it is over."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    if not thread.is_alive() or frame is None:
+        return []
+    return [f"{thread.name} hangs: {''.join(traceback.format_stack(frame)[-4:])}"]
 
 
 @contextmanager
@@ -168,10 +214,10 @@ def _at_work(writer: SteadyWriter, transactional: list[TransactionalWriter], sum
     finally:
         for one in everybody:
             one.stop()
+        until = time.monotonic() + JOINED_WITHIN_S
         for one in everybody:
-            one.join(180)
-            if one.is_alive():
-                summary.wrong.append(f"{one} hangs")
+            one.join(max(until - time.monotonic(), 0))
+            summary.wrong += _where_it_waits(one)
 
 
 def _disturb(
@@ -196,8 +242,16 @@ def _disturb(
 
 
 def _heal(cluster: Cluster, faults: Faults, summary: Summary) -> None:
-    """Everything is mended, and the cluster becomes whole within a time that is bounded."""
+    """Everything is mended, and the cluster becomes whole, each within a time that is bounded."""
+    until = time.monotonic() + MENDED_WITHIN_S
     faults.mend_due(everything=True)
+    while faults.under_way:
+        if time.monotonic() > until:
+            summary.wrong.append(f"not mended: {', '.join(faults.under_way)}")
+            break
+        cluster.keep_running()
+        time.sleep(TICK_S)
+        faults.mend_due(everything=True)
     began_s = time.monotonic()
     lacking = ["everything"]
     asked_s = 0.0

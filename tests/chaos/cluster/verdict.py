@@ -161,7 +161,7 @@ def _settled_copies(cluster: Cluster, topic: str, partition: int, isolation: str
             copies = asyncio.run(_copies(cluster, topic, partition, isolation))
             if late or len({copy.end_offset for copy in copies}) == 1:
                 return copies
-        except Unreadable:
+        except (Unreadable, OSError):  # also nobody who answers in time
             if late:
                 raise
         time.sleep(0.3)
@@ -169,7 +169,8 @@ def _settled_copies(cluster: Cluster, topic: str, partition: int, isolation: str
 
 async def _copies(cluster: Cluster, topic: str, partition: int, isolation: str) -> list[Copy]:
     hosts: Iterable[str] = (broker.place.host for broker in cluster.brokers.values())
-    return list(await asyncio.gather(*(_copy(host, topic, partition, isolation) for host in hosts)))
+    async with asyncio.timeout(READ_WITHIN_S):
+        return list(await asyncio.gather(*(_copy(host, topic, partition, isolation) for host in hosts)))
 
 
 async def _copy(host: str, topic: str, partition: int, isolation: str) -> Copy:

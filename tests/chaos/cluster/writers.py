@@ -37,7 +37,7 @@ class SteadyWriter(threading.Thread):
     """A value to every partition, again and again."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, *, acks: str) -> None:
-        super().__init__(daemon=True)
+        super().__init__(name="the steady writer", daemon=True)
         self.told = Told([{} for _ in range(partitions)])
         self._topic = topic
         self._over = threading.Event()
@@ -97,7 +97,7 @@ class TransactionalWriter(threading.Thread):
     """One transaction after another. Its values say of which transaction they are: `number.index`."""
 
     def __init__(self, name: str, bootstrap: str, topic: str, partitions: int, seed: int) -> None:
-        super().__init__(daemon=True)
+        super().__init__(name=name, daemon=True)
         self.writer = name
         self.transactions: list[Transaction] = []
         self.failures: list[str] = []
