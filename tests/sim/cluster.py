@@ -34,6 +34,7 @@ from service.stores.memory import Fate as StoreFate
 from service.stores.memory import Faults as StoreFaults
 from service.stores.memory import MemoryServer, MemorySession, MemoryStore
 from service.stores.port import Event, StoreError
+from tests.sim.administration import Porter
 from tests.sim.checkers import CHECKERS, Checker, HighWatermarkKeepsItsWord, Violation, judge
 from tests.sim.cluster_faults import ALONE, ClusterFate, draw_cluster_plan
 from tests.sim.cluster_operator import Operator
@@ -216,6 +217,8 @@ class ClusterSimulation:
         world = self.world
         self._start_brokers()
         others: list[Actor] = [Operator(self.clients, "operator")] if self.plan.moves else []
+        if len(self.plan.folders) > 1:
+            others.append(Porter(self.clients, "porter"))
         if self.plan.transactional:
             others += transactional_actors(self.clients)
         actors = start_clients(world, self.clients, others)
@@ -238,7 +241,10 @@ class ClusterSimulation:
             **self.plan.settings,
         }
         store = FarStore(self.server, env, self.ways[host.name])
-        broker = self.broker_class(env, BrokerConfig(given), store, {self.plan.folders[0]: env.disk}, OFFERED)
+        assert host.disk is not None
+        first, *others = self.plan.folders
+        disks = {first: env.disk, **{folder: host.disk.mount(folder) for folder in others}}
+        broker = self.broker_class(env, BrokerConfig(given), store, disks, OFFERED)
         host.on_terminate = asked_to_stop.set
         try:
             await broker.open()
@@ -337,6 +343,8 @@ class ClusterSimulation:
         await come_true(lambda: self.clients.settled == self.clients.expected)
         reader = Reader(self.clients, "last reader")
         await let_transactions_end(self.clients, reader)
+        if not await come_true(lambda: not any(each.moves.under_way() for each in self.brokers.values()), within=30):
+            self.history.stuck.append("a move between folders does not end")
         await self._compare_replicas()  # first of all: what nobody waited for may not be committed yet
         self._compare_with_replays()
         known = transactions(list(self.brokers.values()))

@@ -8,6 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from service.wire.base import Struct
+from service.wire.messages import (
+    AlterPartitionReassignmentsRequest,
+    DeleteRecordsRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    OffsetCommitRequest,
+    ProduceRequest,
+)
 from tests.sim.faults import CLEAN_STOP_WITHIN
 from tests.sim.plan import JUDGED_BY_TIME, Plan, draw_plan
 from tests.sim.world import Host, come_true
@@ -50,6 +59,16 @@ ENDS_NOBODY = (
     "store silent",
     "told late",
 )
+AS_IT_ANSWERS = "death as it answers"
+CHANGES = (
+    ProduceRequest,
+    DeleteRecordsRequest,
+    OffsetCommitRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    AlterPartitionReassignmentsRequest,
+)
+"""What an answer to these says must hold although who said it is gone."""
 CLOCKS_APART_S = 40.0
 RATES_APART = 0.05
 """A lease is trusted for three quarters of its time: clocks that run so much faster or slower do no harm."""
@@ -65,7 +84,6 @@ def draw_cluster_plan(chance: random.Random) -> Plan:
         plan.kinds = tuple(kind for kind in plan.kinds if kind not in COSTS_MEMORY) or ("kill",)
         if chance.random() < 0.5:
             plan.kinds = (ALONE, *(kind for kind in plan.kinds if kind in ENDS_NOBODY))
-    plan.folders = ("data",)
     plan.down_seconds = chance.choice((0.02, 0.5, 5.0, 10.0))
     plan.store_loss = chance.choice((0.0, 0.0, 0.02, 0.1))
     plan.moves = chance.random() < 0.5
@@ -84,6 +102,8 @@ def draw_cluster_plan(chance: random.Random) -> Plan:
         plan.settings |= JUDGED_BY_TIME
     for each in plan.topics:
         each.configs.pop("compression.type", None)
+    if ALONE not in plan.kinds and chance.random() < 0.4:
+        plan.kinds += (AS_IT_ANSWERS,)
     return plan
 
 
@@ -120,6 +140,7 @@ class ClusterFate:
             "disk fails": self._fail_disk,
             ALONE: self._lose_one_machine,
             "clocks go apart": self._part_clocks,
+            AS_IT_ANSWERS: self._die_as_it_answers,
         }
 
     async def run(self) -> None:
@@ -191,6 +212,20 @@ class ClusterFate:
         host.disk.trip_after(self._chance.choice((1, 3, 30)), host.kill, path_part=place)
         await come_true(lambda: not host.alive, within=3)
         host.disk.trip = None
+
+    async def _die_as_it_answers(self, host: Host) -> None:
+        """Who changed something dies as soon as it has said so; nobody else may have heard of the change."""
+        clients, kind = self._simulation.clients, self._chance.choice(CHANGES)
+        died: list[str] = []
+
+        def answered(broker: str, request: Struct) -> None:
+            if isinstance(request, kind) and not died and self._world.hosts[broker].alive:
+                died.append(broker)
+                self._world.hosts[broker].kill()
+
+        unheard, clients.answered = clients.answered, answered
+        await come_true(lambda: bool(died), within=3)
+        clients.answered = unheard
 
     async def _pause(self, host: Host, longest_s: float) -> None:
         host.pause()

@@ -44,6 +44,7 @@ from service.cluster.metadata import ClusterMetadata
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition
 from tests.sim.cluster import ClusterSimulation, run
+from tests.sim.cluster_faults import ALONE
 from tests.sim.mutants import Caught, complete_after_the_first_marker, markers_of_deposed_coordinators_taken
 from tests.sim.plan import Plan
 from tests.sim.run import processes, replaced
@@ -53,6 +54,7 @@ from txn.markers import SendMarkers
 MAX_SEEDS = 60
 
 Planting = contextlib.AbstractContextManager[None]
+CanShow = Callable[[Plan], bool]
 
 
 def acknowledged_before_the_in_sync_set_has_it() -> Planting:
@@ -438,8 +440,6 @@ ANYWHERE = (
     a_new_leader_takes_no_new_epoch,
     any_that_lives_may_lead,
     a_former_grant_holds_in_the_next_life,
-    a_former_life_counts,
-    a_reassignment_ends_before_anybody_caught_up,
     nobody_comes_in_again,
     followers_are_not_told_what_is_committed,
     epochs_stay_as_they_were_when_the_log_is_cut,
@@ -461,14 +461,25 @@ WITH_TRANSACTIONS = (
     another_brokers_coordinator_is_not_asked,
     a_coordinator_reads_only_what_it_knows_to_be_committed,
 )
-"""Only seeds with transactions can show these."""
-MUTANTS: dict[str, Callable[[], Planting]] = {plant.__name__: plant for plant in ANYWHERE + WITH_TRANSACTIONS}
+WITH_MOVES = (a_reassignment_ends_before_anybody_caught_up,)
+WHERE_MEMORY_IS_LOST = (a_former_life_counts,)
+"""Where what is flushed alone counts, a follower still holds what it has shown."""
+CAN_SHOW: tuple[tuple[Sequence[Callable[[], Planting]], CanShow], ...] = (
+    (ANYWHERE, lambda plan: True),
+    (WITH_TRANSACTIONS, lambda plan: plan.transactional),
+    (WITH_MOVES, lambda plan: plan.moves),
+    (WHERE_MEMORY_IS_LOST, lambda plan: ALONE in plan.kinds),
+)
+"""The bugs, and the seeds in which their conditions can come about."""
+MUTANTS: dict[str, tuple[Callable[[], Planting], CanShow]] = {
+    plant.__name__: (plant, can_show) for plants, can_show in CAN_SHOW for plant in plants
+}
 
 
 def hunt(name: str, max_seeds: int = MAX_SEEDS) -> Caught:
     """Seed after seed, until the mutant of that name is caught."""
-    begun, plant = time.process_time(), MUTANTS[name]
-    seeds = (seed for seed in itertools.count(1) if plant in ANYWHERE or ClusterSimulation(seed).plan.transactional)
+    begun, (plant, can_show) = time.process_time(), MUTANTS[name]
+    seeds = (seed for seed in itertools.count(1) if can_show(ClusterSimulation(seed).plan))
     for tried, seed in enumerate(itertools.islice(seeds, max_seeds), start=1):
         with plant():
             report = run(seed)

@@ -14,11 +14,11 @@ from service.wire.messages import (
     ReassignablePartition,
     ReassignableTopic,
 )
-from tests.sim.workload import Actor, until_true
+from tests.sim.workload import Actor, Clients, until_true
 
 INTERNAL = (TopicPartition("__consumer_offsets", 0), TopicPartition("__transaction_state", 0))
 PREFERRED = 0
-PAUSE_SECONDS = 2.0
+PAUSES_S = (0.3, 1.0, 2.0)
 
 
 class Operator(Actor):
@@ -26,20 +26,33 @@ class Operator(Actor):
     end once everything has healed.
     """
 
+    def __init__(self, clients: Clients, name: str) -> None:
+        super().__init__(clients, name)
+        self._pause_s = self.chance.choice(PAUSES_S)
+        partitions = [*clients.partitions(), *INTERNAL]
+        self._chosen = self.chance.sample(partitions, self.chance.choice((1, 3, len(partitions))))
+        self._moved: dict[TopicPartition, list[int]] = {}
+
     async def turn(self) -> None:
-        await asyncio.sleep(2 * PAUSE_SECONDS * self.chance.random())
-        partition = self.chance.choice([*self.clients.partitions(), *INTERNAL])
+        await asyncio.sleep(2 * self._pause_s * self.chance.random())
+        partition = self.chance.choice(self._chosen)
         what = self.chance.random()
         if what < 0.5:
-            await self._move(partition, self._some_replicas())
+            self._moved[partition] = self._some_replicas(self._moved.get(partition, []))
+            await self._move(partition, self._moved[partition])
         elif what < 0.7:
             await self._move(partition, None)
         else:
             await self._elect(partition)
 
-    def _some_replicas(self) -> list[int]:
+    def _some_replicas(self, former: list[int]) -> list[int]:
+        """Any; or first those that it was not moved to the last time."""
         brokers = list(self.clients.node_ids.values())
-        return self.chance.sample(brokers, self.chance.choice((2, 3, 3)))
+        count = self.chance.choice((2, 3, 3))
+        drawn = self.chance.sample(brokers, len(brokers))
+        if self.chance.random() < 0.5:
+            drawn.sort(key=lambda broker: broker in former)
+        return drawn[:count]
 
     async def _move(self, partition: TopicPartition, replicas: list[int] | None) -> None:
         """None: what is under way is called off."""

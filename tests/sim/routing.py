@@ -136,6 +136,7 @@ class Router:
         except Unanswered:
             self._known.pop(place, None)
             raise
+        self._clients.answered(broker, request)
         self.number = line.number
         if any(code in NOT_HERE for code in codes_in(answer)):
             self._known.pop(place, None)

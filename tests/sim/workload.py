@@ -159,6 +159,7 @@ class Clients:
     expected: int = 0
     values: int = 0
     node_ids: dict[str, int] = field(default_factory=dict)  # of the brokers of a cluster
+    answered: Callable[[str, Struct], None] = lambda broker, request: None  # by a broker of a cluster
     new_line: Callable[[Clients, str], Any] = lambda clients, name: Line(clients, name)
 
     @property
