@@ -228,7 +228,9 @@ class Reading:
         try:
             stored = partition.read(offset, max_bytes=most, limit_offset=limit, at_least_one=at_least_one)
             if stored is None:
-                found.counts = most
+                # The next batch is too large to go with the others. For the first one there is no such limit: then
+                # compaction has left nothing below what may be read, and the reader waits.
+                found.counts = 0 if at_least_one else most
                 return found
             cut_short = stored.size < least and log.reach_of(stored) < limit
             if partition.stable.has_aborted:

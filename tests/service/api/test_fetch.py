@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from log.batch import build_batch
+from log.batch import build_batch, read_header, restamp
 from service.api.broker_door import BrokerDoor
 from service.api.listener import Listener
 from service.api.routes import ROUTES
@@ -44,6 +44,7 @@ async def fetched(
     max_bytes: int = 50_000_000,
     min_bytes: int = 1,
     max_wait_ms: int = 0,
+    isolation_level: int = 0,
 ) -> dict[int, int]:
     """One sessionless Fetch; the bytes each partition was given, in the order of the answer."""
     partitions = [
@@ -55,6 +56,7 @@ async def fetched(
         max_bytes=max_bytes,
         min_bytes=min_bytes,
         max_wait_ms=max_wait_ms,
+        isolation_level=isolation_level,
     )
     async with asyncio.timeout(5):
         answer: Any = ROUTES[FETCH].bound(stage.broker)(caller, RequestHeader(FETCH, 12, 1, "c"), request)
@@ -171,5 +173,25 @@ def test_who_wants_more_than_there_is_waits(tmp_path: Path) -> None:
             stage, Session("10.0.0.9", 1, NEAR_US), {0: IN_EACH - 1}, min_bytes=2 * BATCH_BYTES, max_wait_ms=300
         )
         assert (got[0] > BATCH_BYTES, time.monotonic() - began >= 0.3) == (True, True)
+
+    on_stage(tmp_path, scene)
+
+
+def test_who_reads_where_compaction_left_nothing_below_an_open_transaction_waits(tmp_path: Path) -> None:
+    """Asked again and again it would be the same, and a reader in this process would never let go of the loop."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", 1)
+        partition = await stage.served("orders", 0)
+        batch = bytearray(build_batch([(b"k", b"v", (), 1)], producer_id=1, producer_epoch=0, transactional=True))
+        restamp(batch, base_offset=3, leader_epoch=partition.leader_epoch)
+        partition.log.append_after_gap(batch, read_header(batch), now_ms=1)
+        partition.append_from_client(memoryview(bytearray(build_batch([(b"k", b"v", (), 1)]))), acks=1, now_ms=1)
+        if (committed := partition.committed(partition.log.end_offset)) is not None:
+            await committed
+        assert (partition.last_stable_offset, partition.high_watermark) == (3, 5)
+        began = time.monotonic()
+        got = await fetched(stage, Session("10.0.0.9", 1, NEAR_US), {0: 0}, max_wait_ms=300, isolation_level=1)
+        assert (got, time.monotonic() - began >= 0.3) == ({0: 0}, True)
 
     on_stage(tmp_path, scene)
