@@ -212,10 +212,11 @@ class WebServer:
         for timer in self._silent.values():
             timer.cancel()
         self._lanes.are_closed = True
-        await self.gateway.close()
+        self.gateway.end_waiting()
         if self._lanes.writing:
             await asyncio.wait(self._lanes.writing, timeout=STOP_S)
         await self._runner.cleanup()
+        await self.gateway.close()
 
     @web.middleware
     async def _around(

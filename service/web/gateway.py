@@ -82,11 +82,14 @@ class Gateway:
         self.own_session = Session(CLIENT_ID, 0, listener=self._listener)
         """For what this broker asks on its own account."""
 
-    async def close(self) -> None:
+    def end_waiting(self) -> None:
         """Streams and long polls end; what writes goes on."""
         self.closing.set()
         for task in list(self._waiting):
             task.cancel()
+
+    async def close(self) -> None:
+        """The ways to other brokers end. Nobody asks them any more."""
         await self._pool.close()
         if self._http is not None:
             await self._http.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from log.batch import build_batch
 from log.ids import TopicPartition
 from service.client.failures import ClientFailure, Kind
 from service.settings.broker import Endpoint
+from service.web.app import WebServer
 from service.web.fetching import Lens, Piece, opened
 from service.web.forwarding import forward
 from service.web.gateway import Gateway
@@ -26,6 +28,7 @@ from service.web.sending import Outgoing
 from service.web.transactions import Name, Open, OpenTransactions, commit, put_batch
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import EndTxnRequest, EndTxnResponse, InitProducerIdRequest, InitProducerIdResponse
+from tests.service.api.admin_stage import Stage, on_stage
 
 GONE = ClientFailure("it is gone", Kind.UNREACHABLE)
 NOBODY = Problem("not-now", "nobody coordinates it")
@@ -102,6 +105,38 @@ def test_what_no_broker_took_was_not_done() -> None:
         assert (raised.value.slug, raised.value.outcome) == ("not-now", "none")
 
     asyncio.run(scenario())
+
+
+def test_a_request_under_way_at_a_stop_is_still_asked_of_another_broker(tmp_path: Path) -> None:
+    """Nobody listens where the other one was; so nothing was done, and the client may ask elsewhere."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nowhere = Endpoint("HTTP", "127.0.0.1", taken.getsockname()[1], "HTTP")
+
+    async def scene(stage: Stage) -> None:
+        web = WebServer(stage.broker, connections_max=10)
+        await web.start([Endpoint("HTTP", "127.0.0.1", 0, "HTTP")])
+        stage.broker.ready.set()
+        asked = asyncio.Event()
+
+        async def coordinator(*_: object) -> int:
+            asked.set()
+            await web.gateway.closing.wait()
+            for _ in range(20):  # the rest of the stop, as far as it goes without us
+                await asyncio.sleep(0)
+            return 2
+
+        web.gateway.coordinator = coordinator  # type: ignore[method-assign]
+        web.gateway.http()
+        cast(Any, stage.broker.image.brokers)[2] = SimpleNamespace(endpoint=lambda _: nowhere)
+        async with ClientSession() as client:
+            url = f"http://127.0.0.1:{web.endpoints[0].port}/v1/records"
+            answer = asyncio.ensure_future(client.post(url, json={"records": []}, headers={"Idempotency-Key": "k"}))
+            await asked.wait()
+            await web.stop()
+            told = await (await answer).json()
+        assert (told["status"], told["retriable"], told["outcome"]) == (503, True, "none")
+
+    on_stage(tmp_path, scene)
 
 
 # -- keys
