@@ -41,6 +41,8 @@ REPLICAS_WITHIN_S = 3.0
 NOWHERE = Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 TOO_FEW = frozenset({ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
 """Replicas; or a transaction's coordinator that could not be asked."""
+PASSING = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.CONCURRENT_TRANSACTIONS})
+"""A leader that says nothing; the last transaction of the id, whose markers are being written."""
 
 
 @dataclass(slots=True)
@@ -223,7 +225,7 @@ def _may_pass(batch: Outgoing, left_s: float) -> bool:
         return False
     if batch.error in TOO_FEW:
         return left_s > TIMEOUT_S - REPLICAS_WITHIN_S
-    return batch.error in MOVED or batch.error == ErrorCode.REQUEST_TIMED_OUT
+    return batch.error in MOVED or batch.error in PASSING
 
 
 async def _send_here(

@@ -96,6 +96,11 @@ def test_what_a_leader_appended_before_it_was_replaced_is_written_once(says: int
     assert len(gateway.log[0]) == 1
 
 
+def test_a_batch_is_sent_again_when_the_last_transaction_of_its_producer_is_finished() -> None:
+    (one,) = sent(Elsewhere(*[ErrorCode.CONCURRENT_TRANSACTIONS] * 3), [batch()])
+    assert (one.error, one.base_offset) == (0, 0)
+
+
 def test_what_nobody_answers_for_is_in_doubt() -> None:
     gateway = Elsewhere(*[SILENT] * 1000)
     (one,) = sent(gateway, [batch()])
