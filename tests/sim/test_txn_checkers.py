@@ -21,7 +21,7 @@ from tests.sim.history import (
     Transaction,
     Write,
 )
-from tests.sim.txn_checkers import TXN_CHECKERS, cycles
+from tests.sim.txn_checkers import TXN_CHECKERS, CommittedReadsAreSlices, cycles
 
 INPUT, OUTPUT = "input", "output"
 PARTITIONS = 4
@@ -311,6 +311,18 @@ def test_damage_is_caught_by_the_promise_it_breaks(damage: Callable[[History], N
 
 def test_every_checker_is_shown_to_catch_something() -> None:
     assert set(DAMAGES.values()) == {type(checker).__name__ for checker in TXN_CHECKERS}
+
+
+@pytest.mark.parametrize(("stable", "is_right"), [(6, True), (5, False)])
+def test_a_replica_may_have_cleaned_what_was_replaced_and_stable_and_nothing_else(stable: int, is_right: bool) -> None:
+    """The value at 1 is still there at the replica that was read last; the one at 5 replaced it."""
+    ledger = TopicPartition("ledger", 0)
+    history = History(topics={"ledger": Topic("ledger", 1, compacted=True, transactional=True)}, replicas_compact=True)
+    older, newer = Record(1, 0, b"k", b"older"), Record(5, 0, b"k", b"newer")
+    history.final[ledger] = FinalLog(0, 7, (older, newer), committed=(older, newer), last_stable_offset=7)
+    read = CommittedRead("r", ledger, 0, 4, (), stable, 7, Held.POWER_CUT, 1.0, 1.1)
+    history.committed_reads.append(read)
+    assert (list(CommittedReadsAreSlices().check(history)) == []) is is_right
 
 
 def reachable(edges: dict[int, dict[int, None]], start: int) -> set[int]:

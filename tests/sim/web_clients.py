@@ -199,8 +199,10 @@ class WebActor(ExactlyOnce):
         return answer
 
     async def settle(self) -> None:
-        """After everything healed: write what is acknowledged, once."""
-        deadline = self.clients.now + 2 * SETTLE_WITHIN
+        """After everything healed: write what is acknowledged, once. That takes a dozen fsyncs of several brokers one
+        after the other, and others do the same meanwhile.
+        """
+        deadline = self.clients.now + 4 * SETTLE_WITHIN
         post = self.new_post(f"{self.name}-settled", self.some_records(self.name))
         last = ""
         while self.clients.now < deadline:

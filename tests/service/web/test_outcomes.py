@@ -121,11 +121,11 @@ def test_a_request_under_way_at_a_stop_is_still_asked_of_another_broker(tmp_path
         async def coordinator(*_: object) -> int:
             asked.set()
             await web.gateway.closing.wait()
-            for _ in range(20):  # the rest of the stop, as far as it goes without us
+            for _turn in range(20):  # the rest of the stop, as far as it goes without us
                 await asyncio.sleep(0)
             return 2
 
-        web.gateway.coordinator = coordinator  # type: ignore[method-assign]
+        cast(Any, web.gateway).coordinator = coordinator
         web.gateway.http()
         cast(Any, stage.broker.image.brokers)[2] = SimpleNamespace(endpoint=lambda _: nowhere)
         async with ClientSession() as client:
