@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.sim import world as world_module
 from tests.sim.world import Host, Stalled, World
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -308,6 +309,32 @@ def test_a_world_where_nothing_is_left_to_happen_says_so() -> None:
     world.host("lonely", main)
     with pytest.raises(Stalled):
         world.run(until=10)
+    world.close()
+
+
+def test_a_process_that_goes_round_with_hardly_any_time_passing_stalls_the_run() -> None:
+    async def main(host: Host) -> None:
+        for _ in range(10**9):
+            await asyncio.sleep(0)
+
+    world = World(1)
+    world.host("busy", main)
+    with pytest.raises(Stalled, match="by busy"):
+        world.run(until=10)
+    world.close()
+
+
+def test_a_callback_that_does_not_end_is_a_failure_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world_module, "CALLBACK_SECONDS_MAX", 0.05)
+
+    async def main(host: Host) -> None:
+        while True:
+            pass
+
+    world = World(1)
+    world.host("stuck", main)
+    world.run(until=10, stop=lambda: bool(world.failures))
+    assert "stuck: a callback does not end" in str(world.failures[0])
     world.close()
 
 

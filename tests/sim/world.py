@@ -18,17 +18,21 @@ Called by the tests and by `python -m tests.sim`. Loops, network and disks are b
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import heapq
 import math
 import random
+import signal
 import sys
+import traceback
 import warnings
 import zlib
 from asyncio import AbstractEventLoop, Task, get_running_loop, sleep
 from asyncio.events import _get_running_loop, _set_running_loop
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from tests.sim.clock import ambience
@@ -39,6 +43,8 @@ from tests.sim.network import Network
 CALLBACK_SECONDS = 3e-6  # what running one callback costs in virtual time: a busy loop can't freeze the clock
 FINGERPRINT_EVERY = 64  # callbacks between two samples of the schedule
 MAX_CALLBACKS = 30_000_000  # a run that needs more goes round in circles
+MAX_CALLBACKS_A_SECOND = 100_000  # of virtual time; ten times as many as in the busiest runs
+CALLBACK_SECONDS_MAX = 20.0  # of the processor's time, in which a callback must end
 
 
 class ProcessDied(BaseException):
@@ -103,6 +109,7 @@ class World:
         self._identities = 0
         self._graveyard: list[object] = []
         self._schedule = self.stream("schedule")
+        self._second = (0, 0.0)  # callbacks and virtual time when the current second began
         self.network = Network(self)
 
     # -- chance and identity
@@ -146,7 +153,7 @@ class World:
         """Go on until `stop()` says so or virtual time passes `until`. `stop` is asked between callbacks, every now and
         then.
         """
-        with ambience(self):
+        with ambience(self), _endless_callbacks_die(self):
             try:
                 self._run(until, stop)
             finally:
@@ -179,8 +186,19 @@ class World:
                 self.mix(b"%d %.9f %d" % (self.callbacks, self.now, self._identities))
                 if stop() or self.now > until:
                     return
-                if self.callbacks > MAX_CALLBACKS:
-                    raise Stalled(f"{self.callbacks} callbacks in {self.now:.3f} virtual seconds")
+                self._must_get_on()
+
+    def _must_get_on(self) -> None:
+        callbacks, began = self._second
+        if self.now - began >= 1.0:
+            self._second = self.callbacks, self.now
+        elif self.callbacks - callbacks > MAX_CALLBACKS_A_SECOND:
+            busy = self.current.host.name if self.current is not None else "nobody"
+            raise Stalled(
+                f"{self.callbacks - callbacks} callbacks within a virtual second at {self.now:.3f}, by {busy}"
+            )
+        if self.callbacks > MAX_CALLBACKS:
+            raise Stalled(f"{self.callbacks} callbacks in {self.now:.3f} virtual seconds")
 
     def _step(self, loop: SimLoop) -> None:
         """One callback of one process."""
@@ -242,6 +260,29 @@ class World:
                 gc.collect()
         finally:
             sys.unraisablehook = hook
+
+
+@contextlib.contextmanager
+def _endless_callbacks_die(world: World) -> Iterator[None]:
+    """A callback that never ends is a failure of its process, and the task that ran it dies where it is."""
+    seen = -1
+
+    def look(_: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        stuck, seen = world.callbacks == seen and world.current is not None, world.callbacks
+        if stuck and world.current is not None:
+            where = " < ".join(each.name for each in reversed(traceback.extract_stack(frame)[-8:]))
+            died = ProcessDied(where)
+            world.failed(world.current.host.name, f"a callback does not end within {CALLBACK_SECONDS_MAX:g} s", died)
+            raise died
+
+    before = signal.signal(signal.SIGVTALRM, look)
+    signal.setitimer(signal.ITIMER_VIRTUAL, CALLBACK_SECONDS_MAX, CALLBACK_SECONDS_MAX)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 async def come_true(condition: Callable[[], bool], *, within: float = math.inf, every: float = 0.05) -> bool:
