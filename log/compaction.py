@@ -166,7 +166,7 @@ async def compact(
     scratch_folder: str | None = None,
     leave_bytes: int = 0,
 ) -> CompactionReport:
-    """Clean the log once. If the log was cut or lost segments meanwhile, the pass changes nothing.
+    """Clean the log once. If the log was cut, lost segments or changed its folder meanwhile, the pass changes nothing.
 
     `secret`: 16 bytes that nobody can guess. `scratch_folder`: where the system may put files that have no name.
     `TooLittleRoom`: the disk can't hold the new segments beside the old ones and still have `leave_bytes` free.
@@ -189,7 +189,7 @@ async def compact(
 
 
 class _Overtaken(Exception):
-    """The log was cut, lost segments or was discarded while the cleaner read it."""
+    """The log was cut, lost segments, was discarded or changed its folder while the cleaner read it."""
 
 
 class _Cleaning:
@@ -198,6 +198,7 @@ class _Cleaning:
     def __init__(self, log: PartitionLog, disk: Disk, work: Work, facts: TransactionFacts, now_ms: int) -> None:
         self.log = log
         self.disk = disk
+        self.folder = log.folder
         self.work = work
         self.facts = facts
         self.now_ms = now_ms
@@ -232,7 +233,7 @@ class _Cleaning:
                 await breathe()
         config = self.log.config
         return CleaningJob(
-            self.log.folder,
+            self.folder,
             tuple(self.old),
             self.now_ms,
             config.delete_retention_ms,
@@ -255,7 +256,7 @@ class _Cleaning:
                 raise
             raise _Overtaken from None  # the files were removed while the other process read them
         self.new = [
-            Segment(self.disk, self.log.folder, facts, sealed=True, name_suffix=CLEANED) for facts in cleaned.segments
+            Segment(self.disk, self.folder, facts, sealed=True, name_suffix=CLEANED) for facts in cleaned.segments
         ]
         self.dropped_abort_markers = cleaned.dropped_abort_markers
         report = self.report
@@ -278,6 +279,8 @@ class _Cleaning:
             if self._still_there():
                 raise
             raise _Overtaken from None  # the whole log was discarded, and its files are gone
+        if not self._still_there():
+            return
         if self.dropped_abort_markers:
             # A reader that is told of an aborted transaction skips the producer's batches until it meets the marker. So
             # the view, and every snapshot that could restore it, must forget the transaction before its marker goes.
@@ -309,7 +312,10 @@ class _Cleaning:
         return SwapPlan(add, remove, self.work.end_offset)
 
     def _still_there(self) -> bool:
-        return not any(segment.gone or not segment.sealed for segment in self.work.segments)
+        """Whether the log still has the segments of this pass, and in the folder where the pass found them."""
+        return self.log.folder == self.folder and not any(
+            segment.gone or not segment.sealed for segment in self.work.segments
+        )
 
     def throw_away(self) -> None:
         """Remove the files of a pass that did not reach its swap. After a fault the disk refuses; then the next start

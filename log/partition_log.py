@@ -77,6 +77,7 @@ class PartitionLog:
         "recovery",
         "snapshots",
         "start_offset",
+        "times_forgotten",
     )
 
     def __init__(self, disk: Disk, folder: str, config: LogConfig, views: Sequence[View]) -> None:
@@ -90,6 +91,7 @@ class PartitionLog:
         self._topic_id: TopicId | None = None
         self.folder = folder
         self.gone = False  # discarded
+        self.times_forgotten = 0  # how often a view has forgotten something because compaction removed it
         self.epochs = LeaderEpochs()
         self.start_offset = self.end_offset = 0
         self.recovery: RecoveryReport | None = None
@@ -522,6 +524,7 @@ class PartitionLog:
 
         Afterwards there is a durable snapshot of the views as they are, at the beginning of a segment, and none older.
         """
+        self.times_forgotten += 1
         async with self.alone():
             if self.gone:
                 return

@@ -84,6 +84,7 @@ class Relocation:
     def _begin(self) -> None:
         """Begin the copy anew, with the batch that holds the log's start offset."""
         log = self._log
+        self._times_forgotten = log.times_forgotten
         first = log.read(log.start_offset, max_bytes=1, limit_offset=log.end_offset, at_least_one=True)
         base_offset = log.end_offset
         if first is not None:
@@ -97,9 +98,18 @@ class Relocation:
         log, copy = self._log, self.copy
         if copy.start_offset == copy.end_offset:  # nothing is copied yet
             return True
+        if self._is_outdated:
+            return True
         if not log.start_offset < copy.end_offset <= log.end_offset:
             return True
         return log.epochs.epoch_at(copy.end_offset - 1) != copy.epochs.epoch_at(copy.end_offset - 1)
+
+    @property
+    def _is_outdated(self) -> bool:
+        """The copy may hold aborted batches that compaction has removed from the log, and the log's views may have
+        forgotten that they were aborted.
+        """
+        return self._times_forgotten != self._log.times_forgotten
 
     async def take_over(
         self,
@@ -135,7 +145,7 @@ class Relocation:
                 left_bytes -= self.step(log.end_offset, now_ms=now_ms)
                 if copy.end_offset != log.end_offset:
                     await breathe()
-            if log.gone or copy.start_offset != log.start_offset or not may():
+            if log.gone or copy.start_offset != log.start_offset or self._is_outdated or not may():
                 return False
             if not self._disk.exists(log.folder):  # nothing was ever written
                 self._disk.mkdir(log.folder)

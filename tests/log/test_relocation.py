@@ -1,0 +1,93 @@
+"""A log that moves to another folder while it is compacted; other moves are in tests/service/broker."""
+
+import asyncio
+
+from log.compaction import find_work
+from log.control import ControlType
+from log.disk import DiskFault
+from log.ids import TopicId
+from log.relocation import Relocation
+from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, committed_records, no_breath, table
+from tests.log.memory_disk import MemoryDisk
+from tests.log.plain_cleaning import once
+
+TOPIC_ID = TopicId(bytes(range(16)))
+
+
+def refuse(fault: DiskFault) -> None:
+    raise fault
+
+
+class Moving(Bench):
+    """A log that is about to move."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryDisk())
+        self.target = MemoryDisk()
+        self.passes: list[asyncio.Task[object]] = []
+
+    def begin(self) -> Relocation:
+        relocation = Relocation(self.log, self.disk, self.target, TOPIC_ID, 0)
+        while relocation.step(self.log.end_offset, now_ms=NOW_MS):
+            pass
+        return relocation
+
+    async def finish(self, relocation: Relocation) -> bool:
+        return await relocation.take_over(
+            "table-0",
+            now_ms=NOW_MS,
+            breathe=no_breath,
+            may=lambda: True,
+            decided=self.decided,
+            origin_failed=refuse,
+        )
+
+    def decided(self) -> None:
+        self.disk = self.target
+
+
+class CompactedWhenDecided(Moving):
+    def decided(self) -> None:
+        super().decided()
+        work = find_work(self.log, self.disk, now_ms=NOW_MS, limit_offset=self.log.end_offset)
+        assert work is not None
+        self.passes.append(asyncio.ensure_future(self.compact(work, apart=once)))
+
+
+def test_a_pass_that_begins_before_the_copy_has_its_name_does_not_lose_the_files() -> None:
+    async def run() -> None:
+        bench = CompactedWhenDecided()
+        for count in range(100):
+            bench.put((b"%d" % (count % 7), b"%d" % count))
+        await bench.log.flush()
+        before = table(committed_records(bench.log, bench.stable))
+        assert await bench.finish(bench.begin())
+        await asyncio.gather(*bench.passes)
+        assert table(committed_records(bench.log, bench.stable)) == before
+        assert {segment.path().partition("/")[0] for segment in bench.log.segments} == {"table-0"}
+
+    asyncio.run(run())
+
+
+def test_what_was_aborted_stays_aborted_although_compaction_has_forgotten_it_meanwhile() -> None:
+    async def run() -> None:
+        bench = Moving()
+        bench.put((b"a", b"aborted"), producer=7, transactional=True)
+        bench.end(7, ControlType.ABORT)
+        for count in range(30):
+            bench.put((b"k%d" % count, bytes(50)))
+        await bench.log.flush()
+        relocation = bench.begin()
+        bench.put((b"b", b"committed"), producer=7, transactional=True)
+        bench.end(7, ControlType.COMMIT)
+        for now_ms in (NOW_MS, NOW_MS + 1, NOW_MS + RETENTION_MS + 2):
+            bench.put((b"c", b"%d" % now_ms))
+            await bench.clean(now_ms=now_ms)
+        assert not bench.stable.has_aborted
+        while not await bench.finish(relocation):
+            pass
+        known = table(committed_records(bench.log, bench.stable))
+        assert b"a" not in known
+        assert known[b"b"] == b"committed"
+
+    asyncio.run(run())
