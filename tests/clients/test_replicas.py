@@ -121,6 +121,7 @@ def read_all(bootstrap: str) -> dict[tuple[int, int], bytes]:
 def test_leaders_are_killed_and_nothing_acknowledged_is_lost_or_doubled(brokers: dict[int, Oncelog]) -> None:
     bootstrap = ",".join(broker.bootstrap for broker in brokers.values())
     admin = AdminClient({"bootstrap.servers": bootstrap})
+    eventually(lambda: len(admin.list_topics(timeout=5).brokers), lambda known: known == len(brokers))
     admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3)])[TOPIC].result(30)
     deliveries = Deliveries(bootstrap)
     deliveries.send(BETWEEN_KILLS)

@@ -119,11 +119,23 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Serv
                 bootstrap=started[1].bootstrap,
             )
             assert created.status == 0, created
+        write_and_read_in_part(started[1].bootstrap)
         yield started
     finally:
         for broker in started.values():
             broker.kill()
         postgres.stop()
+
+
+def write_and_read_in_part(bootstrap: str) -> None:
+    """A group that has 18 records still to read, in partitions of several leaders."""
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+    for number in range(30):
+        producer.produce(SUMMED, b"x", partition=number % 3)
+    assert producer.flush(PATIENCE_S) == 0
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "readers"})
+    consumer.commit(offsets=[TopicPartition(SUMMED, number, 4) for number in range(3)], asynchronous=False)
+    consumer.close()
 
 
 def scrape(broker: Served) -> Scraped:
@@ -137,13 +149,6 @@ def seen(broker: Served, path: str) -> str:
 
 
 def test_sums_over_brokers_are_right(brokers: dict[int, Served]) -> None:
-    producer = Producer({"bootstrap.servers": brokers[1].bootstrap, "enable.idempotence": True})
-    for number in range(30):
-        producer.produce(SUMMED, b"x", partition=number % 3)
-    assert producer.flush(PATIENCE_S) == 0
-    consumer = Consumer({"bootstrap.servers": brokers[1].bootstrap, "group.id": "readers"})
-    consumer.commit(offsets=[TopicPartition(SUMMED, number, 4) for number in range(3)], asynchronous=False)
-    consumer.close()
     shown = [scrape(broker) for broker in brokers.values()]
     assert sum(each.one("kafka_controller_kafkacontroller_activecontrollercount") for each in shown) == 1
     assert {each.one("kafka_brokers") for each in shown} == {3}
@@ -225,8 +230,8 @@ def test_every_panel_and_every_query_of_the_boards_of_others_returns_data(
         try:
             wait_for(all_told)
         finally:
-            assert silent == set()
             open_one.abort_transaction(PATIENCE_S)
+            assert silent == set()
 
 
 @needs("prometheus")
