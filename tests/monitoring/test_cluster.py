@@ -70,7 +70,7 @@ OTHERS = (
     "sum(irate(kafka_server_replicamanager_isrshrinks_total[5m]))",
 )
 """What the boards of others ask for, as they ask it; what they ask of a JVM or of a container is left out."""
-SUMMED, OPENED, JUDGED = "ledger", "orders", "judged"
+SUMMED, COUNTED, OPENED, JUDGED = "ledger", "payments", "orders", "judged"
 BURROW = os.environ.get("ONCELOG_TEST_BURROW", "")
 """A Burrow that can read what Kafka 4 writes; Debian's can't (docs/consoles.md)."""
 ROUNDS = 8
@@ -127,12 +127,17 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Serv
         postgres.stop()
 
 
-def write_and_read_in_part(bootstrap: str) -> None:
-    """A group that has 18 records still to read, in partitions of several leaders."""
+def write(bootstrap: str, topic: str) -> None:
+    """Ten records to each of three partitions."""
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
     for number in range(30):
-        producer.produce(SUMMED, b"x", partition=number % 3)
+        producer.produce(topic, b"x", partition=number % 3)
     assert producer.flush(PATIENCE_S) == 0
+
+
+def write_and_read_in_part(bootstrap: str) -> None:
+    """A group that has 18 records still to read, in partitions of several leaders."""
+    write(bootstrap, SUMMED)
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "readers"})
     consumer.commit(offsets=[TopicPartition(SUMMED, number, 4) for number in range(3)], asynchronous=False)
     consumer.close()
@@ -154,14 +159,20 @@ def test_sums_over_brokers_are_right(brokers: dict[int, Served]) -> None:
     assert {each.one("kafka_brokers") for each in shown} == {3}
     offsets = [value for each in shown for value in each.all("kafka_topic_partition_current_offset", topic=SUMMED)]
     assert offsets == [10, 10, 10], "each partition is told by its leader"
-    written = "kafka_server_brokertopicmetrics_messagesin_total"
-    assert sum(sum(each.all(written, topic=SUMMED)) for each in shown) == 30
 
     def lag() -> float:
         found = (scrape(broker).all("kafka_consumergroup_lag", consumergroup="readers") for broker in brokers.values())
         return sum(value for values in found for value in values)
 
     wait_for(lambda: lag() == 18)  # of partitions that other brokers lead, too
+
+
+def test_what_is_written_is_counted_by_its_leader(brokers: dict[int, Served]) -> None:
+    assert oncelog("topic", "create", COUNTED, "-p", "3", bootstrap=brokers[1].bootstrap).status == 0
+    write(brokers[1].bootstrap, COUNTED)
+    written = "kafka_server_brokertopicmetrics_messagesin_total"
+    counts = [value for broker in brokers.values() for value in scrape(broker).all(written, topic=COUNTED)]
+    assert sum(counts) == 30
 
 
 def test_every_broker_shows_the_whole_cluster(brokers: dict[int, Served]) -> None:
