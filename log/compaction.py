@@ -21,6 +21,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
 
 from log.checkpoints import CLEANED_OFFSET, read_offset
@@ -111,8 +112,8 @@ class CompactionReport:
 
 def find_work(log: PartitionLog, disk: Disk, *, now_ms: int, limit_offset: int) -> Work | None:
     """The work of a pass over this log, or None if no pass is due. That the topic is compacted at all is presumed."""
-    if log.swap_unfinished:
-        return None
+    if log.durability.plan_left is not None:
+        return None  # the names of the last pass are not durable yet
     segments = _cleanable(log, now_ms, min(limit_offset, log.flushed_offset))
     if not segments:
         return None
@@ -135,7 +136,7 @@ def _cleanable(log: PartitionLog, now_ms: int, limit_offset: int) -> list[Segmen
     """Sealed segments from the first on, up to one that is too young or reaches above the limit."""
     found: list[Segment] = []
     lag_ms = log.config.min_compaction_lag_ms
-    for segment, following in zip(log.segments, log.segments[1:], strict=False):
+    for segment, following in pairwise(log.segments):
         too_young = lag_ms > 0 and now_ms - max(segment.largest_timestamp, segment.appended_ms) < lag_ms
         if following.base_offset > limit_offset or too_young or not segment.sealed:
             break
@@ -285,7 +286,7 @@ class _Cleaning:
             # A reader that is told of an aborted transaction skips the producer's batches until it meets the marker. So
             # the view, and every snapshot that could restore it, must forget the transaction before its marker goes.
             self.facts.forget_aborted(self.dropped_abort_markers)
-            await self.log.renew_snapshots(self.now_ms)
+            await renew_snapshots(self.log, self.now_ms)
         async with self.log.alone():
             if not self._still_there():
                 return
@@ -301,11 +302,22 @@ class _Cleaning:
                 change_names(self.disk, self.log.folder, plan)
                 for segment in self.new:
                     segment.take_its_name()
-                self.log.replace_segments(list(self.work.segments), self.new, plan)
+                self._replace_segments(plan)
             else:
                 await forget_plan(self.disk, self.log.folder)
         if self.report.swapped:
             await self.log.flush()
+
+    def _replace_segments(self, plan: SwapPlan) -> None:
+        """Use the new segments, which already have their final names. The next flush makes this durable and removes the
+        plan. If that flush finds no room or no descriptor, a later one does it.
+        """
+        self.log.segments.replace(self.work.segments, self.new)
+        for segment in self.work.segments:
+            segment.gone = True
+            segment.close()
+        self.log.durability.plan_left = plan
+        self.log.durability.names_changed = True
 
     def _plan(self) -> SwapPlan:
         add, remove = ([segment.base_offset for segment in segments] for segments in (self.new, self.old))
@@ -330,3 +342,23 @@ class _Cleaning:
                 path = f"{self.log.folder}/{segment_name(group[0].base_offset, suffix)}{CLEANED}"
                 if self.disk.exists(path):
                     self.disk.discard(path)
+
+
+async def renew_snapshots(log: PartitionLog, now_ms: int) -> None:
+    """Take a new snapshot and remove all older ones, because a view has forgotten something. An older snapshot, or the
+    batches after it, would bring it back.
+
+    Afterwards there is a durable snapshot of the views as they are, at the beginning of a segment, and none older.
+    """
+    log.times_forgotten += 1
+    async with log.alone():
+        if log.gone:
+            return
+        renewed = -1
+        while log.views and renewed not in log.snapshots.stored:  # the log may be cut meanwhile
+            log.roll(now_ms)
+            log.take_snapshot()
+            renewed = log.end_offset
+            await log.durability.settle(renewed)
+        log.snapshots.forget_below(renewed)
+        await log.disk.sync_dir(log.folder)

@@ -10,11 +10,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from log.checkpoints import CLEANED_OFFSET, GAPS_OFFSET, write_offset
-from log.disk import Disk
 from log.epochs import CHECKPOINT
 from log.identity import sync_topic_id
 from log.segment import SUFFIXES, Segment
-from log.segments import Segments
 from log.swap import SwapPlan, forget_plan
 
 if TYPE_CHECKING:
@@ -26,23 +24,20 @@ class Durability:
 
     __slots__ = (
         "_cuts",
-        "_disk",
         "_lock",
         "_log",
-        "_segments",
         "flushed_offset",
         "folder_is_new",
         "gaps_left",
+        "kept_start",
         "names_changed",
         "plan_left",
         "truncated",
         "unsynced",
     )
 
-    def __init__(self, log: "PartitionLog", disk: Disk, segments: Segments) -> None:
+    def __init__(self, log: "PartitionLog") -> None:
         self._log = log
-        self._segments = segments
-        self._disk = disk
         self._lock: asyncio.Lock | None = None
         self._cuts = 0
         self.flushed_offset = 0
@@ -53,6 +48,8 @@ class Durability:
         self.plan_left: SwapPlan | None = None
         self.gaps_left = 0
         """The end of the latest gap between offsets that is not in the gaps checkpoint yet; 0: there is none."""
+        self.kept_start = 0
+        """The start offset that this process has made durable in its checkpoint; 0: none."""
 
     def alone(self) -> asyncio.Lock:
         """The lock that one operation holds while it changes files and waits for the disk. It is made when first
@@ -74,8 +71,11 @@ class Durability:
         self.flushed_offset = min(self.flushed_offset, end_offset)
         self.gaps_left = min(self.gaps_left, end_offset)
 
-    def note_all_synced(self) -> None:
-        """The whole disk was synced since the last change. Only the plan of a swap, if there is one, needs a flush."""
+    def note_disk_synced(self) -> None:
+        """The whole disk was synced since the last change of the log, and since `Snapshots.write`. Only the plan of a
+        swap, if there is one, still needs a flush.
+        """
+        self._log.snapshots.note_written()
         for segment in self.unsynced:
             segment.note_synced()
         self.unsynced = []
@@ -86,8 +86,9 @@ class Durability:
         """The files of `copy`'s log are this log's now."""
         assert copy.flushed_offset >= self.flushed_offset, "what was durable stays so"
         self._cuts += 1
-        for name in ("_disk", "flushed_offset", "unsynced", "folder_is_new", "names_changed", "truncated", "gaps_left"):
+        for name in ("flushed_offset", "unsynced", "folder_is_new", "names_changed", "truncated", "gaps_left"):
             setattr(self, name, getattr(copy, name))
+        self.kept_start = copy.kept_start
         self.plan_left = None
 
     def note_discarded(self) -> None:
@@ -95,6 +96,13 @@ class Durability:
         self.unsynced, self.plan_left, self.gaps_left = [], None, 0
         self.names_changed = self.truncated = False
         self.flushed_offset = self._log.end_offset
+
+    @property
+    def flush_due(self) -> bool:
+        """There is a sealed segment that is not durable yet, or the plan of a swap. A flush should come soon, whatever
+        the broker's durability setting is.
+        """
+        return bool(self.unsynced or self.plan_left)
 
     @property
     def is_unsettled(self) -> bool:
@@ -129,7 +137,7 @@ class Durability:
 
     async def _flush_once(self) -> None:
         log = self._log
-        cuts, end_offset, active = self._cuts, log.end_offset, self._segments.active
+        cuts, end_offset, active = self._cuts, log.end_offset, log.segments.active
         sealed, self.unsynced = self.unsynced, []
         names_changed, self.names_changed = self.names_changed, False
         truncated, self.truncated = self.truncated, False
@@ -143,7 +151,7 @@ class Durability:
             if sealed or log.snapshots.pending or self.plan_left:
                 await self._store_hints()
             if 0 < self.gaps_left <= end_offset:
-                await write_offset(self._disk, log.folder, GAPS_OFFSET, self.gaps_left)
+                await write_offset(log.disk, log.folder, GAPS_OFFSET, self.gaps_left)
                 self.gaps_left = 0
         except BaseException:
             # The flush failed, or was cancelled because the broker stops. What it had begun is noted as still to be
@@ -156,14 +164,14 @@ class Durability:
             self.flushed_offset = max(self.flushed_offset, end_offset)
 
     async def _sync_names(self) -> None:
-        folder = self._log.folder
-        if not self._disk.exists(folder):
+        disk, folder = self._log.disk, self._log.folder
+        if not disk.exists(folder):
             return
         if self.folder_is_new:
-            await sync_topic_id(self._disk, folder)
-        await self._disk.sync_dir(folder)
+            await sync_topic_id(disk, folder)
+        await disk.sync_dir(folder)
         if self.folder_is_new:
-            await self._disk.sync_dir("")
+            await disk.sync_dir("")
             self.folder_is_new = False
 
     async def _store_hints(self) -> None:
@@ -172,13 +180,13 @@ class Durability:
         if log.epochs.changed:
             log.epochs.changed = False
             try:
-                await self._disk.write_atomic(f"{log.folder}/{CHECKPOINT}", log.epochs.to_text())
+                await log.disk.write_atomic(f"{log.folder}/{CHECKPOINT}", log.epochs.to_text())
             except BaseException:
                 log.epochs.changed = True  # the write may have been cancelled before it began
                 raise
         await log.snapshots.store()
         if self.plan_left is not None:
-            await write_offset(self._disk, log.folder, CLEANED_OFFSET, self.plan_left.cleaned_offset)
-            await forget_plan(self._disk, log.folder)
+            await write_offset(log.disk, log.folder, CLEANED_OFFSET, self.plan_left.cleaned_offset)
+            await forget_plan(log.disk, log.folder)
             self.plan_left = None
         log.drop_superfluous_snapshots()

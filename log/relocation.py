@@ -20,9 +20,12 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from log.batch import CHECKED_FROM, HEADER_BYTES, CorruptBatch, crc32c, read_header
+from log.cutting import restart_at
 from log.disk import Disk, DiskFault
+from log.epochs import LeaderEpochs
 from log.ids import TopicId, format_topic_id
 from log.partition_log import PartitionLog
+from log.removal import raise_start_offset
 from log.unbroken import unbroken
 
 FUTURE: Final = ".future"
@@ -89,7 +92,7 @@ class Relocation:
         base_offset = log.end_offset
         if first is not None:
             base_offset = read_header(first.file.pread(HEADER_BYTES, first.position)).base_offset
-        self.copy.restart_at(min(base_offset, log.start_offset))
+        restart_at(self.copy, min(base_offset, log.start_offset))
 
     def _has_parted(self) -> bool:
         """Whether the copy has to begin anew. Two logs with the same epoch at an offset are the same below it, so the
@@ -136,8 +139,8 @@ class Relocation:
                     return False
                 await breathe()
             # The views are saved as they are at this moment. Batches that come meanwhile are copied after the snapshot.
-            copy.learn_from(log, now_ms=now_ms)
-            await copy.raise_start_offset(log.start_offset)
+            self._teach_copy(now_ms)
+            await raise_start_offset(copy, log.start_offset)
             await copy.flush()
             while copy.end_offset != log.end_offset:
                 if self._has_parted() or left_bytes < 0 or not may():
@@ -150,10 +153,47 @@ class Relocation:
             if not self._disk.exists(log.folder):  # nothing was ever written
                 self._disk.mkdir(log.folder)
             self._disk.rename(log.folder, self._stem + FORMER)
-            log.stand_in(copy)
+            self._use_copy()
             decided()
             await unbroken(self._settle(name, origin_failed))
             return True
+
+    def _teach_copy(self, now_ms: int) -> None:
+        """The copy holds all batches of the log. Give it the log's epochs, and a snapshot of the log's views, at the
+        beginning of a new segment: a recovery of the copy goes on from there. All is durable with the next flush.
+        """
+        log, copy = self._log, self.copy
+        if copy.end_offset < log.end_offset:  # compaction has left a gap at the end
+            copy.end_offset = log.end_offset
+            copy.start_segment(now_ms)
+        else:
+            copy.roll(now_ms)
+        copy.epochs = LeaderEpochs(log.epochs.entries())
+        copy.epochs.changed = True
+        epoch = copy.epochs.epoch_at(copy.end_offset - 1)
+        copy.snapshots.take(log.views, offset=copy.end_offset, leader_epoch=epoch)
+        copy.durability.gaps_left = copy.end_offset
+
+    def _use_copy(self) -> None:
+        """From now on the log uses the copy's files, which hold the same batches. The old files stay as they are."""
+        log, copy = self._log, self.copy
+        assert (copy.start_offset, copy.end_offset) == (log.start_offset, log.end_offset), "the copy is whole"
+        log.durability.stand_in(copy.durability)
+        for segment in log.segments:
+            segment.gone = True
+            segment.close()
+        log.segments.put(copy.segments[:])
+        log.disk, log.folder, log.snapshots = copy.disk, copy.folder, copy.snapshots
+        log.epochs.changed = True
+
+    def _rename(self, folder: str) -> None:
+        """Rename the log's folder. It is durable when the data folder is synced."""
+        log = self._log
+        log.disk.rename(log.folder, folder)
+        log.folder = folder
+        log.snapshots.folder_renamed(folder)
+        for segment in log.segments:
+            segment.folder_renamed(folder)
 
     async def _settle(self, name: str, origin_failed: Callable[[DiskFault], None]) -> None:
         try:
@@ -162,7 +202,7 @@ class Relocation:
             origin_failed(fault)
         # If the old disk failed, the decision may be lost, and the next start finds two folders with the partition's
         # name. It refuses to go on then. That is better than to take the old folder for the log.
-        self._log.rename(name)
+        self._rename(name)
         await self._target.sync_dir("")
         try:
             self._disk.discard(self._stem + FORMER)

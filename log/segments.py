@@ -7,6 +7,8 @@ segment is written to; it is `active` then.
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from operator import lt
+from typing import overload
 
 from log.batch import BatchHeader
 from log.disk import FileSlice
@@ -17,15 +19,28 @@ class OffsetOutOfRange(LookupError):
     """The offset is below the start of the log, or below every segment that is here."""
 
 
-class Segments:
-    """See the module. Others may read `all` and `active`, and never change them."""
+class Segments(Sequence[Segment]):
+    """See the module. Only the log changes it, and what changes a log (`cutting`, `removal`, `swap`, `relocation`)."""
 
-    __slots__ = ("_bases", "active", "all")
+    __slots__ = ("_all", "_bases", "active")
 
     def __init__(self) -> None:
-        self.all: list[Segment] = []
-        self.active: Segment | None = None
+        self._all: list[Segment] = []
         self._bases: list[int] = []
+        self.active: Segment | None = None
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @overload
+    def __getitem__(self, slot: int) -> Segment: ...
+    @overload
+    def __getitem__(self, slot: slice) -> list[Segment]: ...
+    def __getitem__(self, slot: int | slice) -> Segment | list[Segment]:
+        return self._all[slot]
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._all)
 
     @property
     def first_base(self) -> int | None:
@@ -33,38 +48,36 @@ class Segments:
 
     def put(self, segments: list[Segment]) -> None:
         """Replace all segments by these."""
-        self.all = segments
+        self._all = segments
         self._bases = [segment.base_offset for segment in segments]
+        assert all(map(lt, self._bases, self._bases[1:])), "base offsets ascend"
         self.active = segments[-1] if segments and not segments[-1].sealed else None
 
     def add(self, segment: Segment) -> None:
         """Add the newest segment, which becomes the active one."""
-        self.all.append(segment)
+        assert not self._bases or segment.base_offset > self._bases[-1], "base offsets ascend"
+        self._all.append(segment)
         self._bases.append(segment.base_offset)
         self.active = segment
 
-    def add_first(self, segment: Segment) -> None:
-        self.all.insert(0, segment)
-        self._bases.insert(0, segment.base_offset)
-
     def drop(self, segment: Segment) -> None:
         """Take a segment out. No segment is active then."""
-        slot = self.all.index(segment)
-        del self.all[slot], self._bases[slot]
+        slot = self._all.index(segment)
+        del self._all[slot], self._bases[slot]
         self.active = None
 
     def replace(self, old: Sequence[Segment], new: Sequence[Segment]) -> None:
-        first = self.all.index(old[0])
-        assert self.all[first : first + len(old)] == list(old), "only neighbours are replaced"
-        self.put([*self.all[:first], *new, *self.all[first + len(old) :]])
+        first = self._all.index(old[0])
+        assert self._all[first : first + len(old)] == list(old), "only neighbours are replaced"
+        self.put([*self._all[:first], *new, *self._all[first + len(old) :]])
 
     def at_base(self, base_offset: int) -> Segment | None:
         """The segment with that base offset; None if there is none."""
-        return self.all[self._bases.index(base_offset)] if base_offset in self._bases else None
+        return self._all[self._bases.index(base_offset)] if base_offset in self._bases else None
 
     def read(self, offset: int, *, max_bytes: int, limit_offset: int, at_least_one: bool) -> FileSlice | None:
         """See `PartitionLog.read`."""
-        segments, bases = self.all, self._bases
+        segments, bases = self._all, self._bases
         slot = bisect_right(bases, offset) - 1
         if slot < 0:
             raise OffsetOutOfRange(f"offset {offset} is below every segment that is here")
@@ -80,10 +93,10 @@ class Segments:
 
     def scan(self, from_offset: int, limit_offset: int) -> Iterator[tuple[BatchHeader, memoryview]]:
         """See `PartitionLog.scan`."""
-        if from_offset >= limit_offset or not self.all:
+        if from_offset >= limit_offset or not self._all:
             return
         first = max(bisect_right(self._bases, from_offset) - 1, 0)
-        for segment in self.all[first:]:
+        for segment in self._all[first:]:
             for _, header, batch in segment.batches(segment.position_of(from_offset)):
                 if header.last_offset >= limit_offset:
                     return

@@ -9,6 +9,7 @@ import asyncio
 
 from log.disk import DiskFault
 from log.ids import TopicPartition
+from log.removal import raise_start_offset
 from service.broker.internal_topics import INTERNAL_TOPICS
 from service.broker.partition import PartitionLost
 from service.broker.partition_table import PartitionTable
@@ -57,7 +58,7 @@ async def _delete(
     if not 0 <= offset <= partition.high_watermark:
         return _error(index, ErrorCode.OFFSET_OUT_OF_RANGE)
     try:
-        await partition.log.raise_start_offset(offset)
+        await raise_start_offset(partition.log, offset)
     except DiskFault as fault:
         partition.folder.fail(fault)
         return _error(index, ErrorCode.KAFKA_STORAGE_ERROR)

@@ -46,15 +46,15 @@ async def close_logs(partitions: PartitionTable, folders: Sequence[LogFolder], h
 
 async def _sync_together(partitions: PartitionTable, folder: LogFolder) -> None:
     """Make many files durable with one call. Otherwise a stop would take longer the more segments there are."""
-    unflushed = [each.log for each in partitions if each.folder is folder and each.log.unsynced_files]
-    if folder.failed is not None or sum(log.unsynced_files for log in unflushed) < SYNCED_TOGETHER:
+    unflushed = [each.log for each in partitions if each.folder is folder and each.log.durability.unsynced_files]
+    if folder.failed is not None or sum(log.durability.unsynced_files for log in unflushed) < SYNCED_TOGETHER:
         return
     try:
         for log in unflushed:
-            log.write_snapshots()
+            log.snapshots.write()
         await folder.disk.sync_all()
     except DiskFault as fault:
         folder.fail(fault)
         return
     for log in unflushed:
-        log.note_disk_synced()
+        log.durability.note_disk_synced()

@@ -188,7 +188,7 @@ class FolderMoves:
             high_watermark = partition.high_watermark
             copied = relocation.step(high_watermark, now_ms=self._env.clock.wall_ms())
             move.target.headroom.took(copied)
-            if relocation.copy.flush_due:
+            if relocation.copy.durability.flush_due:
                 await relocation.copy.flush()
             await self._pace(move, copied)
             if not copied or relocation.copy.end_offset >= high_watermark:

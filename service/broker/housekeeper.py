@@ -17,6 +17,7 @@ from log.config import UNLIMITED
 from log.disk import DiskFault
 from log.ids import TopicPartition
 from log.manifest import write_high_watermarks, write_recovery_points
+from log.removal import expired_segments, remove_oldest
 from service.broker.data_folder import META_FILE
 from service.broker.log_folder import LogFolder
 from service.broker.partition import Partition
@@ -93,7 +94,7 @@ class Housekeeper:
     async def _flush_rolled(self, partition: Partition) -> None:
         log = partition.log
         unflushed = log.flushed_offset < log.end_offset
-        if log.flush_due or (unflushed and log.config.flush_ms <= self._unflushed_ms(partition)):
+        if log.durability.flush_due or (unflushed and log.config.flush_ms <= self._unflushed_ms(partition)):
             await partition.flush()
         elif not unflushed:
             self._unflushed_since_ms.pop(partition, None)
@@ -108,14 +109,14 @@ class Housekeeper:
     async def _remove_expired(self, partition: Partition) -> None:
         log = partition.log
         if self._expired_segments(partition):
-            freed_bytes = await log.remove_oldest(lambda: self._expired_segments(partition))
+            freed_bytes = await remove_oldest(log, lambda: self._expired_segments(partition))
             logger.info(
                 "%s: removed what has expired, %d bytes; it starts at offset %d",
                 *(partition.topic_partition, freed_bytes, log.start_offset),
             )
 
     def _expired_segments(self, partition: Partition) -> int:
-        return partition.log.expired_segments(now_ms=self._env.clock.wall_ms(), high_watermark=partition.high_watermark)
+        return expired_segments(partition.log, self._env.clock.wall_ms(), partition.high_watermark)
 
     async def _forget_idle_producers(self, partition: Partition) -> None:
         for _ in partition.producers.expire(

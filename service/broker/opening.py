@@ -13,6 +13,7 @@ from idempotence.producers import ProducerStates
 from idempotence.room import ProducerRoom
 from isolation.stable import StableOffsets
 from log.config import LogConfig
+from log.cutting import restart_at
 from log.disk import DiskFault
 from log.identity import read_topic_id, was_never_flushed
 from log.ids import TopicPartition, folder_of
@@ -246,7 +247,7 @@ class PartitionMaker:
         )
         log = partition.log
         assert log.end_offset == log.start_offset, "the folder was gone, so the log is empty"
-        log.restart_at(end_offset)
+        restart_at(log, end_offset)
         await log.flush()
 
     def _report_recovery(self, topic_partition: TopicPartition) -> None:

@@ -48,6 +48,7 @@ from log.batch import (
 )
 from log.config import LogConfig
 from log.control import ControlType, build_marker
+from log.cutting import restart_at, truncate_to
 from log.disk import DiskFault, FileSlice
 from log.ids import NO_EPOCH, TopicId, TopicPartition
 from log.partition_log import PartitionLog
@@ -398,7 +399,7 @@ class Partition:
                 "%s is cut to offset %d, though offsets up to %d were committed: they are lost",
                 *(self.topic_partition, end_offset, self._known_high_watermark),
             )
-        self.log.truncate_to(end_offset)
+        truncate_to(self.log, end_offset)
         self._known_high_watermark = min(self._known_high_watermark, self.log.end_offset)
 
     def start_over(self, offset: int) -> None:
@@ -406,7 +407,7 @@ class Partition:
         assert isinstance(self.role, Following), "only a follower starts over"
         is_empty = self.log.end_offset == self.log.start_offset
         assert is_empty or offset > self.log.end_offset, "a log that meets its leader's is kept"
-        self.log.restart_at(offset)
+        restart_at(self.log, offset)
         self._known_high_watermark = offset
 
     # -- writing

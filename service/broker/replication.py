@@ -18,7 +18,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from log.batch import HEADER_BYTES, CorruptBatch, read_header
+from log.cutting import distrust
 from log.disk import DiskFault
+from log.removal import raise_start_offset
 from log.replica import cut_by_epoch
 from service.broker.housekeeper import Housekeeper
 from service.broker.in_sync import InSyncSets
@@ -487,7 +489,7 @@ class Fetcher:
         log = place.partition.log
         start_offset = min(leader_start_offset, log.end_offset)
         if start_offset > log.start_offset:
-            await log.raise_start_offset(start_offset)
+            await raise_start_offset(log, start_offset)
 
     async def _cut(self, place: Place, leader_epoch: int, leader_end_offset: int) -> None:
         partition, log = place.partition, place.partition.log
@@ -502,7 +504,7 @@ class Fetcher:
             *(partition.topic_partition, log.end_offset, offset, self._leader),
         )
         async with self._housekeeper.distrusting(partition, offset), log.alone():
-            await log.distrust(offset)
+            await distrust(log, offset)
             if place.holds:
                 partition.cut(offset)
 

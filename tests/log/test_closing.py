@@ -26,10 +26,10 @@ def test_a_log_whose_disk_was_synced_needs_no_flush_of_its_own(tmp_path: Path) -
     async def stop() -> None:
         disk = RealDisk(str(tmp_path))
         log = filled(disk, LogConfig(), 3)
-        before = log.unsynced_files, log.flushed_offset
+        before = log.durability.unsynced_files, log.flushed_offset
         await disk.sync_all()
-        log.note_disk_synced()
-        assert (before, log.unsynced_files, log.flushed_offset) == ((1, 0), 0, 3)
+        log.durability.note_disk_synced()
+        assert (before, log.durability.unsynced_files, log.flushed_offset) == ((1, 0), 0, 3)
         state = await log.close()
         disk.close()
         again = RealDisk(str(tmp_path))
@@ -46,10 +46,10 @@ def test_what_a_log_waits_for_once_the_disk_was_synced_does_not_grow_with_its_se
         log, view = open_log(disk, config=LogConfig(segment_bytes=300))
         fill(log, batches)
         seen = list(view.seen)
-        assert log.unsynced_files > batches
-        log.write_snapshots()
+        assert log.durability.unsynced_files > batches
+        log.snapshots.write()
         await disk.sync_all()
-        log.note_disk_synced()
+        log.durability.note_disk_synced()
         before = disk.changes
         state = await log.close()
         assert state is not None

@@ -17,7 +17,9 @@ from log.clock import CLOCK_SET_MS
 from log.compaction import find_work
 from log.config import LogConfig
 from log.control import ControlType
+from log.cutting import restart_at, truncate_to
 from log.disk import Disk, DiskFault
+from log.removal import expired_segments, remove_oldest
 from log.swap import CLEANED, PLAN, SwapPlan, change_names
 from tests.log.building import append, stamped
 from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, committed_records, table
@@ -344,11 +346,11 @@ def test_a_log_that_changes_under_the_cleaner_stays_as_it_is(what: str, late: bo
         async def overtaken(function: str, disk: Disk, job: CleaningJob) -> Cleaned:
             cleaned = await once(function, disk, job) if late else None
             if what == "remove":
-                await bench.log.remove_oldest(lambda: 2)
+                await remove_oldest(bench.log, lambda: 2)
             elif what == "truncate":
-                bench.log.truncate_to(500)
+                truncate_to(bench.log, 500)
             else:
-                bench.log.restart_at(2000)
+                restart_at(bench.log, 2000)
             return cleaned or await once(function, disk, job)
 
         report = await bench.compact(work, apart=overtaken)
@@ -385,13 +387,13 @@ def test_retention_that_waits_for_the_cleaner_takes_only_what_has_expired() -> N
         assert work is not None
 
         def expired() -> int:
-            return log.expired_segments(now_ms, log.end_offset)
+            return expired_segments(log, now_ms, log.end_offset)
 
         assert expired() > 1
         cleaning = asyncio.ensure_future(bench.compact(work))
         for _ in iter(log.alone().locked, True):
             await asyncio.sleep(0)
-        await log.remove_oldest(expired)
+        await remove_oldest(log, expired)
         assert (await cleaning).swapped
         assert len([record for record in records(bench) if record[0] >= 40]) == 30
 

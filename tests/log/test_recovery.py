@@ -6,7 +6,9 @@ import random
 import pytest
 
 from log.config import LogConfig
+from log.cutting import truncate_to
 from log.partition_log import PartitionLog
+from log.removal import raise_start_offset
 from log.segment import OFFSET_SUFFIX, TIME_SUFFIX
 from log.swap import CLEANED, PLAN
 from log.time_search import max_timestamp, offset_for_timestamp
@@ -98,7 +100,7 @@ def test_batches_of_an_older_leader_are_not_taken_for_new_ones() -> None:
     """Bytes of a tail that was cut once can come back behind newer ones; their checksums are right."""
     disk, log = written(4, LogConfig())
     stale = disk.files[log.segments[0].path()].data[:]
-    log.truncate_to(2)
+    truncate_to(log, 2)
     fill(log, 1, leader_epoch=7)
     position = log.segments[0].size_bytes
     disk.files[log.segments[0].path()].data[position:] = stale[position:]
@@ -257,7 +259,7 @@ def test_leftovers_of_interrupted_writes_are_swept_away() -> None:
 def test_a_start_above_everything_that_survived_moves_the_log_there() -> None:
     """Records were deleted up to an offset whose own bytes the power cut took."""
     disk, log = written()
-    asyncio.run(log.raise_start_offset(20))
+    asyncio.run(raise_start_offset(log, 20))
     for segment in log.segments:
         disk.files[segment.path()].data.clear()
     again, _ = open_log(disk, config=SMALL)
@@ -276,3 +278,22 @@ def test_a_folder_made_right_before_a_kill_is_made_durable_by_the_next_life() ->
         assert asyncio.run(again.flush()) == 3
         disk.cut_power(random.Random(seed))
         assert open_log(disk, config=SMALL)[0].end_offset == 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_after_a_power_cut_the_views_know_a_whole_history_or_none(seed: int) -> None:
+    """A log was cut back to its raised start, and power goes before that is durable. Some of the old files are back."""
+    disk = MemoryDisk()
+    log, _ = open_log(disk, config=SMALL)
+    fill(log, 20)
+    asyncio.run(log.flush())
+    asyncio.run(raise_start_offset(log, 20))
+    fill(log, 2)
+    truncate_to(log, 20)
+    fill(log, 1, leader_epoch=1)
+    for _ in range(2):
+        disk.cut_power(random.Random(seed))
+        log, view = open_log(disk, config=SMALL)
+        seen = [base for base, _ in view.seen]
+        assert seen in ([], [20], list(range(22)), list(range(21)), list(range(20)))
+        assert log.start_offset == 20

@@ -4,8 +4,9 @@ import pytest
 
 from log.batch import CHECKED_FROM, CRC_AT, MAX_TIMESTAMP_AT, build_batch, crc32c
 from log.config import DAY_MS, LogConfig
+from log.removal import expired_segments
 from log.retention import SegmentAge, expired
-from log.time_search import RECORDS_AT_ONCE, max_timestamp, offset_for_timestamp
+from log.time_search import max_timestamp, offset_for_timestamp
 from tests.log.building import append, open_log, stamped, unpack
 from tests.log.memory_disk import MemoryDisk
 
@@ -107,7 +108,7 @@ def test_how_long_a_batch_lives_by_the_times_in_its_header_is_what_apache_kafka_
         assert (by_time and by_time[:2]) == next(((at, time) for at, time in enumerate(times) if time >= 0), None)
         again, _ = open_log(disk, config=log.config, known=await log.close())
         for opened in (log, again):
-            assert opened.expired_segments(NOW_MS + 1000, 2) == (not stays)
+            assert expired_segments(opened, NOW_MS + 1000, 2) == (not stays)
 
     asyncio.run(main())
 
@@ -119,9 +120,9 @@ def test_what_was_appended_before_the_clock_was_set_lives_as_long_as_what_came_n
         timestamp = time if now_ms < NOW_MS else NOW_MS
         append(log, build_batch([(b"k", b"v", (), timestamp)], base_offset=base_offset, leader_epoch=0), now_ms)
         if base_offset < 2:
-            assert log.expired_segments(NOW_MS + 10 * DAY_MS, 3) == 0, "nobody knows since when it is there"
+            assert expired_segments(log, NOW_MS + 10 * DAY_MS, 3) == 0, "nobody knows since when it is there"
             log.roll(now_ms)
-    assert [log.expired_segments(NOW_MS + age_ms, 3) for age_ms in (0, DAY_MS, DAY_MS + 1)] == [0, 0, 3]
+    assert [expired_segments(log, NOW_MS + age_ms, 3) for age_ms in (0, DAY_MS, DAY_MS + 1)] == [0, 0, 3]
 
 
 def test_a_segment_whose_first_records_have_no_time_rolls_by_its_own_age() -> None:
@@ -133,29 +134,3 @@ def test_a_segment_whose_first_records_have_no_time_rolls_by_its_own_age() -> No
     assert len(log.segments) == 1
     append(log, stamped([b"late"], base_offset=2, timestamp=NOW_MS), NOW_MS + 2001)
     assert len(log.segments) == 2
-
-
-@pytest.mark.parametrize("lookup", ["latest", "by time"])
-def test_a_search_by_time_in_a_batch_of_very_many_records_lets_others_have_their_turns(lookup: str) -> None:
-    count = 20_000
-
-    async def main() -> None:
-        log, _ = open_log(MemoryDisk())
-        append(log, build_batch([(None, b"", (), index) for index in range(count)], leader_epoch=0))
-        turns = 0
-
-        async def count_turns() -> None:
-            nonlocal turns
-            for turns in range(1, count):  # noqa: B007
-                await asyncio.sleep(0)
-
-        others = asyncio.ensure_future(count_turns())
-        if lookup == "latest":
-            found = await max_timestamp(log, count, unpack)
-        else:
-            found = await offset_for_timestamp(log, count - 1, count, unpack)
-        others.cancel()
-        assert (found and found.offset) == count - 1
-        assert turns >= count // RECORDS_AT_ONCE - 1
-
-    asyncio.run(main())

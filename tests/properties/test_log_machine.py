@@ -15,8 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from log.batch import checksum_ok, read_header, split
 from log.config import LogConfig
+from log.cutting import restart_at, truncate_to
 from log.manifest import read_and_remove_manifest, write_manifest
 from log.partition_log import PartitionLog
+from log.removal import raise_start_offset, remove_oldest
 from log.time_search import max_timestamp, offset_for_timestamp
 from tests.log.building import FOLDER, SeenBatches, append, open_log, stamped, unpack
 from tests.log.memory_disk import MemoryDisk
@@ -81,7 +83,7 @@ class LogMachine(RuleBasedStateMachine):
     def flush(self) -> None:
         assert self.do(self.log.flush()) == self.end
         assert self.log.flushed_offset == self.end
-        assert not self.log.flush_due
+        assert not self.log.durability.flush_due
         self.former.clear()
 
     @rule()
@@ -96,7 +98,7 @@ class LogMachine(RuleBasedStateMachine):
     def truncate(self, share: float) -> None:
         """As a follower does: what comes after is written by a later leader."""
         offset = self.start + int((self.end - self.start) * share)
-        self.log.truncate_to(offset)
+        truncate_to(self.log, offset)
         self.forget_from(offset)
         self.checkpoint = min(self.checkpoint, self.end)
         self.epoch += 1
@@ -119,7 +121,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(ahead=st.integers(0, 50))
     def restart(self, ahead: int) -> None:
-        self.log.restart_at(self.end + ahead)
+        restart_at(self.log, self.end + ahead)
         self.restarted(self.end + ahead)
         self.epoch += 1
         self.checkpoint = 0
@@ -129,13 +131,13 @@ class LogMachine(RuleBasedStateMachine):
     def raise_start(self, share: float) -> None:
         self.flush()
         offset = self.start + int((self.end - self.start) * share)
-        self.do(self.log.raise_start_offset(offset))
+        self.do(raise_start_offset(self.log, offset))
         self.start = max(self.start, offset)
 
     @rule(count=st.integers(1, 3))
     def remove_oldest(self, count: int) -> None:
         count = min(count, len(self.log.segments))
-        self.do(self.log.remove_oldest(lambda: count))
+        self.do(remove_oldest(self.log, lambda: count))
         self.start = max(self.start, self.log.segments[0].base_offset if self.log.segments else self.end)
 
     @rule()

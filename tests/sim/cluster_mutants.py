@@ -25,6 +25,7 @@ import tests.sim.cluster
 import tests.sim.cluster_faults
 from isolation.stable import StableOffsets
 from log.control import ControlType
+from log.cutting import truncate_to
 from log.epochs import LeaderEpochs
 from log.partition_log import PartitionLog
 from log.replica import ReplicaSet
@@ -74,7 +75,7 @@ def cut_to_the_high_watermark_and_not_by_epochs() -> Iterator[None]:
         role = partition.role
         new = original(partition, leader, leader_epoch, fsync=fsync)
         if new is not role:
-            partition.log.truncate_to(partition.high_watermark)
+            truncate_to(partition.log, partition.high_watermark)
         return new
 
     def without_epoch(fetcher: Fetcher, place: Place) -> FetchPartition:
@@ -171,11 +172,11 @@ def folds_are_not_fed_by_what_is_copied() -> Planting:
     original = Partition.append_replicated
 
     def append(partition: Partition, *arguments: Any, **named: Any) -> None:
-        views, partition.log._views = partition.log._views, ()
+        views, partition.log.views = partition.log.views, ()
         try:
             original(partition, *arguments, **named)
         finally:
-            partition.log._views = views
+            partition.log.views = views
 
     return replaced(Partition, "append_replicated", append)
 

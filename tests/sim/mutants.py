@@ -25,10 +25,12 @@ import log.cleaning
 import log.cleaning_job
 import log.partition_log
 import log.recovery
+import log.removal
 import log.retention
 import log.snapshots
 import service.broker.acceptance
 import service.broker.compactor
+import service.broker.housekeeper
 import service.broker.opening
 import service.broker.writing
 import txn.branches
@@ -45,6 +47,7 @@ from isolation.stable import StableOffsets
 from log.batch import BatchHeader, Buffer
 from log.checkpoints import START_OFFSET, read_offset
 from log.config import LogConfig
+from log.cutting import truncate_to
 from log.disk import Disk, DiskFault, FileSlice
 from log.durability import Durability
 from log.ids import NO_TIMESTAMP, TopicPartition
@@ -214,7 +217,7 @@ def cut_a_batch_too_many_in_recovery() -> contextlib.AbstractContextManager[None
     def take_over(partition_log: PartitionLog, found: Recovered) -> None:
         original(partition_log, found)
         if partition_log.end_offset > partition_log.start_offset:
-            partition_log.truncate_to(partition_log.end_offset - 1)
+            truncate_to(partition_log, partition_log.end_offset - 1)
 
     return replaced(PartitionLog, "_take_over", take_over)
 
@@ -236,7 +239,7 @@ def a_snapshot_holds_the_batch_behind_it() -> contextlib.AbstractContextManager[
         taken = partition_log.snapshots.pending.get(header.base_offset)
         if taken is not None:
             partition_log.snapshots.take(
-                partition_log._views, offset=header.base_offset, leader_epoch=taken.leader_epoch
+                partition_log.views, offset=header.base_offset, leader_epoch=taken.leader_epoch
             )
 
     return replaced(PartitionLog, "append", append)
@@ -536,12 +539,12 @@ def retention_decides_before_the_lock() -> contextlib.AbstractContextManager[Non
     async def remove_oldest(partition_log: PartitionLog, how_many: Callable[[], int]) -> int:
         wanted = how_many()
         async with partition_log.alone():
-            if wanted == len(partition_log.segments) and not partition_log._active_is_empty():
+            if wanted == len(partition_log.segments):
                 partition_log.roll(partition_log.segments[-1].appended_ms)
-            await partition_log._durability.settle(partition_log.end_offset)
-            return await partition_log._remove_leaving(list(partition_log.segments[:wanted]))
+            await partition_log.durability.settle(partition_log.end_offset)
+            return await log.removal._remove(partition_log, partition_log.segments[:wanted])
 
-    return replaced(PartitionLog, "remove_oldest", remove_oldest)
+    return replaced(service.broker.housekeeper, "remove_oldest", remove_oldest)
 
 
 def the_cleaner_goes_above_the_stable_offset() -> contextlib.AbstractContextManager[None]:
@@ -707,7 +710,7 @@ def a_copy_takes_over_before_it_is_durable() -> contextlib.AbstractContextManage
     async def instead(self: PartitionLog) -> int:
         if not self.folder.endswith(FUTURE):
             return await flush(self)
-        self._durability.flushed_offset = self.end_offset
+        self.durability.flushed_offset = self.end_offset
         return self.end_offset
 
     return replaced(PartitionLog, "flush", instead)

@@ -13,6 +13,7 @@ from log.batch import build_batch
 from log.ids import TopicPartition
 from log.manifest import MANIFEST
 from log.relocation import FORMER, FUTURE, stem_of
+from log.removal import raise_start_offset, remove_oldest
 from service.broker.folder_moves import RATE
 from service.broker.partition import Appended, Partition
 from service.ports import RealClock
@@ -178,8 +179,8 @@ def test_what_no_batch_tells_any_more_is_known_after_a_crash_that_follows_the_mo
         partition = await stage.served("moved")
         await write(partition, 30)
         partition.log.roll(RealClock.wall_ms())
-        await partition.log.raise_start_offset(30)
-        await partition.log.remove_oldest(lambda: 1)
+        await raise_start_offset(partition.log, 30)
+        await remove_oldest(partition.log, lambda: 1)
         assert await move(stage, folders.two) == ErrorCode.NONE
         await moved(partition, folders.two)
 

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from log.batch import build_batch, read_header, restamp
+from log.cutting import restart_at
 from log.disk import DiskFault
 from log.ids import TopicPartition
 from log.partition_log import PartitionLog
+from log.removal import raise_start_offset
 from log.views import whole
 from service.broker.acceptance import Refused
 from service.broker.holdings import Holdings
@@ -190,7 +192,7 @@ def test_a_follower_below_the_leaders_start_begins_there(tmp_path: Path) -> None
         await stage.stop(2)
         await stage.in_sync(1)
         await stage.write(*map(str, range(10)))
-        await stage.partition(1).log.raise_start_offset(7)
+        await raise_start_offset(stage.partition(1).log, 7)
         await stage.start(2)
         await stage.in_sync(1, 2)
         assert stage.partition(2).log.start_offset == 7
@@ -208,7 +210,7 @@ def test_a_follower_that_holds_nothing_above_its_leaders_end_begins_where_that_b
         stage.broker(2).replication.stop(follower)
         await stage.write("for 1 alone")
         await stage.in_sync(1)
-        follower.log.restart_at(100)  # all of it had expired, and then a leader was elected that lacks what was there
+        restart_at(follower.log, 100)  # all of it had expired, and then a leader was elected that lacks what was there
         stage.broker(2).replication.follow(follower, stage.state(), fsync=False)
         await stage.in_sync(1, 2)
         await stage.alike(1, 2)
@@ -349,7 +351,7 @@ def test_who_stops_tells_its_clients_first_and_is_gone_for_them_before_its_port_
     async def scene(stage: ClusterStage) -> None:
         await stage.create(1, 2, 3)
         leaving, other = stage.broker(1), stage.broker(2)
-        handing_over = asyncio.create_task(leaving.hand_over())
+        handing_over = asyncio.create_task(leaving.holdings.hand_over())
         await until(lambda: stage.state().leader == 2)
         assert isinstance(stage.partition(1).append_from_client(memoryview(bytearray(61)), acks=1, now_ms=1), Refused)
         assert 1 in other.image.brokers, "who is told now may connect still"

@@ -34,7 +34,7 @@ def test_a_stop_waits_no_longer_for_a_hundred_rolled_segments_than_for_a_few(
         for _ in range(SEGMENTS):
             await write(partition, b"x")
             partition.log.roll(RealClock.wall_ms())
-        assert partition.log.unsynced_files > SEGMENTS
+        assert partition.log.durability.unsynced_files > SEGMENTS
         for name in ("in_syncers", "in_writer"):
             monkeypatch.setattr(RealDisk, name, counted(getattr(RealDisk, name)))
 

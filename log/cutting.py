@@ -1,0 +1,89 @@
+"""Takes back the end of a log, or all of it: what a leader's log, or a recovery, does not have.
+
+What always holds: the newest segments are removed first, so that a crash leaves no hole. Afterwards the views know
+exactly the batches that are left. The caller keeps other operations away by `PartitionLog.alone`, and has told all
+checkpoints of what was durable before (`distrust`).
+"""
+
+from log.checkpoints import CLEANED_OFFSET, GAPS_OFFSET, START_OFFSET, read_offset, write_offset
+from log.partition_log import PartitionLog
+from log.segment import Segment
+from log.snapshots import restore
+
+
+async def distrust(log: PartitionLog, offset: int) -> None:
+    """Lower the checkpoints in the folder that say what was durable to `offset`. A caller that is going to cut the log
+    there does this first. Otherwise, after a crash in between, recovery would take the cut for damage.
+    """
+    for checkpoint in (CLEANED_OFFSET, GAPS_OFFSET):
+        if (read_offset(log.disk, log.folder, checkpoint) or 0) > offset:
+            await write_offset(log.disk, log.folder, checkpoint, offset)
+
+
+def truncate_to(log: PartitionLog, offset: int) -> None:
+    """Take back everything from `offset` on, or from the start of the batch that holds it."""
+    if offset >= log.end_offset:
+        return
+    first = log.segments.first_base
+    if first is None or offset <= max(first, log.start_offset):
+        restart_at(log, offset)
+        return
+    log.durability.note_cut()
+    while log.segments[-1].base_offset >= offset:
+        _remove(log, log.segments[-1])
+    last = log.segments[-1]
+    position = last.position_of(offset)
+    end_offset = offset
+    for _, header in last.headers(position, min(position + 1, last.size_bytes)):
+        end_offset = min(offset, header.base_offset)  # the base offset is higher if compaction has left a gap here
+    if end_offset <= log.start_offset:  # the log starts inside the batch that is cut: nothing readable is left
+        restart_at(log, log.start_offset)
+        return
+    last.cut(position, end_offset, log.config.index_interval_bytes)
+    log.segments.active = last
+    _end_at(log, end_offset)
+    replay_from = log.snapshots.restore(log.views, epochs=log.epochs, end_offset=end_offset)
+    assert replay_from <= end_offset, "no view knows what was cut off"
+    for header, batch in log.scan(replay_from):
+        if header.base_offset >= replay_from:
+            for view in log.views:
+                view.apply(header, batch)
+    log.tell_start()
+
+
+def restart_at(log: PartitionLog, offset: int) -> None:
+    """Forget everything; the log is empty and starts at `offset`."""
+    log.durability.note_cut()
+    log.make_folder()
+    kept = log.segments.at_base(offset)
+    if kept is None:
+        # The empty segment is made before anything is removed. Its name says where the log goes on, whenever a crash
+        # comes.
+        kept = Segment.create(log.disk, log.folder, offset, 0)
+    for segment in [segment for segment in reversed(log.segments) if segment is not kept]:
+        _remove(log, segment)
+    kept.cut(0, offset, log.config.index_interval_bytes)
+    log.segments.put([kept])
+    log.epochs.clear()
+    _end_at(log, offset)
+    log.snapshots.forget_above(-1)
+    for checkpoint in (START_OFFSET, CLEANED_OFFSET, GAPS_OFFSET):
+        log.disk.unlink(f"{log.folder}/{checkpoint}")
+    log.start_offset = offset
+    log.durability.kept_start = 0
+    restore(log.views, {})
+    log.tell_start()
+
+
+def _remove(log: PartitionLog, segment: Segment) -> None:
+    log.segments.drop(segment)
+    if segment in log.durability.unsynced:
+        log.durability.unsynced.remove(segment)
+    segment.remove()
+
+
+def _end_at(log: PartitionLog, end_offset: int) -> None:
+    log.end_offset = end_offset
+    log.durability.note_end(end_offset)
+    log.epochs.truncate_from_end(end_offset)
+    log.snapshots.forget_above(end_offset)

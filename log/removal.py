@@ -1,0 +1,99 @@
+"""Removes what a log begins with: its start offset is raised, and its oldest segments are removed.
+
+What always holds: nothing below the start offset can be read again, not even after a crash. Segments are removed from
+the oldest on, and only after everything that the views know from them is stored. One segment always stays: its name
+says where the log goes on.
+"""
+
+from collections.abc import Callable
+
+from log.checkpoints import START_OFFSET, write_offset
+from log.clock import CLOCK_SET_MS
+from log.partition_log import PartitionLog
+from log.retention import SegmentAge, expired
+from log.segment import Segment
+from log.unbroken import unbroken
+
+
+async def raise_start_offset(log: PartitionLog, offset: int) -> None:
+    """From now on nothing below `offset` can be read, not even after a crash. Retention may remove the whole segments
+    below it.
+    """
+    assert offset <= log.end_offset, "a log can't start above its end"
+    # Not `start_offset`: that may be raised already and not be durable yet.
+    if offset > log.durability.kept_start:
+        await unbroken(_raise_start_offset(log, offset))
+
+
+async def _raise_start_offset(log: PartitionLog, offset: int) -> None:
+    async with log.alone():
+        if log.gone:
+            return
+        if log.flushed_offset < offset:  # recovery takes everything below the start offset for durable
+            await log.durability.settle(offset)
+        offset = min(offset, log.end_offset)  # the log may have been cut meanwhile
+        if offset > log.start_offset:
+            _start_at(log, offset)
+        log.make_folder()
+        while log.durability.kept_start != log.start_offset:  # the log may be restarted meanwhile
+            written = log.start_offset
+            await write_offset(log.disk, log.folder, START_OFFSET, written)
+            log.durability.kept_start = written
+
+
+def _start_at(log: PartitionLog, offset: int) -> None:
+    assert log.start_offset < offset <= log.end_offset, "the start rises, and not above the end"
+    log.start_offset = offset
+    log.durability.flushed_offset = max(log.flushed_offset, offset)
+    log.epochs.truncate_from_start(offset)
+    log.tell_start()
+
+
+def expired_segments(log: PartitionLog, now_ms: int, high_watermark: int) -> int:
+    """How many of the oldest segments may go by age, size or start offset (`log.retention`)."""
+    ages: list[SegmentAge] = []
+    by_client = log.config.message_timestamp_type == "CreateTime"
+    appended_ms = now_ms
+    for segment in reversed(log.segments):
+        # A segment written before the clock was set counts as written at the same time as the next newer one.
+        if segment.appended_ms >= CLOCK_SET_MS:
+            appended_ms = segment.appended_ms
+        newest_ms = segment.largest_timestamp
+        if newest_ms < (0 if by_client else CLOCK_SET_MS):
+            newest_ms = appended_ms
+        ages.append(SegmentAge(segment.base_offset, segment.end_offset, segment.size_bytes, newest_ms))
+    ages.reverse()
+    return expired(ages, log.config, now_ms=now_ms, start_offset=log.start_offset, high_watermark=high_watermark)
+
+
+async def remove_oldest(log: PartitionLog, how_many: Callable[[], int]) -> int:
+    """Remove the oldest segments, as many as `how_many` says; the log starts after them. Returns the freed bytes.
+
+    `how_many` is asked while this holds `alone`, and again right before the segments are removed: appends, the cleaner
+    and deletions may have changed the segments in the meantime.
+    """
+    async with log.alone():
+        wanted = min(how_many(), len(log.segments))
+        if not wanted:
+            return 0
+        active = log.segments.active
+        if wanted == len(log.segments) and (active is None or active.size_bytes):
+            # The name of the new, empty segment says where the log goes on.
+            log.start_segment(log.segments[-1].appended_ms)
+        # What the views know from these segments must be stored before the segments are removed.
+        await log.durability.settle(log.end_offset)
+        # The last segment always stays: a record may have been appended to it during the wait.
+        leaving = log.segments[: min(how_many(), len(log.segments) - 1)]
+        return await _remove(log, leaving) if leaving else 0
+
+
+async def _remove(log: PartitionLog, leaving: list[Segment]) -> int:
+    log.segments.put(log.segments[len(leaving) :])
+    if (first := log.segments[0].base_offset) > log.start_offset:
+        _start_at(log, first)
+    for segment in leaving:  # oldest first, so that a crash leaves no hole
+        segment.remove()
+    log.drop_superfluous_snapshots()
+    log.durability.names_changed = True  # if the wait below is cancelled, the next flush syncs the folder
+    await log.disk.sync_dir(log.folder)
+    return sum(segment.size_bytes for segment in leaving)

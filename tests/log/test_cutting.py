@@ -1,0 +1,114 @@
+"""Taking back the end of a log."""
+
+import asyncio
+import random
+
+import pytest
+
+from log.batch import read_header, split
+from log.config import LogConfig
+from log.cutting import distrust, restart_at, truncate_to
+from log.time_search import max_timestamp
+from tests.log.building import base_offsets, contents, fill, open_log, stamped, unpack
+from tests.log.memory_disk import MemoryDisk
+
+SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
+
+
+@pytest.mark.parametrize("offset", [0, 3, 9, 10, 19])
+def test_truncating_takes_back_the_end_everywhere(offset: int) -> None:
+    disk = MemoryDisk()
+    log, view = open_log(disk, config=SMALL)
+    fill(log, 10, leader_epoch=1)
+    fill(log, 10, leader_epoch=2)
+    truncate_to(log, offset)
+    assert log.end_offset == offset
+    assert base_offsets(log) == list(range(offset))
+    assert view.seen == contents(log)
+    assert log.epochs.entries() == [(1, 0), (2, 10)][: 2 if offset > 10 else 1 if offset else 0]
+    fill(log, 3, leader_epoch=5)
+    asyncio.run(log.flush())
+    again, seen = open_log(disk, config=SMALL)
+    assert contents(again) == contents(log) == seen.seen
+    assert again.epochs.entries() == log.epochs.entries()
+
+
+def test_truncating_into_a_batch_takes_all_of_it() -> None:
+    log, _ = open_log(MemoryDisk())
+    fill(log, 3, records=4)
+    truncate_to(log, 6)
+    assert log.end_offset == 4
+    assert asyncio.run(max_timestamp(log, 4, unpack)) == (3, 1003, 0)
+
+
+def test_a_restarted_log_goes_on_elsewhere() -> None:
+    disk = MemoryDisk()
+    log, view = open_log(disk, config=SMALL)
+    fill(log, 10)
+    restart_at(log, 500)
+    assert (log.start_offset, log.end_offset, view.seen, log.size_bytes) == (500, 500, [], 0)
+    fill(log, 2, leader_epoch=3)
+    asyncio.run(log.flush())
+    again, _ = open_log(disk, config=SMALL)
+    assert (again.start_offset, again.end_offset) == (500, 502)
+    assert base_offsets(again) == [500, 501]
+
+
+def test_reads_after_a_cut_see_what_was_written_since() -> None:
+    """What was noted about the old bytes (the last limit, the end of the last read) is forgotten with them."""
+    log, _ = open_log(MemoryDisk())
+    fill(log, 10)
+    for limit in (6, 8):
+        assert log.read(2, max_bytes=10**6, limit_offset=limit, at_least_one=True) is not None
+        truncate_to(log, 4)
+        fill(log, 6, size=333 * limit, leader_epoch=1)
+        found = log.read(2, max_bytes=10**6, limit_offset=limit, at_least_one=True)
+        assert found is not None
+        assert [header.base_offset for header, _ in split(found.read())] == list(range(2, limit))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_cut_during_a_flush_is_not_counted(seed: int) -> None:
+    """The fsync under way covers the old bytes; the new ones at the same offsets need one of their own."""
+
+    async def run() -> None:
+        disk = MemoryDisk()
+        log, _ = open_log(disk)
+        fill(log, 1)
+        await log.flush()
+        fill(log, 9)
+        flushing = asyncio.ensure_future(log.flush())
+        await asyncio.sleep(0)
+        truncate_to(log, 4)
+        fill(log, 6, leader_epoch=1)
+        for _ in range(20):  # look at it at every chance
+            await asyncio.sleep(0)
+            if log.flushed_offset == 10:
+                break
+        before = contents(log)
+        disk.cut_power(random.Random(seed))
+        assert contents(open_log(disk)[0]) == before
+        flushing.cancel()
+
+    asyncio.run(run())
+
+
+def test_what_is_cut_though_it_was_durable_with_gaps_is_not_taken_for_damage() -> None:
+    disk = MemoryDisk()
+
+    async def write() -> None:
+        log, _ = open_log(disk)
+        fill(log, 2)
+        batch = stamped([b"x"], base_offset=7)
+        log.append_after_gap(batch, read_header(batch), now_ms=0)
+        await log.flush()
+        await distrust(log, 2)
+        truncate_to(log, 2)
+        fill(log, 1, leader_epoch=1)
+        await log.flush()
+
+    asyncio.run(write())
+    disk.cut_power(random.Random(3))
+    log, _ = open_log(disk)
+    assert base_offsets(log) == [0, 1, 2]
+    assert not log.damage
