@@ -88,7 +88,7 @@ async def run_broker(
         web.begin()
     on_ready(broker, () if web is None else web.endpoints)
     await stop.wait()
-    await broker.hand_over()
+    await broker.holdings.hand_over()
     if web is not None:
         await web.stop()
     for server in servers:

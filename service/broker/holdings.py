@@ -18,8 +18,9 @@ from service.broker.opening import PartitionMaker
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.replication import Replication
+from service.cluster.controller import RemoveFromLeadership
 from service.cluster.image import Delta, Image, PartitionState, Topic
-from service.cluster.metadata import ClusterMetadata
+from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.groups.commands import ForgetTopic
 from service.ports import Env
 from service.settings.broker import BrokerConfig
@@ -27,8 +28,12 @@ from service.settings.topic import log_config
 
 logger = logging.getLogger("oncelog.broker")
 
-ROOM_AGAIN_S = 0.2
-"""Until it is tried again to take away what is left of a deleted partition."""
+REMOVE_AGAIN_S = 0.2
+"""The pause after a failed attempt to remove the folder of a deleted partition."""
+HAND_OVER_S = 5.0
+"""The longest time for which a stop waits for the metadata store."""
+FAREWELL_S = 0.2
+"""How long a broker that stops goes on answering, so that clients learn from it who leads now."""
 
 
 class Holdings:
@@ -67,6 +72,30 @@ class Holdings:
         self._in_session = False
         for partition in self._partitions:
             self._leave(partition)
+
+    async def hand_over(self) -> None:
+        """Give leadership to other brokers while requests are still answered. Clients are then told who leads, and need
+        not find out by trying.
+        """
+        metadata = self._metadata
+        if not metadata.in_session:
+            return
+        try:
+            async with asyncio.timeout(HAND_OVER_S):
+                await metadata.execute(RemoveFromLeadership(metadata.broker_id, metadata.min_in_sync()))
+                if len(metadata.image.brokers) > 1:
+                    await self._part()
+        except (MetadataLost, TimeoutError) as lost:
+            logger.warning("the partitions that this broker leads could not be handed over: %s", lost)
+
+    async def _part(self) -> None:
+        """Send clients to the other brokers for a while, then leave the cluster. Without leaving, clients would try
+        this broker's closed port with longer and longer pauses, and would still be pausing when it is back. It also
+        keeps this broker from coming in sync again before it stops.
+        """
+        self.step_down()
+        await asyncio.sleep(FAREWELL_S)
+        await self._metadata.leave()
 
     def folder_failed(self, folder: LogFolder) -> None:
         for partition in self._partitions:
@@ -138,7 +167,7 @@ class Holdings:
         while True:
             if await self._remove(partition):
                 break
-            await asyncio.sleep(ROOM_AGAIN_S)
+            await asyncio.sleep(REMOVE_AGAIN_S)
         del self._leaving[partition.topic_partition]
         successor = self._metadata.image.topics.get(partition.topic_partition.topic)
         if successor is not None:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from log.batch import CorruptBatch
 from log.disk import NO_ROOM, Disk, DiskFault
 from log.ids import TopicPartition
-from service.broker.flusher import Flusher
+from service.broker.flusher import WORKERS, Flusher
 from service.broker.headroom import Headroom
+from service.ports import Tasks
 
 logger = logging.getLogger("oncelog.disk")
 
@@ -31,6 +32,12 @@ class LogFolder:
         self.headroom = Headroom(name, disk, reserve_bytes)
         self._said_s = -math.inf
         self._on_failure = on_failure
+
+    def begin(self, tasks: Tasks) -> None:
+        """Watch the folder's room and flush what is appended to it, until the broker stops."""
+        tasks.spawn(f"headroom of {self.name}", self.headroom.run())
+        for worker in range(WORKERS):
+            tasks.spawn(f"flusher {worker} of {self.name}", self.flusher.run())
 
     def fail(self, fault: DiskFault) -> None:
         """A write or fsync failed with `fault`. An error that passes fails only this attempt, which will be made again.

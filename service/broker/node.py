@@ -6,7 +6,6 @@ make everything durable, write the manifest last.
 """
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 
 from log.disk import Disk
@@ -14,12 +13,12 @@ from log.ids import format_topic_id
 from service.broker.closing import close_logs
 from service.broker.compactor import Compactor
 from service.broker.coordination import Coordination
-from service.broker.data_folder import StartError, claim, read_all
+from service.broker.data_folder import StartError
 from service.broker.fetch_sessions import FetchSessions
-from service.broker.flusher import WORKERS
 from service.broker.folder_moves import FolderMoves
 from service.broker.holdings import Holdings
 from service.broker.housekeeper import Housekeeper
+from service.broker.joining import join
 from service.broker.log_folder import LogFolder
 from service.broker.loop_watch import LoopWatch
 from service.broker.opener import Opener
@@ -28,7 +27,6 @@ from service.broker.partition_table import PartitionTable
 from service.broker.replication import Replication, address_of
 from service.broker.tally import LeadershipTally, RequestTally
 from service.broker.writing import Means
-from service.cluster.controller import RemoveFromLeadership
 from service.cluster.duties import Duties
 from service.cluster.image import Delta, Image
 from service.cluster.lookout import Lookout
@@ -36,13 +34,6 @@ from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
 from service.settings.broker import BrokerConfig, Endpoint
 from service.stores.port import MetadataStore
-
-logger = logging.getLogger("oncelog.broker")
-
-HAND_OVER_S = 5.0
-"""The longest time for which a stop waits for the metadata store."""
-FAREWELL_S = 0.2
-"""How long a broker that stops goes on answering, so that clients learn from it who leads now."""
 
 
 class Broker:
@@ -124,39 +115,16 @@ class Broker:
 
     async def open(self) -> None:
         """Do all that needs no listener: claim the folders, open the logs."""
-        disks = {folder.name: folder.disk for folder in self.folders}
-        for facts in read_all(disks).values():
-            if facts is not None:
-                self.node_id, self.cluster_id = facts.node_id, facts.cluster_id
-        await self._join()
-        self._home = await claim(disks, cluster_id=self.cluster_id, node_id=self.node_id, fresh_id=self._fresh_id)
+        self._home = await join(
+            {folder.name: folder.disk for folder in self.folders},
+            self.metadata,
+            configured_id=self.config.node_id,
+            fresh_id=lambda: format_topic_id(self.env.unique()),
+        )
+        self.node_id, self.cluster_id = self.metadata.broker_id, self.metadata.image.cluster_id
         for folder in self.folders:
             await folder.headroom.begin()
         await self.maker.open_all(self.metadata.image, self.node_id)
-
-    async def _join(self) -> None:
-        configured = self.config.node_id
-        if self.node_id >= 0 and configured not in (-1, self.node_id):
-            raise StartError(f"node.id is {configured}, but the data folder belongs to broker {self.node_id}")
-        known_cluster_id = self.cluster_id
-        await self.metadata.start(
-            broker_id=self.node_id if self.node_id >= 0 else configured,
-            cluster_id=known_cluster_id or self._fresh_id(),
-            founding=not known_cluster_id,
-        )
-        self.node_id, self.cluster_id = self.metadata.broker_id, self.metadata.image.cluster_id
-        if known_cluster_id and not self.cluster_id:
-            raise StartError(
-                f"the data folder belongs to cluster {known_cluster_id}, but the metadata store is empty: bring back"
-                " what was there (meta.db, unless store.url names another), or name another folder"
-            )
-        if known_cluster_id and self.cluster_id != known_cluster_id:
-            raise StartError(
-                f"the metadata store is of cluster {self.cluster_id}, the data folder of {known_cluster_id}"
-            )
-
-    def _fresh_id(self) -> str:
-        return format_topic_id(self.env.unique())
 
     async def register(self, endpoints: Sequence[Endpoint]) -> None:
         """Join the cluster, and lead the partitions that the metadata gives this broker. Requests are answered from
@@ -176,9 +144,7 @@ class Broker:
         self.holdings.begin()
         self.replication.begin()
         for folder in self.folders:
-            self.env.tasks.spawn(f"headroom of {folder.name}", folder.headroom.run())
-            for worker in range(WORKERS):
-                self.env.tasks.spawn(f"flusher {worker} of {folder.name}", folder.flusher.run())
+            folder.begin(self.env.tasks)
         self.env.tasks.spawn("housekeeper", self.housekeeper.run())
         self.env.tasks.spawn("compactor", self.compactor.run())
         self.moves.resume()
@@ -195,29 +161,6 @@ class Broker:
         self.holdings.begin()
         self.duties.stir()
         self.lookout.look()
-
-    async def hand_over(self) -> None:
-        """Give leadership to other brokers while requests are still answered. Clients are then told who leads, and need
-        not find out by trying.
-        """
-        if not self.metadata.in_session:
-            return
-        try:
-            async with asyncio.timeout(HAND_OVER_S):
-                await self.metadata.execute(RemoveFromLeadership(self.node_id, self.metadata.min_in_sync()))
-                if len(self.image.brokers) > 1:
-                    await self._part()
-        except (MetadataLost, TimeoutError) as lost:
-            logger.warning("the partitions that this broker leads could not be handed over: %s", lost)
-
-    async def _part(self) -> None:
-        """Send clients to the other brokers for a while, then leave the cluster. Without leaving, clients would try
-        this broker's closed port with longer and longer pauses, and would still be pausing when it is back. It also
-        keeps this broker from coming in sync again before it stops.
-        """
-        self.holdings.step_down()
-        await asyncio.sleep(FAREWELL_S)
-        await self.metadata.leave()
 
     async def stop(self) -> None:
         """Make everything durable, then write the manifest. No request may be under way any more."""

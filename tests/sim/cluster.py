@@ -256,7 +256,7 @@ class ClusterSimulation:
             return
         self.brokers[host.name] = broker
         await asked_to_stop.wait()
-        await broker.hand_over()
+        await broker.holdings.hand_over()
         for server in servers:
             await server.close()
         await broker.stop()

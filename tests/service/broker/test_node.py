@@ -80,10 +80,10 @@ def test_a_broker_out_of_session_has_nothing_to_hand_over(tmp_path: Path) -> Non
     async def main() -> None:
         async def scene(broker: Broker) -> None:
             assert broker.ready.is_set()
-            await broker.hand_over()
+            await broker.holdings.hand_over()
             await broker.metadata.close()
             async with asyncio.timeout(1):
-                await broker.hand_over()
+                await broker.holdings.hand_over()
 
         await lived(tmp_path, MemoryServer(RealClock()), scene=scene)
 

@@ -1,0 +1,39 @@
+"""Finds out which broker of which cluster this is: from its data folders, its settings and the metadata store, which
+must agree.
+
+What always holds: nothing in a folder is touched before the three agree.
+"""
+
+from collections.abc import Callable, Mapping
+
+from log.disk import Disk
+from service.broker.data_folder import StartError, claim, read_all
+from service.cluster.metadata import ClusterMetadata
+
+
+async def join(
+    disks: Mapping[str, Disk], metadata: ClusterMetadata, *, configured_id: int, fresh_id: Callable[[], str]
+) -> str:
+    """Start the metadata, which knows this broker's id and cluster then, and claim the data folders. Returns the id of
+    the first folder, by which other brokers recognise this broker after a restart.
+    """
+    node_id, cluster_id = -1, ""
+    for facts in read_all(disks).values():
+        if facts is not None:
+            node_id, cluster_id = facts.node_id, facts.cluster_id
+    if node_id >= 0 and configured_id not in (-1, node_id):
+        raise StartError(f"node.id is {configured_id}, but the data folder belongs to broker {node_id}")
+    await metadata.start(
+        broker_id=node_id if node_id >= 0 else configured_id,
+        cluster_id=cluster_id or fresh_id(),
+        founding=not cluster_id,
+    )
+    stored = metadata.image.cluster_id
+    if cluster_id and not stored:
+        raise StartError(
+            f"the data folder belongs to cluster {cluster_id}, but the metadata store is empty: bring back"
+            " what was there (meta.db, unless store.url names another), or name another folder"
+        )
+    if cluster_id and stored != cluster_id:
+        raise StartError(f"the metadata store is of cluster {stored}, the data folder of {cluster_id}")
+    return await claim(disks, cluster_id=stored, node_id=metadata.broker_id, fresh_id=fresh_id)
