@@ -29,7 +29,7 @@ from log.ids import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP
 from log.many import Stretch, epoch_changes, right_stretch, worth_folding
 from log.segment import LOG_SUFFIX, OFFSET_SUFFIX, SCAN_BYTES, SUFFIXES, TIME_SUFFIX, Segment, SegmentFacts
 from log.snapshots import SUFFIX as SNAPSHOT_SUFFIX
-from log.snapshots import Snapshot, restore_newest, take_snapshot
+from log.snapshots import Snapshot, restore, restore_newest, take_snapshot
 from log.swap import BadPlan, SwapPlan, finish_swap
 from log.views import View
 
@@ -111,7 +111,7 @@ def recover(
     recovery.epochs = recovery.read_epochs(scan_from)
     recovery.restore_views(views, snapshots, scan_from)
     recovery.scan(bases[first_scanned:], views)
-    end_offset = recovery.settle_end(start_offset)
+    end_offset = recovery.settle_end(start_offset, views)
     if bad_plan:
         report.damage.append(Damage(start_offset, 0, 0, start_offset, end_offset, bad_plan))
     for view in views:
@@ -227,9 +227,12 @@ class _Recovery:
         return epochs
 
     def restore_views(self, views: Sequence[View], snapshots: list[int], scan_from: int) -> None:
-        """Bring the views to the state that they had at the offset where the scan begins."""
+        """Bring the views to the state that they had at the offset where the scan begins. A snapshot from before the
+        first segment is not used: the batches between the two are gone, and a marker may have been among them.
+        """
         first = self.segments[0].base_offset if self.segments else scan_from
-        known = restore_newest(self.disk, self.folder, views, snapshots, epochs=self.epochs, end_offset=scan_from)
+        usable = [offset for offset in snapshots if offset >= first]
+        known = restore_newest(self.disk, self.folder, views, usable, epochs=self.epochs, end_offset=scan_from)
         self.report.replayed_from_offset = replay_from = max(known, first)
         for _, header, batch in self._trusted_batches(replay_from):
             for view in views:
@@ -402,9 +405,9 @@ class _Recovery:
             for suffix in SUFFIXES:
                 self.disk.unlink(f"{self.folder}/{base_offset:020}{suffix}")
 
-    def settle_end(self, start_offset: int) -> int:
+    def settle_end(self, start_offset: int, views: Sequence[View]) -> int:
         """The offset at which the log ends. It is never below what was durable, nor below the log's start, so that no
-        offset is given twice.
+        offset is given twice. If everything ends below the start, nothing of it is kept, and the views forget it.
         """
         trusted = self.report.trusted_offset
         if self.end_offset < trusted:
@@ -419,6 +422,7 @@ class _Recovery:
             self.segments.clear()
             self.epochs.clear()
             self.end_offset = start_offset
+            restore(views, {})
         return max(self.end_offset, trusted)
 
 
