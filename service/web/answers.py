@@ -1,4 +1,4 @@
-"""Bodies in and out."""
+"""Reads bodies of requests, and makes bodies of answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def as_json(value: Any, *, status: int = 200, headers: dict[str, str] | None = N
 
 
 def read_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """The body as the decoder's type. What is not JSON is malformed; what is JSON of another shape is that."""
+    """The body as the decoder's type. A body that is no JSON, or that has another shape, is a problem."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -48,7 +48,7 @@ def read_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def codec_of(accepted: str) -> str | None:
-    """What an answer is packed with for a client that accepts these."""
+    """The codec for an answer to a client that accepts these; None: the answer is not compressed."""
     if not accepted:
         return None
     offered = {}
@@ -59,7 +59,7 @@ def codec_of(accepted: str) -> str | None:
 
 
 async def sha256_of(gateway: Gateway, *parts: bytes) -> str:
-    """Of the parts, one after the other. What is long is hashed beside the loop."""
+    """The digest of the parts, one after the other. Long parts are hashed beside the loop."""
     if sum(map(len, parts)) <= HASHED_AT_ONCE:
         return _sha256(*parts)
     found: str = await gateway.broker.env.blocking(_sha256, *parts)
@@ -87,7 +87,7 @@ def query_int(request: web.Request, name: str, default: int, *, least: int = 0, 
 
 
 def query_choice(request: web.Request, name: str, *choices: str) -> str:
-    """One of `choices`; the first is the default."""
+    """The value of a query parameter, which is one of `choices`. The first is the default."""
     given = request.query.get(name, choices[0])
     if given not in choices:
         raise Problem("malformed", f"{name} is one of {', '.join(choices)}, not {given[:40]!r}")

@@ -1,7 +1,8 @@
-"""The HTTP server of one broker: the tables of routes joined, the way of every request, start and stop.
+"""The HTTP server of one broker: all tables of routes, the way of every request, start and stop.
 
-What always holds: every error is a problem of `problems.py`; a handler's unforeseen failure is logged with its trace,
-answered with 500, and nothing else suffers; a stop waits for the requests that write, and ends those that only follow.
+What always holds: every error is a problem of `problems.py`. An unexpected failure of a handler is logged with its
+trace and answered with 500, and no other request suffers from it. A stop waits for requests that write, and ends
+streams.
 """
 
 import asyncio
@@ -71,12 +72,12 @@ TABLES: tuple[Sequence[Route], ...] = (
     openapi.ROUTES,
     documents.ROUTES,
 )
-"""Every operation there is: a resource adds its table here."""
+"""Every operation. A new resource adds its table of routes here."""
 LISTENER = Listener("HTTP")
 STOP_S = 3.0
 HEAD_S, BODY_S = 30.0, 60.0
-"""Within which a new connection must have sent the head of its first request, and a client the body of one that is read
-as a whole.
+"""A new connection must send the head of its first request within the first time. A body that is read as a whole must
+come within the second.
 """
 REQUEST_ID = "X-Request-Id"
 PROBLEM = web.RequestKey("problem", str)
@@ -94,21 +95,21 @@ _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "record-too-l
 
 
 class TooMany(asyncio.Protocol):
-    """A connection that is ended at once."""
+    """The protocol of a connection that is one too many: it is closed at once."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
 
 
 class WebServer:
-    """Listening for one broker."""
+    """The HTTP listeners of one broker."""
 
     def __init__(self, broker: Broker, connections_max: int, listener: Listener = LISTENER) -> None:
         self._connections_max = connections_max
         self._listener = listener
         self._servers: list[asyncio.Server] = []
         self._silent: dict[object, asyncio.TimerHandle] = {}
-        """Connections on which no whole head of a request has come yet, and when they are ended."""
+        """Connections that have not sent the whole head of a request yet, and the timers that will close them."""
         scraper = metrics.scraper_of(
             broker,
             lambda wanted: metrics.offsets_elsewhere(self.gateway, wanted),
@@ -125,7 +126,7 @@ class WebServer:
         self._lanes = Lanes(self.gateway, self._session)
         self._origins = set(broker.config.http_cors_origins)
         self.endpoints: list[Endpoint] = []
-        """Where it listens, with the ports that were found."""
+        """Where the server listens, with the port numbers that the system has chosen."""
         counted = _counted(broker.requests.http)
         app = web.Application(middlewares=[counted, self._around], client_max_size=broker.config.http_max_body_bytes)
         for route in self.gateway.routes:
@@ -167,14 +168,14 @@ class WebServer:
         return bound
 
     def _session(self, transport: asyncio.BaseTransport | None) -> Session:
-        """Who is at the other end."""
+        """The session for a connection: the client at its other end."""
         peer = transport.get_extra_info("peername") if transport is not None else None
         host, port = (peer[0], peer[1]) if peer else ("?", 0)
         principal = self._listener.authenticate(PeerInfo(host, port))
         return Session(host, port, listener=self._listener.name, principal=principal)
 
     async def start(self, endpoints: Sequence[Endpoint]) -> None:
-        """Raises StartError with one line."""
+        """Listen on these endpoints. Raises `StartError` with one line."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         for endpoint in endpoints:
@@ -187,7 +188,9 @@ class WebServer:
             self.endpoints.append(endpoint._replace(port=server.sockets[0].getsockname()[1]))
 
     def _connected(self) -> asyncio.Protocol:
-        """Connections that are too many, or silent, must not take what a log needs to be written."""
+        """The protocol for a new connection. Too many or silent connections must not use up the descriptors that logs
+        need.
+        """
         server = self._runner.server
         assert server is not None
         if len(server.connections) >= self._connections_max:
@@ -203,7 +206,7 @@ class WebServer:
             connection.transport.abort()
 
     def begin(self) -> None:
-        """The broker serves from now on."""
+        """The broker is registered: serve requests from now on."""
         self.gateway.broker.env.tasks.spawn("transactions of HTTP", self.gateway.producers.recover())
 
     async def stop(self) -> None:
@@ -243,7 +246,7 @@ class WebServer:
         return response
 
     async def _pack(self, request: web.Request, response: web.Response) -> None:
-        """As the client likes it best; what takes long is done beside the loop."""
+        """Compress the answer in the way that the client prefers. A long answer is compressed beside the loop."""
         accepted = request.headers.get("Accept-Encoding", "")
         codec = codec_of(accepted)
         body = response.body
@@ -257,7 +260,9 @@ class WebServer:
 
 
 def _one_line_each() -> logging.Logger:
-    """What aiohttp says of requests that are no HTTP: anybody can send them, and must not fill the log with traces."""
+    """A logger for what aiohttp says of requests that are no HTTP. Anybody can send such requests, so each gets only
+    one line, without a trace.
+    """
 
     def shorten(record: logging.LogRecord) -> bool:
         if record.exc_info is not None and record.exc_info[1] is not None:
@@ -273,7 +278,7 @@ def _one_line_each() -> logging.Logger:
 
 
 def _counted(tally: HttpTally) -> Middleware:
-    """Counts what was asked and answered."""
+    """Counts requests and answers."""
 
     @web.middleware
     async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -323,7 +328,7 @@ async def _answered(
         return _cut_off(request)  # the client is gone
     except web.RequestPayloadError as error:
         return Problem("malformed", f"the body is not as its headers say: {error}").response(request)
-    except Exception:  # logged with its trace; whatever it is, only this request ends
+    except Exception:  # logged with its trace; this request ends, others go on
         logger.exception("%s %s failed", request.method, request.path)
         if STREAMING in request:
             return _cut_off(request)
@@ -331,7 +336,7 @@ async def _answered(
 
 
 def _cut_off(request: web.Request) -> web.StreamResponse:
-    """Nothing more can be said on this connection."""
+    """End the connection: the head of the answer is sent already, so no problem can be told."""
     if request.transport is not None:
         request.transport.abort()
     return web.Response(status=499)

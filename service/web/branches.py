@@ -1,8 +1,9 @@
-"""A transaction that several processes write, each a branch of its own, and the one decision over all of them.
+"""A transaction that several processes write, each of them a branch, and the one decision about all branches.
 
-A branch is begun, written and committed like any transaction, under the id `{root}::{token}/{name}`; its commit seals
-it, and nothing of it shows. One PUT then decides the token: the named branches show together, every other one up to
-the token is thrown away. What it means is in `txn/branches.py`; it is the coordinator's, and HTTP adds nothing.
+A branch is begun, written and committed like any transaction, under the id `{root}::{token}/{name}`. Its commit seals
+it, but readers see nothing of it yet. One PUT then decides the token: the named branches become visible together, and
+every other branch up to the token is aborted. `txn/branches.py` has the rules. The coordinator keeps them; HTTP adds
+nothing.
 """
 
 from __future__ import annotations
@@ -41,18 +42,19 @@ class BranchName(msgspec.Struct, forbid_unknown_fields=True):
 
 class Decide(msgspec.Struct, forbid_unknown_fields=True):
     commit: bool
-    """True: the branches that are named show, all others up to the token are aborted. False: all are aborted, and the
-    token stays free."""
+    """True: the named branches become visible, and all others up to the token are aborted. False: all are aborted, and
+    the token may still be decided.
+    """
     branches: list[BranchName] = []
     decided_by: str = ""
-    """Who decides, in the caller's own words; told to those who come later with the same token."""
+    """A name that the caller gives itself. It is told to callers that come later with the same token."""
     producer_id: int = -1
     epoch: int = -1
-    """Of the root, if it has an owner: a former one decides nothing."""
+    """The epoch of the root's owner; -1 if the root has no owner. A former owner can't decide."""
 
 
 class Decision(msgspec.Struct, omit_defaults=True):
-    """`decided_now` is false if the token was decided before: then the branches that were named are thrown away."""
+    """`decided_now` is false if the token was decided before. The branches that were named are aborted then."""
 
     outcome: Outcome
     decided_now: bool
@@ -61,7 +63,9 @@ class Decision(msgspec.Struct, omit_defaults=True):
 
 
 class BranchesOut(msgspec.Struct, omit_defaults=True):
-    """What was decided last, and which branches wait; -1: nothing, nobody."""
+    """What was decided last, and which branches wait for a decision. -1 means that nothing was decided, or that there
+    is no owner.
+    """
 
     root: str
     last_token: int
@@ -108,7 +112,7 @@ async def decide(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 
 
 def _outcome(answer: EndBranchesResponse, token: int, wanted: Decide) -> Outcome:
-    """Of the branches that were named."""
+    """What happened to the branches that were named."""
     if answer.decided_now:
         return "applied"
     if not wanted.commit:
@@ -143,8 +147,9 @@ async def describe(gateway: Gateway, request: web.Request) -> web.StreamResponse
 
 _ROOT = "/v1/branches/{root}"
 ROUTES = (
-    Route("GET", _ROOT, describe, "What was decided last of the branches of a transactional id, and which wait.",
-          "transactions", answer=BranchesOut, problems=(503,)),
+    Route("GET", _ROOT, describe,
+          "The last decision over the branches of a transactional id, and the branches that wait for one.", "transactions",
+          answer=BranchesOut, problems=(503,)),
     Route("PUT", _ROOT + "/decisions/{token}", decide,
           "Decide over all branches of a token: those that are named show together, the others never. May be"
           " repeated: a token that is decided is answered, not decided again.",

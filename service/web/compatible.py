@@ -1,6 +1,7 @@
-"""Calls that programs written for Confluent's REST Proxy make: producing, in its version 3 (a record, a stream of
-records, a batch) and version 2 (JSON, binary, text). They answer as theirs do, errors included, and write as the rest
-of HTTP does.
+"""Calls for producing that programs written for Confluent's REST Proxy make: version 3 (a record, a stream of records,
+a batch) and version 2 (JSON, binary, text).
+
+The answers and the errors are those of the REST Proxy. Writing works as everywhere else in HTTP.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from service.web.sending import Outgoing, send
 V2_FORMS = {"json": "json", "binary": "binary", "text": "text"}
 BATCH_MAX = 10_000
 RECORD_BYTES_MAX = 4 << 20
-"""Of a record in a stream: what is not whole yet is looked through again with each piece that comes."""
+"""The largest record in a stream. An incomplete record is parsed again with each piece that comes, so it must not be
+long.
+"""
 
 
-# -- records as they write them
+# -- records, as version 3 writes them
 
 
 def _bytes_of(form: str, data: Any) -> bytes | None:
@@ -61,7 +64,7 @@ def _v3_part(given: Any, what: str) -> tuple[bytes | None, str]:
 
 
 def _v3_record(given: Any, now_ms: int) -> tuple[NewRecord, int | None, dict[str, Any]]:
-    """The record, its partition, and what the answer says of its parts."""
+    """The record, its partition, and what the answer says of its key and value."""
     if not isinstance(given, dict):
         raise Problem("malformed", "a record is an object")
     key, key_form = _v3_part(given.get("key"), "key")
@@ -87,7 +90,7 @@ def _v3_record(given: Any, now_ms: int) -> tuple[NewRecord, int | None, dict[str
 
 
 class _Text:
-    """JSON values one after the other, with or without anything between, as they come."""
+    """JSON values that come one after the other, with anything or nothing between them."""
 
     def __init__(self) -> None:
         self._decoder = json.JSONDecoder(parse_constant=_no_constant)
@@ -152,7 +155,7 @@ async def _write(
 
 
 def _time(moment_ms: int) -> str | None:
-    """As RFC 3339 writes it; None beyond the year 9999."""
+    """The time as RFC 3339 writes it; None for times after the year 9999."""
     try:
         return datetime.fromtimestamp(moment_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (ValueError, OverflowError):
@@ -177,7 +180,7 @@ async def _values(request: web.Request, most_bytes: int) -> AsyncIterator[Any]:
 
 
 async def v3_records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    """A record for each object in the body; the reports stream back while it is still coming."""
+    """Write one record for each object in the body. Reports are sent back while the body is still coming."""
     _is_here(gateway, request)
     topic_name = request.match_info["topic"]
     response: web.StreamResponse | None = None
@@ -250,7 +253,7 @@ def _v2_error(status: int, code: int, message: str, media: str) -> web.Response:
 
 
 async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    """`POST /topics/{topic}`, and the same for one partition."""
+    """`POST /topics/{topic}`, and the same for one partition of it."""
     kind, _, rest = request.content_type.removeprefix("application/vnd.kafka").removeprefix(".").partition(".")
     media = "application/vnd.kafka.v2+json"
     if request.content_type == JSON or request.content_type == media:

@@ -1,5 +1,5 @@
-"""The consumer calls of Confluent's REST Proxy, version 2: instances are made, subscribed or assigned, read from,
-moved, committed and deleted as programs written for it do that, and errors are told as theirs.
+"""The consumer calls of Confluent's REST Proxy, version 2: programs written for it make instances, subscribe or assign
+them, read, move, commit and delete. The errors are those of the REST Proxy.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 2)]
 
 
 class NewInstance(msgspec.Struct, forbid_unknown_fields=True):
-    """All of it may be left out, and numbers may be written as text."""
+    """Every field may be left out, and numbers may be written as text."""
 
     name: str | None = None
     id: str | None = None
-    """The older word for name."""
+    """The older name of the field `name`."""
     format: str | None = None
     auto_offset_reset: str | None = msgspec.field(default=None, name="auto.offset.reset")
     auto_commit_enable: bool | None = msgspec.field(default=None, name="auto.commit.enable")
@@ -78,7 +78,7 @@ class Made(msgspec.Struct):
 
 
 class Subscription(msgspec.Struct, forbid_unknown_fields=True):
-    """Either of them; a pattern is RE2's and matches whole names."""
+    """Topics or a pattern. A pattern is RE2's and matches whole names."""
 
     topics: list[Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_MAX)]] | None = None
     topic_pattern: Annotated[str, msgspec.Meta(min_length=1)] | None = None
@@ -162,7 +162,9 @@ async def make(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         return elsewhere
     host = request.headers.get("Host", "localhost")
     place = f"{request.scheme}://{host}/consumers/{quote(group, safe='')}/instances/{quote(name, safe='')}"
-    return _answer(Made(name, place))  # where the client has asked it goes on, wherever the instance is
+    return _answer(
+        Made(name, place)
+    )  # the client goes on with the address that it has asked, wherever the instance lives
 
 
 def _invalid(message: str) -> Refused:
@@ -208,7 +210,7 @@ async def delete(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     return _done()
 
 
-# -- what they read
+# -- what an instance reads
 
 
 async def subscribe(gateway: Gateway, request: web.Request) -> web.StreamResponse:
@@ -284,7 +286,7 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 
 
 def _accepted(request: web.Request) -> Form | None:
-    """The form that the client likes best; None: one that needs a schema registry."""
+    """The form that the client prefers; None: a form that needs a schema registry."""
     accepted = []
     for part in request.headers.get("Accept", "*/*").lower().split(","):
         media, *parameters = (each.strip() for each in part.split(";"))
@@ -319,7 +321,10 @@ async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     for each in wanted.offsets:
         partition = TopicPartition(each.topic, each.partition)
         _look_up(gateway, partition)
-        offsets[partition] = each.offset + 1, each.metadata  # they name the last record, the group the next
+        offsets[partition] = (
+            each.offset + 1,
+            each.metadata,
+        )  # the request names the last record that is done, the group's offset is the next one
     await gateway.instances.commit(instance, offsets)
     return _answer([])
 
@@ -403,9 +408,9 @@ ROUTES = (
         body=Subscription,
         status=204,
     ),
-    _route("GET", _ONE + "/subscription", subscription, "What an instance has subscribed to.", answer=Subscribed),
+    _route("GET", _ONE + "/subscription", subscription, "What an instance is subscribed to.", answer=Subscribed),
     _route(
-        "DELETE", _ONE + "/subscription", unsubscribe, "Subscribe to nothing; assigned to nothing either.", status=204
+        "DELETE", _ONE + "/subscription", unsubscribe, "Subscribe to nothing, and assign nothing by hand.", status=204
     ),
     _with_body(
         "POST",
@@ -444,7 +449,7 @@ ROUTES = (
         answer=list[OffsetV2],
     ),
     _with_body(
-        "GET", _ONE + "/offsets", committed, "What the group has committed.", body=PartitionsV2, answer=OffsetsV2
+        "GET", _ONE + "/offsets", committed, "The group's committed offsets.", body=PartitionsV2, answer=OffsetsV2
     ),
     _with_body("POST", _ONE + "/positions", seek, "Read on elsewhere.", body=OffsetsV2, status=204),
     _with_body(

@@ -1,7 +1,7 @@
 """Reading: a page of a partition, or a topic as it grows.
 
-What always holds: a page or an event says where to go on, and who goes on from there misses nothing and gets nothing
-twice. A client that does not read holds up nobody and no memory but its own stream's.
+What always holds: a page or an event says where to go on. A reader that goes on there misses nothing and gets nothing
+twice. A client that does not read holds up no other client, and no memory besides that of its own stream.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ PAGE_BYTES, PAGE_BYTES_MAX = 1 << 20, 16 << 20
 STREAM_BYTES = 512 << 10
 STREAM_WAIT_MS = 5_000
 QUIET_S = 15.0
-"""A stream that has nothing to say says so, and proxies keep it open."""
+"""A stream that has nothing to send says so this often, so that proxies keep it open."""
 UNREAD_S = 120.0
-"""Who does not read for so long is cut off."""
+"""A client that reads nothing for this long is cut off."""
 ALL_THE_TIME = 1 << 62
 
 
 class Page(msgspec.Struct):
-    """Records of a partition; `next_offset` is where the next page begins. One with a filter looks through 16 MiB, and
-    may be empty though there is more behind it.
+    """Records of a partition; `next_offset` is where the next page begins. With a filter, one page looks through 16 MiB
+    at most, so it may be empty although more records follow.
     """
 
     records: list[RecordOut]
@@ -79,7 +79,7 @@ def lens_of(request: web.Request) -> Lens:
 
 
 async def start_of(gateway: Gateway, partition: TopicPartition, where: str, isolation: Isolation) -> int:
-    """`earliest`, `latest`, an offset, or `@` with a time."""
+    """The offset that `where` means: `earliest`, `latest`, an offset, or `@` with a time."""
     if where == "earliest":
         return await at_time(gateway, partition, EARLIEST, isolation.value)
     if where == "latest":
@@ -116,7 +116,7 @@ async def page(gateway: Gateway, request: web.Request) -> web.Response:
 
 
 async def one_event(gateway: Gateway, request: web.Request) -> EventOut:
-    """The record that the path names."""
+    """The record that the path names, as an event."""
     partition, offset = partition_of(gateway, request), path_int(request, "offset", most=2**63 - 1)
     records, _, _ = await _read_page(gateway, partition, offset, Lens(as_events=True), 1, PAGE_BYTES, 0)
     if not records or records[0].offset != offset:
@@ -129,7 +129,7 @@ async def one_event(gateway: Gateway, request: web.Request) -> EventOut:
 async def _read_page(
     gateway: Gateway, partition: TopicPartition, offset: int, lens: Lens, most: int, max_bytes: int, wait_ms: int
 ) -> tuple[list[Shown], int, Piece]:
-    """Records from the offset on, the next offset, and the last of what was fetched for them."""
+    """Records from the offset on, the next offset, and the last piece that was fetched for them."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_ms / 1000
     patience = loop.time() + TIMEOUT_S
@@ -157,7 +157,7 @@ async def _read_page(
 
 
 def asks_for_batch(request: web.Request, lens: Lens) -> bool:
-    """Whether several records are to be shown as a batch of CloudEvents."""
+    """Whether several records are to be shown as one batch of CloudEvents."""
     accepted = request.headers.get("Accept", "").lower()
     if BATCHED not in accepted:
         if accepted.partition(";")[0].strip() == STRUCTURED:
@@ -173,7 +173,7 @@ def _refuse_more(lens: Lens) -> None:
 
 
 def batch_of(events: Sequence[Shown], lens: Lens, headers: dict[str, str]) -> web.Response:
-    """Events have no members of ours: where to go on is in headers."""
+    """A batch of CloudEvents. A batch has no room for the next offset, so that is in a header."""
     body = _encode([event.content for event in events if isinstance(event, EventOut)])
     return web.Response(
         body=long_numbers_as_text(body) if lens.text_numbers else body, content_type=BATCHED, headers=headers
@@ -194,7 +194,7 @@ async def _refused(gateway: Gateway, partition: TopicPartition, piece: Piece, of
 
 
 class Cursor:
-    """Where a reader of several partitions goes on, as text: `0:15,2:7`."""
+    """The position of a reader of several partitions, as text: `0:15,2:7`."""
 
     def __init__(self, offsets: dict[int, int]) -> None:
         self.offsets = offsets
@@ -205,7 +205,7 @@ class Cursor:
         self._parts[index] = f"{index}:{offset}"
 
     def around(self, index: int) -> tuple[str, str]:
-        """What stands before and behind the offset of one partition."""
+        """The text before and after the offset of one partition."""
         places = list(self._parts)
         at = places.index(index)
         parts = list(self._parts.values())
@@ -229,7 +229,7 @@ def read_cursor(given: str) -> dict[int, int]:
 
 
 class Stream:
-    """A topic as it grows, to one client."""
+    """A stream to one client: a topic as it grows."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class Stream:
         self._told = cursor.text
 
     async def run(self) -> None:
-        """Until the client is gone, or has what it wanted."""
+        """Send records until the client is gone or has all that it has asked for."""
         patience = self._loop.time() + TIMEOUT_S
         while not self._is_over:
             by_leader: dict[int, dict[TopicPartition, int]] = {}
@@ -292,7 +292,7 @@ class Stream:
         return until is not None and all(self._cursor.offsets.get(each, 0) >= end for each, end in until.items())
 
     def _partitions(self) -> list[int]:
-        """Those to read; what was added to the topic since is read from its start."""
+        """The partitions to read. A partition that was added to the topic later is read from its start."""
         topic = self._gateway.topic(self._topic)
         wanted = [index for index in topic.partitions if self._chosen is None or index in self._chosen]
         for index in wanted:
@@ -433,7 +433,7 @@ def passes(failure: Problem | ClientFailure) -> bool:
 
 
 async def _guarded(run: Callable[[], Awaitable[None]], failed: Callable[[Problem], Awaitable[None]]) -> None:
-    """The head of the answer is gone: what goes wrong now is an event."""
+    """Run a stream. The head of the answer is sent already, so an error is told as an event."""
     try:
         await run()
     except Problem as problem:

@@ -1,11 +1,11 @@
 """Records as CloudEvents 1.0, and back: Kafka's binding, the JSON format, and the headers of HTTP's binary mode.
 
-A record is an event in binary mode (`ce_*` headers, `content-type`, the data as its value), or in structured mode
-(`content-type` is `application/cloudevents+json`, the value is the event). What is neither is wrapped on its way out:
-an event of type `oncelog.record` whose source and id say where the record is, and whose data is its value.
+A record can be an event in binary mode (`ce_*` headers, `content-type`, the data as its value) or in structured mode
+(`content-type` is `application/cloudevents+json`, the value is the event). Any other record is wrapped when it is read:
+the event has the type `oncelog.record`, its source and id name the record, and its data is the record's value.
 
-What always holds: an event that was written as one has the attributes and the data it came with. An event in binary
-mode has the record's key as `partitionkey`, where it has none of its own: the libraries of CloudEvents keep it there.
+What always holds: an event keeps the attributes and the data with which it was written. If an event in binary mode has
+no `partitionkey`, it gets the record's key as one, because the libraries of CloudEvents keep it there.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from service.web.records import encoded
 STRUCTURED, BATCHED = "application/cloudevents+json", "application/cloudevents-batch+json"
 WRAPPED = "oncelog.record"
 CURSOR = "oncelogcursor"
-"""In lines: the attribute that says where to go on behind this event."""
+"""In a stream of lines, this attribute says where to go on after the event."""
 CONTENT_TYPE = "content-type"
 HEADERS_BYTES_MAX = 32 << 10
-"""Of an event in binary mode: more of them is more than clients read."""
+"""The most header bytes of an event in binary mode. Clients don't read more."""
 REQUIRED = ("id", "source", "specversion", "type")
 NOT_ATTRIBUTES = frozenset({"data", "data_base64", "datacontenttype"})
 IN_HEADERS = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
@@ -47,7 +47,7 @@ _TEXT_MEDIA = re.compile(
 
 
 class Event(msgspec.Struct):
-    """What every event has; the rest of it is not looked at."""
+    """The attributes that every event must have. The others are not looked at."""
 
     id: Annotated[str, Meta(min_length=1)]
     source: Annotated[str, Meta(min_length=1)]
@@ -57,7 +57,7 @@ class Event(msgspec.Struct):
 
 
 class EventOut(msgspec.Struct, gc=False):
-    """A record on its way out as an event: its members as JSON has them."""
+    """An event as it is read: the members that it has in JSON."""
 
     offset: int
     content: dict[str, Any]
@@ -73,7 +73,7 @@ _anything = msgspec.json.Decoder()
 
 
 def from_structured(body: bytes, now_ms: int) -> NewRecord:
-    """The event as it came is the record's value."""
+    """A record whose value is the event as it came."""
     try:
         event = _event.decode(body)
     except msgspec.ValidationError as error:
@@ -87,7 +87,7 @@ def from_structured(body: bytes, now_ms: int) -> NewRecord:
 
 
 def from_binary(given: Mapping[str, str], body: bytes, now_ms: int) -> NewRecord:
-    """`ce-*` headers become `ce_*` headers, the body is the value."""
+    """A record from an event in binary mode: `ce-*` headers become `ce_*` headers, the body becomes the value."""
     attributes: dict[str, str] = {}
     for header, content in given.items():
         if (name := header.lower()).startswith("ce-"):
@@ -107,7 +107,7 @@ def from_binary(given: Mapping[str, str], body: bytes, now_ms: int) -> NewRecord
 
 
 def _out_of_header(content: str) -> str:
-    """As the binding of HTTP decodes it: out of quotes, then out of percents."""
+    """Decode a header's content as HTTP's binding says: first remove the quotes, then the percent encoding."""
     if len(content) > 1 and content[0] == content[-1] == '"':
         content = _ESCAPED.sub(r"\1", content[1:-1])
     try:
@@ -137,7 +137,7 @@ def _structured(value: bytes | None) -> dict[str, Any] | None:
         return None
     try:
         _event.decode(value)
-        if b"\n" in value or b"\r" in value:  # it must fit into a line
+        if b"\n" in value or b"\r" in value:  # a header is one line
             value = msgspec.json.format(value, indent=-1)
         return {**_members.decode(value)}
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -189,7 +189,7 @@ def _add_key(content: dict[str, Any], record: Record) -> None:
 
 
 def _add_data(content: dict[str, Any], value: bytes, media: str | None) -> None:
-    """As the JSON format has data of this type: as JSON, as text, else as base64."""
+    """Add the data as the JSON format wants it for this media type: as JSON, as text, otherwise as base64."""
     if media is None or _JSON_MEDIA.match(media):
         if _is_json(value):
             content["data"] = Raw(msgspec.json.format(value, indent=-1) if b"\n" in value or b"\r" in value else value)
@@ -217,7 +217,7 @@ def _text(content: bytes | None) -> str | None:
 
 
 def to_binary(event: EventOut) -> tuple[dict[str, str], bytes | None]:
-    """Headers and body of HTTP's binary mode; no body where the event has no data."""
+    """Headers and body of HTTP's binary mode. The body is None if the event has no data."""
     content = {name: _anything.decode(each) if isinstance(each, Raw) and name != "data" else each
                for name, each in event.content.items()}  # fmt: skip
     headers = {

@@ -1,8 +1,9 @@
-"""CloudEvents over HTTP: any webhook can be pointed at a topic, and what is there can be had as events.
+"""CloudEvents over HTTP: a webhook can write to a topic, and records can be read as events.
 
-Binary mode (`ce-*` headers) stays binary in the log, structured mode (`application/cloudevents+json`) structured; a
-batch (`application/cloudevents-batch+json`) is written together. `event_format.py` says which event a record is.
-Pages, streams and members show events to those who ask for that media type; a single one is here.
+An event in binary mode (`ce-*` headers) stays binary in the log, an event in structured mode
+(`application/cloudevents+json`) stays structured. The events of a batch (`application/cloudevents-batch+json`) are
+written together. `event_format.py` says how records and events correspond. Pages, streams and members show events to
+clients that ask for that media type; here a single event is shown.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from service.web.routing import Route, header
 ASKING, ALLOWED = "WebHook-Request-Origin", "WebHook-Allowed-Origin"
 ASKING_RATE, ALLOWED_RATE = "WebHook-Request-Rate", "WebHook-Allowed-Rate"
 INERT = {"Content-Security-Policy": "sandbox; default-src 'none'", "X-Content-Type-Options": "nosniff"}
-"""An event may say that its data is a page with a script; it must not become one beside our own pages."""
+"""An event may claim that its data is a page with a script. A browser must not run it as if it were one
+of our pages.
+"""
 
 _encode = msgspec.json.Encoder().encode
 _events = msgspec.json.Decoder(list[msgspec.Raw])
@@ -64,8 +67,8 @@ async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 
 
 async def handshake(gateway: Gateway, request: web.Request) -> web.Response:
-    """The consent that a sender of webhooks asks for before it sends. Who may write may have events sent, as fast as he
-    likes: who is too fast is told by 429. It is given in this answer; a callback, if one is named, is not called.
+    """The consent that the sender of a webhook asks for before it sends. Any rate is granted: a sender that is too fast
+    is told so by 429. The consent is given in this answer; if the sender names a callback, that is not called.
     """
     headers = {"Allow": "OPTIONS, POST"}
     if origin := request.headers.get(ASKING):
@@ -76,7 +79,7 @@ async def handshake(gateway: Gateway, request: web.Request) -> web.Response:
 
 
 async def show(gateway: Gateway, request: web.Request) -> web.Response:
-    """One event, in binary mode unless structured mode is asked for."""
+    """One event: in binary mode, or in structured mode if the client asks for that."""
     event = await one_event(gateway, request)
     if STRUCTURED in request.headers.get("Accept", "").lower():
         return web.Response(body=_encode(event.content), content_type=STRUCTURED, headers=INERT)
@@ -89,7 +92,7 @@ ROUTES = (
           "records", body_media=(STRUCTURED, BATCHED), answer=BatchOut,
           problems=(400, 404, 409, 413, 415, 422, 503, 504), parameters=(KEY_HEADER,)),
     Route("OPTIONS", "/v1/topics/{topic}/events", handshake, "Consent to a webhook, as its sender asks for it.",
-          "records", parameters=(header(ASKING, "Who asks; repeated in `WebHook-Allowed-Origin`."),
+          "records", parameters=(header(ASKING, "The sender; repeated in `WebHook-Allowed-Origin`."),
                                  header(ASKING_RATE, "How many a minute it would like to send; any number is fine."))),
     Route("GET", "/v1/topics/{topic}/partitions/{partition}/events/{offset}", show,
           "A committed record as a CloudEvent: in binary mode, or structured if `Accept` says so.", "records",

@@ -1,8 +1,8 @@
-"""Stored batches from wherever they are, opened into records that a reader may see.
+"""Fetches stored batches from the leaders, and opens them into the records that a reader may see.
 
-What always holds: a reader gets records of a partition in order, and under `read_committed` nothing that was aborted or
-is undecided, unless aborted records are asked for; markers are shown only to those who ask. The position moves past
-what was handed out or is not to be shown, and no further.
+What always holds: a reader gets the records of a partition in order. With `read_committed` it gets no aborted or
+undecided record, unless it asks for aborted ones. It gets markers only if it asks for them. The position moves past
+records that were handed out or that must not be shown, and no further.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition, FetchRequest, FetchTopic
 
 RECORDS_AT_ONCE = 1000
-"""Opened in one turn of the loop; a batch is as much work as one more."""
+"""How many records are opened in one turn of the loop. A batch counts as one more."""
 PACKED_AT_ONCE = 16 << 10
-"""A longer batch that is compressed is unpacked beside the loop."""
+"""A compressed batch that is longer is unpacked beside the loop."""
 
 
 Shown = RecordOut | EventOut
@@ -52,7 +52,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Lens:
-    """What a reader wants to see, and how."""
+    """Which records a reader wants to see, and in which form."""
 
     isolation: Isolation = Isolation.READ_COMMITTED
     control: bool = False
@@ -77,8 +77,8 @@ class Lens:
 
 
 def left_ms(deadline: float) -> int:
-    """Whole milliseconds until then. A leader can't be asked to wait for less; a reader that went by the clock would
-    ask again and again through the last part of one.
+    """Whole milliseconds until the deadline. A leader can't be asked to wait for less than one. A reader that went on
+    until the deadline itself would ask again and again during the last fraction.
     """
     return max(int((deadline - asyncio.get_running_loop().time()) * 1000), 0)
 
@@ -92,7 +92,7 @@ async def fetch(
     max_bytes: int,
     wait_ms: int,
 ) -> list[Piece]:
-    """What one leader has; it waits for as long if it has nothing."""
+    """What one leader has. If it has nothing, it waits for this long."""
     if node == gateway.broker.node_id:
         return await _fetch_here(gateway, positions, isolation, max_bytes, wait_ms)
     image = gateway.broker.image
@@ -157,7 +157,7 @@ async def _fetch_here(
 async def opened(
     gateway: Gateway, piece: Piece, offset: int, lens: Lens, most: int
 ) -> AsyncIterator[tuple[list[Shown], int]]:
-    """The records to show from `offset` on, some at a time and `most` at most, each time with the next position."""
+    """The records to show from `offset` on, in portions, `most` in all. Each portion comes with the next position."""
     aborted = AbortedRanges(piece.aborted or ())
     view = memoryview(piece.data)
     at = looked_at = 0

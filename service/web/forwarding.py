@@ -1,7 +1,6 @@
-"""Requests that another broker must serve, because what they are about has its home there.
+"""Forwards requests to the broker that must serve them, because it holds what they are about.
 
-What always holds: a request is forwarded once; a broker that has lost what it was asked for says so instead of passing
-it on again.
+What always holds: a request is forwarded once. A broker that no longer holds it says so instead of forwarding it again.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ HOP_BY_HOP = frozenset(
 
 
 async def forward(gateway: Gateway, node: int, request: web.Request, body: bytes) -> web.StreamResponse:
-    """The other broker's answer. The body is as it was read: unpacked."""
+    """The other broker's answer. The body is forwarded unpacked, as it was read here."""
     broker = gateway.broker.image.brokers.get(node)
     endpoint = None if broker is None else broker.endpoint(WEB)
     if request.headers.get(FORWARDED) is not None:
@@ -30,7 +29,9 @@ async def forward(gateway: Gateway, node: int, request: web.Request, body: bytes
         raise Problem("not-now", f"broker {node} shall answer, which has no HTTP or is away")
     headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
     headers[FORWARDED] = str(gateway.broker.node_id)
-    url = URL(f"http://{endpoint.address}{request.raw_path}", encoded=True)  # to the letter: keys know it by that
+    url = URL(
+        f"http://{endpoint.address}{request.raw_path}", encoded=True
+    )  # the path must stay the same to the letter: idempotency keys are known by it
     try:
         async with gateway.http().request(request.method, url, data=body, headers=headers) as answer:
             content = await answer.read()

@@ -1,4 +1,4 @@
-"""Groups as an operator sees them: members, offsets, lag; moved and deleted while nobody reads."""
+"""Groups for operators: members, offsets and lag. A group without members can be moved and deleted."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Lag(msgspec.Struct):
     lag: int
     """Records that are decided and not read."""
     undecided: int
-    """Records behind those, of transactions that are open or after them."""
+    """Records after those: of open transactions, or written after one."""
 
 
 class GroupLag(msgspec.Struct):
@@ -87,7 +87,9 @@ class GroupLag(msgspec.Struct):
 
 
 class Reset(msgspec.Struct, forbid_unknown_fields=True):
-    """Where the group shall go on: in `offsets`, or in the partitions of `topics`, or of all that it has read."""
+    """Where the group is to go on: at `offsets`, or in the partitions of `topics`, or in all partitions that it has
+    read.
+    """
 
     to: Literal["earliest", "latest", "timestamp", "shift", "offsets"] = "offsets"
     offsets: list[GroupOffset] = []
@@ -150,7 +152,7 @@ async def lag(gateway: Gateway, request: web.Request) -> web.Response:
 
 
 async def reset(gateway: Gateway, request: web.Request) -> web.Response:
-    """Only while the group has no members: they would go on where they are."""
+    """Move the group. It must have no members, because members would go on where they are."""
     group = request.match_info["group"]
     wanted = read_json(await request.read(), _resets)
     new = await new_offsets(gateway, group, wanted)
@@ -204,10 +206,10 @@ ROUTES = (
     Route("GET", _GROUP, describe, "A group and its members.", "groups", answer=GroupOut, problems=(404, 503)),
     Route("DELETE", _GROUP, delete, "Delete a group that has no members.", "groups", status=204,
           problems=(404, 409, 422, 503)),
-    Route("GET", _GROUP + "/offsets", offsets, "What the group has committed.", "groups", answer=GroupOffsets,
+    Route("GET", _GROUP + "/offsets", offsets, "The group's committed offsets.", "groups", answer=GroupOffsets,
           problems=(503,)),
     Route("PUT", _GROUP + "/offsets", reset, "Let the group go on elsewhere; it must have no members.", "groups",
           body=Reset, answer=GroupOffsets, problems=(400, 404, 409, 410, 422, 503, 504)),
-    Route("GET", _GROUP + "/lag", lag, "How far behind the group is: of what is decided, and of what is not.", "groups",
+    Route("GET", _GROUP + "/lag", lag, "How far behind the group is, in decided and undecided records.", "groups",
           answer=GroupLag, problems=(503,)),
 )  # fmt: skip

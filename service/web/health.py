@@ -1,4 +1,4 @@
-"""Whether this broker lives, and whether it can be used: for orchestrators and load balancers."""
+"""Whether this broker is alive, and whether it can be used: for orchestrators and load balancers."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from service.web.routing import Route, flag
 
 
 class Check(msgspec.Struct):
-    """One thing that must hold before the broker is of use."""
+    """A condition that must hold before the broker can be used."""
 
     name: str
     ok: bool

@@ -1,10 +1,10 @@
-"""Consumer instances as Confluent's REST Proxy has them in version 2: consumers with a name, which subscribe to topics,
-or are assigned partitions by hand, and are read from by name.
+"""Consumer instances of version 2 of Confluent's REST Proxy: consumers with a name, which subscribe to topics or are
+assigned partitions by hand, and are read by their name.
 
-What always holds: an instance lives at the broker that coordinates its group. Where it reads moves only by an answer
-that shows the records before, and it reads nothing that its group has given to another. What it commits by itself, it
-has shown to a client that has asked for something since. An instance that is lost with its broker is made again under
-its name, takes its place in the group at once and goes on where the group is.
+What always holds: an instance lives at the broker that coordinates its group. Its position moves only with an answer
+that shows the records before that position. It reads nothing that its group has given to another member. It commits on
+its own only what it has shown to a client that has sent another request since. An instance that is lost with its broker
+is made again under its name; it takes its place in the group at once, and goes on where the group is.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from service.wire.error_codes import ErrorCode
 logger = logging.getLogger("oncelog.http")
 
 SOMEWHERE = -1
-"""The position of a partition until it is read from for the first time."""
+"""The position of a partition that has not been read from yet."""
 COMMIT_EVERY_S = 5.0
 KEPT_BYTES_MAX = 16 << 20
-"""Of subscriptions and assignments, as they came, of all instances."""
+"""The most bytes of subscriptions and assignments, in the form in which they came, of all instances together."""
 COMMIT_TRIES = 3
 
 
@@ -62,7 +62,7 @@ class Form(Enum):
 
 
 class Refused(Problem):
-    """Told with a code of the REST Proxy's."""
+    """A refusal with an error code of the REST Proxy."""
 
     def __init__(self, slug: str, code: int, message: str) -> None:
         super().__init__(slug, message)
@@ -82,7 +82,7 @@ def not_in_form(message: str) -> Refused:
 
 
 class RecordV2(msgspec.Struct):
-    """A record that was read."""
+    """A record as the answer shows it."""
 
     topic: str
     key: Raw | str | None
@@ -93,7 +93,7 @@ class RecordV2(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a client said when it made its instance."""
+    """The settings with which a client made its instance."""
 
     form: Form = Form.BINARY
     auto_offset_reset: str = "latest"
@@ -106,17 +106,17 @@ class Wishes:
 class Instance(Member):
     wishes: Wishes = field(default_factory=Wishes)
     is_named: bool = False
-    """By its client, which may make it again."""
+    """The client chose the name, and may make the instance again."""
     is_assigned: bool = False
-    """By hand: it is no member of its group."""
+    """Partitions were assigned by hand: the instance is no member of its group."""
     shown: dict[TopicPartition, int] = field(default_factory=dict)
-    """Where it has read to since its client was heard of: it may not have got the answer."""
+    """The positions after the last answer. It is not known whether the client got that answer."""
     uncommitted: dict[TopicPartition, int] = field(default_factory=dict)
-    """Where it has read to, as its client knows, since the last commit."""
+    """The positions that the client is known to have read to since the last commit."""
     committed_s: float = 0.0
     kept_bytes: int = 0
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One answer with records at a time."""
+    """Held by the one answer with records that is made at a time."""
 
     @property
     def is_subscribed(self) -> bool:
@@ -124,17 +124,17 @@ class Instance(Member):
 
     @property
     def who(self) -> tuple[str, int]:
-        """As the group knows it."""
+        """The instance's member id and epoch in its group."""
         return (self.member_id, self.epoch) if self.is_subscribed else ("", -1)
 
     def move(self, positions: Mapping[TopicPartition, int]) -> None:
         for partition, offset in positions.items():
-            self.positions.pop(partition, None)  # others come first next time
+            self.positions.pop(partition, None)  # other partitions come first next time
             self.positions[partition] = self.shown[partition] = offset
 
 
 class Instances(Members):
-    """Those whose groups this broker coordinates. An instance that subscribes is a member of its group."""
+    """The instances whose groups this broker coordinates. An instance that subscribes is a member of its group."""
 
     _members: dict[tuple[str, str], Instance]  # type: ignore[assignment]
 
@@ -179,13 +179,15 @@ class Instances(Members):
         self._kept_bytes, instance.kept_bytes = kept, size
 
     async def leave(self, member: Member) -> None:
-        """Its client has asked for it, and hence has seen the last answer."""
+        """Delete an instance. Its client has asked for it, so it has seen the last answer."""
         assert isinstance(member, Instance)
         await self._commit_itself(member)
         await super().leave(member)
 
     async def expire(self, member: Member, *, has_moved: bool) -> None:
-        """A client that named it may have made it again elsewhere: that one has its place in the group by now."""
+        """Remove a silent instance. If its client chose the name, it may have made the instance again elsewhere; that
+        one has its place in the group by now.
+        """
         assert isinstance(member, Instance)
         if has_moved and member.is_named:
             self.forget(member)
@@ -196,7 +198,7 @@ class Instances(Members):
         if member.epoch > 0:
             await super().depart(member)
 
-    # -- what it reads
+    # -- what an instance reads
 
     async def subscribe(self, instance: Instance, topics: list[str], pattern: str, size: int) -> None:
         if instance.is_assigned or (instance.pattern if topics else instance.join.topics):
@@ -241,11 +243,11 @@ class Instances(Members):
         await self._commit_itself(member)
 
     async def starts(self, member: Member, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """Found out when they are read from, as any consumer does it."""
+        """No positions yet: like any consumer, an instance finds them when it reads."""
         return dict.fromkeys(partitions, SOMEWHERE)
 
     async def seek(self, instance: Instance, offsets: Mapping[TopicPartition, int]) -> None:
-        """EARLIEST and LATEST are offsets too."""
+        """Move to these offsets; EARLIEST and LATEST may be among them."""
         for partition in offsets:
             if partition not in instance.positions:
                 raise conflict(f"No current assignment for partition {partition.topic}-{partition.partition}")
@@ -258,7 +260,9 @@ class Instances(Members):
         return await at_time(self._gateway, partition, offset, Isolation.READ_COMMITTED.value)
 
     async def _begin(self, instance: Instance) -> None:
-        """Find where to read what has not been read from yet: where the group is, or where the client said."""
+        """Find the position of each partition that has none: where the group is, or else where the client's setting
+        says.
+        """
         image = self._gateway.broker.image
         fresh = [
             each
@@ -326,25 +330,25 @@ class Instances(Members):
     # -- commits
 
     async def commit(self, instance: Instance, offsets: Mapping[TopicPartition, tuple[int, str | None]]) -> None:
-        """Refused when its group has shut it out meanwhile."""
+        """Commit these offsets. The group refuses them if it has removed the instance meanwhile."""
         for tries_left in reversed(range(COMMIT_TRIES)):
             try:
                 await commit_by(self._gateway, instance.group, instance.who, None, offsets)
             except Problem as problem:
                 if problem.error != ErrorCode.STALE_MEMBER_EPOCH or not tries_left:
                     raise
-                await self.beat(instance)  # the group has gone on, and still knows it
+                await self.beat(instance)  # the group has moved on, and still has this member
             else:
                 return
 
     async def commit_all(self, instance: Instance) -> None:
-        """Everything that was shown."""
+        """Commit all that was shown."""
         offsets = {each: (offset, None) for each, offset in instance.positions.items() if offset != SOMEWHERE}
         await self.commit(instance, offsets)
         instance.uncommitted.clear()
 
     async def _commit_itself(self, instance: Instance) -> None:
-        """Not asked for: what goes wrong is not told, and tried again later."""
+        """Commit without being asked. An error is not told to the client; the next attempt comes later."""
         instance.committed_s = asyncio.get_running_loop().time()
         topics = self._gateway.broker.image.topics
         ready = {
@@ -368,7 +372,7 @@ class Instances(Members):
 
 
 class Answer:
-    """Records for one answer. Its instance has read them only once they are given."""
+    """The records for one answer. The instance's position moves only when they are handed over (`given`)."""
 
     def __init__(self, gateway: Gateway, instance: Instance, max_bytes: int) -> None:
         self.instance = instance
@@ -388,14 +392,18 @@ class Answer:
         return self._is_full or (bool(self.records) and self._bytes >= self.instance.wishes.min_bytes)
 
     def given(self) -> list[RecordV2]:
-        """Without those of partitions that were given to another meanwhile, or that the client reads elsewhere now."""
+        """The records, without those of partitions that were given to another member or that the client has moved
+        meanwhile.
+        """
         held = self.instance.positions
         kept = {each: end for each, end in self._ends.items() if held.get(each) == self._begins[each]}
         self.instance.move(kept)
         return [each for each in self.records if (each.topic, each.partition) in kept]
 
     async def take(self, wait_ms: int) -> list[TopicPartition]:
-        """Read on, and wait for so long if there is nothing. Partitions that begin elsewhere come back."""
+        """Read on; if there is nothing, wait for this long. Returns the partitions whose position is not in their log
+        any more.
+        """
         image = self._gateway.broker.image
         by_leader: dict[int, dict[TopicPartition, int]] = {}
         for partition, offset in self.instance.positions.items():

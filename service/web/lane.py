@@ -1,12 +1,13 @@
 # Hot path: one `data_received` a request; `python -m tests.bench --only web` answers for it.
-"""The short way of requests that come over and over: `POST /v1/topics/{topic}/records` with JSON or bytes, on a
-connection that is kept. Everything else goes to aiohttp, and so does what follows it on that connection.
+"""A short way for requests that come again and again: `POST /v1/topics/{topic}/records` with JSON or bytes, on a
+connection that is kept. Every other request goes to aiohttp, and so does everything after it on that connection.
 
-What always holds: what is not exactly of the simple form below, to the letter, is aiohttp's to read and to refuse;
-requests are answered one after the other, in their order; who does not read is not read from.
+What always holds: a request that does not have exactly the simple form below is left to aiohttp, which reads or refuses
+it. Requests are answered one after the other, in their order. While a client does not read its answers, nothing is read
+from it.
 
-Measured when it was made (16 connections, two cores, `wrk` beside it): a request of one record took the processor
-203 us in aiohttp's way, of which a half was aiohttp's.
+Measured when it was made (16 connections, two cores, `wrk` beside it): a request of one record took 203 us of the
+processor through aiohttp, and half of that was aiohttp's own.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ HEAD_BYTES_MAX = 4096
 BODY_BYTES_MAX = 1 << 20
 REST_BYTES_MAX = 64 << 10
 REQUESTS_AT_ONCE = 30
-"""Served in one turn of the loop, of those that came together."""
+"""How many requests that came together are served in one turn of the loop."""
 HEADS_MAX = 1000
-"""Remembered, so that each is read once."""
+"""How many heads are remembered, so that each is parsed once."""
 BODY_S, UNREAD_S = 60.0, 120.0
-"""Within which a body must have come, and an answer must be taken."""
+"""A body must have come within the first time. An answer must be taken within the second."""
 IDLE_S = 3630.0
-"""How long a connection is kept that says nothing: longer than any proxy keeps one, as aiohttp does."""
+"""How long a silent connection is kept: as long as aiohttp keeps one, which is longer than any proxy does."""
 PATH = "/v1/topics/{topic}/records"
 STATUS_LINES = {200: b"200 OK\r\nContent-Type: application/json"} | {
     kind.status: f"{kind.status} {HTTPStatus(kind.status).phrase}\r\nContent-Type: {MEDIA_TYPE}".encode()
@@ -58,15 +59,15 @@ class Asked(NamedTuple):
 
     path: str
     names: Mapping[str, str]
-    """What the path names: the topic."""
+    """The variable parts of the path: the topic."""
     write: Writes
     body_bytes: int
     codec: str | None
-    """What the client likes its answer packed with."""
+    """The codec that the client prefers for its answer."""
 
 
 def read_head(head: bytes) -> Asked | None:
-    """None for whatever is not of the simple form."""
+    """The parsed head; None if it does not have the simple form."""
     first, *lines = head.split(b"\r\n")
     asked = _ASKED.fullmatch(first)
     if asked is None:
@@ -95,18 +96,18 @@ class Lanes:
     def __init__(self, gateway: Gateway, session: Callable[[asyncio.BaseTransport], Session]) -> None:
         self.gateway = gateway
         self.session = session
-        """Who is at the other end of a connection."""
+        """Makes the session for a connection: the client at its other end."""
         self.authorize = next(each.authorize for each in gateway.routes if (each.method, each.path) == ("POST", PATH))
         self.heads: dict[bytes, Asked] = {}
         self.writing: set[asyncio.Task[None]] = set()
-        """Requests whose answers are waited for."""
+        """Requests whose answers are not ready yet."""
         self.are_closed = False
-        """Whatever comes from now on is aiohttp's."""
+        """The server stops: aiohttp gets everything that comes from now on."""
         self._date = b""
         self._dated_s = -1
 
     def date(self, now_s: float) -> bytes:
-        """The header, made once a second."""
+        """The `Date` header, made once a second."""
         if int(now_s) != self._dated_s:
             self._dated_s = int(now_s)
             self._date = f"Date: {formatdate(usegmt=True)}\r\n".encode()
@@ -114,7 +115,7 @@ class Lanes:
 
 
 class Lane(asyncio.Protocol):
-    """One connection. `leave` hears of it when aiohttp takes it over."""
+    """One connection. `leave` is told when aiohttp takes it over."""
 
     def __init__(
         self, lanes: Lanes, slow: web.RequestHandler, leave: Callable[[web.RequestHandler], None], head_s: float
@@ -126,14 +127,14 @@ class Lane(asyncio.Protocol):
         self._is_slow = False
         self._transport: asyncio.Transport
         self._rest = bytearray()
-        """What has come of requests that are not begun."""
+        """The bytes that have come of requests that are not begun."""
         self._lacks_bytes = 0
-        """Of the body of the first of them, as far as that is known."""
+        """How many bytes of the first request's body have not come, as far as that is known."""
         self._task: asyncio.Task[None] | None = None
-        """Of a request whose answer is waited for."""
+        """The request whose answer is not ready yet."""
         self._is_paused = False
         self._has_ended = False
-        """The client says no more, but may wait for an answer."""
+        """The client sends no more, but may wait for an answer."""
         self._loop = asyncio.get_running_loop()
         self._seen_s = self._loop.time()
         self._patience_s = head_s
@@ -142,18 +143,18 @@ class Lane(asyncio.Protocol):
     # -- what the transport says
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not derive from it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is no subclass of it
         self._session = self._lanes.session(transport)
         self._slow.connection_made(transport)
-        self._slow.keep_alive(True)  # aiohttp would end what is idle for it, which may be busy here
+        self._slow.keep_alive(True)  # aiohttp would end the connection as idle although a request may be under way here
 
     def connection_lost(self, error: BaseException | None) -> None:
         self._timer.cancel()
-        # aiohttp stumbles over a request and the end of its connection in one turn
+        # aiohttp fails if a request and the end of its connection come in one turn
         self._loop.call_soon(self._slow.connection_lost, error)
 
     def eof_received(self) -> bool:
-        """Whether the connection stays open for what is to be answered."""
+        """Whether the connection stays open for the answers that are not sent yet."""
         if self._is_slow:
             self._slow.eof_received()
             return False
@@ -197,21 +198,21 @@ class Lane(asyncio.Protocol):
 
     def _resume(self) -> None:
         if self._is_slow:
-            return  # it says itself when it is read from
+            return  # aiohttp says itself when it wants to read
         if self._task is None and not self._is_paused and not self._transport.is_closing():
             if not self._has_ended:
                 self._transport.resume_reading()
             self._go_on(self._take_rest())
 
     def _go_on(self, data: bytes) -> None:
-        """Serve what is there, one request after the other: so many in this turn of the loop."""
+        """Serve the requests that are there, one after the other, up to a limit in each turn of the loop."""
         at = self._serve_some(data)
         self._rest += data[at:]
         if self._has_ended and self._task is None and (at == len(data) or self._lacks_bytes > 0):
             self._transport.close()
 
     def _serve_some(self, data: bytes) -> int:
-        """How much of it is done with, in bytes; the rest waits for more of it, or for its turn."""
+        """How many bytes are done with. The rest waits for more bytes, or for its turn."""
         lanes = self._lanes
         at, left = 0, REQUESTS_AT_ONCE
         self._lacks_bytes = 0
@@ -252,9 +253,9 @@ class Lane(asyncio.Protocol):
         return len(data)
 
     def _leave(self, data: bytes) -> None:
-        """To aiohttp, for good."""
+        """Hand the connection over to aiohttp, for good."""
         if self._has_ended:
-            self._transport.close()  # as aiohttp does then
+            self._transport.close()  # aiohttp does the same then
             return
         self._is_slow = True
         self._timer.cancel()
@@ -262,17 +263,17 @@ class Lane(asyncio.Protocol):
         self._slow.data_received(data)
 
     def _serve(self, asked: Asked, body: bytes) -> bool:
-        """False, and nothing done, if it must go the general way."""
+        """Serve a request the short way. False: nothing was done, and the request must go the general way."""
         broker = self._gateway.broker
         if not broker.ready.is_set() or self._lanes.are_closed or len(body) > broker.config.http_max_body_bytes:
             return False
         if not self._lanes.authorize(self._session, asked.names):
-            return False  # the general way says so
+            return False  # the general way tells what is wrong
         self._seen_s = began_s = self._loop.time()
         self._patience_s = IDLE_S
         try:
             answer = asked.write(self._gateway, asked.names["topic"], body)
-        except Exception:  # logged with its trace; whatever it is, only this request ends
+        except Exception:  # logged with its trace; this request ends, others go on
             logger.exception("POST %s failed", asked.path)
             self._answer_problem(asked, Problem("server-error", outcome="unknown"), began_s)
             return True
@@ -292,7 +293,7 @@ class Lane(asyncio.Protocol):
             self._answer(asked, 200, await answer, began_s)
         except Problem as problem:
             self._answer_problem(asked, problem, began_s)
-        except Exception:  # logged with its trace; whatever it is, only this request ends
+        except Exception:  # logged with its trace; this request ends, others go on
             logger.exception("POST %s failed", asked.path)
             self._answer_problem(asked, Problem("server-error", outcome="unknown"), began_s)
         finally:
@@ -329,7 +330,9 @@ class Lane(asyncio.Protocol):
         self._timer = self._loop.call_later(patience_s, self._look)
 
     def _look(self) -> None:
-        """Who says nothing or takes no answer is ended; a body that does not end is left to aiohttp, which says so."""
+        """End a connection that is silent or takes no answer. If a body does not end, aiohttp gets the connection and
+        tells the client.
+        """
         left_s = self._seen_s + self._patience_s - self._loop.time()
         if left_s > 0 or self._task is not None:
             self._timer = self._loop.call_later(max(left_s, 1.0), self._look)

@@ -1,8 +1,8 @@
-"""JSON bodies, looked through: whether an object names a member twice, which the decoder does not say, and where a long
-list of records can be cut, so that it is decoded in turns of the loop.
+"""Scans a JSON body before it is decoded: whether an object names a member twice, which the decoder does not tell, and
+where a long list of records can be cut, so that it is decoded in several turns of the loop.
 
-What always holds: what lies inside a record's `value` is the client's own; nothing is asked of it here. What is not
-JSON is for the decoder to say.
+What always holds: what is inside a record's `value` belongs to the client and is not judged here. A body that is no
+JSON is left to the decoder, which refuses it.
 """
 
 from __future__ import annotations
@@ -17,39 +17,41 @@ from service.web.problems import Problem
 from service.web.records import RecordIn
 
 TOKENS_AT_ONCE = 20_000
-"""Looked at in one turn of the loop: 3 ms."""
+"""How many tokens are scanned in one turn of the loop: 3 ms."""
 CUT_BYTES = 64 << 10
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[{}\[\]:,]', re.DOTALL)
 _LIST, _OBJECT, _COLON, _COMMA, _QUOTE = b'[{:,"'
 RECORDS_MAX = 100_000
-"""In one body."""
+"""The most records in one body."""
 RECORD_BYTES_MAX = 4 << 20
-"""Of a record as JSON, which is decoded in one turn; bytes may be longer (`application/octet-stream`)."""
+"""The longest record as JSON, because a record is decoded in one turn. A record as bytes (`application/octet-stream`)
+may be longer.
+"""
 RECORDS, VALUE = b'"records"', b'"value"'
 TOP, LIST, RECORD = 1, 2, 3
-"""How deep the members of the body are, its records, and a record's members."""
+"""The depths of the body's members, of its records, and of a record's members."""
 
 
 class Look:
-    """At one body."""
+    """The scan of one body."""
 
     def __init__(self, text: bytes, record: int = RECORD) -> None:
         self._text = text
         self._record = record
         self.records_at = self.records_end = -1
-        """Where what is in the list of records begins and ends."""
+        """Where the content of the list of records begins and ends."""
         self.cuts: list[int] = []
-        """Commas between records, some way apart."""
+        """The positions of some commas between records, at a distance from each other."""
 
     def all(self) -> None:
         for _ in self.steps():
             pass
 
     def steps(self) -> Iterator[None]:
-        """A turn of the loop each. Problem, if a member is named twice."""
+        """Scan the body; each step fits into a turn of the loop. Raises a problem if a member is named twice."""
         text = self._text
         names: list[set[bytes] | None] = []
-        exempt = 0  # so deep is the value that is the client's own; 0 outside of one
+        exempt = 0  # the depth of the client's own value; 0 outside of one
         name, last_cut, last_comma, records = b"", 0, 0, 0
         for count, token in enumerate(_TOKEN.finditer(text)):
             at = token.start()
@@ -97,7 +99,7 @@ class Look:
 
     @property
     def pieces(self) -> Iterator[bytes]:
-        """The list of records as lists, none of them long but where a record is."""
+        """The list of records in several lists. A list is long only if one of its records is."""
         text, start = self._text, self.records_at
         for end in (*self.cuts, self.records_end):
             yield b"[%b]" % text[start:end]
@@ -115,7 +117,7 @@ def _refuse_long(size_bytes: int) -> None:
 
 
 def _plain(name: bytes) -> bytes:
-    """Without the escapes that a name may be written with."""
+    """The name without the escapes that it may be written with."""
     try:
         return msgspec.json.encode(msgspec.json.decode(name, type=str))
     except msgspec.MsgspecError:
@@ -123,18 +125,20 @@ def _plain(name: bytes) -> bytes:
 
 
 def refuse_doubles(body: bytes, records: Sequence[RecordIn], *, is_record: bool = False) -> None:
-    """Raise a problem if an object of the body (or, `is_record`, of a record alone) names a member twice: the decoder
-    took the last one.
+    """Raise a problem if an object of the body (with `is_record`: of a single record) names a member twice. The decoder
+    has silently taken the last one.
 
-    Then there are more colons in the body than in the records that were made of it. Where these are not easily counted
-    all of it is looked through.
+    In that case the body has more colons than the records that were made of it. If these are not easily counted, the
+    whole body is scanned.
     """
     if body.count(b":") != (not is_record) + _colons(records) or b"\\u" in body:
         Look(body, 1 if is_record else RECORD).all()
 
 
 def _colons(records: Sequence[RecordIn]) -> int:
-    """In their text, if it has nothing else in it than keys, partitions and values."""
+    """The number of colons in the records' text; only records of nothing but keys, partitions and values can be
+    counted.
+    """
     members = 0
     texts = []
     for each in records:

@@ -1,9 +1,9 @@
-"""Members of consumer groups that speak HTTP. The broker that coordinates the group is the member: it beats for it,
-knows where it reads, and serves whichever broker was asked.
+"""Members of consumer groups that speak HTTP. The broker that coordinates the group acts as the member: it sends the
+heartbeats, knows the positions, and serves requests that came to other brokers.
 
-What always holds: a member reads only what its group has assigned to it, from what the group has committed on; an
-offset is committed only by a request that says so, and refused when the group has moved on meanwhile; a client that is
-silent for longer than its session leaves the group.
+What always holds: a member reads only partitions that its group has assigned to it, beginning at what the group has
+committed. An offset is committed only by a request that says so, and refused if the group has moved on meanwhile. A
+client that is silent for longer than its session leaves the group.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ EARLIEST, LATEST = -2, -1
 LEAVE = -1
 MEMBERS_MAX = 10_000
 STEP_MS = 500
-"""A poll looks this often whether its partitions are still its own."""
+"""How often a poll checks whether the partitions still belong to its member."""
 REJOIN = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH)
 REBALANCE_TIMEOUT_MS = 60_000
 IDLE_BEAT_S, POLL_BEAT_S = 0.1, 1.0
-"""Who polls learns soon what the group has given or taken, not only when its next beat is due."""
+"""The pauses between heartbeats without and with a poll."""
 
 
 class Join(msgspec.Struct, forbid_unknown_fields=True):
     topics: list[str]
     instance_id: str | None = None
     auto_offset_reset: Literal["earliest", "latest"] = "earliest"
-    """Where to begin in a partition of which the group has committed nothing."""
+    """Where to begin in a partition for which the group has committed nothing."""
     session_timeout_ms: int = 60_000
 
 
@@ -90,7 +90,7 @@ class MemberState(msgspec.Struct):
 
 
 class Polled(msgspec.Struct):
-    """Records of the member's partitions; `commit_token` commits them and everything before."""
+    """Records of the member's partitions. `commit_token` commits them and everything before them."""
 
     records: list[RecordOut]
     commit_token: str
@@ -124,15 +124,15 @@ class Member:
     touched_s: float
     epoch: int = 0
     pattern: str | None = None
-    """Topics that it reads besides those it names."""
+    """Topics that match this are read besides those that are named."""
     has_new_topics: bool = False
-    """The group must be told with the next beat."""
+    """The next heartbeat must tell the group the new list of topics."""
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     interval_s: float = 3.0
     beaten_s: float = 0.0
     is_gone: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One poll or beat at a time: both move positions."""
+    """Held by one poll or heartbeat at a time, because both change positions."""
 
     @property
     def assignment(self) -> list[Assigned]:
@@ -144,7 +144,7 @@ class Member:
 
 
 class Members:
-    """Those whose groups this broker coordinates."""
+    """The members whose groups this broker coordinates."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -172,7 +172,9 @@ class Members:
         await self.depart(member)
 
     async def expire(self, member: Member, *, has_moved: bool) -> None:
-        """Its client is silent, or can't find it any more since another broker coordinates the group (`has_moved`)."""
+        """Remove a member whose client is silent. With `has_moved` another broker coordinates the group, and the client
+        can't reach the member here any more.
+        """
         await self.leave(member)
 
     def forget(self, member: Member) -> None:
@@ -182,7 +184,7 @@ class Members:
             del self._members[member.group, member.member_id]
 
     async def depart(self, member: Member) -> None:
-        """Others take its partitions over."""
+        """Leave the group, so that others take over the partitions."""
         request = ConsumerGroupHeartbeatRequest(member.group, member.member_id, LEAVE, member.join.instance_id)
         await self._gateway.ask_coordinator(GROUPS, member.group, request)
 
@@ -206,7 +208,9 @@ class Members:
             self.forget(member)
 
     async def beat(self, member: Member) -> None:
-        """Say that the member is there, and take what it is given; again at once when that has changed."""
+        """Send a heartbeat and take over what the group assigns. If the assignment changed, send
+        another one at once.
+        """
         async with member.turn:
             for _ in range(5):
                 member.beaten_s = asyncio.get_running_loop().time()
@@ -258,10 +262,14 @@ class Members:
         return changed
 
     async def give_up(self, member: Member, partitions: list[TopicPartition]) -> None:
-        """The group wants these back, and gives them to another once the next beat says that they are not read."""
+        """The group wants these partitions back. It gives them to another member after the next heartbeat, which says
+        that they are no longer read.
+        """
 
     async def starts(self, member: Member, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where the group is; what a transaction is about to commit is waited for."""
+        """Where the group is in these partitions. If a transaction is about to commit offsets, its end
+        is waited for.
+        """
         committed = await committed_by(self._gateway, member.group, partitions, (member.member_id, member.epoch))
         where = EARLIEST if member.join.auto_offset_reset == "earliest" else LATEST
         found = {}
@@ -274,15 +282,17 @@ class Members:
 
 
 Committed = dict[TopicPartition, tuple[int, str | None]]
-"""Offsets with their metadata."""
+"""Committed offsets with their metadata."""
 NOBODY: tuple[str | None, int] = (None, -1)
-"""Who asks as no member of the group."""
+"""Member id and epoch of a caller that is no member of the group."""
 
 
 async def committed_by(
     gateway: Gateway, group: str, partitions: Iterable[TopicPartition], who: tuple[str | None, int] = NOBODY
 ) -> Committed:
-    """What the group has committed of these; what a transaction is about to commit is waited for."""
+    """What the group has committed for these partitions. If a transaction is about to commit offsets, its end is waited
+    for.
+    """
     image = gateway.broker.image
     topics = [
         OffsetFetchRequestTopics(name, image.topics[name].id, [each.partition for each in of_topic])
@@ -342,7 +352,7 @@ async def commit_by(
 
 
 async def home(gateway: Gateway, request: web.Request, body: bytes) -> web.StreamResponse | None:
-    """The answer of the broker that coordinates the group, if that is another one."""
+    """The answer of the broker that coordinates the group; None if this broker does."""
     node = await gateway.coordinator(GROUPS, request.match_info["group"])
     return None if node == gateway.broker.node_id else await forward(gateway, node, request, body)
 
@@ -356,7 +366,7 @@ async def join(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         return elsewhere
     group = request.match_info["group"]
     member = await gateway.members.add(group, wanted)
-    where = f"/v1/groups/{quote(group, safe='')}/members/{member.member_id}"  # it may hold what no header may
+    where = f"/v1/groups/{quote(group, safe='')}/members/{member.member_id}"  # the name may not fit a header
     return as_json(member.state, status=201, headers={"Location": where})
 
 
@@ -432,7 +442,7 @@ async def _read(gateway: Gateway, member: Member, lens: Lens, most: int, max_byt
                 async for some, next_offset in opened(gateway, piece, offset, lens, most - len(records)):
                     records += some
                     member.positions[piece.partition] = next_offset
-            if len(records) > before:  # others come first next time
+            if len(records) > before:  # other partitions come first next time
                 member.positions[piece.partition] = member.positions.pop(piece.partition)
     return records
 
@@ -483,11 +493,11 @@ ROUTES = (
     Route("POST", _MEMBERS, join, "Join a group; the broker beats for the member while its client asks now and then.",
           "groups", body=Join, answer=MemberState, status=201, problems=(400, 409, 422, 429, 503)),
     Route("GET", _ONE, describe, "What a member reads.", "groups", answer=MemberState, problems=(410, 503)),
-    Route("GET", _ONE + "/records", poll, "What there is in the member's partitions.", "groups", answer=Polled,
+    Route("GET", _ONE + "/records", poll, "Records of the member's partitions.", "groups", answer=Polled,
           more_media=(BATCHED,), problems=(400, 406, 409, 410, 503), parameters=(
               integer("max_records", "At most so many records.", least=1, most=RECORDS_MAX),
               integer("max_bytes", "About so many stored bytes.", least=1, most=PAGE_BYTES_MAX),
-              integer("wait_ms", "Wait for so long while there is nothing.", most=WAIT_MS_MAX), *LENS)),
+              integer("wait_ms", "Wait this long if there is nothing.", most=WAIT_MS_MAX), *LENS)),
     Route("POST", _ONE + "/offsets", commit, "Commit what was read.", "groups", body=Commit, status=204,
           problems=(400, 404, 409, 410, 422, 503, 504)),
     Route("DELETE", _ONE, leave, "Leave the group: others take over at once.", "groups", status=204,

@@ -1,4 +1,4 @@
-"""`/metrics`: what this broker has to say about itself, for Prometheus and people who read text (`monitoring/`)."""
+"""`/metrics`: this broker's metrics, for Prometheus and for people who read text (`monitoring/`)."""
 
 import asyncio
 from collections.abc import Collection
@@ -34,7 +34,9 @@ def scraper_of(broker: Broker, elsewhere: Elsewhere | None = None, holders: Hold
 
 
 async def offsets_elsewhere(gateway: Gateway, wanted: Places) -> dict[tuple[str, int], tuple[int, int]]:
-    """From the leaders, in little time: a broker that does not answer must not keep a scrape waiting."""
+    """Offsets, as the leaders tell them within a short time: a broker that does not answer must not
+    hold up a scrape.
+    """
     cluster = NearCluster(gateway)
     image = gateway.broker.image
     partitions = [TopicPartition(*place) for place in wanted]
@@ -57,7 +59,9 @@ async def offsets_elsewhere(gateway: Gateway, wanted: Places) -> dict[tuple[str,
 
 
 async def holders_elsewhere(gateway: Gateway, producer_ids: Collection[int]) -> dict[int, str] | None:
-    """From all coordinators, in little time. While one of them is missing, nobody knows all."""
+    """Open transactions, as all coordinators tell them within a short time. If one coordinator does not answer, the
+    list is unknown.
+    """
     image = gateway.broker.image
     if any(leader_of(image, state) < 0 for state in image.topics[TRANSACTIONS.name].partitions.values()):
         return None

@@ -1,5 +1,5 @@
-"""What the HTTP API is, told by itself: the OpenAPI document, a page for people, a page for each problem. All of it is
-made from the table of routes and the types of bodies.
+"""The API describes itself: the OpenAPI document, a page for people, and a page for each problem. All are made from the
+table of routes and the types of bodies.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
 
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:
-    """OpenAPI 3.1."""
+    """The document, in OpenAPI 3.1."""
     shown = [route for route in routes if route.documented]
     types = [kind for route in shown for kind in (route.body, route.answer) if kind is not None]
     types += [route.refusal[1] for route in shown if route.refusal is not None]
@@ -164,7 +164,7 @@ def _shown(route: Route, base: str) -> Iterable[str]:
 
 
 async def docs(gateway: Gateway, request: web.Request) -> web.Response:
-    """Every operation, by its tag, and the pages of the documentation."""
+    """Every operation by its tag, and links to the pages of the documentation."""
     routes = [route for route in gateway.routes if route.documented]
     body = [f"<p>{html.escape(each)}</p>" for each in ABOUT.split("\n\n")]
     body.append("<p><a href=/openapi.json>openapi.json</a></p>")

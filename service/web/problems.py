@@ -1,8 +1,8 @@
-"""What goes wrong, as HTTP says it: problem details (RFC 9457) with what a client of an exactly-once store must know.
+"""Errors as HTTP tells them: problem details (RFC 9457), with what a client of an exactly-once store must know.
 
-What always holds: every answer that is an error is a problem with a slug from the table below, and says its `outcome`:
-`none` (nothing was written), `applied` (it was), or `unknown` (it may have been; asking again the same way tells, where
-the request can be repeated).
+What always holds: every error is a problem with a slug from the table below, and tells its `outcome`: `none` (nothing
+was written), `applied` (it was written) or `unknown` (it may have been written). If a request with an unknown outcome
+can be repeated, repeating it tells the outcome.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Kinds(msgspec.Struct, frozen=True):
 PROBLEMS: Mapping[str, Kinds] = {
     "malformed": Kinds(400, "The request can't be read"),
     "bad-key": Kinds(400, "The Idempotency-Key is not a string as the draft wants it"),
-    "unauthenticated": Kinds(401, "Who asks is not known"),
+    "unauthenticated": Kinds(401, "The caller's identity is not known"),
     "denied": Kinds(403, "The caller may not do this"),
     "not-found": Kinds(404, "There is no such thing"),
     "unknown-topic": Kinds(404, "There is no such topic or partition"),
@@ -38,8 +38,8 @@ PROBLEMS: Mapping[str, Kinds] = {
     "not-acceptable": Kinds(406, "No representation that the client accepts"),
     "too-slow": Kinds(408, "The body took too long", retriable=True),
     "request-in-flight": Kinds(409, "A request with this Idempotency-Key is under way", retriable=True),
-    "expected-offset-mismatch": Kinds(409, "Somebody else has appended before"),
-    "producer-fenced": Kinds(409, "Somebody else has taken the transactional id over"),
+    "expected-offset-mismatch": Kinds(409, "Another request has appended before"),
+    "producer-fenced": Kinds(409, "Another producer has taken the transactional id over"),
     "concurrent-transactions": Kinds(409, "The last transaction of this id is being finished", retriable=True),
     "invalid-txn-state": Kinds(409, "The transaction is not in a state for this"),
     "batch-gap": Kinds(409, "A batch before this one is missing"),
@@ -146,7 +146,7 @@ class ProblemDetails(msgspec.Struct, omit_defaults=True):
 
 
 class Problem(Exception):
-    """Raised by handlers: the answer is this problem."""
+    """Raised by handlers: the request is answered with this problem."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class Problem(Exception):
 
     @property
     def all_headers(self) -> dict[str, str]:
-        """With when to come again, where that helps."""
+        """The headers of the answer, with the time after which to come again if that helps."""
         if self.kind.retriable and self.kind.status in (409, 429, 503):
             return {"Retry-After": RETRY_AFTER_S, **self.headers}
         return self.headers
@@ -207,7 +207,7 @@ def error_name(code: int) -> str:
 
 
 def of_error(code: int, detail: str | None = None, *, writing: bool = False, **more: Any) -> Problem:
-    """The problem that stands for one of Kafka's errors. `writing`: it may have been done all the same."""
+    """The problem for one of Kafka's errors. With `writing`, the request may have been carried out all the same."""
     slug = OF_ERROR.get(E(code) if code in E.__members__.values() else E.UNKNOWN_SERVER_ERROR, "server-error")
     if slug == "outcome-unknown" and not writing:
         slug = "not-now"
@@ -216,7 +216,7 @@ def of_error(code: int, detail: str | None = None, *, writing: bool = False, **m
 
 
 def of_failure(failure: ClientFailure) -> Problem:
-    """A question to another broker that came to nothing."""
+    """The problem for a question to another broker that was not answered."""
     slug, outcome = "not-now", "none"
     match failure.kind:
         case Kind.NOT_FOUND:

@@ -1,8 +1,8 @@
-"""The transactions that this broker runs for HTTP requests which must be written together or not at all.
+"""The transactions that this broker runs for HTTP requests whose records must be written together or not at all.
 
-What always holds: a transactional id serves one request at a time; nothing of a request is visible unless its
-transaction was committed, and what was written together becomes visible together; an id whose transaction ended
-otherwise than planned is taken over anew before it is used again, which ends what it left open.
+What always holds: a transactional id serves one request at a time. Nothing of a request is visible unless its
+transaction was committed, and its records become visible together. If a transaction did not end as planned, its id is
+taken over again before the next use, which aborts what was left open.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Producer:
         self._gateway = gateway
 
     async def own(self) -> None:
-        """Take the id over: what its last owner left open is aborted."""
+        """Take the id over. What its last owner left open is aborted."""
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
         request = InitProducerIdRequest(self.transactional_id, self.timeout_ms)
         while True:
@@ -77,7 +77,9 @@ class Producer:
         return Outgoing(partition, batch, len(records), numbered=True)
 
     async def write(self, batches: Sequence[Outgoing], *, internal: bool = False) -> None:
-        """Write batches of the open transaction. One of a partition after the other, since their sequences are."""
+        """Write batches of the open transaction. Batches of the same partition are written one after the other, because
+        they have sequence numbers.
+        """
         for together in rounds(batches):
             await send_one_each(self._gateway, together, transactional_id=self.transactional_id, internal=internal)
             for each in together:
@@ -108,7 +110,7 @@ class Producer:
             await asyncio.sleep(PAUSE_S)
 
     async def end(self, *, commit: bool) -> None:
-        """Decide. Raises a problem whose outcome is `unknown` if nobody tells."""
+        """Commit or abort. Raises a problem whose outcome is `unknown` if no coordinator tells the decision."""
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
         request = EndTxnRequest(self.transactional_id, self.producer_id, self.epoch, commit)
         in_doubt = False
@@ -129,14 +131,16 @@ class Producer:
                     self.sequences.clear()
                     return
             again = code in AGAIN or code == ErrorCode.REQUEST_TIMED_OUT
-            in_doubt = in_doubt or again  # a coordinator that loses its place may have written the decision before
+            in_doubt = in_doubt or again  # a coordinator that stops leading may have written the decision before
             if not again or asyncio.get_running_loop().time() > deadline:
                 problem = of_error(code, what, writing=True)
                 raise Problem("outcome-unknown", what, error=code, outcome="unknown") if in_doubt else problem
             await asyncio.sleep(PAUSE_S)
 
     async def until_visible(self) -> None:
-        """Until readers see what was committed, as long as that is soon: a client that reads what it wrote finds it."""
+        """Wait until readers see what was committed, but not for long: so a client that reads after it has written
+        finds its records.
+        """
         pause_s = 0.0005
         try:
             async with asyncio.timeout(VISIBLE_WITHIN_S):
@@ -144,7 +148,7 @@ class Producer:
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, 0.02)
         except (Problem, ClientFailure, TimeoutError) as failure:
-            # It is decided all the same, and the answer must say so.
+            # The transaction is committed all the same, and the answer must say so.
             logger.debug("%s is not seen to be visible yet: %s", self.transactional_id, failure)
 
     async def state(self) -> str:
@@ -154,7 +158,7 @@ class Producer:
 
 
 class Producers:
-    """The ids of one broker, by number; a request waits when all are in use."""
+    """The transactional ids of one broker. While all are in use, a request waits."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -168,7 +172,7 @@ class Producers:
         return f"__http-{self._gateway.broker.node_id}-"
 
     async def recover(self) -> None:
-        """End what a former life of this broker left open, so that readers need not wait for its timeout."""
+        """Abort what a former life of this broker left open, so that readers need not wait until it times out."""
         if TRANSACTIONS.name in self._gateway.broker.image.topics:
             pause_s = PAUSE_S
             while True:
@@ -187,7 +191,7 @@ class Producers:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Producer]:
-        """Committed at the end, aborted on any problem."""
+        """A transaction that is committed at the end, and aborted on any problem."""
         await self._recovered.wait()
         async with self._room:
             producer = self._idle.pop() if self._idle else self._new()
@@ -211,11 +215,11 @@ class Producers:
                 self._idle.append(producer)
 
     async def _abort(self, producer: Producer) -> bool:
-        """Whether nothing of the transaction will ever be seen, for certain."""
+        """Whether it is certain that nothing of the transaction will ever be visible."""
         try:
             await producer.end(commit=False)
         except (Problem, ClientFailure):
-            # Nothing was written, or it can't be said now: taking the id over says it.
+            # Nothing was written, or this is not known: taking the id over tells it.
             producer.producer_id = -1
             return False
         return True

@@ -1,8 +1,9 @@
 # Hot path: one call a request that writes to one partition here; `python -m tests.bench --only web` answers for it.
-"""Requests to write that need nothing but an append: a JSON batch of keys and values, or bytes, for one partition that
-this broker leads. What needs more goes the general way (`producing.py`), from its beginning: nothing was done then.
+"""Writing requests that need nothing but one append: a JSON batch of keys and values, or bytes, for one partition that
+this broker leads. Every other request goes the general way (`producing.py`) from its beginning; nothing was done here
+then.
 
-What always holds: the answer is what the general way would have answered, byte for byte.
+What always holds: the answer is the one that the general way would have given, byte for byte.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from service.web.records import NULL
 from service.web.sending import TERMS, Outgoing
 
 BODY_BYTES_MAX = 128 << 10
-"""A longer body takes turns of the loop."""
+"""A longer body is handled in several turns of the loop."""
 RECORDS_MAX = 2000
 Plain = tuple[bytes | None, bytes | None]
 Answer = bytes | Awaitable[bytes] | None
-"""None: the general way must be gone. An awaitable may raise a problem."""
+"""None: the request must go the general way. An awaitable may raise a problem."""
 
 
 class PlainRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -51,7 +52,7 @@ def write_json(gateway: Gateway, topic_name: str, body: bytes) -> Answer:
     try:
         given = _plain(body).records
     except (msgspec.MsgspecError, RecursionError, ValueError):
-        return None  # something is wrong with it, or it has more
+        return None  # something is wrong with the body, or it has more members
     if not 0 < len(given) <= RECORDS_MAX:
         return None
     records = _records(given, body, 1)
@@ -59,7 +60,7 @@ def write_json(gateway: Gateway, topic_name: str, body: bytes) -> Answer:
 
 
 def read_lines(lines: Sequence[bytes]) -> list[Plain] | None:
-    """A record of each line, if all of them are keys and values and nothing else."""
+    """The record of each line, if every line has nothing but a key and a value."""
     try:
         given = [_plain_record(line) for line in lines]
     except (msgspec.MsgspecError, RecursionError, ValueError):
@@ -68,8 +69,8 @@ def read_lines(lines: Sequence[bytes]) -> list[Plain] | None:
 
 
 def _records(given: Sequence[PlainRecord], text: bytes, members: int) -> list[Plain] | None:
-    """What was decoded from the text, which has so many members beside; None if one may be there twice (see
-    looking.py).
+    """The records that were decoded from the text, which has `members` other members. None if a member may be there
+    twice (see `looking.py`).
     """
     try:
         keys = [None if each.key is None else each.key.encode() for each in given]
@@ -107,14 +108,14 @@ def _write(gateway: Gateway, topic_name: str, records: Sequence[Plain]) -> Answe
         return None
     writing.append()
     if not isinstance(write.outcome, Appended):
-        return None  # it was refused: the general way says why
+        return None  # the append was refused: the general way tells why
     if writing.is_settled:
         return _answer(topic_name, index, write.outcome, len(records), now_ms)
     return _when_settled(topic_name, index, writing, len(records), now_ms)
 
 
 def _partition(gateway: Gateway, topic: Topic, records: Sequence[Plain]) -> int:
-    """Where all of them go; -1 if they go to several."""
+    """The partition of all records; -1 if they go to several."""
     count = len(topic.partitions)
     if count == 1:
         return 0

@@ -1,8 +1,9 @@
 """Records as JSON, and back.
 
-A value is any JSON and is stored as its text, digit by digit as it came (`value`), or text (`value_string`), or bytes
-(`value_base64`); null or none of them is no value, a tombstone. A key is text (`key`) or bytes (`key_base64`). On the
-way out a value that is JSON is shown as `value`, other text as `value_string`, everything else as `value_base64`.
+A value is any JSON and is stored as its text, exactly as it came (`value`), or it is text (`value_string`), or bytes
+(`value_base64`). Null, or none of them, is no value: a tombstone. A key is text (`key`) or bytes (`key_base64`). When a
+record is read, a value that is JSON is shown as `value`, other text as `value_string`, and everything else as
+`value_base64`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TIMESTAMP_MAX = 2**63 - 1
 
 
 Int64 = Annotated[int, msgspec.Meta(extra_json_schema={"type": ["integer", "string"]})]
-"""On its way out; a string for those who ask for `int64=string`."""
+"""A whole number in an answer. Clients that ask for `int64=string` get it as a string."""
 
 
 class HeaderIn(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -69,7 +70,7 @@ class RecordOut(msgspec.Struct, omit_defaults=True, gc=False):
     producer_id: Int64 | UnsetType = UNSET
     producer_epoch: int | UnsetType = UNSET
     cursor: str | UnsetType = UNSET
-    """In a stream: where to go on behind this record."""
+    """In a stream: where to go on after this record."""
 
 
 _is_json = msgspec.json.Decoder(Raw).decode
@@ -131,7 +132,7 @@ def _headers(given: Sequence[HeaderIn] | dict[str, str | None]) -> Iterable[tupl
 
 
 def milliseconds(timestamp: int | str) -> int:
-    """Milliseconds since 1970, or a time as RFC 3339 writes it."""
+    """Milliseconds since 1970, from such a number or from a time as RFC 3339 writes it."""
     if isinstance(timestamp, str):
         try:
             moment = datetime.fromisoformat(timestamp)
@@ -146,8 +147,8 @@ def milliseconds(timestamp: int | str) -> int:
 
 
 class Partitioner:
-    """Where the records of one request go: where they say, else by their key as Kafka's clients do it, else together to
-    one partition, which is another for the next request.
+    """Chooses the partitions for the records of one request. A record goes where it says, or else where its key
+    belongs, as with Kafka's clients. The other records go to one partition together; the next request uses another one.
     """
 
     def __init__(self, turn: int) -> None:
@@ -166,7 +167,7 @@ class Partitioner:
 
 
 def shown(content: bytes | None, form: str, out: RecordOut) -> None:
-    """A value on its way out, in the form that was asked for."""
+    """Put a value into `out`, in the form that the client has asked for."""
     if content is None:
         out.value = None
         return
@@ -186,7 +187,7 @@ def shown(content: bytes | None, form: str, out: RecordOut) -> None:
     except (msgspec.DecodeError, RecursionError):
         out.value_string = text
         return
-    if b"\n" in content or b"\r" in content:  # it must fit into a line
+    if b"\n" in content or b"\r" in content:  # a record is one line
         content = msgspec.json.format(content, indent=-1)
     out.value = Raw(content)
 
@@ -196,13 +197,13 @@ INT64_MEMBERS = (
     *("log_start_offset", "last_stable_offset", "high_watermark"),
 )
 EXACT_MAX = 2**53 - 1
-"""Larger whole numbers lose digits where all numbers are doubles, as in JavaScript."""
+"""Larger whole numbers lose digits in languages in which all numbers are doubles, such as JavaScript."""
 _STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?')
 _encode = msgspec.json.Encoder().encode
 
 
 def with_text_numbers(answer: msgspec.Struct) -> bytes:
-    """The answer as JSON for who takes no whole number that a double can't hold."""
+    """The answer as JSON for a client whose numbers are doubles: larger whole numbers are strings."""
     members: dict[str, Any] = msgspec.to_builtins(answer, builtin_types=(Raw,))
     for each in (members, *members.get("records", ())):
         for name in INT64_MEMBERS:
@@ -212,7 +213,7 @@ def with_text_numbers(answer: msgspec.Struct) -> bytes:
 
 
 def long_numbers_as_text(content: bytes) -> bytes:
-    """JSON whose whole numbers beyond 2^53 are strings, digit by digit."""
+    """The JSON with all whole numbers beyond 2^53 as strings, digit by digit."""
     return _STRING_OR_NUMBER.sub(_as_text, content)
 
 

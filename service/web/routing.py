@@ -1,4 +1,4 @@
-"""One row for each operation: what serves it, and what the OpenAPI document says of it. The same table does both."""
+"""A row for each operation: its handler, and what the OpenAPI document says of it. Both come from the same table."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Handler = Callable[["Gateway", web.Request], Awaitable[web.StreamResponse]]
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 STREAMING = web.RequestKey("streaming", bool)
-"""A request has this once the head of its answer is gone, so that nothing else can be answered."""
+"""A request has this once the head of its answer is sent: no other answer is possible then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Of the query (or a header): its name, JSON schema, meaning."""
+    """A parameter of the query, or a header: its name, JSON schema and meaning."""
 
     name: str
     schema: dict[str, Any]
@@ -33,7 +33,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`path` as aiohttp writes it: `/v1/topics/{topic}`."""
+    """An operation. The path is written as aiohttp wants it: `/v1/topics/{topic}`."""
 
     method: str
     path: str
@@ -43,7 +43,7 @@ class Route:
     body: Any = None
     """The type of a JSON body."""
     body_media: Sequence[str] = ()
-    """Other media types the body may have; all of them, where there is no type."""
+    """Further media types of the body; if `body` has no type, all its media types."""
     answer: Any = None
     """The type of a JSON answer."""
     answer_media: str = JSON
@@ -51,16 +51,16 @@ class Route:
     """Other media types the answer may have."""
     status: int = 200
     also: Sequence[int] = ()
-    """Further statuses that are no problems."""
+    """Further statuses that are not problems."""
     problems: Sequence[int] = ()
     refuse: Callable[[Problem], web.Response] | None = None
-    """How problems are told, if not as problem details: by the rules of somebody else's API."""
+    """Makes the answer for a problem, if the API is not ours and has a form of its own."""
     refusal: tuple[str, Any] | None = None
-    """Media and type of what `refuse` tells."""
+    """The media type and the type of the answers of `refuse`."""
     parameters: Sequence[Parameter] = ()
     documented: bool = True
     authorize: Rule = anybody
-    """Who may: judged by the session and by what the path names."""
+    """Who may use the operation: decided by the session and by the names in the path."""
 
 
 def integer(name: str, about: str, *, least: int = 0, most: int = 2**63 - 1) -> Parameter:

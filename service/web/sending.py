@@ -1,9 +1,9 @@
-"""Batches on their way to the leaders of their partitions.
+"""Sends batches to the leaders of their partitions.
 
-What always holds: an outcome without an error is committed on every in-sync replica; one with an error was not written,
-unless `in_doubt` says that nobody knows. What a leader refused because it leads no more is asked of the next one. What
-may have been written is sent again only if it has a producer's sequence numbers, by which a leader knows it: a batch
-that goes to another broker and has none is given some.
+What always holds: a batch whose outcome has no error is committed on every in-sync replica. A batch with an error was
+not written, unless `in_doubt` says that this is unknown. If a leader refuses a batch because it no longer leads, the
+batch goes to the next leader. A batch that may have been written is sent again only if it has sequence numbers, by
+which a leader recognises it. A batch without any gets some before it goes to another broker.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ TERMS = Terms(
     knows_zstd=True,
     may_write_internal=False,
 )
-"""Of a plain batch."""
+"""The batch attributes of a plain batch."""
 REPLICAS_WITHIN_S = 3.0
 NOWHERE = Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 TOO_FEW = frozenset({ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
-"""Replicas; or a transaction's coordinator that could not be asked."""
+"""Too few replicas are in sync, or a transaction's coordinator could not be asked."""
 PASSING = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.CONCURRENT_TRANSACTIONS})
 """A leader that says nothing; the last transaction of the id, whose markers are being written."""
 
 
 @dataclass(slots=True)
 class Outgoing:
-    """A batch for a partition, and then its outcome."""
+    """A batch for a partition, and later its outcome."""
 
     partition: TopicPartition
     batch: bytes | bytearray
     records: int
     expected_offset: int | None = None
-    """Append only where the log ends here."""
+    """The batch is appended only if the log ends here."""
     numbered: bool = False
-    """It has sequence numbers: sent again it is written once."""
+    """The batch has sequence numbers: however often it is sent, it is written once."""
     error: int = ErrorCode.NONE
     message: str | None = None
     culprits: tuple[int, ...] = ()
@@ -89,8 +89,8 @@ class Outgoing:
 
 
 class Numbers:
-    """Producer ids whose sequence numbers are given to batches that have none. Each is lent to one sender at a time,
-    so that its batches come to a partition one after the other.
+    """Producer ids for batches that have no sequence numbers. Each id is lent to one sender at a time, so that its
+    batches reach a partition one after the other.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -103,7 +103,7 @@ class Numbers:
         request = InitProducerIdRequest(None, int(TIMEOUT_S * 1000))
         answer = await self._gateway.ask(self._gateway.broker.node_id, request)
         if answer.error_code:
-            return ErrorCode.LEADER_NOT_AVAILABLE  # to these batches it is the same: not now
+            return ErrorCode.LEADER_NOT_AVAILABLE  # for these batches both errors mean: not now
         return Lent(answer.producer_id, answer.producer_epoch)
 
     def give_back(self, lent: Lent) -> None:
@@ -129,7 +129,7 @@ class Lent:
 
 
 def rounds(batches: Sequence[Outgoing]) -> list[list[Outgoing]]:
-    """One of a partition after the other, in their order."""
+    """The batches in rounds: in each round there is at most one of each partition, and their order is kept."""
     found: list[list[Outgoing]] = []
     counts: dict[TopicPartition, int] = {}
     for each in batches:
@@ -142,7 +142,7 @@ def rounds(batches: Sequence[Outgoing]) -> list[list[Outgoing]]:
 
 
 async def send(gateway: Gateway, batches: Sequence[Outgoing]) -> None:
-    """Write batches that stand for themselves, each where it belongs; afterwards every one has its outcome."""
+    """Write independent batches, each to its leader. Afterwards each has its outcome."""
     for together in rounds(batches):
         await send_one_each(gateway, together)
 
@@ -154,7 +154,7 @@ async def send_one_each(
     transactional_id: str | None = None,
     internal: bool = False,
 ) -> None:
-    """The same for batches of as many partitions."""
+    """Write batches of which no two go to the same partition."""
     lent: Lent | None = None
     waiting = batches
     deadline = asyncio.get_running_loop().time() + TIMEOUT_S
@@ -179,7 +179,7 @@ async def send_one_each(
 
 
 async def _number(gateway: Gateway, batches: Sequence[Outgoing]) -> Lent | None:
-    """Give the batches numbers; None, and all of them refused, if there are none now."""
+    """Give the batches sequence numbers. None: there are none now, and all batches are refused."""
     lent = await gateway.numbers.borrow()
     for each in batches:
         if isinstance(lent, Lent):
@@ -190,7 +190,7 @@ async def _number(gateway: Gateway, batches: Sequence[Outgoing]) -> Lent | None:
 
 
 def _settle(gateway: Gateway, lent: Lent, batches: Sequence[Outgoing]) -> None:
-    """What was lent goes back, unless nobody knows which number is next."""
+    """Give back the lent producer id, unless its next sequence number is not known."""
     if any(each.in_doubt or (not each.error and each.base_offset < 0) for each in batches):
         return
     if any(each.error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER for each in batches):
@@ -202,7 +202,9 @@ def _settle(gateway: Gateway, lent: Lent, batches: Sequence[Outgoing]) -> None:
 
 
 def _by_leader(gateway: Gateway, batches: Sequence[Outgoing]) -> tuple[list[Outgoing], dict[int, list[Outgoing]]]:
-    """Those that this broker leads, and others by their node. What nobody leads has that for its outcome."""
+    """The batches that this broker leads, and the others by their leader's id. A batch whose partition has no leader
+    gets that as its outcome.
+    """
     here: list[Outgoing] = []
     elsewhere: dict[int, list[Outgoing]] = {}
     own, image = gateway.broker.node_id, gateway.broker.image
@@ -220,7 +222,7 @@ def _by_leader(gateway: Gateway, batches: Sequence[Outgoing]) -> tuple[list[Outg
 
 
 def _may_pass(batch: Outgoing, left_s: float) -> bool:
-    """Whether what was refused may be taken soon, and written once however often it is sent."""
+    """Whether a refused batch may be taken soon, and is written once however often it is sent."""
     if not batch.error or left_s <= 0 or (batch.in_doubt and not batch.numbered):
         return False
     if batch.error in TOO_FEW:
@@ -271,7 +273,7 @@ async def _send_there(gateway: Gateway, node: int, batches: Sequence[Outgoing], 
         if not result.error_code:
             each.written(result.base_offset, result.log_append_time_ms)
             continue
-        # A topic that the other broker leads and has not heard of: it will have soon.
+        # The other broker leads the topic, but has not heard of it yet.
         code = result.error_code
         code = ErrorCode.LEADER_NOT_AVAILABLE if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else code
         each.refused(code, result.error_message, tuple(result.culprits))

@@ -1,6 +1,6 @@
-"""Spans of the transactions that this broker coordinates, sent by OTLP over HTTP to wherever `otlp.endpoint` says.
+"""Sends spans of the transactions that this broker coordinates, by OTLP over HTTP, to the address in `otlp.endpoint`.
 
-Nothing waits for it, and nothing is tried again for long: what a collector does not take is lost, and counted.
+Nothing waits for it, and nothing is tried again for long. Spans that the collector does not take are lost, and counted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ logger = logging.getLogger("oncelog.telemetry")
 
 EVERY_S: Final = 1.0
 AT_ONCE: Final = 500
-"""Written in about 5 ms."""
+"""How many spans are encoded at once, in about 5 ms."""
 TIMEOUT_S: Final = 10.0
 
 
 async def export_spans(broker: Broker, endpoint: str) -> None:
-    """For as long as the broker lives."""
+    """Send spans for as long as the broker lives."""
     spans = broker.txn_tally.follower = Spans()
     url = f"{endpoint.rstrip('/')}/v1/traces"
     failing = False

@@ -1,4 +1,4 @@
-"""Topics: made, looked at, set up, widened, emptied and deleted."""
+"""Topics: create, show, configure, add partitions, delete records, delete."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TopicOut(msgspec.Struct):
     internal: bool
     partitions: list[PartitionOut]
     configs: dict[str, str]
-    """Those that were set for this topic."""
+    """The settings that were set for this topic."""
 
 
 class OffsetsOut(msgspec.Struct):
@@ -100,12 +100,12 @@ class Configs(msgspec.Struct):
 
 class Patch(msgspec.Struct, forbid_unknown_fields=True):
     configs: dict[str, str | None]
-    """null: back to the default."""
+    """The new settings; null means the default."""
 
 
 class Widen(msgspec.Struct, forbid_unknown_fields=True):
     count: int
-    """How many partitions there shall be."""
+    """How many partitions the topic will have."""
     assignments: list[list[int]] | None = None
 
 
@@ -187,7 +187,7 @@ async def delete(gateway: Gateway, request: web.Request) -> web.Response:
 
 
 async def offsets(gateway: Gateway, request: web.Request) -> web.Response:
-    """Where each partition begins, is decided, and is committed."""
+    """For each partition: where its log begins, how far it is decided, and how far it is committed."""
     topic = gateway.topic(request.match_info["topic"])
     partitions = [TopicPartition(topic.name, index) for index in topic.partitions]
     starts = await gateway.cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
@@ -200,7 +200,9 @@ async def offsets(gateway: Gateway, request: web.Request) -> web.Response:
 
 
 async def at_time(gateway: Gateway, partition: TopicPartition, timestamp: int, isolation: int) -> int:
-    """The offset of the first record not older than this; -1: there is none. EARLIEST and LATEST are known too."""
+    """The offset of the first record that is not older than this; -1 if there is none. EARLIEST and LATEST are accepted
+    as times.
+    """
     asked = ListOffsetsTopic(partition.topic, [ListOffsetsPartition(partition.partition, -1, timestamp)])
     request = ListOffsetsRequest(-1, isolation, [asked], PATIENCE_MS)
     answer = await gateway.ask(gateway.leader(partition), request)
@@ -258,7 +260,7 @@ async def widen(gateway: Gateway, request: web.Request) -> web.Response:
 
 
 async def truncate(gateway: Gateway, request: web.Request) -> web.Response:
-    """Records before an offset are there no more."""
+    """Delete the records before an offset."""
     partition = partition_of(gateway, request)
     if "before" not in request.query:
         raise Problem("malformed", "before is missing: up to which offset, -1 for all")
@@ -311,6 +313,6 @@ ROUTES = (
     Route("DELETE", _PARTITION + "/records", truncate, "Delete the records before an offset.", "topics",
           answer=Truncated, problems=(400, 404, 416, 422, 503),
           parameters=(integer("before", "The first offset to keep; -1: none.", least=-1),)),
-    Route("GET", _PARTITION + "/producers", producers, "Who writes to a partition, as its leader knows it.", "topics",
+    Route("GET", _PARTITION + "/producers", producers, "The partition's producers, as its leader knows them.", "topics",
           answer=ProducersOut, problems=(400, 404, 503)),
 )  # fmt: skip

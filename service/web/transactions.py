@@ -1,11 +1,12 @@
-"""Transactions as resources: begun, filled with numbered batches, ended by a word, asked about at any time.
+"""Transactions as resources: they are begun, filled with numbered batches, committed or aborted, and may be asked about
+at any time.
 
-A transaction's name holds the producer id and epoch with which it was begun, so that any client that has the name can
-end it or ask about it at any broker, also after restarts; the numbers of its batches are known to the broker that
-coordinates it, and others forward to that. A number names a batch for good: sent again it is answered again, and
-written once, since it stands for sequence numbers of the producer.
+A transaction's name holds the producer id and epoch with which it was begun. So a client that has the name can end it
+or ask about it at any broker, also after restarts. The numbers of its batches are known to the broker that coordinates
+it, and other brokers forward to that one. A number names a batch for good, because it stands for sequence numbers of
+the producer: a batch that is sent again is written once, and answered as before.
 
-What always holds: every answer says what became of the transaction; an `unknown` one is resolved by asking.
+What always holds: every answer tells what became of the transaction. If the outcome is `unknown`, asking resolves it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ TIMEOUT_MS = 60_000
 SESSIONS_MAX = 10_000
 SLACK_S = 5.0
 LAST_EPOCH = 0x7FFE
-"""The decision of a transaction with this epoch takes another producer id."""
+"""If a transaction has this epoch, its decision takes another producer id."""
 FENCED = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 COMMITTED, ABORTED = ("PrepareCommit", "CompleteCommit"), ("PrepareAbort", "CompleteAbort", "PrepareEpochFence")
 
@@ -67,7 +68,7 @@ class Begin(msgspec.Struct, forbid_unknown_fields=True):
     transactional_id: str
     timeout_ms: int = TIMEOUT_MS
     steal: bool = True
-    """End what another owner of the id has open; otherwise that is a conflict."""
+    """Abort what another owner of the id has open. Without it, that is a conflict."""
 
 
 class Begun(msgspec.Struct):
@@ -76,11 +77,13 @@ class Begun(msgspec.Struct):
     producer_id: int
     epoch: int
     expires_at: int
-    """Milliseconds since 1970: unless it is committed by then it is aborted."""
+    """Milliseconds since 1970. A transaction that is not committed by then is aborted."""
 
 
 class State(msgspec.Struct, omit_defaults=True):
-    """What became of a transaction: nothing shows (`none`), all does (`applied`), or nobody knows (`unknown`)."""
+    """What became of a transaction: nothing is visible (`none`), all is visible (`applied`), or this is not known
+    (`unknown`).
+    """
 
     state: str
     outcome: Outcome
@@ -93,7 +96,7 @@ class State(msgspec.Struct, omit_defaults=True):
     next_batch: int | UnsetType = UNSET
     partitions: list[PartitionName] | UnsetType = UNSET
     branch: BranchName | UnsetType = UNSET
-    """Of a branch that is sealed: its name for the decision."""
+    """If the transaction is a sealed branch: its name for the decision."""
 
 
 class PartitionName(msgspec.Struct, forbid_unknown_fields=True):
@@ -142,7 +145,7 @@ class Hanging(msgspec.Struct):
 
 class Find(msgspec.Struct, forbid_unknown_fields=True):
     topics: list[str] = []
-    """Where to look; in all of them by default."""
+    """The topics to look at; by default all topics."""
 
 
 class AbortIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -163,7 +166,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """Which transaction is meant."""
+    """The parts of a transaction's name."""
 
     transactional_id: str
     producer_id: int
@@ -189,7 +192,7 @@ def name_of(text: str) -> Name:
         raise Problem("unknown-transaction", f"{text[:60]!r} is no transaction's name") from None
 
 
-# -- what the coordinator's broker knows of an open one
+# -- what the coordinator's broker knows of an open transaction
 
 
 @dataclass(slots=True)
@@ -207,16 +210,18 @@ class Open:
     batches: list[Written] = field(default_factory=list)
     is_empty: bool = True
     in_part: str | None = None
-    """The fingerprint of a batch that may be written in part: it must be put again as it is, or all be aborted."""
+    """The fingerprint of a batch of which only a part may be written. It must be sent again unchanged, or the
+    transaction be aborted.
+    """
     is_broken: bool = False
-    """A part of a batch was written, and the rest can't be: only the end is left."""
+    """A part of a batch was written, and the rest can't be. The transaction can only be aborted."""
     is_sealed: bool = False
-    """It is a branch, and whole."""
+    """The transaction is a branch, and its commit has sealed it."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class OpenTransactions:
-    """Those that were begun at this broker."""
+    """The open transactions that were begun at this broker."""
 
     def __init__(self) -> None:
         self._open: dict[str, Open] = {}
@@ -237,7 +242,7 @@ class OpenTransactions:
 
 
 async def _elsewhere(gateway: Gateway, transactional_id: str) -> int | None:
-    """The broker that coordinates the id, if that is another one."""
+    """The broker that coordinates the id; None if this broker does."""
     node = await gateway.coordinator(TRANSACTIONS, transactional_id)
     return None if node == gateway.broker.node_id else node
 
@@ -306,7 +311,7 @@ async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body
     batch, records = await read_batch(body)
     if not records or batch.offsets is not None or batch.expected:
         raise Problem("invalid-request", "a batch of a transaction has records, and nothing else")
-    # By its number, so that the same batch sent again goes to the same partitions.
+    # The number chooses the partitions, so that the same batch, sent again, goes to the same ones.
     placed = await place_all(gateway, records, None, Partitioner(number))
     producer = open_one.producer
     before = dict(producer.sequences)
@@ -321,7 +326,8 @@ async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body
         producer.sequences = before
         if problem.error in FENCED:
             await _complain(gateway, name)
-        # What nobody answered may be sent again as it is: its sequence numbers say whether it is there already.
+        # If nobody answered, the batch may be sent again unchanged: its sequence numbers tell whether it is there
+        # already.
         may_repeat = problem.outcome == "unknown" or problem.kind.retriable
         if any(each.base_offset >= 0 or each.in_doubt for each in batches):
             open_one.in_part = fingerprint
@@ -366,14 +372,14 @@ async def abort(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 
 
 async def _refuse_parts(gateway: Gateway, name: Name, known: Open | None, records: int) -> None:
-    """Raise what keeps a transaction from being committed because a batch of it may be written in part."""
+    """Raise a problem if the transaction can't be committed because a batch of it may be written only in part."""
     if known is not None and known.in_part is not None:
         raise Problem("invalid-txn-state", "a batch was written in part: put it again, or abort the transaction")
     if known is not None and records < 0:
         return
     found = await find_transaction(gateway.cluster, name.transactional_id)
     if found is None or _shown(name, found).state != "Ongoing":
-        return  # the end says what is wrong with it, or that it is there already
+        return  # the end tells what is wrong with it, or that it was ended already
     if records < 0:
         raise Problem(
             "invalid-txn-state",
@@ -410,7 +416,7 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool, recor
             if problem.error == ErrorCode.INVALID_TXN_STATE and state.state == "Empty":
                 return as_json(state)  # nothing was written
             if state.state != "Ongoing" and state.outcome == meant and state.state != "Empty":
-                return as_json(state)  # it is decided, and as the caller wants it
+                return as_json(state)  # it is decided, and in the way that the caller wants
             if problem.error in FENCED or problem.error == ErrorCode.INVALID_TXN_STATE:
                 _complain_of(name, state)
             raise
@@ -426,7 +432,7 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool, recor
         state = _shown(name, await find_transaction(gateway.cluster, name.transactional_id))
     except ClientFailure as failure:
         raise Problem("not-now", f"it is ended; its state can't be told: {failure.message}", outcome=meant) from None
-    state.outcome = meant  # also if the id has another owner already
+    state.outcome = meant  # also if the id has another owner by now
     return as_json(state)
 
 
@@ -444,8 +450,8 @@ async def describe(gateway: Gateway, request: web.Request) -> web.StreamResponse
 
 
 def _shown(name: Name, found: TransactionState | None) -> State:
-    """What became of this transaction, by what its coordinator knows of the id now: each decision takes the next epoch
-    (or the next producer id, where epochs are used up), and so does the seal of a branch.
+    """What became of this transaction, judged by the present epoch of its id. Each decision and each seal of a branch
+    raises the epoch, or takes the next producer id when all epochs are used up.
     """
     state, outcome = "Superseded", "unknown"
     steps = 1 if branch_of(name.transactional_id) is None else 2
@@ -472,7 +478,7 @@ async def _complain(gateway: Gateway, name: Name) -> None:
 
 
 def _complain_of(name: Name, state: State) -> None:
-    """Raise what is wrong with a transaction that can't be written to or ended any more."""
+    """Raise the problem for a transaction that can't be written to or ended any more."""
     if state.state in ("Ongoing", "Empty"):
         return
     if state.outcome == "applied":
@@ -510,7 +516,7 @@ async def list_all(gateway: Gateway, request: web.Request) -> web.Response:
 
 
 async def find_hanging(gateway: Gateway, request: web.Request) -> web.Response:
-    """Transactions that are open in a partition and at no coordinator: nobody will ever end them."""
+    """Transactions that are open in a partition and that no coordinator knows. Nothing will ever end them by itself."""
     body = await request.read()
     wanted = read_json(body or b"{}", _finds)
     names = wanted.topics or list(gateway.broker.image.topics)
@@ -521,7 +527,8 @@ async def find_hanging(gateway: Gateway, request: web.Request) -> web.Response:
 async def _hanging(gateway: Gateway, partitions: list[TopicPartition]) -> list[HangingOut]:
     opened = await _opened(gateway, partitions)
     known = await transactions_of(gateway.cluster, (producer.producer_id for _, producer in opened))
-    # What ended while we asked is open in the first answer and nowhere in the second. It is gone from a third.
+    # A transaction that ended while we asked is open in the first answer and unknown in the second. A third answer no
+    # longer shows it.
     still = {(partition, each.current_txn_start_offset) for partition, each in await _opened(gateway, partitions)}
     return [
         HangingOut(
@@ -569,7 +576,7 @@ ROUTES = (
           problems=(400, 503), parameters=(
               text("state", "Those in this state.", "Empty", "Ongoing", "PrepareCommit", "PrepareAbort",
                    "CompleteCommit", "CompleteAbort"),
-              integer("min_age_ms", "Those that are open for longer."),
+              integer("min_age_ms", "Only transactions that are open for longer."),
               integer("producer_id", "Those of this producer."))),
     Route("GET", _ONE, describe, "What became of a transaction.", "transactions", answer=State,
           problems=(404, 503, 504)),
@@ -584,7 +591,7 @@ ROUTES = (
                                  " another, or was started anew."),)),
     Route("POST", _ONE + ":abort", abort, "Let nothing become visible. May be repeated.", "transactions",
           answer=State, problems=(404, 409, 410, 503, 504)),
-    Route("POST", _ALL + ":find-hanging", find_hanging, "Transactions that nobody will ever end.", "transactions",
+    Route("POST", _ALL + ":find-hanging", find_hanging, "Transactions that no coordinator will end.", "transactions",
           body=Find, answer=Hanging, problems=(400, 404, 503)),
     Route("POST", "/v1/partitions:abort-transaction", abort_in_partition, "End a hanging transaction in a partition.",
           "transactions", body=AbortIn, status=204, problems=(400, 404, 409, 503, 504)),

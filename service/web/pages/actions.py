@@ -1,5 +1,5 @@
-"""What a page can do: end a transaction that holds readers up. Confirmed by typing its name, and only from a page of
-this broker's own.
+"""Actions of pages: a transaction that holds up readers can be ended. The operator confirms by typing its name, and
+only pages of this broker may send the request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from service.web.routing import Handler
 
 
 async def abort_id(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    """Abort what a transactional id has open, everywhere, and shut its producer out."""
+    """Abort what a transactional id has open in all partitions, and fence its producer."""
     name = request.match_info["id"]
     back = f"/ui/transactions/{quote(name, safe='')}"
     cluster = kept_of(gateway).cluster
@@ -45,7 +45,9 @@ async def abort_id(gateway: Gateway, request: web.Request) -> web.StreamResponse
 
 
 async def abort_in(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    """Write the marker that a hanging transaction lacks in one partition; never where a coordinator has it open."""
+    """Write the marker that a hanging transaction lacks in one partition. Refused if a coordinator has the transaction
+    open.
+    """
     topic, number = request.match_info["topic"], int(request.match_info["partition"])
     partition = TopicPartition(topic, number)
     back = f"/ui/topics/{quote(topic, safe='')}"
@@ -69,7 +71,7 @@ async def abort_in(gateway: Gateway, request: web.Request) -> web.StreamResponse
 
 
 async def not_meant(request: web.Request, typed: str) -> str | None:
-    """Why this is not what somebody at one of our pages asked for."""
+    """Why the request was not made by a person at one of our pages; None if it was."""
     if is_foreign(request):
         return "the request came from another site."
     confirmed = (await request.post()).get("confirm", "")
@@ -77,7 +79,7 @@ async def not_meant(request: web.Request, typed: str) -> str | None:
 
 
 def is_foreign(request: web.Request) -> bool:
-    """Whether a page that is not ours sent it."""
+    """Whether the request comes from a page that is not ours."""
     origin = request.headers.get("Origin")
     return request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin" or (
         origin is not None and urlsplit(origin).netloc != request.host
@@ -85,7 +87,7 @@ def is_foreign(request: web.Request) -> bool:
 
 
 def own_pages_only(handle: Handler) -> Handler:
-    """A form that is not confirmed by typing, but does something all the same."""
+    """For a form that changes something without a typed confirmation: refuse requests that come from other sites."""
 
     async def checked(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         if is_foreign(request):

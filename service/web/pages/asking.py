@@ -1,5 +1,5 @@
-"""The HTTP API through forms: any request of it, and records to a topic. A page that sends does what `curl` would, at
-this broker's own listener, and shows that as a command; it has no way of its own to write.
+"""The HTTP API through forms: any of its requests, and writing records. A page sends what `curl` would send, to this
+broker's own listener, and shows the command. It has no other way to write.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from service.web.problems import Problem
 from service.web.routing import JSON, Route
 
 WAIT_S: Final = 5.0
-"""A stream never ends: what has come until then is shown."""
+"""How long an answer may take. A stream never ends, so what has come by then is shown."""
 SHOWN_BYTES: Final = 64 << 10
 FIELD_CHARACTERS: Final = 1 << 20
 METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -39,12 +39,12 @@ EXAMPLES: Final = {
     ("PUT", "/v1/transactions/{txn:[^/:]+}/batches/{number}"): {"records": [{"topic": "orders", "value": "a pear"}]},
     ("PUT", "/v1/groups/{group}/offsets"): {"to": "earliest"},
 }
-"""Bodies to begin from."""
+"""Bodies to begin with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request as somebody filled it in."""
+    """A request as a person has filled it in."""
 
     method: str
     path: str
@@ -70,7 +70,7 @@ class Answered:
 
 
 async def ask_own(gateway: Gateway, request: web.Request, asked: Asked) -> Answered:
-    """At the very address where the page was asked for; nobody can name another."""
+    """Send the request to the address at which the page was asked for. No other address can be named."""
     assert request.transport is not None
     host, port = request.transport.get_extra_info("sockname")[:2]
     url = URL.build(scheme=request.scheme, host=host, port=port)
@@ -111,7 +111,7 @@ def _laid_out(text: str) -> str:
 
 
 def headers_of(text: str) -> tuple[tuple[str, str], ...]:
-    """`Name: value`, one a line."""
+    """The headers: `Name: value`, one in each line."""
     found = []
     for line in text.splitlines():
         if line.strip():
@@ -123,7 +123,7 @@ def headers_of(text: str) -> tuple[tuple[str, str], ...]:
 
 
 async def form_of(request: web.Request) -> dict[str, str]:
-    """What was filled in, in lines as everybody but browsers ends them."""
+    """What was filled in, with plain line ends. Browsers send others."""
     given = await request.post()
     found = {name: value.replace("\r\n", "\n") for name, value in given.items() if isinstance(value, str)}
     if any(len(value) > FIELD_CHARACTERS for value in found.values()):
@@ -169,7 +169,7 @@ def _operation(route: Route) -> dict[str, str]:
 
 
 def _split(path: str) -> list[str]:
-    """The path in pieces that end where a parameter does."""
+    """The path in pieces, each of which ends with a parameter."""
     pieces, rest = [], path
     while "}" in rest:
         head, _, rest = rest.partition("}")
@@ -245,7 +245,9 @@ async def produce(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 async def _write(
     gateway: Gateway, request: web.Request, topic: str, form: Mapping[str, str], commands: list[str]
 ) -> list[str]:
-    """What became of it, in words. Sent twice, as by a second click, a committed record is written once."""
+    """What became of the records, in words. If the form is sent twice, as by a second click, a committed record is
+    written once.
+    """
     here = f"{request.scheme}://{request.host}"
 
     async def ask(method: str, path: str, body: object = None, *more: tuple[str, str]) -> dict[str, Any]:

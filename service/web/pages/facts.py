@@ -1,7 +1,7 @@
-"""What the pages show, gathered from the cluster: in the words of its own questions, and never for long.
+"""The facts that pages show, gathered from the cluster by the same questions that clients ask, and in a limited time.
 
-Each part of a page is asked for by itself (`Told.ask`): what can't be told now is named on the page, and the rest is
-there.
+Each part of a page is asked for separately (`Told.ask`). If a part can't be told now, the page says so and shows the
+rest.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ from txn.states import State
 T = TypeVar("T")
 
 LEAST_S: Final = 0.2
-"""What comes last on a page whose time is over is still asked for, for so long: this broker knows much by itself."""
+"""When a page's time is over, its last parts may still take this long: this broker knows much without asking others."""
 PAGE: Final = 50
-"""Rows of a table at once."""
+"""How many rows of a table are shown at once."""
 GROUPS_PAGE: Final = 25
-"""Of each its lag is asked for."""
+"""How many groups are shown at once. The lag of each is asked for."""
 GROUPS_A_TURN: Final = 5
 BLOCKERS_MAX: Final = 200
 ASKED_ELSEWHERE_MAX: Final = 2_000
-"""Partitions that other brokers lead and that are asked about for one page."""
+"""For how many partitions of other leaders one page asks."""
 PARTITIONS_A_TURN: Final = 500
 MESSAGES: Final = 100
 READ_BYTES: Final = 256 << 10
-"""Of a log at once."""
+"""How many bytes of a log are read at once."""
 OPENED_BYTES: Final = 16 << 10
 BATCHES_A_TURN: Final = 20
 RECORDS_A_TURN: Final = 200
@@ -74,7 +74,7 @@ DEFAULT_SOURCE: Final = 5
 
 
 class Told:
-    """Gathers the parts of a page, which has so long in all, and what could not be told."""
+    """Gathers the parts of a page in a limited time, and notes which could not be told."""
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self.missing: list[str] = []
@@ -92,7 +92,9 @@ class Told:
         return otherwise
 
     async def ask_each(self, what: str, asks: Mapping[int, Awaitable[T]]) -> dict[int, T]:
-        """From each of these brokers what it tells in time, at once; each that does not is named."""
+        """The answers of these brokers, asked at the same time. A broker that does not answer in time is named on the
+        page.
+        """
         answers: dict[int, T] = {}
 
         async def take(node: int, work: Awaitable[T]) -> None:
@@ -134,7 +136,7 @@ class Offsets:
         return self.high - self.stable
 
     def bar(self, width: int = 600) -> list[tuple[str, int, int]]:
-        """The stretches of the log as (kind, x, width), to scale, but so that none is too small to be seen."""
+        """The stretches of the log as (kind, x, width): to scale, but none too small to be seen."""
         stretches = [
             ("stable", self.stable - self.start),
             ("open", self.high - self.stable),
@@ -158,12 +160,12 @@ class Offsets:
 
 
 def leader_of(image: Image, state: PartitionState) -> int:
-    """Who leads, and lives; -1: nobody. A leader that died, and that nobody can succeed, is still written down."""
+    """The leader, if it is alive; otherwise -1. The metadata keep naming a dead leader that no replica can succeed."""
     return state.leader if state.leader in image.brokers else NO_LEADER
 
 
 def placed(image: Image, topic: str | None = None) -> Iterator[tuple[str, int, PartitionState]]:
-    """Every partition, or those of one topic, and where it is."""
+    """Every partition, or those of one topic, and where it is placed."""
     names = image.topics if topic is None else [topic] if topic in image.topics else []
     for name in names:
         for index, state in image.topics[name].partitions.items():
@@ -173,7 +175,7 @@ def placed(image: Image, topic: str | None = None) -> Iterator[tuple[str, int, P
 async def offsets_of(
     told: Told, broker: Broker, cluster: NearCluster, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, Offsets]:
-    """From here where this broker leads, by asking the leader where another does. One without a leader has none."""
+    """The offsets of partitions. Other leaders are asked; a partition without a leader has none."""
     found: dict[TopicPartition, Offsets] = {}
     elsewhere: list[TopicPartition] = []
     async for each in in_turns(partitions, PARTITIONS_A_TURN):
@@ -231,7 +233,9 @@ class Blocker:
 
 
 async def blockers(told: Told, broker: Broker, cluster: NearCluster, topic: str | None = None) -> list[Blocker]:
-    """Who holds up readers, the oldest first, as far as brokers tell. `topic`: only there."""
+    """The open transactions that hold up readers, the oldest first, as far as brokers tell. `topic`: only of this
+    topic.
+    """
     found = await _opened_here(broker, topic)
     elsewhere = await _led_elsewhere(broker, topic)
     if elsewhere:
@@ -258,7 +262,7 @@ async def blockers(told: Told, broker: Broker, cluster: NearCluster, topic: str 
         held = broker.partitions.get(each.partition)
         led_here = held is not None and held.replicas is not None
         if led_here and held is not None and held.stable.open_transactions.get(each.producer_id) != each.first_offset:
-            continue  # it has ended while we asked
+            continue  # it ended while we asked
         judged = standing(each.partition, known.get(each.producer_id, []), now_ms)
         each.known, each.hangs, each.reason = judged.holder, judged.hangs, judged.reason
         if judged.holder is None and not all_asked:
@@ -321,7 +325,7 @@ def _blocker(partition: TopicPartition, producer: ProducerState, offsets: Offset
 
 @dataclass(slots=True)
 class Totals:
-    """What this broker counts, summed up."""
+    """The sum of what this broker counts."""
 
     records_in: int = 0
     bytes_in: int = 0
@@ -375,7 +379,7 @@ class TxnRow:
 async def transactions(
     told: Told, broker: Broker, cluster: NearCluster, *, which: str, search: str, number: int
 ) -> tuple[Cut, dict[str, int]]:
-    """A page of transactional ids, the oldest open one first, and how many there are of each state."""
+    """A page of transactional ids, those longest open first, and the number of ids in each state."""
     asks = {node: list_transactions(cluster, nodes=[node]) for node in broker.image.brokers}
     answers = await told.ask_each("transactional ids", asks)
     listed = [each for answer in answers.values() for each in answer]
@@ -459,7 +463,7 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 
 class Message(NamedTuple):
-    """A record, and what becomes of it."""
+    """A record, and whether readers see it."""
 
     record: Record
     batch: BatchHeader
@@ -476,9 +480,9 @@ async def messages(
     isolation: str,
     search: bytes = b"",
 ) -> tuple[list[Message], int]:
-    """Up to a hundred records from `offset`, and where to go on: what readers of committed records see, what all
-    readers see, or everything there is, markers and aborted records too. `search`: only those with this in their key
-    or value; they are looked for as long as a page may take.
+    """Up to a hundred records from `offset`, and the offset to go on at. They are what readers of committed records
+    see, or what all readers see, or everything, with markers and aborted records. `search`: only records with this in
+    their key or value, as far as they are found in the time that a page may take.
     """
     found: list[Message] = []
     loop = asyncio.get_running_loop()
@@ -515,7 +519,7 @@ async def messages(
 async def _fetched(
     cluster: NearCluster, partition: TopicPartition, offset: int, *, decided: bool
 ) -> tuple[memoryview, AbortedRanges]:
-    """What stands there, and what of it was aborted, if all is decided."""
+    """The stored batches, and which of them were aborted, as far as all is decided."""
     await cluster.metadata([partition.topic])
     wanted = FetchPartition(partition.partition, fetch_offset=offset, partition_max_bytes=READ_BYTES)
     topic = FetchTopic(partition.topic, cluster.topic_id(partition.topic), [wanted])
@@ -531,7 +535,9 @@ async def _fetched(
 
 
 async def _opened(broker: Broker, batch: memoryview, header: BatchHeader) -> list[Record]:
-    """A long one, or one that may become long, beside the loop."""
+    """The records of a batch. A batch that is long, or may become long when it is unpacked, is opened
+    beside the loop.
+    """
     try:
         if header.codec or header.size_bytes > OPENED_BYTES:
             return await broker.env.blocking(_unpacked, batch, header)

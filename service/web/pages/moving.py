@@ -1,5 +1,5 @@
-"""Moving a group to other offsets, and partitions to other brokers: first what would change, then the change, typed to
-confirm it.
+"""Moves a group to other offsets, and partitions to other brokers. A page first shows what would change; the change is
+confirmed by typing the name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TO: Final = ("earliest", "latest", "timestamp", "shift", "offsets")
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """An offset that a group would go on at."""
+    """The offset at which a group would go on."""
 
     partition: TopicPartition
     was: int | None
@@ -46,7 +46,7 @@ class Moved:
 
 
 async def reset_plan(look: Look) -> Facts:
-    """Where the group would go on; nothing is changed."""
+    """Where the group would go on. Nothing is changed."""
     gateway, name = look.gateway, look.match["group"]
     asked = {key: look.query.get(key, "").strip() for key in ("to", "topic", "partition", "value")}
     why, rows = "", []
@@ -96,7 +96,7 @@ def _reset_of(asked: Mapping[str, str]) -> Reset:
 
 
 async def reset_group(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    """Nobody may be in the group: its members would go on where they are."""
+    """Move a group. It must have no members, because members would go on where they are."""
     name = request.match_info["group"]
     form = await request.post()
     asked = {key: str(form.get(key, "")).strip() for key in ("to", "topic", "partition", "value")}
@@ -123,7 +123,7 @@ async def reset_group(gateway: Gateway, request: web.Request) -> web.StreamRespo
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """Who holds a partition, and who would."""
+    """The brokers that hold a partition, and those that would."""
 
     partition: int
     state: PartitionState
@@ -131,7 +131,7 @@ class Replicas:
 
 
 async def replicas_plan(look: Look) -> Facts:
-    """Who would hold what; nothing is changed."""
+    """Which brokers would hold which partitions. Nothing is changed."""
     gateway, name = look.gateway, look.match["topic"]
     topic = gateway.topic(name)
     asked = {key: look.query.get(key, "").strip() for key in ("partition", "brokers", "copies")}
@@ -161,7 +161,9 @@ def _copies(topic: Topic) -> int:
 
 
 def _placed(gateway: Gateway, name: str, asked: Mapping[str, str]) -> list[Replicas]:
-    """What has to change. One partition's brokers are taken in their order, those of all in turn."""
+    """The changes that are needed. For one partition the brokers are taken in their order, for all
+    partitions in turn.
+    """
     topic, image = gateway.topic(name), gateway.broker.image
     numbers = [part.strip() for part in asked["brokers"].split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in numbers):
@@ -208,7 +210,7 @@ async def move_replicas(gateway: Gateway, request: web.Request) -> web.StreamRes
 
 
 async def stop_moving(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    """What is on its way stays where it was."""
+    """Stop moving partitions. Those that are moving stay where they were."""
     name = gateway.topic(request.match_info["topic"]).name
     here = f"/ui/topics/{quote(name, safe='')}/replicas"
     if refused := await not_meant(request, name):

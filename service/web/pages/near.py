@@ -1,4 +1,6 @@
-"""The cluster as the pages ask it: by the same questions as any client, and of this broker without a connection."""
+"""The cluster as pages ask it: by the same questions as other clients, but this broker is asked without
+a connection.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from service.wire.messages import FetchResponse
 R = TypeVar("R", bound=Struct)
 
 TIMEOUT_S = 3.0
-"""A page says what it does not know rather than let anybody wait."""
+"""The longest time to wait for an answer. A page says what it does not know rather than wait long."""
 
 
 class NearCluster(Inside):
@@ -28,7 +30,7 @@ class NearCluster(Inside):
 
 
 def _read_slices(answer: FetchResponse) -> None:
-    """What this broker hands out are slices of its files."""
+    """This broker answers with slices of its files: read them."""
     for topic in answer.responses:
         for data in topic.partitions:
             records: Any = data.records

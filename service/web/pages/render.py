@@ -1,7 +1,7 @@
 """From facts to HTML: the templates, how figures are written, and what a browser may do with a page.
 
-What always holds: every name and value is escaped; a page needs nothing from any other host, runs no
-script but our own file, and says so in its headers.
+What always holds: every name and value is escaped. A page needs nothing from other hosts, runs no script but our own
+file, and says so in its headers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def duration(seconds: float | None) -> str:
-    """In two units at most: `2 h 5 min`."""
+    """The duration in at most two units: `2 h 5 min`."""
     if seconds is None:
         return "–"
     if seconds < 1:
@@ -57,12 +57,12 @@ def size(count: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """With thin spaces between thousands."""
+    """The number with thin spaces between thousands."""
     return "–" if value is None else f"{value:,.0f}".replace(",", "\u2009")
 
 
 def moment(ms: int | None, *, exact: bool = False) -> str:
-    """To the second, or `exact` to the millisecond: where one wants to know what came first."""
+    """The time to the second. With `exact` to the millisecond, for places where it matters what came first."""
     if ms is None or ms < 0:
         return "–"
     try:
@@ -74,7 +74,7 @@ def moment(ms: int | None, *, exact: bool = False) -> str:
 
 
 def shown(value: bytes | str | None) -> str:
-    """Bytes as text where they are text, else in hexadecimal; what can't be seen is written out."""
+    """Bytes as text if they are text, otherwise in hexadecimal. Invisible characters are written out."""
     if value is None:
         return "null"
     if isinstance(value, bytes):
@@ -107,7 +107,7 @@ def is_compiled(name: str) -> bool:
 
 
 def template(name: str) -> Template:
-    """Compiled when it is first asked for, with what it is made of. Any thread may ask."""
+    """A template, compiled with its parts when it is first needed. Any thread may call this."""
     if name not in _compiled:
         for part in _AROUND:
             _environment.get_template(part)
@@ -124,7 +124,7 @@ def page(text: str, *, status: int = 200) -> web.Response:
 
 
 def fragment(whole: str) -> str:
-    """What is inside `<main>`: all that a page which is open already needs."""
+    """The content of `<main>`: all that an open page needs when it changes."""
     start = whole.index("<main")
     return whole[start : whole.index("</main>", start) + len("</main>")]
 

@@ -20,7 +20,7 @@ TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg
 
 
 async def static(gateway: Gateway, request: web.Request) -> web.Response:
-    """One of our few files; the name is looked up, never put together to a path."""
+    """One of our few files. Its name is looked up in the list of files and never becomes part of a path."""
     found = {path.name: path for path in STATIC.iterdir()}.get(request.match_info["name"])
     if found is None:
         raise Problem("not-found", "there is no such file")
@@ -46,13 +46,13 @@ ROUTES = (
     _page("/ui/topics/{topic}", showing("topic", views.topic), "One topic's partitions."),
     _page("/ui/topics/{topic}/produce", showing("produce", asking.producing, live=False), "Write to it."),
     _page("/ui/topics/{topic}/produce", own_pages_only(asking.produce), "Write a record.", "POST"),
-    _page("/ui/topics/{topic}/replicas", showing("replicas", moving.replicas_plan), "Who would hold it."),
+    _page("/ui/topics/{topic}/replicas", showing("replicas", moving.replicas_plan), "Which brokers would hold it."),
     _page("/ui/topics/{topic}/replicas", moving.move_replicas, "Move them.", "POST"),
     _page("/ui/topics/{topic}/replicas/stop", moving.stop_moving, "Move them no further.", "POST"),
     _page("/ui/topics/{topic}/{partition:[0-9]{1,9}}", showing("messages", views.messages, live=False), "Its records."),
     _page("/ui/topics/{topic}/{partition:[0-9]{1,9}}/abort", actions.abort_in, "End what hangs.", "POST"),
-    _page("/ui/producers", showing("producers", views.producers), "Who writes."),
-    _page("/ui/groups", showing("groups", views.groups), "Who reads, and how far they are."),
+    _page("/ui/producers", showing("producers", views.producers), "Producers."),
+    _page("/ui/groups", showing("groups", views.groups), "Groups, and how far they are."),
     _page("/ui/groups/{group}", showing("group", views.group), "One group."),
     _page("/ui/groups/{group}/reset", showing("reset", moving.reset_plan, live=False), "Where it would go on."),
     _page("/ui/groups/{group}/reset", moving.reset_group, "Move it.", "POST"),

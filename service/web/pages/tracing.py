@@ -1,8 +1,8 @@
-"""What became of the transactions of one id: from the end of its coordinator's log, and from the logs that it names.
+"""What became of the transactions of one id, from the end of its coordinator's log and from the logs that this names.
 
-The coordinator's records say when each transaction began, where it wrote, how and when it was decided, and who was shut
-out by whom. Where a partition has its batches and marker is found by time, or by the open transaction's first offset:
-no log is read from its start, and only so much of any.
+The coordinator's records tell when each transaction began, where it wrote, how and when it was decided, and which
+producer fenced which. The place of its batches and markers in a partition is found by time, or by the first offset if
+the transaction is open. No log is read from its start, and only a limited part of each.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from txn.records import BadRecord, read_state, read_value, write_key
 from txn.states import PREPARED, State, Txn
 
 PAST_RECORDS: Final = (2_000, 8_000, 24_000)
-"""So far back the coordinator's log is looked through, until there is enough to tell."""
+"""How many of the last records of the coordinator's log are read: more and more, until there is enough to tell."""
 ENOUGH_RECORDS: Final = 60
 READ_BYTES: Final = (64 << 10, 128 << 10, 512 << 10, 1 << 20)
-"""Of a partition at once, more and more; then only its marker is looked for."""
+"""How much of a partition is read at once: more and more. After that only the marker is looked for."""
 BEFORE: Final = 500
-"""Offsets before the time at which it began: clients' clocks need not be ours."""
+"""How many offsets before the transaction's first time the search begins: clients' clocks may differ from ours."""
 SLACK_MS: Final = 1_000
 BATCHES_MAX: Final = 100
 BATCHES_A_TURN: Final = 100
 RECORDS_A_TURN: Final = 2
-"""Of a coordinator: each may name thousands of partitions."""
+"""How many of a coordinator's records are decoded in one turn of the loop. Each may name thousands of partitions."""
 
 
 # --- the coordinator's records -------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class Event(NamedTuple):
 
 @dataclass(slots=True)
 class History:
-    """The newest first."""
+    """Transactions and events, the newest first."""
 
     events: list[Event] = field(default_factory=list)
     transactions: list[Past] = field(default_factory=list)
@@ -79,7 +79,7 @@ class History:
 
 
 async def history(cluster: Cluster, transactional_id: str) -> History:
-    """What the coordinator of the id wrote of it lately."""
+    """The latest records that the coordinator has written about the id."""
     described = await cluster.topic(TRANSACTIONS.name)
     index = TRANSACTIONS.partition_of(transactional_id, len(described.partitions))
     home = TopicPartition(TRANSACTIONS.name, index)
@@ -128,8 +128,8 @@ async def _records_of(
 
 
 def _shortened(found: Sequence[tuple[int, bytes | None]]) -> list[tuple[int, bytes | None]]:
-    """A transaction that takes in a thousand partitions one by one writes them all a thousand times: its first word and
-    its last are enough.
+    """The records without those in between. A transaction to which a thousand partitions are added one by one writes
+    them all a thousand times; the first record and the last are enough.
     """
     ongoing = [value is not None and read_state(value) is State.ONGOING for _, value in found]
     return [
@@ -140,7 +140,9 @@ def _shortened(found: Sequence[tuple[int, bytes | None]]) -> list[tuple[int, byt
 
 
 def told_of(records: Sequence[Txn | None], times_ms: Sequence[int]) -> History:
-    """Records in their order, and when each was written (which a tombstone does not say itself)."""
+    """What the records tell, in their order, with the time at which each was written. A tombstone does not have its
+    time itself.
+    """
     told = History()
     before: Txn | None = None
     for txn, at_ms in zip(records, times_ms, strict=True):
@@ -155,7 +157,7 @@ def told_of(records: Sequence[Txn | None], times_ms: Sequence[int]) -> History:
 
 
 def _said(told: History, before: Txn | None, txn: Txn) -> str:
-    """The record in words; the list of transactions is kept on the way."""
+    """The record in words. On the way the list of transactions is kept up to date."""
     now = told.transactions[-1] if told.transactions else None
     if txn.state is State.EMPTY:
         if before is None:
@@ -224,7 +226,9 @@ class Found:
 async def traced(
     cluster: Cluster, past: Past, partitions: Sequence[TopicPartition], first_offsets: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Found]:
-    """`first_offsets`: where leaders know that it begins, since it is open there."""
+    """The batches and markers of a transaction. `first_offsets` says where it begins in partitions in which it is open,
+    as leaders tell.
+    """
     await cluster.metadata(by_topic(partitions))
     unknown = [each for each in partitions if each not in first_offsets]
     began = await _at(cluster, unknown, past.began_ms - SLACK_MS)
@@ -250,7 +254,7 @@ async def traced(
 
 
 async def _at(cluster: Cluster, partitions: Sequence[TopicPartition], at_ms: int) -> dict[TopicPartition, int]:
-    """The first offset of each that is not older; where there is none, none."""
+    """For each partition the first offset that is not older; partitions that have none are left out."""
     if not partitions:
         return {}
     answers = await cluster.list_offsets(dict.fromkeys(partitions, max(at_ms, 0)), all_of_them=False)
@@ -264,7 +268,7 @@ async def _read_on(
     found: dict[TopicPartition, Found],
     size_bytes: int,
 ) -> None:
-    """One read further in each; those that are through leave `positions`."""
+    """Read a piece further in each partition. Partitions that are done are removed from `positions`."""
     if not positions:
         return
     for each, batches in (await fetched(cluster, positions, size_bytes)).items():
@@ -281,7 +285,9 @@ async def _read_on(
 async def _look_before(
     cluster: Cluster, past: Past, starts: Mapping[TopicPartition, int], found: dict[TopicPartition, Found]
 ) -> None:
-    """Where only the marker was found: clients may have any clock, and the batches lie before it in the log."""
+    """Look for the batches where only the marker was found. Clients may have any clock, and the batches are before the
+    marker.
+    """
     earlier = {
         each: max(start - BEFORE, 0)
         for each, start in starts.items()
@@ -310,10 +316,10 @@ def _take(found: Found, past: Past, partition: TopicPartition, header: BatchHead
             found.batches.append(Traced(partition, header, *_contents(partition, header, batch)))
         return
     if past.decided_ms is None or header.producer_epoch < past.marker_epoch:
-        found.batches.clear()  # what went before belongs to an earlier transaction of the same producer
+        found.batches.clear()  # everything before belongs to an earlier transaction of the same producer
         return
     if header.producer_epoch == past.producer_epoch and header.max_timestamp < past.decided_ms:
-        found.batches.clear()  # the same, by clients whose epochs don't move
+        found.batches.clear()  # the same, for clients whose epochs don't rise
         return
     kind = read_marker(batch).type
     found.batches.append(Traced(partition, header, f"{kind.name.lower()} marker" if kind else "marker", ""))
@@ -337,7 +343,7 @@ def _contents(partition: TopicPartition, header: BatchHeader, batch: memoryview)
 async def fetched(
     cluster: Cluster, positions: Mapping[TopicPartition, int], size_bytes: int
 ) -> dict[TopicPartition, list[tuple[BatchHeader, memoryview]]]:
-    """Whole batches from these offsets on, whatever readers may see of them; so much of each partition."""
+    """Whole batches from these offsets on, a limited size of each partition. Isolation does not matter."""
     found: dict[TopicPartition, list[tuple[BatchHeader, memoryview]]] = {each: [] for each in positions}
     await cluster.metadata(by_topic(positions))
     for node, partitions in (await cluster.by_leader(positions)).items():
@@ -373,7 +379,7 @@ def whole_batches(data: memoryview) -> Iterable[tuple[BatchHeader, memoryview]]:
         try:
             header = read_header(data, at)
         except CorruptBatch:
-            return  # the last one is cut off
+            return  # the last batch is incomplete
         if at + header.size_bytes > len(data):
             return
         yield header, data[at : at + header.size_bytes]

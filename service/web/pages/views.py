@@ -1,8 +1,8 @@
-"""The pages under `/ui`: each gathers its facts and hands them to a template.
+"""The pages under `/ui`. Each gathers its facts and hands them to a template.
 
-A page that is open asks for itself again as a stream (`?live=1`) and is sent its content whenever that changed. Pages
-that are the same share what was gathered for the last of them, so that a hundred open pages cost as much as one. All
-that are open take a hundredth of the broker's time at most: where they would take more, they are drawn less often.
+An open page asks for itself again as a stream (`?live=1`), and gets its content whenever that has changed. Equal pages
+share the facts, so that a hundred open pages cost as much as one. All open pages together take a hundredth of the
+broker's time at most: if they would take more, they are refreshed less often.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from service.wire.messages import ListedGroup
 LIVE_S: Final = 2.0
 LIVE_S_MAX: Final = 15.0
 SHARE: Final = 0.01
-"""Of the broker's time, for all pages that are open."""
+"""The share of the broker's time for all open pages together."""
 STREAMS_MAX: Final = 200
 HISTORY: Final = 150
-"""Samples of the overview's curves: five minutes, while somebody looks."""
+"""How many samples the overview's curves have: five minutes, while the page is open."""
 PRODUCERS_MAX: Final = 200
 CACHED_MAX: Final = 100
 GROUPS_FRESH_S: Final = 5.0
@@ -62,34 +62,36 @@ class Sample:
 
 
 class Drawn(NamedTuple):
-    """A page as it was lately."""
+    """A page as it was drawn lately."""
 
     text: str
     status: int
     at_s: float
     took_s: float
     cost_s: float
-    """The shorter of this time and the one before: the first also made its template, and any may have had to wait."""
+    """The shorter of the last two times. The first drawing also compiles the template, and any drawing may have had to
+    wait.
+    """
 
 
 @dataclass(slots=True)
 class Kept:
-    """What the pages of one broker keep from one to the next: nothing that anybody was promised."""
+    """What the pages of one broker keep from one drawing to the next. Losing it does no harm."""
 
     cluster: NearCluster
     followed: Counter[str] = field(default_factory=Counter)
-    """How many have each page open."""
+    """How many viewers each open page has."""
     history: list[Sample] = field(default_factory=list)
     locks: dict[str, asyncio.Lock] = field(default_factory=dict)
     rendered: dict[str, Drawn] = field(default_factory=dict)
     groups: list[ListedGroup] = field(default_factory=list)
     groups_s: float = -math.inf
-    """When they were listed."""
+    """When the groups were listed."""
 
 
 @dataclass(slots=True)
 class Look:
-    """One look at a page."""
+    """One drawing of a page."""
 
     gateway: Gateway
     kept: Kept
@@ -125,7 +127,7 @@ def kept_of(gateway: Gateway) -> Kept:
 
 
 def framed(gateway: Gateway, template: str, found: Facts, *, here: str = "") -> str:
-    """The page with what stands around every page. `here`: its place in the menu, if that is not its template's."""
+    """The page with its frame. `here`: its place in the menu, if that is not the name of its template."""
     broker = gateway.broker
     around = {
         "here": here or template,
@@ -142,7 +144,7 @@ def framed(gateway: Gateway, template: str, found: Facts, *, here: str = "") -> 
 def showing(
     name: str, view: View, *, live: bool = True
 ) -> Callable[[Gateway, web.Request], Awaitable[web.StreamResponse]]:
-    """The handler of a page: `name` is its template and its place in the menu."""
+    """The handler of a page. `name` is its template and its place in the menu."""
 
     async def handle(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         kept = kept_of(gateway)
@@ -173,7 +175,7 @@ def showing(
         told = Told()
         if not gateway.broker.metadata.in_session:
             told.missing.append(NO_SESSION)
-        if not is_compiled(f"{name}.html"):  # that takes longer than a turn of the loop may
+        if not is_compiled(f"{name}.html"):  # compiling may take longer than a turn of the loop
             await gateway.broker.env.blocking(template, f"{name}.html")
         look = Look(gateway, kept, told, query, request.match_info)
         try:
@@ -210,7 +212,7 @@ def showing(
             return response  # the page was closed
         finally:
             kept.followed[key] -= 1
-            kept.followed += Counter()  # without those that nobody has open any more
+            kept.followed += Counter()  # drop pages that have no viewers any more
         return response
 
     return handle
@@ -225,7 +227,9 @@ def _key(path: str, query: Mapping[str, str]) -> str:
 
 
 def pause_between(cost_s: float, pages: int) -> float:
-    """How long an open page that costs so much time is left as it is, while so many different ones are open."""
+    """The pause before an open page is drawn again, if a drawing costs this much and so many different
+    pages are open.
+    """
     return min(max(cost_s * pages / SHARE, LIVE_S), LIVE_S_MAX)
 
 
@@ -293,7 +297,7 @@ class Curve:
 
 
 def _curve(history: list[Sample], what: str, width: int = 240, height: int = 48) -> Curve:
-    """Differences a second, as the points of a polyline."""
+    """The differences a second, as the points of a polyline."""
     rates = [
         max((getattr(later, what) - getattr(earlier, what)) / (later.at_s - earlier.at_s), 0)
         for earlier, later in pairwise(history)
@@ -358,7 +362,7 @@ async def transaction(look: Look) -> Facts:
 async def _traced(
     look: Look, past: tracing.Past | None, shown: facts.Cut, *, is_open: bool
 ) -> tuple[list[dict[str, Any]], list[tracing.Traced]]:
-    """Of each partition that is shown where the transaction lies in it, and all its batches by their time."""
+    """For each shown partition, where the transaction lies in it; and all its batches by their time."""
     broker, cluster = look.gateway.broker, look.cluster
     there = [each for each in shown.rows if broker.image.partition(each) is not None]
     if past is None or not there:
@@ -372,7 +376,7 @@ async def _traced(
             for producer in known:
                 if producer.producer_id == past.producer_id and producer.current_txn_start_offset >= 0:
                     firsts[each] = producer.current_txn_start_offset
-        led = [each for each in led if each in firsts]  # in the others it has written nothing yet
+        led = [each for each in led if each in firsts]  # it has written nothing yet in the others
     found = await look.told.ask("what stands in the logs", tracing.traced(cluster, past, led, firsts), {})
     rows = []
     for each in shown.rows:
@@ -384,7 +388,7 @@ async def _traced(
 
 
 def _when(batch: tracing.Traced) -> tuple[bool, int]:
-    """Markers last: they are stamped by brokers, whose clocks clients need not share."""
+    """The order by time, with markers last: brokers stamp these, and clients' clocks may differ."""
     return batch.header.is_control, batch.header.max_timestamp
 
 
@@ -523,7 +527,7 @@ async def producers(look: Look) -> Facts:
 
 
 async def _listed_groups(look: Look) -> list[ListedGroup]:
-    """Ten thousand of them take longer to list than a page may take: for a while the list is as it was."""
+    """All groups. To list ten thousand takes longer than a page may take, so the list is kept for a while."""
     kept, now_s = look.kept, asyncio.get_running_loop().time()
     if now_s - kept.groups_s > GROUPS_FRESH_S:
         brokers = look.gateway.broker.image.brokers
