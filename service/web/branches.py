@@ -148,7 +148,7 @@ async def describe(gateway: Gateway, request: web.Request) -> web.StreamResponse
 _ROOT = "/v1/branches/{root}"
 ROUTES = (
     Route("GET", _ROOT, describe,
-          "The last decision over the branches of a transactional id, and the branches that wait for one.", "transactions",
+          "The last decision over a transactional id's branches, and the branches that wait for one.", "transactions",
           answer=BranchesOut, problems=(503,)),
     Route("PUT", _ROOT + "/decisions/{token}", decide,
           "Decide over all branches of a token: those that are named show together, the others never. May be"
