@@ -126,8 +126,12 @@ class _Answers:
             errors = [error_code(reply.fault)] * len(offsets)
         else:
             errors = map(error_code, reply.faults)
+        topic_id, partitions = None, list[OffsetCommitResponsePartition]()
         for offset, error in zip(offsets, errors, strict=True):
-            self._add(offset.topic, offset.topic_id, offset.partition, error)
+            if offset.topic_id is not topic_id:  # the next topic: finding the list of each takes longer than the rest
+                topic_id = offset.topic_id
+                partitions = self._topics.setdefault((offset.topic, topic_id), [])
+            partitions.append(OffsetCommitResponsePartition(offset.partition, error))
 
     def _add(self, topic: str, topic_id: bytes, partition: int, error: int) -> None:
         self._topics.setdefault((topic, topic_id), []).append(OffsetCommitResponsePartition(partition, error))

@@ -181,9 +181,8 @@ def _name_of(image: Image, topic: OffsetFetchRequestTopics) -> str | None:
 
 
 def _partition(fetched: FetchedOffset) -> OffsetFetchResponsePartitions:
-    return OffsetFetchResponsePartitions(
-        fetched.partition, fetched.offset, fetched.leader_epoch, fetched.metadata, error_code(fetched.fault)
-    )
+    partition, offset, leader_epoch, metadata, fault = fetched
+    return OffsetFetchResponsePartitions(partition, offset, leader_epoch, metadata, error_code(fault))
 
 
 def _refused_topics(topics: list[OffsetFetchRequestTopics], error: int) -> list[OffsetFetchResponseTopics]:

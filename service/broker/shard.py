@@ -112,6 +112,8 @@ class Shard(Generic[MachineT]):
     ) -> None:
         self.partition = partition
         self.machine = machine
+        asked: object = machine  # once, because asking takes longer than applying a record
+        self._taking_transactions = asked if isinstance(asked, TakesTransactions) else None
         self.loaded = False
         self.dropped = False
         self._env = env
@@ -210,17 +212,15 @@ class Shard(Generic[MachineT]):
 
     def marked(self, producer_id: int, producer_epoch: int, kind: ControlType) -> None:
         """The partition has a marker: the transaction's pending records are decided by it."""
-        machine: object = self.machine
-        if isinstance(machine, TakesTransactions):
-            machine.apply_marker(producer_id, producer_epoch, kind is ControlType.COMMIT)
+        if self._taking_transactions is not None:
+            self._taking_transactions.apply_marker(producer_id, producer_epoch, kind is ControlType.COMMIT)
 
     def _apply(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None:
         if producer_id < 0:
             self.machine.apply(key, value)
         else:
-            machine: object = self.machine
-            assert isinstance(machine, TakesTransactions), "nobody's transaction writes here"
-            machine.apply(key, value, producer_id=producer_id, producer_epoch=producer_epoch)
+            assert self._taking_transactions is not None, "nobody's transaction writes here"
+            self._taking_transactions.apply(key, value, producer_id=producer_id, producer_epoch=producer_epoch)
 
     def drop(self) -> None:
         """Forget everything, because this broker no longer leads the partition, or can't write to it."""

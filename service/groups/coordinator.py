@@ -45,13 +45,12 @@ from service.groups.kinds import Decide, FallDue, Group, Kind, Kinds, MakeKinds
 from service.groups.known_kinds import known_kinds
 from service.groups.offset_decisions import OffsetDecisions
 from service.groups.offsets import CommittedOffset, Offsets
-from service.groups.records import OFFSET_KEYS, PREFIX_BYTES, OffsetKey, read_key, read_offset
+from service.groups.records import OFFSET_KEYS, PREFIX_BYTES, read_offset, read_offset_key
 from service.groups.settings import GroupSettings
 from service.groups.topics import TopicView
 from service.groups.verdicts import Decision, Draft, RecordPair, Token
 
 NO_PRODUCER_ID = -1
-OFFSET_PREFIXES = tuple(OFFSET_KEYS)
 
 FAILED_AGAIN_MS = 60_000
 WAKING: DeadlineName = ("wake", "", "")
@@ -153,7 +152,7 @@ class GroupCoordinator:
         """Take up one record of the partition, in the order of the log. `producer_id`: if its batch is
         transactional.
         """
-        if key.startswith(OFFSET_PREFIXES):
+        if key[:PREFIX_BYTES] in OFFSET_KEYS:
             self._apply_offset(key, value, producer_id)
         elif (kind := self._appliers.get(key[:PREFIX_BYTES])) is not None:
             kind.apply(self._groups, key, value, is_replay=not self._is_live)
@@ -268,18 +267,17 @@ class GroupCoordinator:
         draft.answer(token, FaultReply())
 
     def _apply_offset(self, key: bytes, value: bytes | None, producer_id: int) -> None:
-        read = read_key(key)
-        assert isinstance(read, OffsetKey)
+        group_id, topic, partition = read_offset_key(key)
         if value is None:
-            self._offsets.remove(read.group, read.topic, read.partition)
+            self._offsets.remove(group_id, topic, partition)
             return
-        if read.group not in self._groups:
-            self._groups[read.group] = self._hold_offsets(read.group)
         committed = read_offset(value)
+        if group_id not in self._groups:
+            self._groups[group_id] = self._hold_offsets(group_id)
         if producer_id == NO_PRODUCER_ID:
-            self._offsets.put(read.group, read.topic, read.partition, committed)
+            self._offsets.put(group_id, topic, partition, committed)
         else:
-            self._offsets.put_pending(read.group, read.topic, read.partition, committed, producer_id=producer_id)
+            self._offsets.put_pending(group_id, topic, partition, committed, producer_id=producer_id)
 
 
 def _deciders(known: Kinds) -> dict[tuple[type, type], Decide]:

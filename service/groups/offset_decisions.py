@@ -67,23 +67,20 @@ class OffsetDecisions:
     ) -> CommitReply:
         faults: list[Fault | None] = []
         for each in offsets:
-            if len(each.metadata) > self._settings.offset_metadata_max_bytes or not fits(each.metadata):
+            topic, topic_id, partition, offset, leader_epoch, metadata = each
+            if metadata and self._is_too_long(metadata):
                 faults.append(Fault.OFFSET_METADATA_TOO_LARGE)
                 continue
             if (fault := check(each)) is not None:
                 draft.records.clear()  # if one partition is refused, the whole request is refused
                 return CommitReply(fault)
-            committed = CommittedOffset(
-                each.offset,
-                each.leader_epoch,
-                each.metadata,
-                draft.wall_ms,
-                expire_ms,
-                each.topic_id,
-            )
-            draft.records.append(offset_record(group_id, each.topic, each.partition, committed))
+            committed = CommittedOffset(offset, leader_epoch, metadata, draft.wall_ms, expire_ms, topic_id)
+            draft.records.append(offset_record(group_id, topic, partition, committed))
             faults.append(None)
         return CommitReply(None, tuple(faults))
+
+    def _is_too_long(self, metadata: str) -> bool:
+        return len(metadata) > self._settings.offset_metadata_max_bytes or not fits(metadata)
 
     # Fetching ---------------------------------------------------------------------------------------------------------
 
@@ -99,22 +96,18 @@ class OffsetDecisions:
         )
 
     def _fetch_topic(self, group: Group | None, ask: FetchOffsets, wanted: PartitionsAsked) -> FetchedTopic:
+        known = {} if group is None else self._offsets.of_group(ask.group_id).get(wanted.topic, {})
+        may_wait = ask.require_stable and self._offsets.has_pending(ask.group_id)
         found: list[FetchedOffset] = []
         for partition in wanted.partitions:
-            committed = None if group is None else self._offsets.get(ask.group_id, wanted.topic, partition)
-            if committed is not None and _is_of_another_topic(committed.topic_id, wanted.topic_id):
-                committed = None
-            found.append(self._fetch_one(ask, wanted.topic, partition, committed))
+            committed = known.get(partition)
+            if may_wait and self._offsets.is_pending(ask.group_id, wanted.topic, partition):
+                found.append(FetchedOffset(partition, fault=Fault.UNSTABLE_OFFSET_COMMIT))
+            elif committed is None or _is_of_another_topic(committed.topic_id, wanted.topic_id):
+                found.append(FetchedOffset(partition))
+            else:
+                found.append(FetchedOffset(partition, *committed[:3]))
         return FetchedTopic(wanted.topic, wanted.topic_id, tuple(found))
-
-    def _fetch_one(
-        self, ask: FetchOffsets, topic: str, partition: int, committed: CommittedOffset | None
-    ) -> FetchedOffset:
-        if ask.require_stable and self._offsets.is_pending(ask.group_id, topic, partition):
-            return FetchedOffset(partition, fault=Fault.UNSTABLE_OFFSET_COMMIT)
-        if committed is None:
-            return FetchedOffset(partition)
-        return FetchedOffset(partition, committed.offset, committed.leader_epoch, committed.metadata)
 
     # Deleting ---------------------------------------------------------------------------------------------------------
 
@@ -148,4 +141,4 @@ def _may_commit_for_nobody(ask: CommitOffsets) -> Fault | OffsetCheck:
 
 
 def _is_of_another_topic(stored_id: bytes, wanted_id: bytes) -> bool:
-    return ZERO_TOPIC_ID not in (stored_id, wanted_id) and stored_id != wanted_id
+    return stored_id != wanted_id and ZERO_TOPIC_ID not in (stored_id, wanted_id)

@@ -1,8 +1,8 @@
 """Committed offsets, and those that wait for their producer's transaction.
 
 This is a fold over the log: `put`, `put_pending`, `remove` and `end_transaction` take up its records in their order.
-Each offset has its place in that order (`order`). So if a transaction commits late, its offsets don't replace a commit
-that was written after them.
+An offset that waits has its place in that order (`order`), and so has one that is committed meanwhile. So if a
+transaction commits late, its offsets don't replace a commit that was written after them.
 """
 
 from typing import NamedTuple
@@ -100,7 +100,9 @@ class Offsets:
     # Writing: `apply` only --------------------------------------------------------------------------------------------
 
     def put(self, group_id: str, topic: str, partition: int, committed: CommittedOffset) -> None:
-        self._store(group_id, topic, partition, self._numbered(committed))
+        if self._open and self.is_pending(group_id, topic, partition):
+            committed = self._numbered(committed)
+        self._store(group_id, topic, partition, committed)
 
     def put_pending(
         self, group_id: str, topic: str, partition: int, committed: CommittedOffset, *, producer_id: int
@@ -134,7 +136,13 @@ class Offsets:
                     self._store(group_id, topic, partition, pending)
 
     def _store(self, group_id: str, topic: str, partition: int, committed: CommittedOffset) -> None:
-        self._committed.setdefault(group_id, {}).setdefault(topic, {})[partition] = committed
+        topics = self._committed.get(group_id)
+        if topics is None:
+            topics = self._committed[group_id] = {}
+        partitions = topics.get(topic)
+        if partitions is None:
+            partitions = topics[topic] = {}
+        partitions[partition] = committed
 
     def _numbered(self, committed: CommittedOffset) -> CommittedOffset:
         self._order += 1

@@ -7,6 +7,7 @@ wire.
 
 import struct
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import TypeVar
 
 from service.groups.classic_group import ClassicGroup, ClassicMember
@@ -136,8 +137,7 @@ def _key(key: Key) -> bytes:
 
 def _record(key: Key, value: Struct, version: int) -> RecordPair:
     written = VERSIONS[version] + encode_data(value, version)
-    if version != EXPIRING_OFFSET_VERSION:  # that version lacks fields of the value, so a decoded value would differ
-        _known_values[written] = value
+    _known_values[written] = value
     if len(_known_values) > KNOWN_AT_MOST:
         _known_values.clear()
     return _key(key), written
@@ -146,27 +146,74 @@ def _record(key: Key, value: Struct, version: int) -> RecordPair:
 # Offsets --------------------------------------------------------------------------------------------------------------
 
 
+# Offsets are most of what is written. So their bytes are written and read here by hand, if they are as usual: the
+# present version, a short metadata, a topic with an id. The parts that the offsets of one request share are made once.
+OFFSET_BEFORE_METADATA = struct.Struct(">hqiB")  # version, offset, leader epoch, length of the metadata plus one
+OFFSET_BEHIND_METADATA = struct.Struct(">q3B16s")  # time of the commit, then one tagged field: the topic's id
+ONE_TOPIC_ID = (1, 0, 16)  # how many tagged fields, which one, its length
+SHORT_METADATA_BYTES = 126
+NO_TOPIC_ID = bytes(16)
+
+
 def offset_record(group_id: str, topic: str, partition: int, committed: CommittedOffset) -> RecordPair:
-    expires = committed.expire_timestamp_ms is not None
-    return _record(
-        OffsetCommitKey(group_id, topic, partition),
-        OffsetCommitValue(
-            offset=committed.offset,
-            leader_epoch=committed.leader_epoch,
-            metadata=committed.metadata,
-            commit_timestamp=committed.commit_timestamp_ms,
-            expire_timestamp=committed.expire_timestamp_ms if committed.expire_timestamp_ms is not None else -1,
-            topic_id=committed.topic_id,
-        ),
-        EXPIRING_OFFSET_VERSION if expires else OFFSET_VERSION,
-    )
+    return offset_key(group_id, topic, partition), _offset_value(committed)
+
+
+def offset_key(group_id: str, topic: str, partition: int) -> bytes:
+    return _stem(group_id, topic) + partition.to_bytes(4, "big", signed=True)
 
 
 def offset_tombstone(group_id: str, topic: str, partition: int) -> RecordPair:
-    return tombstone(OffsetCommitKey(group_id, topic, partition))
+    return offset_key(group_id, topic, partition), None
+
+
+@lru_cache(maxsize=1_000)
+def _stem(group_id: str, topic: str) -> bytes:
+    """The key of an offset without the partition, which is last."""
+    return PREFIX_OF_KEY[OffsetCommitKey] + _text(group_id) + _text(topic)
+
+
+def read_offset_key(key: bytes) -> tuple[str, str, int]:
+    """Group, topic and partition."""
+    group_id, topic = _names(key[:-4])
+    return group_id, topic, int.from_bytes(key[-4:], "big", signed=True)
+
+
+@lru_cache(maxsize=1_000)
+def _names(stem: bytes) -> tuple[str, str]:
+    read = read_key(stem + bytes(4))
+    assert isinstance(read, OffsetKey)
+    if stem[PREFIX_BYTES:] != _text(read.group) + _text(read.topic):
+        raise ValueError("the key of an offset does not end with its partition")
+    return read.group, read.topic
+
+
+def _offset_value(committed: CommittedOffset) -> bytes:
+    offset, leader_epoch, metadata, commit_ms, expire_ms, topic_id, _ = committed
+    written = metadata.encode()
+    if expire_ms is None and topic_id != NO_TOPIC_ID and len(written) <= SHORT_METADATA_BYTES:
+        before = OFFSET_BEFORE_METADATA.pack(OFFSET_VERSION, offset, leader_epoch, len(written) + 1)
+        return before + written + OFFSET_BEHIND_METADATA.pack(commit_ms, *ONE_TOPIC_ID, topic_id)
+    value = OffsetCommitValue(
+        offset=offset,
+        leader_epoch=leader_epoch,
+        metadata=metadata,
+        commit_timestamp=commit_ms,
+        expire_timestamp=expire_ms if expire_ms is not None else -1,
+        topic_id=topic_id,
+    )
+    version = OFFSET_VERSION if expire_ms is None else EXPIRING_OFFSET_VERSION
+    return VERSIONS[version] + encode_data(value, version)
 
 
 def read_offset(value: bytes) -> CommittedOffset:
+    start, end = OFFSET_BEFORE_METADATA.size, len(value) - OFFSET_BEHIND_METADATA.size
+    if end >= start:
+        version, offset, leader_epoch, length = OFFSET_BEFORE_METADATA.unpack_from(value)
+        if version == OFFSET_VERSION and length == end - start + 1 <= SHORT_METADATA_BYTES + 1:
+            commit_ms, tag, topic_id = _behind_metadata(value[end:])
+            if tag == ONE_TOPIC_ID:
+                return CommittedOffset(offset, leader_epoch, value[start:end].decode(), commit_ms, None, topic_id)
     said = read_value(OffsetCommitValue, value)
     return CommittedOffset(
         said.offset,
@@ -176,6 +223,13 @@ def read_offset(value: bytes) -> CommittedOffset:
         None if said.expire_timestamp == -1 else said.expire_timestamp,
         said.topic_id,
     )
+
+
+@lru_cache(maxsize=1_000)
+def _behind_metadata(data: bytes) -> tuple[int, tuple[int, ...], bytes]:
+    """Offsets that were committed together share one time and one topic id, which saves memory."""
+    commit_ms, *tag, topic_id = OFFSET_BEHIND_METADATA.unpack(data)
+    return commit_ms, tuple(tag), topic_id
 
 
 # Classic groups -------------------------------------------------------------------------------------------------------

@@ -15,9 +15,11 @@ from service.groups.records import (
     consumer_member_record,
     current_record,
     empty_classic_group_record,
+    offset_key,
     offset_record,
     read_key,
     read_offset,
+    read_offset_key,
     read_value,
     regex_record,
     target_epoch_record,
@@ -27,7 +29,7 @@ from service.groups.records import (
 from service.groups.settings import GroupSettings
 from service.groups.states import MemberState
 from service.wire.base import Struct
-from service.wire.codec import encode_data
+from service.wire.codec import MalformedRequest, encode_data
 from service.wire.messages import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
@@ -254,6 +256,43 @@ def test_an_offset_survives_its_record(expires: int | None) -> None:
     assert read_key(key) == OffsetCommitKey("g", "orders", 3)
     assert value is not None
     assert read_offset(value) == committed
+
+
+@pytest.mark.parametrize("metadata", ["", "note", "é" * 63, "é" * 64, "m" * 126, "m" * 127, "m" * 4096])
+@pytest.mark.parametrize("topic_id", [bytes(16), b"i" * 16])
+def test_offsets_are_written_and_read_by_hand_as_by_the_codec(metadata: str, topic_id: bytes) -> None:
+    committed = CommittedOffset(1 << 40, 7, metadata, 1_700_000_000_000, None, topic_id)
+    key, value = offset_record("größe", "orders", 65_536, committed)
+    said = OffsetCommitValue(1 << 40, 7, metadata, 1_700_000_000_000, topic_id=topic_id)
+    assert key == b"\0\1" + encode_data(OffsetCommitKey("größe", "orders", 65_536), 0)
+    assert value == b"\0\4" + encode_data(said, 4)
+    assert read_offset_key(key) == ("größe", "orders", 65_536)
+    assert read_offset(value) == committed
+
+
+def test_an_offset_with_other_tagged_fields_is_read() -> None:
+    """As a later Kafka may write it: this field has the length of a topic id, but is none."""
+    committed = CommittedOffset(5, 4, "note", 1, None, b"i" * 16)
+    _, value = offset_record("g", "orders", 3, committed)
+    assert value is not None
+    assert value[-18:-16] == b"\0\x10"
+    assert read_offset(value[:-18] + b"\1\x10" + value[-16:]) == committed._replace(topic_id=bytes(16))
+    assert read_offset(value[:-19] + b"\2" + value[-18:] + b"\1\1x") == committed
+
+
+@pytest.mark.parametrize("cut", range(1, 46))
+def test_an_offset_that_is_cut_off_is_not_read(cut: int) -> None:
+    _, value = offset_record("g", "orders", 3, CommittedOffset(5, 4, "note", 1, None, b"i" * 16))
+    assert value is not None
+    with pytest.raises(MalformedRequest):
+        read_offset(value[:-cut])
+
+
+def test_the_key_of_an_offset_ends_with_its_partition() -> None:
+    key = offset_key("g", "orders", 3)
+    for wrong in (key[:-1], key + b"\0"):
+        with pytest.raises((MalformedRequest, ValueError)):
+            read_offset_key(wrong)
 
 
 def test_tombstones_of_groups_that_are_not_there_change_nothing() -> None:
