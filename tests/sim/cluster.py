@@ -66,6 +66,10 @@ ALIKE_WITHIN = 90.0
 """Virtual seconds in which all replicas are in sync when clients have come to rest."""
 
 
+MOVED_WITHIN = 300.0
+"""Virtual seconds in which all moves between folders end. They go one after the other, on disks that stall."""
+
+
 class ClusterHistory(History):
     """A reader may meet another broker each time: nothing is said about one life of a broker."""
 
@@ -343,8 +347,8 @@ class ClusterSimulation:
         await come_true(lambda: self.clients.settled == self.clients.expected)
         reader = Reader(self.clients, "last reader")
         await let_transactions_end(self.clients, reader)
-        if not await come_true(lambda: not any(each.moves.under_way() for each in self.brokers.values()), within=30):
-            self.history.stuck.append("a move between folders does not end")
+        if not await come_true(self._nothing_changes_folders, within=MOVED_WITHIN):
+            self.history.stuck.append(f"a move between folders does not end within {MOVED_WITHIN} s")
         await self._compare_replicas()  # first of all: what nobody waited for may not be committed yet
         self._compare_with_replays()
         known = transactions(list(self.brokers.values()))
@@ -391,6 +395,9 @@ class ClusterSimulation:
         topics = load(self.server.snapshot()).topics.values()
         states = [state for topic in topics for state in topic.partitions.values()]
         return not any(map(self._absent, self.names)) and all(set(each.isr) == set(each.replicas) for each in states)
+
+    def _nothing_changes_folders(self) -> bool:
+        return not any(broker.moves.under_way() for broker in self.brokers.values())
 
     def _absent(self, name: str) -> bool:
         broker = self.brokers.get(name)

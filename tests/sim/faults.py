@@ -16,9 +16,10 @@ from typing import Any
 
 from log.batch import CRC_AT, CorruptBatch, split
 from log.ids import TopicPartition, partition_of
-from tests.sim.disk import Inode, SimDisk
+from log.relocation import FORMER
+from tests.sim.disk import Folder, Inode, SimDisk
 from tests.sim.history import History
-from tests.sim.plan import INPUT, LEDGER, MADE_AGAIN, OUTPUT, Plan
+from tests.sim.plan import INPUT, LEDGER, MADE_AGAIN, MOVED, OUTPUT, Plan
 from tests.sim.world import Host, World, come_true
 
 PLACES = ("", "", ".log", ".index", "snapshot", "checkpoint", "__consumer", "__transaction", "compacted", "reborn")
@@ -66,6 +67,7 @@ class Fate:
             "kill while the disk hangs": lambda: self._hang(self.broker.kill),
             "power cut while the disk hangs": lambda: self._hang(self.broker.cut_power),
             MADE_AGAIN: self._die_as_a_topic_is_made_again,
+            MOVED: self._die_as_a_partition_moves,
         }
 
     async def run(self, ready: Callable[[], bool]) -> None:
@@ -220,6 +222,18 @@ class Fate:
         self.disk.hang()
         deaths = (self.broker.kill, self.broker.cut_power) if self.plan.bears_power_cuts else (self.broker.kill,)
         self.chance.choice(deaths)()
+
+    async def _die_as_a_partition_moves(self) -> None:
+        """It is in another folder already, and used there, while the disks still work at making that durable."""
+        if await come_true(self._a_partition_changes_folders, within=5, every=0.001):
+            self.disk.hang(*self.plan.folders)
+            await asyncio.sleep(self.chance.random())
+            self.disk.hang()
+            self.broker.kill()
+
+    def _a_partition_changes_folders(self) -> bool:
+        folders = [self.disk.root.entries[name] for name in self.plan.folders]
+        return any(name.endswith(FORMER) for each in folders if isinstance(each, Folder) for name in each.entries)
 
     async def _take_descriptors(self) -> None:
         """The process has as many files and connections open as it may. Nobody restarts it."""

@@ -50,11 +50,11 @@ from log.config import LogConfig
 from log.cutting import truncate_to
 from log.disk import Disk, DiskFault, FileSlice
 from log.durability import Durability
-from log.ids import NO_TIMESTAMP, TopicPartition
+from log.ids import NO_TIMESTAMP, TopicPartition, folder_of
 from log.manifest import MANIFEST, Manifest, read_and_remove_manifest, write_recovery_points
 from log.partition_log import PartitionLog
 from log.recovery import Recovered
-from log.relocation import FUTURE
+from log.relocation import FORMER, FUTURE, stem_of
 from log.retention import SegmentAge
 from log.segment import Segment
 from log.swap import CLEANED, PLAN, SwapPlan
@@ -68,10 +68,11 @@ from service.broker.opening import PartitionMaker
 from service.broker.partition import Partition
 from service.broker.shard import Shard
 from service.broker.transaction_gate import TransactionGate, Writer
-from service.cluster.image import PartitionState, Topic
+from service.cluster.image import Image, PartitionState, Topic
 from service.groups.coordinator import GroupCoordinator
 from service.wire.error_codes import ErrorCode
 from tests.sim.disk import SimFile
+from tests.sim.plan import Plan
 from tests.sim.run import Simulation, processes, replaced, run
 from txn.commands import EndTransaction
 from txn.coordinator import TxnCoordinator
@@ -91,6 +92,10 @@ class Mutant:
     story: str
     plant: Planting
     transactional: bool = False  # only seeds with transactions can show it
+    moves: bool = False  # only seeds with two data folders can show it
+
+    def can_be_shown_by(self, plan: Plan) -> bool:
+        return (plan.transactional or not self.transactional) and (len(plan.folders) > 1 or not self.moves)
 
 
 class OneTooEarly(int):
@@ -716,8 +721,34 @@ def a_copy_takes_over_before_it_is_durable() -> contextlib.AbstractContextManage
     return replaced(PartitionLog, "flush", instead)
 
 
+def a_decided_move_is_forgotten() -> contextlib.AbstractContextManager[None]:
+    """The next start goes on with what the partition was before."""
+    original = PartitionMaker._settle_moves
+
+    async def settle(maker: PartitionMaker, image: Image, node_id: int, present: dict[str, set[str]]) -> None:
+        formers = maker._named(present, FORMER)
+        for topic in image.topics.values():
+            for index in topic.partitions:
+                name, stem = folder_of(TopicPartition(topic.name, index)), stem_of(topic.id, index)
+                if (origin := formers.get(stem)) is not None:
+                    for folder in maker._folders:
+                        folder.disk.discard(name)
+                        present[folder.name] -= {name, stem + FORMER}
+                    origin.disk.rename(stem + FORMER, name)
+                    present[origin.name].add(name)
+        await original(maker, image, node_id, present)
+
+    return replaced(PartitionMaker, "_settle_moves", settle)
+
+
 MUTANTS = (
-    Mutant("copy not durable", "a log moves before its copy is on the platter", a_copy_takes_over_before_it_is_durable),
+    Mutant("decided move forgotten", "a log is what it was before", a_decided_move_is_forgotten, moves=True),
+    Mutant(
+        "copy not durable",
+        "a log moves before its copy is on the platter",
+        a_copy_takes_over_before_it_is_durable,
+        moves=True,
+    ),
     Mutant("ack before fsync", "acks=all is answered when the batch is in the page cache", acknowledge_before_fsync),
     Mutant("high watermark ahead of the disk", "readers see what is not durable yet", high_watermark_ahead_of_the_disk),
     Mutant("failed fsync ignored", "an fsync that failed counts as done", take_a_failed_fsync_for_done),
@@ -839,7 +870,7 @@ def hunt(name: str, max_seeds: int = MAX_SEEDS) -> Caught:
     """Seed after seed, until the mutant of that name is caught."""
     [mutant] = [mutant for mutant in MUTANTS if mutant.name == name]
     begun = time.process_time()
-    seeds = (seed for seed in itertools.count(1) if not mutant.transactional or Simulation(seed).plan.transactional)
+    seeds = (seed for seed in itertools.count(1) if mutant.can_be_shown_by(Simulation(seed).plan))
     for tried, seed in enumerate(itertools.islice(seeds, max_seeds), start=1):
         with mutant.plant():
             report = run(seed)

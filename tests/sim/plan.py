@@ -34,6 +34,7 @@ KINDS = (
 )
 HANGS = ("kill while the disk hangs", "power cut while the disk hangs")
 MADE_AGAIN = "death as a topic is made again"
+MOVED = "death as a partition moves"
 RARE = ("log rots", "index rots", "read fails", "fsync fails", "append fails")
 COSTS_MEMORY = (
     "power cut",
@@ -124,6 +125,8 @@ def add_what_one_broker_has(plan: Plan, chance: random.Random) -> None:
             plan.kinds += (kind,)
     if chance.random() < 0.3:
         plan.kinds += (MADE_AGAIN,)
+    if chance.random() < 0.3 and len(plan.folders) > 1:
+        plan.kinds += (MOVED,)
 
 
 def add_transactions(plan: Plan, chance: random.Random) -> None:
