@@ -51,7 +51,7 @@ from spark_sink.errors import OncelogError, OptionError
 from spark_sink.messages import EndBranchesResponse, NamedBranch
 from spark_sink.partitioner import NoSuchPartition, Partitioner
 from spark_sink.sink_options import SinkOptions
-from spark_sink.worker import keep_freed_memory, spare_collections
+from spark_sink.worker import SentToWorkers, keep_freed_memory, spare_collections
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -121,7 +121,7 @@ class Written(WriterCommitMessage):
     run: str = ""
 
 
-class StreamSink(DataSourceStreamArrowWriter):
+class StreamSink(SentToWorkers, DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
         self._topics = check_target(options, schema)
@@ -151,7 +151,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         return self._options.root or next((one.root for one in messages if isinstance(one, Written)), None)
 
 
-class BatchSink(DataSourceArrowWriter):
+class BatchSink(SentToWorkers, DataSourceArrowWriter):
     """All or nothing; and once for all, if `txnAppId` and `txnVersion` say which write it is."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
@@ -435,9 +435,6 @@ class Connected:
         return self.client.retrying(lambda: self._ask(topic))
 
     def _ask(self, topic: str) -> TopicFacts:
-        found = self.client.topics([topic]).get(topic)
-        if found is None:
-            raise NoSuchTopic(f"there is no topic {topic!r}; create it with as many partitions as it should have")
         question = DescribeConfigsRequest(
             resources=(
                 DescribeConfigsResource(
@@ -445,7 +442,11 @@ class Connected:
                 ),
             )
         )
-        (told,) = self.client.ask(None, question, DescribeConfigsResponse).results
+        asked = self.client.send(None, question, DescribeConfigsResponse)  # both on their way at once
+        found = self.client.topics([topic]).get(topic)
+        if found is None:
+            raise NoSuchTopic(f"there is no topic {topic!r}; create it with as many partitions as it should have")
+        (told,) = asked.result().results
         values = [one.value for one in told.configs if one.name == LARGEST_BATCH]
         largest_bytes = int(values[0] or 0) if values else KAFKA_LARGEST_BATCH_BYTES
         return TopicFacts(found.id, len(found.leaders), largest_bytes)

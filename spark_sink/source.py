@@ -47,7 +47,7 @@ from spark_sink.offsets import (
     to_json,
 )
 from spark_sink.options import AtOffsets, Edge, Place, SourceOptions, TopicPartition, source_options
-from spark_sink.worker import keep_freed_memory, spare_collections
+from spark_sink.worker import SentToWorkers, keep_freed_memory, spare_collections
 
 try:  # since PySpark 4.2
     from pyspark.sql.streaming.datasource import (
@@ -105,7 +105,7 @@ def check_schema(given: StructType, options: Mapping[str, str]) -> None:
         )
 
 
-class OncelogReader(DataSourceReader):
+class OncelogReader(SentToWorkers, DataSourceReader):
     """A batch: from where the options say to where they say, as it is when the query is planned."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -131,7 +131,7 @@ class OncelogReader(DataSourceReader):
         return _read(partition, self._options)
 
 
-class OncelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class OncelogStreamReader(SentToWorkers, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream. Spark asks it, in one long-lived process, how far the next batch goes, and then to plan it."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
