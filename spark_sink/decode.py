@@ -2,8 +2,9 @@
 
 The way of a fetched chunk: `whole_batches` cuts it and verifies checksums; `visible` leaves out markers and what was
 aborted; `Decoder.record_batches` takes batches together until they hold enough rows, decompresses them and finds each
-field of all records at once. Where a record begins is told only by the length of the one before; this chain is walked
-from many places at a time (`_starts_in_lanes`). Key and value bytes are copied once, by Arrow's `take`.
+field of all records at once. Where a record begins is told only by the length of the one before; where records are not
+all of one size (`_starts_of_equals`), this chain is walked from many places at a time (`_starts_in_lanes`). Key and
+value bytes are copied once, by Arrow's `take`.
 
 What always holds: what is yielded is in order, within [start, end), and checked: a record that doesn't end where the
 next begins is reported as corrupt, never guessed.
@@ -283,6 +284,7 @@ def _by_two_bytes() -> tuple[Ints, Ints]:
 
 
 NUMBERS, SIZES = _by_two_bytes()
+LONGER_FROM = (1 << 6, 1 << 13, 1 << 20)  # numbers that take one byte more
 LANE_RECORDS = 64
 FEWEST_LANES = 32  # below, walking them one by one is as fast
 MOST_STEPS = 8 * LANE_RECORDS
@@ -293,15 +295,41 @@ TRIES = 3
 
 def _starts(data: bytes, begins: Ints, ends: Ints, counts: Ints) -> Ints:
     """Where each record begins, of batches whose records fill [begin, end) each."""
-    if (counts * SMALLEST_RECORD_BYTES > ends - begins).any():
-        raise CorruptBatch("a batch is too small for the number of records it says")
-    starts = _starts_in_lanes(data, begins, ends, counts)
+    if (counts < 1).any() or (counts * SMALLEST_RECORD_BYTES > ends - begins).any():
+        raise CorruptBatch("a batch can't hold the number of records it says")
+    starts = _starts_of_equals(data, begins, ends, counts)
+    if starts is None:
+        starts = _starts_in_lanes(data, begins, ends, counts)
     if starts is None:
         walks = [_walk(data, int(begin), int(end)) for begin, end in zip(begins, ends, strict=True)]
         starts = np.concatenate([np.array(walk, np.int64) for walk in walks])
     if not np.array_equal(np.diff(np.searchsorted(starts, begins), append=len(starts)), counts):
         raise CorruptBatch("a batch does not have the number of records it says")
     return starts
+
+
+def _starts_of_equals(data: bytes, begins: Ints, ends: Ints, counts: Ints) -> Ints | None:
+    """Records of one size differ by the bytes of their number alone. If that fills each batch to its end, and every
+    record has the length that brings it to the next one, the guess was right. None: they are not so.
+    """
+    pairs = _pairs(data)
+    first = SIZES.take(pairs[begins])
+    if not np.array_equal(begins + _size_of_equals(first, counts), ends):
+        return None
+    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts: Ints = np.repeat(begins, counts) + _size_of_equals(np.repeat(first, counts), number)
+    sizes = np.diff(starts, append=ends[-1:])
+    last = np.cumsum(counts) - 1
+    sizes[last] = ends - starts[last]
+    return starts if np.array_equal(SIZES.take(pairs[starts]), sizes) else None
+
+
+def _size_of_equals(size: Ints, count: Ints) -> Ints:
+    """Of the first so many records of a batch, whose first one has this size."""
+    found = size * count
+    for number in LONGER_FROM:
+        found += np.maximum(count - number, 0)
+    return found
 
 
 def _walk(data: bytes, begin: int, end: int) -> list[int]:
@@ -345,7 +373,7 @@ def _starts_in_lanes(data: bytes, begins: Ints, ends: Ints, counts: Ints) -> Int
     if total < FEWEST_LANES * LANE_RECORDS:
         return None
     buffer = np.frombuffer(data, np.uint8)
-    pairs = np.ndarray(len(data) - 1, "<u2", data, strides=(1,))
+    pairs = _pairs(data)
     lane_bytes = size_bytes * LANE_RECORDS // total
     guessed = [
         np.arange(begin + lane_bytes, end - lane_bytes, lane_bytes) for begin, end in zip(begins, ends, strict=True)
@@ -362,6 +390,11 @@ def _starts_in_lanes(data: bytes, begins: Ints, ends: Ints, counts: Ints) -> Int
             return starts
         lanes = np.union1d(begins, lanes[1:][arrived[:-1]])
     return None
+
+
+def _pairs(data: bytes) -> npt.NDArray[np.uint16]:
+    """Every two neighbouring bytes."""
+    return np.ndarray(len(data) - 1, "<u2", data, strides=(1,))
 
 
 def _walk_together(pairs: npt.NDArray[np.uint16], lanes: Ints, until: Ints) -> Ints:

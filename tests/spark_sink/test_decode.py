@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC
 from unittest.mock import patch
 
@@ -188,6 +189,44 @@ def test_large_batches_are_walked_in_lanes_and_rightly(kind: str) -> None:
     if kind != "some large":  # a record of 8 KiB and more is walked over one by one
         assert in_lanes is not None
         assert len(in_lanes) == 12_000
+
+
+def starts_of_equals(chunk: bytes) -> list[int] | None:
+    found = list(whole_batches(chunk))
+    begins, ends, counts = (np.array([getattr(one, name) for one in found]) for name in ("begin", "end", "count"))
+    starts = decode._starts_of_equals(chunk, begins, ends, counts)
+    return None if starts is None else starts.tolist()
+
+
+def test_records_of_one_size_are_found_at_once_and_others_never_taken_for_them() -> None:
+    """Their number takes two bytes from 64 on, and three from 8192 on."""
+    sizes = [(9000, 100), (64, 7), (65, 40), (1, 0)]
+    batches = []
+    at = 0
+    for count, size in sizes:
+        records = tuple(Record(offset, 0, 0, b"k", bytes(size)) for offset in range(at, at + count))
+        batches.append(StoredBatch(at, records, at + count - 1))
+        at += count
+    chunk = b"".join(map(write_batch, batches))
+    starts = starts_of_equals(chunk)
+    assert starts is not None
+    assert len(starts) == at
+    assert decoded(chunk, rows=32_768, headers=False) == [each for batch in batches for each in batch.records]
+
+    for first, other in ((1, 2), (100, 101), (3, 60)):  # the same bytes in all, differently shared
+        changed = list(batches[0].records)
+        longer, shorter = (replace(changed[first], value=bytes(110)), replace(changed[other], value=bytes(90)))
+        changed[first], changed[other] = longer, shorter
+        chunk = write_batch(StoredBatch(0, tuple(changed), 8999))
+        assert starts_of_equals(chunk) is None
+        assert decoded(chunk, rows=32_768, headers=False) == changed
+
+
+def test_a_number_of_records_below_one_is_corrupt() -> None:
+    for records in (b"", bytes(20)):
+        chunk = plain.frame(StoredBatch(0, (), 0), records, count=-1)
+        with pytest.raises(CorruptBatch):
+            decoded(chunk)
 
 
 @pytest.mark.parametrize("bits", [6, 13, 20, 63])
