@@ -1,6 +1,7 @@
 """The simulation itself: it replays, and its crashes, networks and clocks behave as real ones do."""
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -309,6 +310,28 @@ def test_a_world_where_nothing_is_left_to_happen_says_so() -> None:
     world.host("lonely", main)
     with pytest.raises(Stalled):
         world.run(until=10)
+    world.close()
+
+
+def test_what_a_process_leaves_suspended_at_its_exit_runs_no_further() -> None:
+    ran: list[str] = []
+
+    async def main(host: Host) -> None:
+        async def suspended() -> None:
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                ran.append("finally")
+
+        left = asyncio.ensure_future(suspended())
+        await asyncio.sleep(0.1)
+        assert not left.done()
+
+    world = World(1)
+    world.host("leaving", main)
+    world.run(until=10, stop=lambda: not world.hosts["leaving"].alive)
+    gc.collect()
+    assert ran == []
     world.close()
 
 

@@ -28,7 +28,7 @@ import sys
 import traceback
 import warnings
 import zlib
-from asyncio import AbstractEventLoop, Task, get_running_loop, sleep
+from asyncio import AbstractEventLoop, Task, all_tasks, get_running_loop, sleep
 from asyncio.events import _get_running_loop, _set_running_loop
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -420,7 +420,7 @@ class Host:
         world = self.world
         world.note(how, self.name, self.life)
         self.deaths.append((world.now, power))
-        world.bury(loop, list(loop.ready), self.task)
+        world.bury(loop, list(loop.ready), self.task, all_tasks(loop))
         loop.die()
         self.loop, self.task, self.fuse = None, None, None
         self.powered = not power
