@@ -121,6 +121,8 @@ class WebActor(ExactlyOnce):
         super().__init__(clients, name)
         self.web = WebLine(self, brokers)
         self.told = told
+        self.in_doubt = False
+        """Whether some try of the last request may have been done, or may still be."""
 
     def open_transaction(self, transactional_id: str) -> Transaction:
         number = self.clients.world.identity()
@@ -169,13 +171,15 @@ class WebActor(ExactlyOnce):
         self, method: str, path: str, body: bytes = b"", *, key: str | None = None, tries: int = TRIES
     ) -> Answer:
         """The final answer, however often it takes to get it; Unanswered when it did not come."""
+        self.in_doubt = False
         for _ in range(tries):
             try:
                 answer = await self.web.ask(method, path, body, key=key)
                 if answer.is_final:
                     return answer
+                self.in_doubt |= answer.json["outcome"] != "none"
             except Unanswered:
-                pass
+                self.in_doubt = True
             await asyncio.sleep(0.4 * self.chance.random())
         raise Unanswered(f"{method} {path}")
 
@@ -242,7 +246,8 @@ class KeyedWriter(WebActor):
             return
         number = self.clients.world.identity()
         post = self.new_post(f"{self.name}-{number}", self.some_records(f"{self.name}p{number}"))
-        if self.chance.random() < 0.2:  # a second client with the same request, whose answer nobody hears
+        is_alone = self.chance.random() >= 0.2
+        if not is_alone:  # a second client with the same request, whose answer nobody hears
             asking = asyncio.ensure_future(self._twin.ask("POST", "/v1/records", post.body, key=post.key))
             asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
         if self.chance.random() < 0.1:
@@ -253,6 +258,8 @@ class KeyedWriter(WebActor):
             self._done = [*self._done, post][-KEPT:]
         elif answer.json["outcome"] != "none":
             self.wrong(f"{post.key} was refused: {answer.body!r:.300}")
+        elif is_alone and not self.in_doubt:
+            post.txn.outcome = Outcome.FAILED
 
     async def _come_back(self, post: Post) -> None:
         """With the same request, or with another one under its key."""
@@ -335,7 +342,9 @@ class Contender(WebActor):
             outcome = (await self.insist("POST", ask)).json["outcome"]
         except Unanswered:
             outcome = "unknown"
-        if outcome != "applied":  # nobody has said what became of it: that is asked
+        if outcome == "none" and not self.in_doubt:
+            txn.outcome, txn.completed = Outcome.FAILED, self.clients.now
+        elif outcome != "applied":  # nobody has said what became of it: that is asked
             answer = await self.insist("GET", path, tries=2 * TRIES)
             if answer.status != 200:
                 return

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import service.web.idempotency
 import service.web.producing
 import service.web.transactions
 from log.batch import build_batch, read_records
+from service.web.answers import path_int
 from service.web.idempotency import Keys, Memory
 from service.web.problems import Problem
 from service.web.producers import Producer
@@ -104,16 +106,23 @@ def a_twin_is_not_told_to_wait() -> Planting:
     return replaced(Keys, "__init__", begin)
 
 
+class Unordered(int):
+    """Neither before another number nor behind it."""
+
+    def __lt__(self, other: int) -> bool:
+        return False
+
+    __gt__ = __lt__
+
+
 def a_batchs_number_is_not_looked_at() -> Planting:
     """A batch that is put again is written again."""
-    original = service.web.transactions._write
 
-    async def write_again(*given: Any) -> Any:
-        answer = await original(*given)
-        given[2].batches.clear()
-        return answer
+    def unordered(request: Any, name: str, **more: Any) -> int:
+        found = path_int(request, name, **more)
+        return Unordered(found) if name == "number" else found
 
-    return replaced(service.web.transactions, "_write", write_again)
+    return replaced(service.web.transactions, "path_int", unordered)
 
 
 def offsets_are_committed_beside_the_transaction() -> Planting:
@@ -133,7 +142,8 @@ def each_topic_is_written_for_itself() -> Planting:
     """A request over several partitions is several writes, none of which waits for the others."""
 
     async def write(producer: Producer, batches: list[Outgoing], *, internal: bool = False) -> None:
-        mine = batches if internal else batches[:1]
+        is_request = not internal and producer.transactional_id.startswith("__http-")
+        mine = batches[:1] if is_request else batches
         await original(producer, mine, internal=internal)
         make_plain(batches[len(mine) :])
         await send(producer._gateway, batches[len(mine) :])
@@ -145,15 +155,15 @@ def each_topic_is_written_for_itself() -> Planting:
     return replaced(Producer, "write", write)
 
 
-def a_commit_without_an_answer_is_told_to_have_failed() -> Planting:
+def a_commit_that_takes_long_is_told_to_have_failed() -> Planting:
     original = Producer.end
 
     async def end(producer: Producer, *, commit: bool) -> None:
         try:
-            await original(producer, commit=commit)
-        except Problem as problem:
-            problem.outcome = "none"
-            raise
+            async with asyncio.timeout(0.2 if commit else None):
+                await original(producer, commit=commit)
+        except TimeoutError:
+            raise Problem("conflict", "it takes too long", outcome="none") from None
 
     return replaced(Producer, "end", end)
 
@@ -170,7 +180,7 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         a_batchs_number_is_not_looked_at,
         offsets_are_committed_beside_the_transaction,
         each_topic_is_written_for_itself,
-        a_commit_without_an_answer_is_told_to_have_failed,
+        a_commit_that_takes_long_is_told_to_have_failed,
     )
 }
 
