@@ -1,6 +1,6 @@
 """AddOffsetsToTxn, versions 0 to 4 (2: PRODUCER_FENCED): the transaction will commit offsets of a group.
 
-That is the group's partition of `__consumer_offsets` joining the transaction.
+To the coordinator this means that the group's partition of `__consumer_offsets` joins the transaction.
 """
 
 from log.ids import TopicPartition
@@ -30,7 +30,8 @@ async def handle(
     try:
         index = groups.partition_index(request.group_id)
     except NotCoordinator:
-        # aiokafka asks for the group's coordinator only afterwards: if that made the topic, it would wait for ever.
+        # aiokafka asks for the group's coordinator only after this. If that request made the topic, aiokafka would wait
+        # for ever.
         internal_topics.bring_about(GROUPS)
         return AddOffsetsToTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
     command = AddPartitions(

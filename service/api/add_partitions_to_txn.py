@@ -1,6 +1,8 @@
-"""AddPartitionsToTxn, versions 0 to 5 (2: PRODUCER_FENCED, 4: for brokers: several transactions, and only asking).
+"""AddPartitionsToTxn, versions 0 to 5 (2: PRODUCER_FENCED; 4: for brokers, with several transactions, and with the
+choice only to ask).
 
-If any partition does not exist none is added: the culprits are named, the others are OPERATION_NOT_ATTEMPTED.
+If a partition does not exist, none is added: the answer names those that do not exist, and has OPERATION_NOT_ATTEMPTED
+for the others.
 """
 
 from log.ids import TopicPartition
@@ -55,7 +57,7 @@ async def handle(
 
 
 def refused(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnResponse:
-    """To a session that may not ask for any transaction."""
+    """The answer to a session that may not name any transaction."""
     return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
 

@@ -1,6 +1,4 @@
-"""What the handlers of administrative requests share: running a command, and the parts of answers that several of
-them give.
-"""
+"""What the handlers of administrative requests share: they run commands, and several answers have parts in common."""
 
 from typing import TypeVar
 
@@ -17,7 +15,7 @@ Reply = TypeVar("Reply")
 UNASKED = -(2**31)
 """Kafka's mark for operations that the caller did not ask about."""
 TOPIC_OPERATIONS = 3576
-"""Every operation on a topic (a bit each), which is what everybody may do while nothing is authorized."""
+"""A bit for each operation on a topic. While nothing is authorized, every client may do all of them."""
 CLUSTER_OPERATIONS = 8096
 
 MALFORMED = (
@@ -27,8 +25,8 @@ MALFORMED = (
 
 
 async def executed(metadata: ClusterMetadata, command: Command[Reply]) -> Reply | Refusal:
-    """The reply to a command; a refusal when it could not be carried out, so that every part of the answer can say
-    so.
+    """The reply to a command. If the command could not be carried out it is a refusal, so that every part of the answer
+    can tell it.
     """
     try:
         return await metadata.execute(command)
@@ -39,7 +37,7 @@ async def executed(metadata: ClusterMetadata, command: Command[Reply]) -> Reply 
 async def altered(
     metadata: ClusterMetadata, config: BrokerConfig, resources: tuple[ResourceChange, ...], *, validate_only: bool
 ) -> list[tuple[ErrorCode, str | None, int, str]]:
-    """What became of changes of settings: error, message, kind and name of each resource."""
+    """The results of changes of settings: error, message, kind and name of each resource."""
     command = AlterConfigs(resources, config, metadata.broker_id, KEPT_SETTINGS, validate_only)
     results = await executed(metadata, command)
     if isinstance(results, Refusal):
@@ -48,7 +46,7 @@ async def altered(
 
 
 def leader_of(image: Image, state: PartitionState, listener: str) -> tuple[int, ErrorCode]:
-    """The broker that leads, as a client on `listener` can use it."""
+    """The leader of a partition, if clients of `listener` can reach it."""
     broker = image.brokers.get(state.leader)
     if state.leader == NO_LEADER or broker is None:
         return NO_LEADER, ErrorCode.LEADER_NOT_AVAILABLE

@@ -1,5 +1,5 @@
-"""AlterConfigs, versions 0 to 2: all dynamic values of a topic, group or broker anew; what is not named goes back to
-its default. IncrementalAlterConfigs is the safer way.
+"""AlterConfigs, versions 0 to 2: replaces all dynamic values of a topic, group or broker. Keys that are not named go
+back to their defaults. IncrementalAlterConfigs is the safer way.
 """
 
 from service.api.admin_answers import altered

@@ -1,4 +1,6 @@
-"""AlterPartitionReassignments, versions 0 and 1 (1: whether the number of replicas may change). Any broker takes it."""
+"""AlterPartitionReassignments, versions 0 and 1 (1: whether the number of replicas may change). Every broker accepts
+it.
+"""
 
 from log.ids import TopicPartition
 from service.api.admin_answers import executed

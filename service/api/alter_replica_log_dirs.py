@@ -1,8 +1,9 @@
-"""AlterReplicaLogDirs, versions 1 and 2: partitions of this broker are to be in other data folders of its.
+"""AlterReplicaLogDirs, versions 1 and 2: moves partitions of this broker to others of its data folders.
 
-Answered at once: the copying goes on afterwards, and DescribeLogDirs shows how far it is. The folder in which a
-partition is calls a move off. Of a partition that this broker does not hold yet the folder is remembered, while the
-broker runs, and the answer is REPLICA_NOT_AVAILABLE; that is how a reassignment names folders.
+The request is answered at once. The copying goes on afterwards, and DescribeLogDirs shows its progress. A request for
+the folder in which the partition is ends a move. If this broker does not hold the partition yet, the answer is
+REPLICA_NOT_AVAILABLE, and the broker remembers the folder for as long as it runs. A reassignment names its folders in
+this way.
 """
 
 from log.ids import TopicPartition

@@ -1,10 +1,9 @@
-"""ApiVersions, versions 0 to 4: what this broker speaks.
+"""ApiVersions, versions 0 to 4: the APIs and versions that this broker offers.
 
-Produce is advertised from version 0 although 0 to 2 are refused: librdkafka takes the missing 0 for a broker
-without compression (KAFKA-18659). A version
-that we don't know is answered in version 0 with UNSUPPORTED_VERSION and our own range, by the door, so that the
-client can ask again. Features whose lowest level is 0 are named since version 4 only: Java's clients from 3.0 to 3.8
-end with an exception of their own when they read one (KAFKA-17011).
+Produce is advertised from version 0 on although 0 to 2 are refused: if 0 is missing, librdkafka takes the broker for
+one without compression (KAFKA-18659). The door answers an unknown version of ApiVersions in version 0, with
+UNSUPPORTED_VERSION and our own range, so that the client can ask again. Features whose lowest level is 0 are named only
+since version 4: Java's clients from 3.0 to 3.8 end with an exception when they read one (KAFKA-17011).
 """
 
 import re
@@ -62,8 +61,6 @@ def api_keys(offered: Offered) -> list[ApiVersion]:
 
 
 def unsupported(offered: Offered) -> ApiVersionsResponse:
-    """The answer, in version 0, to a version we don't know: only our range for ApiVersions itself matters to the
-    caller.
-    """
+    """The answer, in version 0, to an unknown version. The caller needs only the range of ApiVersions itself."""
     low, high = offered[ApiKey.API_VERSIONS]
     return ApiVersionsResponse(ErrorCode.UNSUPPORTED_VERSION, [ApiVersion(ApiKey.API_VERSIONS, low, high)])

@@ -1,11 +1,9 @@
-"""The one door every request passes: it knows the connection, the version and the handler, and turns bytes into
+"""Every request passes through here. The door knows the connection, the version and the handler, and turns bytes into
 messages and back.
 
-What always holds: a request in a version we don't offer closes its connection, as Kafka does, except ApiVersions,
-which is answered so that the client can
-learn what we speak; bytes that can't be read close their connection; a handler's unforeseen failure closes its
-connection and is logged, and nothing else
-suffers.
+What always holds: a request in a version that we don't offer closes its connection, as in Kafka. Only ApiVersions is
+answered then, so that the client can learn what we offer. Bytes that can't be read close their connection. An
+unexpected failure of a handler closes its connection and is logged, and no other connection suffers from it.
 """
 
 from __future__ import annotations
@@ -34,15 +32,19 @@ from service.wire.messages.versions import ApiKey
 logger = logging.getLogger("oncelog.door")
 
 LONG_BYTES = 32 << 10
-"""Of a request without records. Reading a longer one may take more than its turn: it may have as many elements."""
+"""Requests without records that are longer are read in several turns of the loop, because they may have as many
+elements as bytes.
+"""
 SHORT_ANSWERS = frozenset(
     (ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.HEARTBEAT, ApiKey.END_TXN, ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.INIT_PRODUCER_ID)
 )
-"""Written at once: asked for all the time, and never long but where thousands of partitions are written or read."""
+"""Answers that are encoded at once: they are needed all the time, and are long only where thousands of partitions are
+written or read.
+"""
 
 
 class BrokerDoor:
-    """The door of one listener."""
+    """Serves the requests of one listener."""
 
     def __init__(self, broker: Broker, listener: Listener) -> None:
         self._ready = broker.ready

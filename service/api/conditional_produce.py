@@ -1,7 +1,7 @@
-"""ConditionalProduce, version 0, an API of our own (key 20002): Produce with acks=all, where a batch may ask to be
-appended only if the log ends where it expects. Brokers ask each other so for what came by HTTP.
+"""ConditionalProduce, version 0, an API of our own (key 20002): Produce with acks=all, in which a batch may ask to be
+appended only if the log ends where it expects. A broker sends it to another one for a request that came by HTTP.
 
-Unlike Produce it says whether a batch that is refused may have been appended all the same.
+Unlike Produce, it tells whether a refused batch may have been appended all the same.
 """
 
 from collections.abc import Awaitable
@@ -44,7 +44,7 @@ def handle(
 
 
 def refused(request: ConditionalProduceRequest) -> ConditionalProduceResponse:
-    """To a session that may not ask."""
+    """The answer to a session that may not use this API."""
     denied = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     return ConditionalProduceResponse(results=[ConditionalResult(denied) for _ in request.batches])
 

@@ -1,6 +1,4 @@
-"""Configuration as it is shown to clients: the value that holds, where it comes from, and what would hold without
-it.
-"""
+"""Settings as clients see them: the value in force, its source, and the values that would be in force without it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -42,7 +40,7 @@ def describe_topic(metadata: ClusterMetadata, config: BrokerConfig, own: Mapping
 
 
 def describe_broker(metadata: ClusterMetadata, config: BrokerConfig) -> Iterator[ConfigEntry]:
-    """Every key of this broker, by name, and what else was stored for it."""
+    """Every key of this broker, by name, and further values that are stored for it."""
     everywhere, here = _dynamic(metadata)
     for name in sorted({**KNOWN_SETTINGS, **everywhere, **here}):
         setting = broker_setting(name)
@@ -52,7 +50,7 @@ def describe_broker(metadata: ClusterMetadata, config: BrokerConfig) -> Iterator
         else:
             value = layers[0].value if layers else None
         if name == "node.id":
-            value = str(metadata.broker_id)  # also if it took one by itself
+            value = str(metadata.broker_id)  # also if the broker has chosen its id itself
         read_only = setting.mode is Mode.READ_ONLY
         yield ConfigEntry(name, None if setting.sensitive else value, _source(layers), read_only, setting, layers)
 
@@ -70,7 +68,7 @@ def describe_group(metadata: ClusterMetadata, config: BrokerConfig, group_id: st
 
 
 def describe_all_brokers(metadata: ClusterMetadata) -> Iterator[ConfigEntry]:
-    """What was set for all brokers at once, by name."""
+    """The values that were set for all brokers together, by name."""
     everywhere, _ = _dynamic(metadata)
     for name, value in sorted(everywhere.items()):
         setting = broker_setting(name)

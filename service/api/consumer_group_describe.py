@@ -1,6 +1,6 @@
 """ConsumerGroupDescribe (KIP-848), versions 0 and 1 (1: whether a member speaks the classic protocol).
 
-Describes consumer groups; a classic group is, to this API, a group that does not exist.
+It describes consumer groups. For this API a classic group does not exist.
 """
 
 from service.api.group_answers import Groups, ask, error_code, operations
@@ -29,7 +29,7 @@ async def handle(
     named = [group_id for group_id in request.group_ids if group_id]
     unnamed = len(request.group_ids) - len(named)
     described = [ConsumerGroupDescribeResponseDescribedGroup(error_code=ErrorCode.INVALID_GROUP_ID)] * unnamed
-    # Each once: a short request must not grow into an answer of any length.
+    # Each once: otherwise a short request could ask for an answer of any length.
     async for group_id in in_turns(dict.fromkeys(named), at_once=1):
         reply = await ask(groups, group_id, DescribeConsumerGroup(group_id), ConsumerGroupFacts)
         if isinstance(reply, ErrorCode):

@@ -1,5 +1,5 @@
-"""CreatePartitions, versions 0 to 3: more partitions for topics, placed by the broker or as told. A topic never loses
-partitions.
+"""CreatePartitions, versions 0 to 3: adds partitions to topics. The caller says where they go, or else the broker
+decides. A topic never loses partitions.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """CreateTopics, versions 2 to 7 (5: the configuration in the answer, 7: topic ids in the answer).
 
-Every topic stands for itself. A name that comes twice is refused in all its places. `validate_only` checks everything
+Topics are independent of each other. A name that comes twice is refused each time. `validate_only` checks everything
 and creates nothing. The request's timeout is not used: an answer waits for one commit of the metadata store.
 """
 

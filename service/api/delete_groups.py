@@ -1,4 +1,4 @@
-"""DeleteGroups, versions 0 to 2: empty groups go, with their offsets, those of open transactions included."""
+"""DeleteGroups, versions 0 to 2: deletes empty groups with their offsets, including those of open transactions."""
 
 from service.api.group_answers import Groups, ask, error_code
 from service.api.turns import in_turns

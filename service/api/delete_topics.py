@@ -1,7 +1,7 @@
 """DeleteTopics, versions 1 to 6 (5: messages, 6: by id as well as by name).
 
-A topic is gone for every request once this is answered; its files go shortly after. Answers come in the order of the
-request, what was named twice once.
+When this is answered, no request finds the topic any more. Its files are removed a little later. Answers come in the
+order of the request; a topic that was named twice is answered once.
 """
 
 from collections import Counter
@@ -63,13 +63,13 @@ def _message(error: ErrorCode) -> str | None:
 
 
 def _resolved(image: Image, wanted: list[DeleteTopicState]) -> list[DeletableTopicResult]:
-    """One answer for each topic named. Without an error it has the name and the id of a topic to delete."""
+    """An answer for each named topic. One without an error has the name and the id of a topic that is to be deleted."""
     names = Counter(topic.name for topic in wanted if topic.name is not None)
     ids = Counter(topic.topic_id for topic in wanted if topic.name is None)
     answers: dict[tuple[str | None, bytes], DeletableTopicResult] = {}
     for topic in wanted:
         if topic.name is None and image.topic_names.get(TopicId(topic.topic_id)) in names:
-            continue  # refused under its name
+            continue  # already refused by its name
         answers.setdefault((topic.name, topic.topic_id), _one(image, topic, names, ids))
     return list(answers.values())
 

@@ -1,5 +1,5 @@
-"""DescribeBranches, version 0, an API of our own (key 20001): what was decided last for a root, and which of its
-branches wait. Asked of the root's transaction coordinator.
+"""DescribeBranches, version 0, an API of our own (key 20001): the last decision for a root, and the branches that wait
+for one. The root's transaction coordinator answers it.
 """
 
 from service.api.wire_codes import Transactions

@@ -1,6 +1,6 @@
 """DescribeCluster, versions 0 to 2 (1: which kind of endpoint is meant, 2: fenced brokers).
 
-There are no controller endpoints and no fenced brokers: a broker that is not registered is not known.
+There are no controller endpoints and no fenced brokers. Brokers that are not registered are not known.
 """
 
 from service.api.admin_answers import CLUSTER_OPERATIONS, UNASKED

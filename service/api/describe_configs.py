@@ -1,8 +1,8 @@
-"""DescribeConfigs, versions 1 to 4 (3: types and documentation): topics, groups, this broker, and what is set for
-all brokers.
+"""DescribeConfigs, versions 1 to 4 (3: types and documentation): topics, groups, this broker, and values for all
+brokers.
 
-Keys come in the order of their names. Any group has settings, whether it exists or not; loggers and client metrics
-have none here.
+Keys come in the order of their names. Every group has settings, whether it exists or not. Loggers and client metrics
+have none.
 """
 
 from collections.abc import Iterable
@@ -48,7 +48,7 @@ async def handle(
     request: DescribeConfigsRequest,
 ) -> DescribeConfigsResponse:
     results = []
-    # Each once: a short request must not grow into an answer of any length.
+    # Each once: otherwise a short request could ask for an answer of any length.
     wanted = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
     async for resource in in_turns(wanted.values(), at_once=1):
         try:

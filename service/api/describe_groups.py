@@ -1,7 +1,7 @@
 """DescribeGroups, versions 0 to 6 (3: authorized operations, 4: instance ids, 6: a group that does not exist is an
 error).
 
-Describes classic groups; a consumer group is, to this API, a group that does not exist. The empty group id is allowed.
+It describes classic groups. For this API a consumer group does not exist. The empty group id is allowed.
 """
 
 from service.api.group_answers import Groups, ask, error_code, operations
@@ -24,7 +24,7 @@ async def handle(
     groups: Groups, session: Session, header: RequestHeader, request: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
     described = []
-    # Each once: a short request must not grow into an answer of any length.
+    # Each once: otherwise a short request could ask for an answer of any length.
     async for group_id in in_turns(dict.fromkeys(request.groups), at_once=1):
         reply = await ask(groups, group_id, DescribeClassicGroup(group_id), ClassicGroupFacts)
         if isinstance(reply, ErrorCode):

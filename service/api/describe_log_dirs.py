@@ -1,7 +1,8 @@
-"""DescribeLogDirs, versions 1 to 5 (4: size of the disk and room on it, 5: cordoned folders, of which there are none).
+"""DescribeLogDirs, versions 1 to 5 (4: size of the disk and its free room, 5: cordoned folders, of which there are
+none).
 
-The size of every partition asked for, or of all, by data folder; and of the copies of those that are on their way to
-another folder, with how far they have to go. A folder that is out of service says so and lists nothing.
+For each data folder it lists the sizes of the named partitions, or of all. It also lists copies that are on their way
+to another folder, and how much they still lack. A folder that is out of service is answered with an error and no list.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""DescribeProducers, version 0: who writes to a partition, and who holds a transaction open there."""
+"""DescribeProducers, version 0: the producers of a partition, and the transactions that they have open there."""
 
 from log.ids import TopicPartition
 from service.broker.partition_table import PartitionTable
@@ -19,7 +19,7 @@ NOT_HERE = "This server does not host this topic-partition."
 def handle(
     partitions: PartitionTable, session: Session, header: RequestHeader, request: DescribeProducersRequest
 ) -> DescribeProducersResponse:
-    # Each once: a short request must not grow into an answer of any length.
+    # Each once: otherwise a short request could ask for an answer of any length.
     wanted: dict[str, dict[int, None]] = {}
     for topic in request.topics:
         wanted.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))

@@ -1,7 +1,7 @@
-"""DescribeTopicPartitions, version 0: partitions of many topics, a page at a time.
+"""DescribeTopicPartitions, version 0: partitions of many topics, page by page.
 
-Topics come in the order of their names; a page holds at most the smaller of the caller's limit and
-max.request.partition.size.limit, at least one partition, and ends with a cursor where more follow.
+Topics come in the order of their names. A page has at least one partition, and at most as many as the caller's limit
+and max.request.partition.size.limit allow. If more follow, it ends with a cursor.
 """
 
 from service.api.admin_answers import TOPIC_OPERATIONS, leader_of, offline

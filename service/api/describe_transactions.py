@@ -1,4 +1,4 @@
-"""DescribeTransactions, version 0: what each transactional id is doing, by its coordinator."""
+"""DescribeTransactions, version 0: the state of transactional ids, told by their coordinator."""
 
 from service.api.turns import in_turns
 from service.api.wire_codes import Transactions
@@ -18,7 +18,7 @@ async def handle(
     transactions: Transactions, session: Session, header: RequestHeader, request: DescribeTransactionsRequest
 ) -> DescribeTransactionsResponse:
     return DescribeTransactionsResponse(
-        # Each once: a short request must not grow into an answer of any length.
+        # Each once: otherwise a short request could ask for an answer of any length.
         transaction_states=[
             _describe(transactions, transactional_id)
             async for transactional_id in in_turns(dict.fromkeys(request.transactional_ids), at_once=10)

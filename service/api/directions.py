@@ -1,5 +1,5 @@
-"""Where to go instead (KIP-951): who leads the partitions that this broker was asked for and does not lead, told in the
-answer itself, so that a client need not ask for metadata first.
+"""Where else to go (KIP-951): if a client asks this broker for partitions that it does not lead, the answer itself
+names the leader. So the client need not ask for metadata first.
 """
 
 from log.ids import TopicId
@@ -14,7 +14,7 @@ UNKNOWN_HERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID
 
 
 class Directions:
-    """For one answer. `nodes`: brokers that it names, with their racks."""
+    """The directions in one answer. `nodes` has the brokers that it names, with their racks."""
 
     def __init__(self, metadata: ClusterMetadata, session: Session) -> None:
         self._metadata = metadata
@@ -22,7 +22,9 @@ class Directions:
         self.nodes: dict[int, tuple[Endpoint, str | None]] = {}
 
     def error(self, topic: str | bytes, index: int, error: ErrorCode) -> ErrorCode:
-        """As Kafka has it: what the cluster knows and this broker has no part in is only at the wrong door."""
+        """The error to answer, as in Kafka. If the cluster knows the partition and this broker does not hold it, the
+        error is that this broker does not lead.
+        """
         if error in UNKNOWN_HERE:
             state = self._state(topic, index)
             if state is not None and self._metadata.broker_id not in state.replicas:
@@ -30,7 +32,7 @@ class Directions:
         return error
 
     def leader(self, topic: str | bytes, index: int) -> tuple[int, int] | None:
-        """The broker that leads and its epoch; None when nobody else does, as far as this broker has heard."""
+        """The leader and its epoch; None if no other broker leads, as far as this broker knows."""
         state = self._state(topic, index)
         if state is None:
             return None

@@ -1,4 +1,4 @@
-"""ElectLeaders, versions 0 to 2 (1: unclean elections). Any broker takes it."""
+"""ElectLeaders, versions 0 to 2 (1: unclean elections). Every broker accepts it."""
 
 from log.ids import TopicPartition
 from service.api.admin_answers import executed

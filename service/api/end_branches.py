@@ -1,8 +1,9 @@
 """EndBranches, version 0, an API of our own (key 20000): one durable decision over all branches of a transactional id.
 
-Asked of the root's transaction coordinator, whom FindCoordinator names for the root and for every branch alike.
-txn/README.md tells what it means. Decided before: no error, `decided_now` false. INVALID_TXN_STATE: a named branch is
-not ready, and the message says which and why; nothing has changed then. PRODUCER_FENCED: the root has another owner.
+The root's transaction coordinator answers it; FindCoordinator names it for the root and for every branch. txn/README.md
+explains the meaning. If the token was decided before, there is no error, and `decided_now` is false. INVALID_TXN_STATE:
+a named branch is not ready; the message says which one and why, and nothing has changed. PRODUCER_FENCED: the root has
+another owner.
 """
 
 from service.api.wire_codes import Transactions, ask_coordinator, error_of

@@ -1,6 +1,8 @@
-"""EndTxn, versions 0 to 5 (2: PRODUCER_FENCED, 5: transaction version 2, the answer names the pair to go on with).
+"""EndTxn, versions 0 to 5 (2: PRODUCER_FENCED; 5: transaction version 2, in which the answer has the producer id and
+epoch to go on with).
 
-The commit of a branch (txn/README.md) seals it; the pair in the answer is the one its root's decision names.
+The commit of a branch (txn/README.md) seals it. The answer then has the producer id and epoch that the decision over
+the root names.
 """
 
 from service.api.wire_codes import PATIENCE_MS, Transactions, ask_coordinator, error_of, fencing_code

@@ -1,16 +1,15 @@
 # Hot path: one call a Fetch request; `python -m tests.bench --only throughput` answers for it.
-"""Fetch, versions 4 to 18 (7: sessions, 12: leader epochs, 13: topic ids, 16: who leads
-instead).
+"""Fetch, versions 4 to 18 (7: sessions, 12: leader epochs, 13: topic ids, 16: who leads instead).
 
-What is read, and how far, is `service.broker.reading`'s; here are sessions, and what of it goes into the answer. With
-too little to say the request waits, until enough has become readable or its time is over.
+`service.broker.reading` decides what is read. Here are fetch sessions, and the choice of what goes into the answer. If
+there is too little to answer, the request waits until more can be read or its time is over.
 
-Another broker asks by its number and life (version 15): it reads up to the end of the log, and what it asks for tells
-what it holds.
+A broker that copies names its id and its life (version 15). It reads up to the end of the log, and the offset that it
+asks for tells what it already holds.
 
-Where `replica.selector.class` says so, a consumer is sent to a follower in its rack (version 11), and reads there.
+If `replica.selector.class` says so, a consumer is sent to a follower in its rack (version 11), and reads there.
 
-Gap: a diverging epoch (version 12) is told to a reader that sends its last fetched epoch.
+Gap: a diverging epoch (version 12) is told to every reader that sends its last fetched epoch.
 """
 
 from collections.abc import Awaitable, Container, Iterable
@@ -56,7 +55,7 @@ READ_COMMITTED = 1
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of the broker that an answer takes."""
+    """The parts of the broker that an answer needs."""
 
     env: Env
     config: BrokerConfig
@@ -119,7 +118,7 @@ def handle(
 
 
 def _copier(parts: Parts, request: FetchRequest) -> Copier | None:
-    """The broker that asks, if it is one."""
+    """The broker that asks, if it is a broker."""
     state = request.replica_state
     broker_id, epoch = (request.replica_id, -1) if state is None else (state.replica_id, state.replica_epoch)
     if broker_id < 0:
@@ -129,7 +128,7 @@ def _copier(parts: Parts, request: FetchRequest) -> Copier | None:
 
 
 def _nearer(parts: Parts, rack: str) -> Container[int]:
-    """The brokers in the reader's rack, unless this is one of them or everybody reads from leaders."""
+    """The brokers in the reader's rack; none if this broker is in it, or if all clients read from leaders."""
     if parts.config.replica_selector_class is None or rack == parts.config.broker_rack:
         return ()
     return [each.id for each in parts.metadata.image.brokers.values() if each.rack == rack]
@@ -160,7 +159,7 @@ def _forgotten(request: FetchRequest, by_id: bool) -> Iterable[SessionKey]:
 
 @dataclass(slots=True)
 class Answer:
-    """What of a reading the client is told."""
+    """The part of a reading that the client is told."""
 
     reading: Reading
     session: FetchSession | None
@@ -202,7 +201,7 @@ class Answer:
         return FetchResponse(session_id=session_id, responses=list(topics.values()), node_endpoints=nodes)
 
     def _direct(self, key: SessionKey, answer: FetchResponsePartitionData) -> None:
-        """Say who leads what this broker does not."""
+        """Name the leader of a partition that this broker does not lead."""
         answer.error_code = self.directions.error(*key, ErrorCode(answer.error_code))
         if answer.error_code in WRONG_DOOR and self.gives_directions:
             leader = self.directions.leader(*key)
@@ -228,7 +227,9 @@ class Answer:
 
 
 def refused(request: FetchRequest) -> FetchResponse:
-    """To a session that may not copy: Kafka's error for each partition; unlike there no fetch session comes of it."""
+    """The answer to a session that may not copy: Kafka's error for each partition. Unlike in Kafka, no fetch session is
+    made.
+    """
     topics = [
         FetchableTopicResponse(
             topic.topic,

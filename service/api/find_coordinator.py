@@ -1,8 +1,8 @@
 """FindCoordinator, versions 0 to 6 (1: of transactions too, 4: several keys at once, 6: share groups, which are
 refused).
 
-The broker that leads the key's partition of the internal topic. The first to ask brings the topic about, and is told
-COORDINATOR_NOT_AVAILABLE until it is there.
+The coordinator is the broker that leads the key's partition of the internal topic. The first request creates the topic,
+and is answered with COORDINATOR_NOT_AVAILABLE until the topic exists.
 """
 
 from service.api.turns import in_turns

@@ -1,7 +1,6 @@
-"""What the handlers of the group APIs share: asking the coordinator, and turning its verdicts into the protocol's
-numbers.
+"""What the handlers of the group APIs share: they ask the coordinator, and turn its verdicts into error codes.
 
-A `Fault` is named as the protocol names it, so that the table between them is the names themselves.
+A `Fault` has the same name as its error code, so no table between the two is needed.
 """
 
 from base64 import urlsafe_b64encode
@@ -23,10 +22,10 @@ Reply = TypeVar("Reply")
 Answer = TypeVar("Answer")
 Groups: TypeAlias = Coordinators[GroupCoordinator]
 
-# What anybody may do with a group while nobody is denied anything: read, delete, describe, describe and alter configs.
+# A bit for each operation on a group: read, delete, describe, describe and alter configs. Nobody is denied any yet.
 ALL_GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 OFFSETS_AT_ONCE = 250
-"""Written, read or deleted in one turn of the loop: each takes some ten to twenty microseconds."""
+"""How many offsets are written, read or deleted in one turn of the loop. Each takes ten to twenty microseconds."""
 OPERATIONS_NOT_ASKED = -(1 << 31)
 REFUSED: dict[type[Exception], ErrorCode] = {
     NotCoordinator: ErrorCode.NOT_COORDINATOR,
@@ -57,8 +56,8 @@ def answer_with(
     kind: type[Reply],
     session: Session | None = None,
 ) -> Answer | Awaitable[Answer]:
-    """What is made of the coordinator's reply, or of why there is none. It is there at once for most that is asked: a
-    task would cost as much as the rest. With a `session` the wait for it ends with the connection.
+    """Ask the coordinator, and make an answer of its reply, or of the reason why there is none. Most replies are there
+    at once, and a task would cost as much as all the rest. With a `session`, the wait ends when the connection ends.
     """
     try:
         replied = groups.handle(group_id, command)
@@ -88,17 +87,17 @@ async def _answer_later(
 
 
 def host_of(session: Session) -> str:
-    """The client's address as Kafka writes it: a host name that is not known, a slash, the address."""
+    """The client's address in Kafka's form: an unknown host name, a slash, the address."""
     return f"/{session.host}"
 
 
 def fresh_id(env: Env) -> str:
-    """For a classic member id, behind the client's or instance's name."""
+    """A fresh id. A classic member id is the client's or instance's name with such an id after it."""
     return str(UUID(bytes=env.unique()))
 
 
 def fresh_member_id(env: Env) -> str:
-    """For a consumer group's member that did not name itself."""
+    """A fresh id for a member of a consumer group that has not chosen one."""
     return urlsafe_b64encode(env.unique()).rstrip(b"=").decode()
 
 

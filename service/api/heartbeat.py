@@ -1,6 +1,6 @@
 """Heartbeat, versions 0 to 4 (3: static members).
 
-While the coordinator is still reading its log every heartbeat is welcome: sessions begin anew afterwards.
+While the coordinator is still reading its log, every heartbeat is accepted: the sessions begin anew after that.
 """
 
 from collections.abc import Awaitable

@@ -1,5 +1,5 @@
-"""IncrementalAlterConfigs, versions 0 and 1: set, delete, append to or subtract from single dynamic values of topics,
-groups and brokers.
+"""IncrementalAlterConfigs, versions 0 and 1: sets or deletes single dynamic values of topics, groups and brokers, or
+appends to them, or subtracts from them.
 """
 
 from service.api.admin_answers import altered

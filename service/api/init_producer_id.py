@@ -1,8 +1,8 @@
 """InitProducerId, versions 0 to 6 (3: epochs are bumped after errors, 4: PRODUCER_FENCED, 5: TRANSACTION_ABORTABLE).
 
-Without a transactional id: a fresh producer id, epoch 0, for any client. With one: the coordinator fences the
-producer that held it, ends what was open, and hands out
-the next epoch. Version 6 (external two-phase commit) is unstable in Kafka and is offered where the operator allows it.
+Without a transactional id, any client gets a fresh producer id and epoch 0. With one, the coordinator fences the
+producer that held the id, aborts what was open, and gives the next epoch. Version 6 (external two-phase commit) is
+unstable in Kafka, and is offered only if the operator allows it.
 """
 
 from service.api.wire_codes import PATIENCE_MS, Transactions, ask_coordinator, error_of, fencing_code
@@ -43,7 +43,8 @@ async def handle(
     )
     verdict = await ask_coordinator(transactions, request.transactional_id, command)
     if isinstance(verdict, NoProducerIds):
-        # The broker's first transactional client finds the supply empty: a block is one write away.
+        # At the broker's first transactional client there are no producer ids yet. One write to the metadata store
+        # brings a block of them.
         try:
             await producer_ids.refill()
         except MetadataLost:

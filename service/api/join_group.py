@@ -1,9 +1,9 @@
-"""JoinGroup, versions 0 to 9 (1: rebalance timeout, 4: member ids are given in advance, 5: static members, 9:
-skipping the assignment).
+"""JoinGroup, versions 0 to 9 (1: rebalance timeout, 4: member ids are given in advance, 5: static members, 9: skipping
+the assignment).
 
 The answer comes when the group's next generation begins, which may take as long as the rebalance timeout. Before
-version 4 a member without an id joins at once; from then on it is given one with MEMBER_ID_REQUIRED and comes again.
-The reason (version 8) is not kept.
+version 4 a member without an id joins at once. Since then it gets an id with the error MEMBER_ID_REQUIRED, and asks
+again. The reason (version 8) is not kept.
 """
 
 from collections.abc import Awaitable

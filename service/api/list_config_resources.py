@@ -1,5 +1,5 @@
-"""ListConfigResources, versions 0 and 1 (0: client metrics, of which there are none): everything that has a
-configuration, by kind.
+"""ListConfigResources, versions 0 and 1 (0: client metrics, of which there are none): every resource that has settings,
+by kind.
 """
 
 from service.broker.session import Session

@@ -1,6 +1,6 @@
 """ListGroups, versions 0 to 5 (4: filtered by state, 5: filtered by type).
 
-Every coordinator on this broker is asked; while one of them is still reading its log the whole list is refused.
+Every coordinator on this broker is asked. While one of them is still reading its log, the whole list is refused.
 """
 
 from service.api.group_answers import Groups
@@ -31,7 +31,7 @@ async def handle(
                     ListedGroup(each.group_id, each.protocol_type, each.state, each.type) for each in reply.groups
                 ]
         except NotCoordinator:
-            continue  # it went while we asked, and its groups with it
+            continue  # the coordinator went away while we asked, and its groups with it
         except CoordinatorLoading:
             return ListGroupsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         except DecisionFailed:

@@ -1,10 +1,9 @@
 """ListOffsets, versions 1 to 11.
 
-Latest (-1) and earliest (-2), the record with the largest timestamp (-3), the first record at or after a
-timestamp; earliest local (-4) is the earliest,
-for nothing is kept elsewhere; latest tiered (-5) and
-earliest pending upload (-6) have no answer. A read_committed caller sees no further than the
-last stable offset.
+There are the latest offset (-1), the earliest (-2), the record with the largest timestamp (-3), and the first record at
+or after a timestamp. The earliest local offset (-4) is the earliest, because there are no tiers. For the same reason
+the latest tiered (-5) and the earliest pending upload (-6) have no answer. With read_committed, nothing above the last
+stable offset is told.
 """
 
 import asyncio
@@ -35,12 +34,14 @@ OFFSET_NOT_AVAILABLE_SINCE = 5
 READ_COMMITTED = 1
 CONSUMER = -1
 LOOKED_UP_A_TURN = 50
-"""A lookup by time takes some fifty microseconds, and need not wait for anything."""
+"""How many lookups by time are made in one turn of the loop. Each takes some fifty microseconds, and
+waits for nothing.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of the broker that an answer takes."""
+    """The parts of the broker that an answer needs."""
 
     partitions: PartitionTable
     time_lookups: asyncio.Lock
@@ -83,13 +84,13 @@ def _error(wanted: ListOffsetsPartition, error: ErrorCode) -> ListOffsetsPartiti
 
 
 def _not_yet(wanted: ListOffsetsPartition, version: int) -> ListOffsetsPartitionResponse:
-    """This leader has just begun: the offset is above the high watermark, which has yet to catch up."""
+    """The error while a new leader's high watermark is still below the offset that must be told."""
     known = version >= OFFSET_NOT_AVAILABLE_SINCE
     return _error(wanted, ErrorCode.OFFSET_NOT_AVAILABLE if known else ErrorCode.LEADER_NOT_AVAILABLE)
 
 
 def _limit(partition: Partition, request: ListOffsetsRequest) -> int:
-    """How far the caller may see."""
+    """The offset below which the caller may see records."""
     if request.replica_id != CONSUMER:
         return partition.log.end_offset
     return partition.last_stable_offset if request.isolation_level == READ_COMMITTED else partition.high_watermark
@@ -121,10 +122,12 @@ async def _answer(
             return plain_payload(batch, header)
         return await parts.env.blocking(plain_payload, batch, header)
 
-    with session.waits():  # its turn: thousands of lookups whose client is gone must not come before another's
+    with (
+        session.waits()
+    ):  # Wait for its turn: thousands of lookups of a client that is gone must not come before another client's.
         await parts.time_lookups.acquire()
     try:
-        if error := leader_epoch_error(partition, wanted.current_leader_epoch):  # another may lead by now
+        if error := leader_epoch_error(partition, wanted.current_leader_epoch):  # another broker may lead by now
             return _error(wanted, error)
         limit = _limit(partition, request)
         if timestamp == MAX_TIMESTAMP:

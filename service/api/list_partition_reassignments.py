@@ -1,4 +1,4 @@
-"""ListPartitionReassignments, version 0: what is being moved."""
+"""ListPartitionReassignments, version 0: the partitions that are being moved."""
 
 from service.broker.session import Session
 from service.cluster.election import target_of

@@ -1,5 +1,5 @@
-"""ListTransactions, versions 0 to 2 (1: open for longer than, 2: ids by pattern): the transactional ids this
-broker coordinates.
+"""ListTransactions, versions 0 to 2 (1: open for longer than a time, 2: ids by pattern): the transactional ids that
+this broker coordinates.
 """
 
 from service.api.turns import in_turns

@@ -1,4 +1,6 @@
-"""One listener of a broker: by its name clients are told addresses that they can reach, and it says who they are."""
+"""One listener of a broker. Its clients are told addresses of the same listener, which they can reach. It finds out who
+each client is.
+"""
 
 from collections.abc import Callable
 from ssl import SSLContext
@@ -15,6 +17,6 @@ def no_proof(peer: PeerInfo) -> Principal:
 class Listener(NamedTuple):
     name: str
     authenticate: Callable[[PeerInfo], Principal] = no_proof
-    """Who has connected."""
+    """Finds out who the client of a connection is."""
     tls: SSLContext | None = None
-    """What encrypts its connections; None: nothing does."""
+    """The TLS settings of its connections; None: they are not encrypted."""

@@ -1,9 +1,9 @@
 """Metadata, versions 0 to 13 (topic ids: in answers from 10, in requests from 12).
 
-Brokers, and the topics asked for by name or by id, or all: an empty list in version 0, null from version 1. A name
-that does not exist is created with the broker's defaults where both sides allow it. Unlike Kafka, which answers
-UNKNOWN_TOPIC_OR_PARTITION and lets the client ask again, the answer waits for the topic and describes it. Nothing is
-authorized yet: every operation is allowed, and said to be.
+The answer has the brokers, and topics by name or id, or all topics: version 0 asks for all by an empty list, later ones
+by null. A topic that does not exist is created with the broker's defaults if both sides allow it. Kafka answers
+UNKNOWN_TOPIC_OR_PARTITION then, and the client asks again; here the answer waits for the topic and describes it.
+Nothing is authorized yet, so the answer says that every operation is allowed.
 """
 
 import logging
@@ -38,7 +38,7 @@ REQUEST_IDS_SINCE = 12
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of the broker that an answer takes."""
+    """The parts of the broker that an answer needs."""
 
     metadata: ClusterMetadata
     config: BrokerConfig
@@ -86,7 +86,7 @@ async def _after_creation(
         if name in INTERNAL_TOPICS:
             parts.internal_topics.bring_about(INTERNAL_TOPICS[name])
     if ordinary:
-        # What could not be created is answered like any other unknown topic; only the log says why.
+        # A topic that could not be created is answered like any other unknown topic. Only the log tells why.
         config = parts.config
         command = CreateTopics(ordinary, config.num_partitions, config.default_replication_factor)
         results = await executed(parts.metadata, command)
@@ -119,8 +119,8 @@ def _described(image: Image, session: Session, topics: Iterable[MetadataRequestT
 
 
 class _Describer:
-    """Describes topics of one image for one caller. Many partitions are in the same state: what follows from it is
-    worked out once.
+    """Describes topics of one image to one caller. Many partitions have the same state, so what follows from a state is
+    computed once.
     """
 
     def __init__(self, image: Image, listener: str) -> None:

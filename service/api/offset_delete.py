@@ -1,4 +1,6 @@
-"""OffsetDelete, version 0: offsets of topics that the group does not subscribe to (or of any, while it is empty) go."""
+"""OffsetDelete, version 0: deletes offsets of topics that the group does not subscribe to. If the group is empty,
+offsets of all topics may be deleted.
+"""
 
 from service.api.group_answers import OFFSETS_AT_ONCE, Groups, ask, error_code
 from service.api.turns import slices_in_turns

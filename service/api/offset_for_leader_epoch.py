@@ -1,5 +1,5 @@
-"""OffsetForLeaderEpoch, versions 2 to 4: where a leader epoch ended in our log, so that a reader or follower can
-find where it parted from us.
+"""OffsetForLeaderEpoch, versions 2 to 4: where a leader epoch ended in our log. A reader or follower finds out from
+that where its history parted from ours.
 """
 
 from log.ids import TopicPartition

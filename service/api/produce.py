@@ -1,12 +1,14 @@
 # Hot path: one call a Produce request; `python -m tests.bench --only throughput` answers for it.
 """Produce, versions 3 to 13 (10: who leads instead, 13: topic ids).
 
-Every batch is appended before the first await, since the bytes are views of the connection's buffer; but for what must
-be confirmed by a transaction coordinator, or takes longer than a turn of the loop may: that is copied (unless a request
-so long has its bytes to itself), and nothing starts behind it on its connection before it is appended. `acks=0` is
-never answered, and closes the connection on an error, which is the only way to tell. `acks=all` is answered when every
-in-sync replica holds the batches, or with REQUEST_TIMED_OUT after the caller's timeout, when the batches may still
-become committed later.
+Batches are appended before the first await, because their bytes are views of the connection's buffer. There are two
+exceptions: batches that a transaction coordinator must confirm, and batches that take longer than a turn of the loop.
+These are copied (unless the request is so long that its bytes are its own anyway), and no later request of the
+connection begins before they are appended.
+
+A request with `acks=0` is never answered. An error closes its connection, which is the only way to tell it. A request
+with `acks=all` is answered when every in-sync replica holds the batches. After the caller's timeout it is answered with
+REQUEST_TIMED_OUT, and the batches may still be committed later.
 """
 
 from collections.abc import Awaitable
@@ -36,8 +38,9 @@ from service.wire.messages import (
 
 ZSTD_SINCE, DIRECTIONS_SINCE, ABORTABLE_SINCE, ADDED_BY_LEADER_SINCE, TOPIC_IDS_SINCE = 7, 10, 11, 12, 13
 ADMIN_CLIENT = "__admin_client"
-"""Kafka's client id for tools that may write to the coordinators' own topics. Any client can take that name: where no
-proof is asked for, it keeps others from doing it unawares, and no more. For a proven principal it counts nothing.
+"""Kafka's client id for tools that may write to the coordinators' own topics. Any client can use that name. Without
+proof of identity, it only keeps clients from writing there by mistake. For a principal that was proven, the name means
+nothing.
 """
 SAY_NOTHING_OF_THE_LOG = (
     ErrorCode.CORRUPT_MESSAGE,
@@ -45,14 +48,14 @@ SAY_NOTHING_OF_THE_LOG = (
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.KAFKA_STORAGE_ERROR,
 )
-"""With these Kafka's answer does not name the start of the log."""
+"""Errors whose answers in Kafka do not have the start of the log."""
 UNKNOWN_ID = Refused(ErrorCode.UNKNOWN_TOPIC_ID)
 UNKNOWN_NAME = Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """By whom, what; and what tells who leads instead."""
+    """A request with its caller, and the parts that can name another leader."""
 
     metadata: ClusterMetadata
     session: Session
@@ -149,7 +152,7 @@ def _response(asked: Asked, writing: Writing) -> ProduceResponse:
 
 
 def _direct(asked: Asked, response: ProduceResponse) -> None:
-    """Say who leads what this broker does not."""
+    """Name the leaders of the partitions that this broker does not lead."""
     directions = Directions(asked.metadata, asked.session)
     for topic in response.responses:
         name = topic.topic_id if asked.version >= TOPIC_IDS_SINCE else topic.name

@@ -1,7 +1,8 @@
-"""Every API on one page: its versions, what answers it, with which parts of the broker, and who may ask.
+"""Every API on one page: its versions, its handler, the parts of the broker that the handler takes, and the rule for
+its callers.
 
-What always holds: ApiVersions tells exactly this table, and the door lets nothing else in. A version that Kafka
-calls unstable is not offered.
+What always holds: ApiVersions tells exactly this table, and the door accepts nothing else. A version that Kafka calls
+unstable is not offered.
 """
 
 import logging
@@ -77,7 +78,7 @@ def row(
     authorize: Rule,
     refused: Callable[[Any], Any] | None = None,
 ) -> Row:
-    """A handler that is not given the parts it takes does not pass the type checker."""
+    """A row of the table. The type checker refuses a row that does not give its handler the parts that it takes."""
     return handle, parts, authorize, refused
 
 
@@ -158,12 +159,12 @@ HANDLED: dict[ApiKey, Row] = {
         conditional_produce.handle, lambda b: (b.partitions, b.writing), brokers, conditional_produce.refused
     ),
 }
-"""What answers, which parts of the broker `b` it takes, and who may ask; where not anybody may, what the others are
-told.
+"""For each API its handler, and the parts of the broker `b` that this takes. If not every client may use the API: also
+the rule, and the answer to a refused client.
 """
 
 STABLE_HERE = (ApiKey.INIT_PRODUCER_ID,)
-"""Version 6, external two-phase commit (KIP-939): whole here, a stub in Kafka."""
+"""Version 6, external two-phase commit (KIP-939): complete here, unfinished in Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ class Route:
     refused: Callable[[Any], Any] | None
 
     def refusal(self, session: Session, request: Any) -> Any:
-        """Kafka's authorization error if the session may not ask, else None."""
+        """Kafka's authorization error if the session may not use the API, else None."""
         if self.authorize(session, request):
             return None
         asked = session.host, session.port, ":".join(session.principal), self.name
@@ -186,7 +187,7 @@ class Route:
         return self.refused(request)
 
     def bound(self, broker: Broker) -> Handler:
-        """What answers for that broker, once it is known that the session may ask."""
+        """The handler with the parts of that broker."""
         return partial(self.handle, *self.parts(broker))
 
 

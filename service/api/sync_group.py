@@ -1,6 +1,6 @@
 """SyncGroup, versions 0 to 5 (3: static members, 5: the protocol must be named).
 
-Followers are answered when the leader has sent everybody's assignment.
+Followers are answered when the leader has sent all assignments.
 """
 
 from collections.abc import Awaitable

@@ -1,4 +1,6 @@
-"""Work on much, with turns for others in between: one request may name 60,000 things, and one answer any number."""
+"""Long work in several turns of the loop: one request may name 60,000 things, and an answer may have any number of
+them.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Generator, Iterable
@@ -9,7 +11,7 @@ Thing = TypeVar("Thing")
 
 
 async def in_turns(things: Iterable[Thing], at_once: int) -> AsyncIterator[Thing]:
-    """`things`, one after the other. Others have their turn between one `at_once` of them and the next."""
+    """`things`, one after the other. After each `at_once` of them other tasks get a turn."""
     for count, thing in enumerate(things):
         if count and count % at_once == 0:
             await asyncio.sleep(0)
@@ -17,7 +19,7 @@ async def in_turns(things: Iterable[Thing], at_once: int) -> AsyncIterator[Thing
 
 
 async def slices_in_turns(things: Iterable[Thing], at_once: int) -> AsyncIterator[list[Thing]]:
-    """`things`, so many at a time; nothing, once, of nothing. Others have their turn between one slice and the next."""
+    """`things` in slices of this size; one empty slice if there are none. Between two slices other tasks get a turn."""
     ahead = iter(things)
     yield (some := list(islice(ahead, at_once)))
     while len(some) == at_once and (some := list(islice(ahead, at_once))):
@@ -26,7 +28,7 @@ async def slices_in_turns(things: Iterable[Thing], at_once: int) -> AsyncIterato
 
 
 async def done_in_turns(steps: Generator[None, None, Thing]) -> Thing:
-    """What comes of these steps. Others have their turn after each."""
+    """The result of these steps. After each step other tasks get a turn."""
     while True:
         try:
             next(steps)
@@ -37,7 +39,7 @@ async def done_in_turns(steps: Generator[None, None, Thing]) -> Thing:
 
 
 def now_or_in_turns(steps: Generator[None, None, Thing]) -> Thing | Awaitable[Thing]:
-    """What comes of these steps: at once if the first is the last."""
+    """The result of these steps. If the first step is the last one, the result is there at once."""
     try:
         next(steps)
     except StopIteration as end:

@@ -1,8 +1,9 @@
-"""TxnOffsetCommit, versions 0 to 5 (3: member and generation are checked, 5: the group's partition is added by its
-leader).
+"""TxnOffsetCommit, versions 0 to 5 (3: member and generation are checked, 5: the leader of the group's partition adds
+it to the transaction).
 
-The offsets are pending until the transaction's marker stands in the group's partition. Very many are written
-OFFSETS_AT_ONCE at a time, and each time it is asked anew whether the producer and the member may.
+The offsets are pending until the transaction's marker is in the group's partition. If there are very many,
+OFFSETS_AT_ONCE are written at a time. Before each part it is checked again whether the producer and the member may
+write.
 """
 
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ PATIENCE_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of the broker that an answer takes."""
+    """The parts of the broker that an answer needs."""
 
     groups: Groups
     metadata: ClusterMetadata
@@ -85,7 +86,8 @@ async def _commit(
         request.producer_id,
         request.producer_epoch,
     )
-    # No await between the partition's consent and the decision: what was asked about is what is written.
+    # There is no await between the partition's consent and the decision, so the consent is still valid when the offsets
+    # are written.
     reply = await ask(parts.groups, request.group_id, command, CommitReply)
     if isinstance(reply, ErrorCode):
         return [reply] * len(offsets)
@@ -95,7 +97,7 @@ async def _commit(
 
 
 async def _refused(parts: Parts, header: RequestHeader, request: TxnOffsetCommitRequest) -> ErrorCode | None:
-    """Why this producer may not write to the group's partition; None if it may, right now."""
+    """Why this producer may not write to the group's partition; None if it may, at this moment."""
     try:
         partition = parts.groups.shard(request.group_id).partition
     except NotCoordinator:
@@ -119,7 +121,7 @@ async def _refused(parts: Parts, header: RequestHeader, request: TxnOffsetCommit
 
 
 def _for_offsets(error: ErrorCode) -> ErrorCode:
-    """What a producer is told in Produce's words, in those of this API."""
+    """The error of this API for an error of Produce."""
     if error is ErrorCode.NOT_ENOUGH_REPLICAS:
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     if error is ErrorCode.NOT_LEADER_OR_FOLLOWER or error is ErrorCode.KAFKA_STORAGE_ERROR:

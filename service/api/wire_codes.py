@@ -1,8 +1,7 @@
-"""From what a transaction coordinator says to Kafka's numbers: the only table.
+"""Turns verdicts of a transaction coordinator into Kafka's error codes. This is the only table of them.
 
-Fencing is one fact and two numbers: clients of an API's first versions know INVALID_PRODUCER_EPOCH alone, later
-ones PRODUCER_FENCED, and act upon it
-differently. `fenced` says which one this API and version speaks.
+Fencing is one verdict with two codes: clients of an API's first versions know only INVALID_PRODUCER_EPOCH, later ones
+know PRODUCER_FENCED, and the two react differently. `fenced` gives the code for this API and version.
 """
 
 from collections.abc import Awaitable

@@ -1,8 +1,8 @@
-"""WriteTxnMarkers, versions 1 and 2 (2: the transaction version): a coordinator, or an operator's tool, ends
+"""WriteTxnMarkers, versions 1 and 2 (2: the transaction version). A coordinator, or an operator's tool, ends
 transactions in partitions that this broker leads.
 
-A coordinator epoch that no coordinator has reached is refused with UNKNOWN_LEADER_EPOCH, to be tried again: this broker
-may not have heard of it yet. Kafka takes any.
+A coordinator epoch that no coordinator has reached is refused with UNKNOWN_LEADER_EPOCH, and may be tried again: this
+broker may not have heard of it yet. Kafka accepts any epoch.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of the broker that an answer takes."""
+    """The parts of the broker that an answer needs."""
 
     partitions: PartitionTable
     marker_writer: MarkerWriter
@@ -42,7 +42,7 @@ class Parts:
 async def handle(
     parts: Parts, session: Session, header: RequestHeader, request: WriteTxnMarkersRequest
 ) -> WriteTxnMarkersResponse:
-    """All are written before any is waited for."""
+    """Write all markers, and wait for them only then."""
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
     written = [(marker, _write(parts, marker)) for marker in request.markers]
     return WriteTxnMarkersResponse(
@@ -63,7 +63,7 @@ async def handle(
 
 
 def refused(request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
-    """To a session that may not ask."""
+    """The answer to a session that may not use this API."""
     denied = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     results = []
     for marker in request.markers:
@@ -97,7 +97,7 @@ def _write_one(parts: Parts, marker: WritableTxnMarker, topic_partition: TopicPa
     partition = parts.partitions.get(topic_partition)
     obeyed = partition.producers.coordinator_epoch(marker.producer_id) if partition is not None else NO_EPOCH
     if marker.coordinator_epoch > max(obeyed, parts.internal_topics.latest_coordinator_epoch):
-        # The partition would obey no coordinator any more.
+        # Otherwise the partition would refuse every coordinator from then on.
         return ErrorCode.UNKNOWN_LEADER_EPOCH
     written = parts.marker_writer.write(
         topic_partition,
