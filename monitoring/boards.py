@@ -1,9 +1,9 @@
 # ruff: noqa: E501 - what a panel asks is one line, as Grafana shows it
-"""The Grafana boards, as Python that can be read. `make boards` writes them to monitoring/dashboards/*.json, and a test
-holds the files to this page.
+"""The Grafana boards, as readable Python. `make boards` writes them to monitoring/dashboards/*.json, and a test
+compares the files with this page.
 
-A panel is one line of a row: what it is called, what it asks, what its figure means in words. Every metric of
-`families.py` is on a board or in an alert, or says there why not.
+A panel is one line: its title, its query, and what the figure means in words. Every metric of `families.py` is on a
+board or in an alert, or says there why not.
 """
 
 import json
@@ -32,9 +32,9 @@ class Panel:
     width: int = 8
     height: int = 8
     bad_from: float | None = None
-    """A figure that is red from there on."""
+    """From this value on the figure is red."""
     good: bool = False
-    """A figure that is red below one: something that must be there."""
+    """The figure is red below one, because it counts something that must be there."""
     stacked: bool = False
     columns: Sequence[str] = ()
 
@@ -52,7 +52,7 @@ class Board:
     says: str
     rows: Sequence[Row]
     filters: Sequence[tuple[str, str]] = field(default=())
-    """Further variables: a name, and the metric whose label of that name it offers."""
+    """Further variables: each has a name, and the metric whose label of that name gives its values."""
 
     @property
     def path(self) -> Path:
@@ -60,7 +60,7 @@ class Board:
 
 
 def of(metric: str, more: str = "") -> str:
-    """A metric of the brokers that are looked at."""
+    """A metric, limited to the brokers that the board shows."""
     return f'{metric}{{job="$job"{"," + more if more else ""}}}'
 
 
@@ -70,7 +70,7 @@ def per_second(counter: str, by: str = "", more: str = "") -> str:
 
 
 def share(part: float, histogram: str, by: str = "", more: str = "") -> str:
-    """Below it lies this part of what a histogram has counted lately."""
+    """The value below which this part of the recent counts of a histogram lies."""
     grouped = f"le, {by}" if by else "le"
     return f"histogram_quantile({part}, sum by ({grouped}) (rate({of(histogram + '_bucket', more)}[$__rate_interval])))"
 

@@ -1,9 +1,9 @@
-"""Is a group keeping up? Judged from its last commits alone, by the rules of LinkedIn's Burrow.
+"""Whether a group keeps up, judged only by its last commits, by the rules of LinkedIn's Burrow.
 
-Lag alone says little: a group that is a million records behind and gains is fine, one that stands still ten behind
-is not. So the last commits of each partition are remembered, with the lag at each, and what they show is named.
+The lag alone says little: a group may be a million records behind and catching up, or ten behind and stopped. So the
+last commits of each partition are kept, with the lag at each of them, and judged together.
 
-Commits are taken up when somebody looks, a scrape or a page; two within a second count as one, as in Burrow.
+Commits are noted when a scrape or a page looks at the group. Two within a second count as one, as in Burrow.
 """
 
 from array import array
@@ -36,7 +36,7 @@ class Window:
         self._ends: array[int] = array("q")
 
     def take(self, offset: int, at_ms: int, end_offset: int) -> None:
-        """What is committed now, since when, and where the partition ends."""
+        """Note the committed offset, the time since when it is committed, and the end of the partition."""
         ends, commits = self._ends, self._commits
         ends.append(end_offset)
         if len(ends) > COMMITS:
@@ -51,7 +51,7 @@ class Window:
             del commits[:_FIELDS]
 
     def judge(self, lag: int, now_ms: int) -> Status:
-        """In Burrow's order: the first rule that fits."""
+        """The status by the first rule that fits, in Burrow's order."""
         commits = self._commits
         if lag <= 0 or not commits:
             return Status.OK

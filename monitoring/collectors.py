@@ -1,11 +1,11 @@
-"""What one broker has to say about itself, gathered for a scrape.
+"""Gathers the metrics of one broker for a scrape.
 
-Every collector is a generator that yields when it has worked long enough for one turn of the event loop (two
-milliseconds, see SLICE): the caller that drives it lets others have theirs. What belongs together (the offsets of a
-partition) is read in one step, so it fits together; between two steps the world moves on.
+Every collector is a generator that yields after the work of one turn of the event loop (two milliseconds, see SLICE),
+so that its caller can give other tasks a turn. Values that belong together (the offsets of a partition) are read in one
+step, so they agree. Between two steps they may change.
 
-A part that can't be told (a coordinator that is loading, a disk that does not answer) is left out, and another metric
-says that it is.
+A part that can't be told is left out (a coordinator that is loading, a disk that does not answer), and another metric
+says so.
 """
 
 from collections import Counter
@@ -22,23 +22,23 @@ from monitoring.burrow import Status, Window
 from monitoring.exposition import Lines, escape, quantile
 
 SLICE: Final = 100
-"""Partitions looked at in one step."""
+"""How many partitions are looked at in one step."""
 IDS_AT_ONCE: Final = 2_000
 GROUP_PARTITIONS_AT_ONCE: Final = 300
 BLOCKERS: Final = 100
-"""Transactions that hold readers up and are told by name."""
+"""How many transactions that hold up readers are named."""
 LATE_BUFFER_MS: Final = 5 * 60_000
-"""Kafka's own: a coordinator that was away may end a transaction so much later."""
+"""Kafka's value: a coordinator that was away may end a transaction this much later."""
 WINDOWS_MAX: Final = 200_000
-"""Commits are remembered for so many partitions of groups; about half a kilobyte each."""
+"""For how many partitions of groups commits are kept. Each takes about half a kilobyte."""
 MARKERS_READ_MAX: Final = 100
-"""Ends of logs that are looked into for markers, for one scrape."""
+"""How many logs are read for markers at their ends in one scrape."""
 MARKERS_WITHIN: Final = 100
-"""A lag so small may be nothing but markers."""
+"""A lag up to this size may consist of markers only."""
 WANTED_MAX: Final = 5_000
-"""Partitions of other brokers that are asked about for the lag of groups."""
+"""How many partitions of other brokers are asked about for the lag of groups."""
 ASKED_AFTER_MS: Final = 5_000
-"""Other coordinators are asked about transactions that are open for longer: most have ended by then."""
+"""Other coordinators are asked only about transactions that are open for longer: most have ended by then."""
 SET_BY_A_CLOCK_MS: Final = 946_684_800_000
 CONTROL: Final = 0x20
 NO_LEADER: Final = -1
@@ -69,15 +69,15 @@ class Scrape:
         self._markers_left = 0
         self.group_status: dict[str, int] = {}
         self.wanted: dict[tuple[str, int], None] = {}
-        """Partitions of which groups coordinated here have offsets, and of which this broker holds nothing."""
+        """Partitions for which groups of this coordinator have offsets, and which this broker does not hold."""
         self.elsewhere: Mapping[tuple[str, int], tuple[int, int]] = {}
-        """Stable offset and high watermark of those, as their leaders told lately."""
+        """Stable offsets and high watermarks of those, as their leaders told lately."""
         self.strangers: dict[Blocker, None] = {}
-        """Open transactions that hold readers up here, and that no coordinator of this broker knows."""
+        """Open transactions that hold up readers here and that no coordinator of this broker knows."""
         self.holders_elsewhere: Mapping[int, str] = {}
         """By producer id, the transactional ids that other coordinators have open."""
         self.nobodys: frozenset[Blocker] = frozenset()
-        """Strangers of the last scrape that no coordinator had open when all were asked after it."""
+        """Those of the last scrape that no coordinator had open when all were asked afterwards."""
         self._process = ProcessCollector(registry=None)
 
     def gather(self, lines: Lines) -> Iterator[None]:
@@ -265,10 +265,10 @@ class Scrape:
             lines.add(of.BLOCKER, held_s, each.topic, each.partition, each.producer_id, whose)
 
     def _hanging(self, blockers: list[Blocker], holders: Mapping[int, str]) -> int:
-        """Those of the open ones that nobody will end. `holders` was looked up after them: a transaction is known to
-        its coordinator before anything of it is written, so one that nobody has now has ended meanwhile, or hangs.
+        """The open transactions that nothing will end. `holders` was read after them. A coordinator knows a transaction
+        before anything of it is written, so a transaction that no coordinator has now has ended meanwhile, or hangs.
 
-        Where other brokers coordinate, too, they are asked before the next scrape; until then age alone tells.
+        If other brokers coordinate, too, they are asked before the next scrape. Until then only the age tells.
         """
         broker = self._broker
         coordinators = self._transaction_coordinators()
@@ -283,11 +283,11 @@ class Scrape:
         )
 
     def _transaction_coordinators(self) -> bool:
-        """Whether all of them are here and know their transactions."""
+        """Whether all transaction coordinators are on this broker and have read their logs."""
         topic = self._broker.image.topics.get("__transaction_state")
         shards = list(self._broker.transactions.shards())
         if topic is None:
-            return True  # nobody ever began a transaction by the rules
+            return True  # no transaction was ever begun by the rules
         return len(shards) == len(topic.partitions) and all(shard.loaded for shard in shards)
 
     def _is_open(self, blocker: Blocker) -> bool:
@@ -300,7 +300,7 @@ class Scrape:
     # -- groups
 
     def judge_groups(self, lines: Lines, only: Container[str] | None = None) -> Iterator[None]:
-        """How far each group is, and whether it keeps up; of all of them, or of some."""
+        """How far each group is and whether it keeps up: for all groups, or for some."""
         broker = self._broker
         now_ms = broker.env.clock.wall_ms()
         one_by_one = broker.config.metrics_partition_labels
@@ -381,8 +381,8 @@ class Scrape:
         return window.judge(lag, now_ms)
 
     def _markers_in(self, key: tuple[str, str, int], log: shapes.Log, offset: int, end_offset: int) -> int:
-        """How many of the offsets that are left are transaction markers, which no reader is given. Looked up once for
-        a group that stands still: the log is asked only for what was the same at the scrape before.
+        """How many of the offsets that are left are transaction markers, which readers don't get. The log is read once
+        for a group that has stopped: only if its offsets are those of the scrape before.
         """
         known = self._markers.get(key)
         if known is None or known[:2] != (offset, end_offset):
@@ -400,7 +400,7 @@ class Scrape:
     def _requests(self, lines: Lines) -> None:
         requests = self._broker.requests
         for key, api in sorted(requests.apis.items(), key=itemgetter(0)):
-            name = key.title().replace("_", "")  # as Kafka's own metrics write it: EndTxn
+            name = key.title().replace("_", "")  # Kafka's own metrics write EndTxn
             lines.add_histogram(of.REQUEST_SECONDS, api.seconds, name)
             lines.add(of.REQUESTS, sum(api.seconds.counts), name)
             for part, shown in QUANTILES:
@@ -429,13 +429,13 @@ class Scrape:
             try:
                 space = folder.disk.space()
             except OSError:
-                continue  # nobody knows: the metric is missing, and the one above tells why
+                continue  # unknown: this metric is left out, and the one above tells why
             lines.add(of.DISK_FREE, space.free_bytes, folder.name)
             lines.add(of.DISK_TOTAL, space.total_bytes, folder.name)
 
 
 class _TopicSums:
-    """What clients did in the partitions of one topic that are here."""
+    """What clients did in the partitions of one topic on this broker."""
 
     def __init__(self) -> None:
         self.records_in = 0
@@ -464,7 +464,7 @@ _BY_TOPIC: Final = (
 
 
 class _PartitionLines:
-    """The families that have a line for every partition. Their labels are written once for all of them."""
+    """The families that have a line for each partition. Their labels are written once for all families."""
 
     FAMILIES: Final = (
         *(of.CURRENT_OFFSET, of.OLDEST_OFFSET, of.IN_SYNC_REPLICA, of.LEADER, of.LEADER_IS_PREFERRED, of.REPLICAS),
@@ -500,7 +500,7 @@ class _PartitionLines:
 
 
 def count_markers(log: shapes.Log, offset: int, end_offset: int) -> int:
-    """Offsets of control batches among these; what can't be read counts as records."""
+    """How many offsets in this range belong to control batches. What can't be read counts as records."""
     count = 0
     try:
         for header, _ in log.scan(offset, end_offset):

@@ -1,8 +1,8 @@
-"""What a scrape says, as text: Prometheus's format and OpenMetrics.
+"""A scrape as text, in Prometheus's format and as OpenMetrics.
 
-Lines are gathered by family, for both formats want the lines of one family together. Nothing here waits or counts;
-prometheus-client's own registry would take a lock and an object for each of 300,000 samples, and hold the loop for as
-long as all of them take.
+Lines are gathered by family, because both formats want the lines of a family together. Nothing here waits or counts.
+The registry of prometheus-client would take a lock and an object for each of 300,000 samples, and would hold up the
+loop during all of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +13,9 @@ from monitoring.families import REGISTRY, Family
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 EXEMPLAR_CHARACTERS: Final = 128
-"""What OpenMetrics allows the labels of one."""
+"""The most characters that OpenMetrics allows for the labels of an exemplar."""
 LINES_AT_ONCE: Final = 2_000
-"""Joined in one piece: about 200 kB."""
+"""How many lines are joined at once: about 200 kB."""
 
 
 class Named(Protocol):
@@ -65,10 +65,10 @@ class Lines:
         self._of: dict[str, list[str]] = {name: [] for name in REGISTRY}
         self._exemplars: dict[str, dict[int, str]] = {}
         self.readers = 0
-        """Who is being sent them."""
+        """How many requests are being answered with these lines."""
 
     def of(self, family: Family) -> list[str]:
-        """Where the lines of a family go that are many and are written by hand."""
+        """The list of a family's lines, for families with so many lines that they are written by hand."""
         return self._of[family.name]
 
     def add(self, family: Family, value: float, *labels: object) -> None:
@@ -88,13 +88,13 @@ class Lines:
         lines.append(f"{name}_sum{plain} {counted.total}\n")
 
     def forget(self) -> Iterator[None]:
-        """Step by step: to let go of 300,000 lines at once takes as long as a turn of the loop may."""
+        """Free the lines step by step. To free 300,000 lines at once takes longer than a turn of the loop may."""
         for lines in self._of.values():
             lines.clear()
             yield
 
     def render(self, *, openmetrics: bool) -> Iterator[str]:
-        """Piece by piece; between two pieces others may have their turn."""
+        """The text in pieces. Between two pieces other tasks may have a turn."""
         for name, lines in self._of.items():
             if not lines:
                 continue
@@ -119,7 +119,9 @@ def _exemplar(named: Named | None) -> str:
 
 
 def quantile(counted: Counted, part: float) -> float:
-    """Below it lies this part of what was counted: an estimate, as between two bounds nothing is known."""
+    """The value below which this part of the counts lies. It is an estimate, because nothing is known between two
+    bounds.
+    """
     wanted, below, lower = part * sum(counted.counts), 0.0, 0.0
     for bound, count in zip(counted.bounds, counted.counts, strict=False):
         if count and below + count >= wanted:

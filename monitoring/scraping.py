@@ -1,4 +1,4 @@
-"""A scrape in steps, so that nobody waits for it: one at a time, and one for all who ask within a second."""
+"""A scrape in steps, so that no other task waits for it. One runs at a time, and requests within a second share it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
@@ -12,9 +12,9 @@ FRESH_S: Final = 1.0
 
 Places = Iterable[tuple[str, int]]
 Elsewhere = Callable[[Places], Awaitable[Mapping[tuple[str, int], tuple[int, int]]]]
-"""Asks the leaders of partitions for their stable offsets and high watermarks; leaves out what it does not learn."""
+"""Asks leaders for stable offsets and high watermarks of partitions. Those that are not learned are left out."""
 Holders = Callable[[Collection[int]], Awaitable[Mapping[int, str] | None]]
-"""Asks all coordinators who has a transaction open as one of these producer ids; None: not all of them told."""
+"""Asks all coordinators for the open transactions of these producer ids; None if not all of them answered."""
 STRANGERS_MAX: Final = 200
 
 
@@ -28,7 +28,7 @@ class Scraper:
         self._gathered_s = -FRESH_S
 
     async def lines(self) -> Lines:
-        """What there is to say, at most a second old."""
+        """The lines, at most a second old."""
         async with self._lock:
             loop = asyncio.get_running_loop()
             if loop.time() - self._gathered_s >= FRESH_S:
@@ -43,7 +43,7 @@ class Scraper:
             return self._lines
 
     async def _look_elsewhere(self) -> None:
-        """What the last scrape lacked. So the lag of a group that has just begun is told one scrape later."""
+        """Ask other brokers for what the last scrape lacked. So the lag of a new group is known one scrape later."""
         wanted, self._scrape.wanted = self._scrape.wanted, {}
         if wanted and self._elsewhere is not None:
             self._scrape.elsewhere = await self._elsewhere(wanted)
@@ -58,7 +58,9 @@ class Scraper:
         self._scrape.nobodys = frozenset(unknown)
 
     async def status_of_groups(self, names: Collection[str]) -> dict[str, int]:
-        """By Burrow's codes, of those that are coordinated here: as of now, from the commits that were seen so far."""
+        """The present status of the groups that are coordinated here, as Burrow's codes, from the commits that were
+        seen so far.
+        """
         async with self._lock:
             for _ in self._scrape.judge_groups(Lines(), only=frozenset(names)):
                 await asyncio.sleep(0)
@@ -66,7 +68,7 @@ class Scraper:
         return {name: known[name] for name in names if name in known}
 
     async def text(self, *, openmetrics: bool) -> AsyncIterator[bytes]:
-        """The whole page, piece by piece."""
+        """The whole text, in pieces."""
         lines = await self.lines()
         lines.readers += 1
         try:
@@ -78,7 +80,7 @@ class Scraper:
 
 
 def wants_openmetrics(accept: str) -> bool:
-    """Whether the header of a request prefers that format: Prometheus names it first, browsers don't at all."""
+    """Whether the request's header prefers OpenMetrics. Prometheus names it first, browsers do not name it."""
     return "application/openmetrics-text" in accept
 
 

@@ -1,5 +1,5 @@
-"""What the collectors look at: shapes, so that this room knows none of the others. The broker's own classes fit them,
-and the type checker holds them to it (`service/web/metrics.py` hands one over).
+"""The shapes of what the collectors read, so that this package need not know the other packages. The broker's classes
+fit them; the type checker verifies it where `service/web/metrics.py` passes a broker.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

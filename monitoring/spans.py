@@ -1,11 +1,11 @@
-"""Spans of transactions, as OpenTelemetry has them: one of the whole, from its first partition to its last marker; in
-it one of each partition, of the time until the decision, and of the markers.
+"""Spans of transactions, as OpenTelemetry has them: one for the whole, from its first partition to its last marker.
+Inside it are one for each partition, one for the time until the decision, and one for the markers.
 
-A coordinator tells each move of a transaction; spans are made of them when its last marker is written. Names and ids of
-a trace follow from the transaction alone: the coordinator, and all who look, come to the same ones.
+A coordinator tells each move of a transaction. Its spans are made when its last marker is written. The names and ids of
+a trace are computed from the transaction alone, so any program that computes them gets the same.
 
-What always holds: so many transactions are followed and so many spans kept, and not one more; what is too much is
-counted and forgotten. Nothing waits for any of it.
+What always holds: the numbers of transactions that are followed and of spans that are kept are limited. What exceeds
+the limit is counted and forgotten. Nothing waits for any of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 FOLLOWED_MAX: Final = 10_000
 KEPT_MAX: Final = 20_000
 PARTITIONS_MAX: Final = 200
-"""Of one transaction, as spans of their own."""
+"""How many partitions of one transaction get a span."""
 INTERNAL: Final = 1
 OK, ERROR = 1, 2
 Place = tuple[str, int]
@@ -64,7 +64,7 @@ class Span:
 
 @dataclass(slots=True)
 class Followed:
-    """A transaction that is under way."""
+    """A transaction that is not finished."""
 
     began_ms: int
     decided_ms: int = -1
@@ -78,7 +78,7 @@ class Followed:
 class Spans:
     def __init__(self) -> None:
         self.lost = 0
-        """Spans and transactions that there was no room for."""
+        """How many spans and transactions found no room."""
         self._followed: dict[str, Followed] = {}
         self._ready: deque[Span] = deque()
 
@@ -108,14 +108,14 @@ class Spans:
             followed = self._followed[name] = Followed(txn.started_ms)
         if followed.decided_ms < 0 and txn.state.label == "Ongoing":
             followed.pair = txn.producer_id, txn.producer_epoch
-        # What another coordinator saw begin is told to have begun with the whole.
+        # If another coordinator saw it begin, its beginning is taken as that of the whole.
         at_ms = txn.updated_ms if txn.state.label == "Ongoing" else txn.started_ms
         for partition in txn.partitions[:PARTITIONS_MAX]:
             followed.begun.setdefault(partition, at_ms)
         return followed
 
     def marked(self, name: str, partitions: Iterable[Place], at_ms: int) -> None:
-        """These have their marker."""
+        """The markers of these partitions are written."""
         followed = self._followed.get(name)
         if followed is not None:
             for partition in partitions:
@@ -123,7 +123,7 @@ class Spans:
                     followed.marked[partition] = at_ms
 
     def take(self, most: int) -> list[Span]:
-        """The oldest ones; they are forgotten here."""
+        """Take the oldest spans; they are forgotten here."""
         return [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
 
     def _keep(self, spans: Sequence[Span]) -> None:
@@ -211,5 +211,5 @@ def _attributes(pairs: Iterable[tuple[str, str | int]]) -> list[dict[str, Any]]:
 
 
 def _text(value: str) -> str:
-    """A name may hold bytes that are no text: JSON may not."""
+    """A name may have bytes that are no text, which JSON does not allow."""
     return value.encode("utf-8", "replace").decode()

@@ -1,7 +1,7 @@
 """Spark reads and writes oncelog: `format("oncelog")`, exactly once. docs/spark.md tells how to use it.
 
-Spark finds the format by itself where `oncelog-spark` is installed beside it (through the package `pyspark_oncelog`);
-`register(spark)` says it aloud, for the places where it can't.
+If `oncelog-spark` is installed beside Spark, Spark finds the format by itself, through the package `pyspark_oncelog`.
+Where it can't, `register(spark)` adds it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ __all__ = ["OncelogDataSource", "WrongPython", "register"]
 
 
 class OncelogDataSource(DataSource):
-    """What Spark asks for readers and writers. Each is imported where it is needed: a process of Spark's does one."""
+    """What Spark asks for readers and writers. Each is imported when it is needed, because a process of Spark needs
+    only one.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -59,8 +61,9 @@ class OncelogDataSource(DataSource):
         return BatchSink(read_sink_options(self.options, streaming=False), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
-        """`overwrite` is what Spark says for the output mode `complete`: as with its own Kafka sink, each batch then
-        appends the whole result."""
+        """`overwrite` means the output mode `complete`. As with Spark's Kafka sink, each batch then appends the whole
+        result.
+        """
         from spark_sink.sink import StreamSink
         from spark_sink.sink_options import read_sink_options
 
@@ -72,7 +75,7 @@ NEEDED = "import kio, pyarrow, importlib.util as u; u.find_spec('spark_sink') or
 
 
 class WrongPython(RuntimeError):
-    """Spark would run our code with a Python that has not got it."""
+    """Spark would run our code with a Python that does not have it."""
 
 
 def register(spark: SparkSession) -> None:
@@ -86,8 +89,10 @@ def register(spark: SparkSession) -> None:
 
 
 def _check_python(spark: SparkSession) -> None:
-    """Spark runs Python code with the `python3` on the path, unless PYSPARK_PYTHON names another. In local mode this
-    process's own is right; on a cluster only its administrator knows what stands where, so what is here is tried."""
+    """Spark runs Python code with the `python3` on the path, unless PYSPARK_PYTHON names another. In local mode the
+    Python of this process is right. On a cluster only its administrator knows what is installed; so the one found here
+    is tried.
+    """
     context = getattr(spark, "sparkContext", None)  # none in Spark Connect
     if context is None:
         return

@@ -1,13 +1,13 @@
-"""Writing, exactly once: what Spark calls for a batch write and for each micro-batch of a stream.
+"""Writing exactly once: what Spark calls for a batch write, and for each micro-batch of a stream.
 
 Spark calls `write` in a process on an executor, once for each attempt of each task, and `commit` or `abort` in a
-process beside the driver. Nothing is kept between the calls but what is in the messages. All that one batch writes is
-one transaction with many writers: `write` opens a branch of (root, token), and seals it; `commit` decides over the root
-with the branches of the messages. The token of a stream is its batch id, so a batch that Spark runs again, after
-whatever crash, is a transaction that is decided already, and writes nothing.
+process beside the driver. Between the calls only the messages are kept. All that one batch writes is one transaction
+with many writers: `write` opens a branch of (root, token) and seals it, and `commit` decides over the root with the
+branches from the messages. The token of a stream is its batch id. So if Spark runs a batch again after a crash, its
+transaction is decided already, and nothing is written.
 
-What always holds: nothing of a (root, token) is visible before its decision; what a decision doesn't name never is;
-a task that comes too late can't write, because its branch can't be opened or sealed any more.
+What always holds: nothing of a (root, token) is visible before its decision. Branches that the decision does not name
+never become visible. A task that comes too late can't write, because its branch can't be opened or sealed any more.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ KAFKA_LARGEST_BATCH_BYTES: Final = 1_048_588  # Kafka's default, where we may no
 
 
 class DecidedByAnother(OncelogError):
-    """Somebody else wrote under the root and number of this batch: its rows would be dropped."""
+    """Another query wrote under the root and number of this batch, so the rows of this batch would be dropped."""
 
 
 class TopicChanged(OncelogError):
@@ -94,12 +94,12 @@ class TopicChanged(OncelogError):
 
 
 class NoSuchTopic(OncelogError, ValueError):
-    """A topic that rows are for does not exist. It is not made: how many partitions it should have is not known."""
+    """A topic that rows are for does not exist. It is not created, because its number of partitions is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """What decides where rows go, and how large a batch of them may be."""
+    """What determines the partitions of rows, and the largest batch of them."""
 
     id: UUID
     partitions: int
@@ -108,7 +108,7 @@ class TopicFacts:
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task says to `commit`."""
+    """The message of a task to `commit`."""
 
     root: str
     token: int
@@ -147,12 +147,12 @@ class StreamSink(SentToWorkers, DataSourceStreamArrowWriter):
         abandon_with_late_tasks(client, roots, batchId, messages)
 
     def _root(self, messages: Sequence[WriterCommitMessage | None]) -> str | None:
-        """Spark doesn't name the query here; the tasks that wrote do."""
+        """The root of the batch. Spark doesn't tell the query here, but the tasks that wrote do."""
         return self._options.root or next((one.root for one in messages if isinstance(one, Written)), None)
 
 
 class BatchSink(SentToWorkers, DataSourceArrowWriter):
-    """All or nothing; and once for all, if `txnAppId` and `txnVersion` say which write it is."""
+    """All or nothing. If `txnAppId` and `txnVersion` identify the write, it also happens only once."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
@@ -163,7 +163,9 @@ class BatchSink(SentToWorkers, DataSourceArrowWriter):
             self._check_former_root(options.app)
 
     def _check_former_root(self, app: str) -> None:
-        """Its root was once the name alone, which may be that of another application's writes to a topic."""
+        """In former versions the root was the name alone, which may also be that of another application's writes to a
+        topic.
+        """
         client = connected(self._options.client).client
         former = last_decision(client, app)
         unnamed = Decider.read(former.decided_by) is None
@@ -196,8 +198,9 @@ class BatchSink(SentToWorkers, DataSourceArrowWriter):
 
 
 def check_target(options: SinkOptions, schema: StructType) -> dict[str, TopicFacts]:
-    """What can be known before any row is written. All tasks of a batch are told what the driver saw of the topic: so
-    a key has one place, also if partitions are added meanwhile."""
+    """Check what can be known before any row is written. All tasks of a batch use the driver's view of the topic. So a
+    key has one partition, even if partitions are added meanwhile.
+    """
     check_schema(schema, options.topic)
     found = {} if options.topic is None else {options.topic: connected(options.client).ask(options.topic)}
     spare_collections()
@@ -212,7 +215,7 @@ def write(
     iterator: Iterator[pa.RecordBatch],
     topics: Mapping[str, TopicFacts] = MappingProxyType({}),
 ) -> Written:
-    """One attempt of one task. The branch is opened when there is something to write."""
+    """One attempt of one task. The branch is opened when there is a row to write."""
     keep_freed_memory()
     client = connected(options.client).client
     # What an operator should see, and what makes the name unique: attempts are counted from 0 by every driver.
@@ -261,7 +264,7 @@ def commit(options: SinkOptions, root: str | None, token: int, messages: Sequenc
 
 
 def check_all_saw_the_same(written: Collection[Written]) -> None:
-    """Tasks that are told the topic by a column ask for themselves what it is like."""
+    """Check that all tasks saw the same topics. A task asks for itself if a column of its rows names the topic."""
     seen: dict[str, TopicFacts] = {}
     for one in written:
         for topic, facts in one.topics.items():
@@ -282,7 +285,9 @@ def _decider(options: SinkOptions, token: int, written: Collection[Written]) -> 
 
 
 def check_is_ours(options: SinkOptions, root: str, token: int, me: Decider, answer: EndBranchesResponse) -> None:
-    """A batch that was decided before was written by this very query, or its rows are about to be dropped."""
+    """Check that a batch that was decided before was written by this same query. Otherwise its rows
+    would be dropped.
+    """
     last, before = Decider.read(answer.decided_by), Decider.read(answer.decided_before)
     problem = conflict(me, token, answer.last_token, last, before)
     if problem is None:
@@ -304,8 +309,9 @@ def check_is_ours(options: SinkOptions, root: str, token: int, me: Decider, answ
 def abandon_with_late_tasks(
     client: Client, roots: Callable[[], Collection[str]], token: int, messages: Sequence[WriterCommitMessage | None]
 ) -> None:
-    """Abort what is open, and what tasks without a message still open: readers of committed data would wait behind it
-    until the next decision, or for a quarter of an hour."""
+    """Abort what is open, including branches of tasks without a message. Otherwise readers of committed data would wait
+    behind it until the next decision, or for a quarter of an hour.
+    """
     until = monotonic() + (LATE_TASKS_SECONDS if None in messages else 0)
     while True:
         for root in roots():
@@ -317,7 +323,7 @@ def abandon_with_late_tasks(
 
 @cache
 def warn_of_slow_arrays() -> None:
-    """Once in a process, whose standard error is the driver's."""
+    """Warn once in each process; its standard error is the driver's."""
     logger.warning(
         "Spark measures every row that it hands over, which is slow when a column of arrays ('headers') holds NULLs,"
         " also one that is not written. Turn it off"
@@ -341,7 +347,7 @@ class _Share:
         self._enough_bytes = CHUNK_BYTES
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> int:
-        """The number of rows, once all are sent; not all of them are acknowledged then."""
+        """Send all rows and return their number. Some may not be acknowledged yet then."""
         rows = 0
         waiting: list[pa.RecordBatch] = []
         waiting_bytes = 0
@@ -399,8 +405,9 @@ class _Share:
 
 
 def _of_bounded_size(iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Spark's bound on the bytes of a batch can be turned off, and its bound on the rows allows for gigabytes, all of
-    which may be in a few of the rows."""
+    """The batches in pieces of limited size. Spark's limit on bytes can be turned off, and its limit on rows allows
+    gigabytes, even in a few rows.
+    """
     for batch in iterator:
         if batch.num_rows:
             yield from _halved(batch)
@@ -416,7 +423,9 @@ def _halved(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 class Connected:
-    """A client, and what was learned with it about topics. Outlives tasks: Spark keeps its Python processes."""
+    """A client, and the facts about topics that were learned with it. It outlives tasks, because Spark keeps its Python
+    processes.
+    """
 
     def __init__(self, settings: ClientSettings) -> None:
         self.client = Client(settings)
@@ -424,14 +433,15 @@ class Connected:
         self._topics: dict[str, TopicFacts] = {}
 
     def topics_of(self, stage: int) -> dict[str, TopicFacts]:
-        """What tasks of this stage learned in this process. What others learned may be true no more, even if they
-        wrote the same batch: it may have failed because a topic changed."""
+        """What tasks of this stage learned in this process. The facts of other stages may be outdated, even of the same
+        batch: that may have failed because a topic changed.
+        """
         if self._stage != stage:
             self._stage, self._topics = stage, {}
         return self._topics
 
     def ask(self, topic: str) -> TopicFacts:
-        """What a topic is like now."""
+        """The present facts about a topic."""
         return self.client.retrying(lambda: self._ask(topic))
 
     def _ask(self, topic: str) -> TopicFacts:

@@ -84,8 +84,9 @@ SCHEMA = StructType(
 
 
 def schema(options: Mapping[str, str]) -> StructType:
-    """The columns of Spark's own Kafka source. Spark asks without saying whether for a batch or for a stream: what is
-    wrong for both is refused now, the rest when the reader is made."""
+    """The columns of Spark's own Kafka source. Spark asks without saying whether it reads a batch or a stream. Options
+    that are wrong for both are refused now, the others when the reader is made.
+    """
     try:
         headers = source_options(options, streaming=False).headers
     except OptionError as error:
@@ -97,7 +98,9 @@ def schema(options: Mapping[str, str]) -> StructType:
 
 
 def check_schema(given: StructType, options: Mapping[str, str]) -> None:
-    """Spark lets users name columns of their own, and would find out that there are others in the middle of a task."""
+    """Refuse columns of the user's own. Spark allows them, and would notice only in a task that the
+    source has others.
+    """
     fixed = schema(options)
     if given.simpleString() != fixed.simpleString():
         raise SchemaError(
@@ -106,7 +109,7 @@ def check_schema(given: StructType, options: Mapping[str, str]) -> None:
 
 
 class OncelogReader(SentToWorkers, DataSourceReader):
-    """A batch: from where the options say to where they say, as it is when the query is planned."""
+    """A batch: the offsets at which it begins and ends are fixed when the query is planned."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = source_options(options, streaming=False)
@@ -132,7 +135,7 @@ class OncelogReader(SentToWorkers, DataSourceReader):
 
 
 class OncelogStreamReader(SentToWorkers, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream. Spark asks it, in one long-lived process, how far the next batch goes, and then to plan it."""
+    """A stream. In one long-lived process Spark asks how far the next batch goes, and then lets it be planned."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = source_options(options, streaming=True)
@@ -175,7 +178,7 @@ class OncelogStreamReader(SentToWorkers, DataSourceStreamReader, SupportsTrigger
         self._target = client.retrying(lambda: self._look(look_around=True))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Shown in the progress of the query, beside the end of the batch: how far behind it is."""
+        """The position of the log's end, which the progress of the query shows beside the end of the batch."""
         behind = sum(latest - self._taken.get(part, latest) for part, latest in self._latest.items())
         return {"@offsetsBehindLatest": behind, **to_json(self._latest)}
 
@@ -194,7 +197,9 @@ class OncelogStreamReader(SentToWorkers, DataSourceStreamReader, SupportsTrigger
         return _read(partition, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Tell the consumer group, if one is named. Nothing is ever read from it, so failing is no failure."""
+        """Tell the consumer group, if one is named. Nothing ever reads its position from there, so a failure does not
+        matter.
+        """
         group = self._options.group
         if group is None:
             return
@@ -237,7 +242,9 @@ class OncelogStreamReader(SentToWorkers, DataSourceStreamReader, SupportsTrigger
             latest = _not_before(client, same, latest)
             new = self._begins_of_new(before, latest) | self._begins_of_lost(before, others, known, latest)
             begins = same | new
-            latest = {part: begins[part] for part in same} | latest  # who is waited for stays where he was
+            latest = {
+                part: begins[part] for part in same
+            } | latest  # a partition that is waited for stays at its position
             ids = {topic: known[topic] for topic, _ in same if topic in known} | ids
         end = self._limited(begins, {part: latest[part] for part in begins}, limit)
         self._taken = end
@@ -255,8 +262,9 @@ class OncelogStreamReader(SentToWorkers, DataSourceStreamReader, SupportsTrigger
             )  # fmt: skip
 
     def _check_there(self, before: Offsets, others: set[TopicPartition], latest: Offsets) -> None:
-        """A topic that is not told of, or is another one, may be so to a broker that has just started: it is waited
-        for, and its position kept."""
+        """A broker that has just started may not know a topic, or may know a former one. So such a topic is waited for,
+        and its position is kept.
+        """
         self._given_up -= latest.keys()
         left_out = {part for part in before.keys() - latest.keys() if not self._options.subscription.names(part)}
         for part in sorted(left_out - self._given_up):
@@ -278,8 +286,9 @@ class OncelogStreamReader(SentToWorkers, DataSourceStreamReader, SupportsTrigger
         self._others_since = None
 
     def _begins_of_lost(self, before: Offsets, others: set[TopicPartition], known: Ids, latest: Offsets) -> Offsets:
-        """Where to go on if what was to be read is gone: in a topic that was made anew with its first record, in one
-        that has lost its end from there on. An error unless loss is allowed."""
+        """Where to go on if records that were to be read are gone: at the first record of a topic that was made again,
+        or at the end of one that was cut. An error unless loss is allowed.
+        """
         shorter = {part for part in before.keys() & latest.keys() - others if latest[part] < before[part]}
         for part in sorted(others):
             report_loss(self._options, f"{_name(part)} was read up to offset {before[part]}, and was made anew")
@@ -303,8 +312,9 @@ class OncelogStreamReader(SentToWorkers, DataSourceStreamReader, SupportsTrigger
         return begins
 
     def _begins_of_unnamed(self, start: dict[str, Any], parts: set[TopicPartition]) -> Offsets:
-        """PySpark 4.0 and 4.1 ask for the end of a first batch, or of the first after a restart, before they say where
-        it starts. So that end couldn't name these; the batch ends where it was asked all the same."""
+        """PySpark 4.0 and 4.1 ask for the end of a first batch, and of the first after a restart, before they tell its
+        start. So that end could not name these partitions. The batch ends where it was asked to, all the same.
+        """
         if is_initial(start):
             return starts(client_of(self._options.client), parts, self._options)
         return edges(client_of(self._options.client), parts, Edge.EARLIEST, committed=self._options.committed)

@@ -1,4 +1,4 @@
-"""`python -m service.cli` is the command `oncelog` for those who have the code but not the installed command."""
+"""`python -m service.cli` is the command `oncelog` for a clone in which the command is not installed."""
 
 from service.cli.root import main
 

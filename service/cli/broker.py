@@ -19,7 +19,7 @@ from service.wire.messages import DescribeClusterBroker, DescribeClusterRequest,
 
 @dataclass(frozen=True, slots=True)
 class FolderRow:
-    """A data folder of a broker; -1 where the broker can't tell."""
+    """A data folder of a broker; -1 for a number that the broker can't tell."""
 
     broker: int
     folder: str
@@ -32,7 +32,7 @@ class FolderRow:
 
 @dataclass(frozen=True, slots=True)
 class DescribedBroker:
-    """One broker, and what was set for it."""
+    """One broker, and the values that were set for it."""
 
     broker: int
     address: str
@@ -104,7 +104,7 @@ async def _brokers(cluster: Cluster) -> dict[int, DescribeClusterBroker]:
 
 
 async def _folders(cluster: Cluster, broker: int) -> list[FolderRow]:
-    """One that can't be asked has no folder that we know."""
+    """The data folders of a broker. A broker that can't be asked has none that we know."""
     try:
         answer = await cluster.ask(DescribeLogDirsRequest(topics=None), node=broker)
     except ClientFailure as failure:

@@ -1,4 +1,4 @@
-"""`oncelog cluster`: who is there, what is wrong, moving what brokers hold, leadership back to where it belongs."""
+"""`oncelog cluster`: the brokers, what is wrong, moving what brokers hold, and leadership back to where it belongs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def command() -> None:
 @output_option
 @with_cluster
 async def status(cluster: Cluster, output: Output) -> None:
-    """Show who is there, who controls, and what is not in sync, not led or not where it belongs."""
+    """Show the brokers, the controller, and what is not in sync, not led or not where it belongs."""
     told = await cluster.ask(DescribeClusterRequest())
     topics = await cluster.metadata(None)
     partitions = [each for topic in topics for each in topic.partitions]

@@ -1,5 +1,5 @@
-"""What runs beside the brokers of `oncelog demo`: a load, a group that reads, a Spark pipeline, Prometheus. Processes
-of their own, which say what they have to say to files, and end with the demo.
+"""The processes beside the brokers of `oncelog demo`: a load, a group that reads, a Spark pipeline, Prometheus. They
+write their output to files, and end with the demo.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STOP_S = 15.0
 
 
 def pipeline_of_spark() -> Path:
-    """The script that Spark runs; what it needs is looked for first."""
+    """The script that Spark runs. What the script needs is checked first."""
     spec = find_spec("spark_sink")
     if shutil.which("java") is None or find_spec("pyspark") is None or spec is None or spec.origin is None:
         raise CliError(
@@ -42,7 +42,7 @@ def pipeline_of_spark() -> Path:
 
 
 class Companions:
-    """Told what there shall be; started when the brokers are up."""
+    """Made with the list of what is wanted; the processes are started when the brokers are up."""
 
     def __init__(self, folder: Path, *, load: bool, pipeline: Path | None, partitions: int) -> None:
         self._folder = folder
@@ -53,13 +53,13 @@ class Companions:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self.prometheus = _free_port(PROMETHEUS_PORT) if load and shutil.which("prometheus") else None
-        """Its port, if there is one to be had."""
+        """Prometheus's port; None if Prometheus is not there or not wanted."""
 
     def __enter__(self) -> Companions:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing that was started is left, Spark's own children neither."""
+        """End everything that was started, including Spark's own children."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join()
@@ -74,7 +74,7 @@ class Companions:
                 process.wait()
 
     def told(self) -> list[str]:
-        """A line for each, for a person."""
+        """A line about each process, for people."""
         lines = []
         if self._load:
             lines.append(f"  load         3 producers write transactions to {TOPICS[0]}, group demo-readers reads")
@@ -87,7 +87,9 @@ class Companions:
         return lines
 
     def begin(self, bootstrap: str, web: Sequence[str]) -> None:
-        """Returns at once: topics are made, and that may not be waited for where the metadata store lives."""
+        """Start everything, and return at once: topics are created in the background, because the process that runs the
+        metadata store must not wait for them.
+        """
         self._thread = threading.Thread(target=self._begin, args=(bootstrap, web))
         self._thread.start()
 
@@ -114,7 +116,7 @@ class Companions:
             self._start("spark", [sys.executable, "-P", str(self._pipeline), bootstrap, checkpoint], environment=python)
         if self._load:
             self._start("readers", [*ours, "consume", read, "--group", "demo-readers", "-b", bootstrap], quiet=True)
-        self._ending.wait()  # what it started ends with this thread
+        self._ending.wait()  # what the thread has started ends with it
 
     def _watch(self, web: Sequence[str], port: int) -> None:
         rules = importlib.resources.files("monitoring") / "alerts" / "oncelog.rules.yml"
@@ -149,8 +151,8 @@ class Companions:
 
 
 def _findable(folder: Path) -> Path:
-    """The folder, with our data source in it. Spark looks for data sources in folders, and where ours is installed in
-    place, for those who work on it, it lies in none that Python searches.
+    """The folder, with a link to our data source in it. Spark looks for data sources in folders, and an editable
+    installation is in no folder that Python searches.
     """
     spec = find_spec("pyspark_oncelog")
     assert spec is not None and spec.origin is not None, "it comes with spark_sink"
@@ -160,13 +162,13 @@ def _findable(folder: Path) -> Path:
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    """To the process and all that it started."""
+    """Send a signal to the process and all processes that it has started."""
     if process.poll() is None:
         os.killpg(process.pid, number)
 
 
 def _free_port(wanted: int) -> int:
-    """That one, or any."""
+    """The wanted port if it is free, otherwise any free one."""
     for port in (wanted, 0):
         with socket.socket() as probe:
             try:

@@ -1,4 +1,4 @@
-"""`oncelog config`: what settings a topic, a broker or a group has, where they come from, what a setting means."""
+"""`oncelog config`: the settings of a topic, a broker or a group, where their values come from, and what they mean."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def _owner_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _owner(cluster: Cluster, topic: str | None, broker: str | None, group: str | None, *, reading: bool) -> Owner:
-    """What the options point at. Nobody named: all brokers when setting, the first that answers when reading."""
+    """The owner that the options name. Without one: all brokers for a change, the first broker that answers for a
+    question.
+    """
     from service.cli import config_client
 
     if sum(each is not None for each in (topic, broker, group)) > 1:

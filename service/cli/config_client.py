@@ -1,4 +1,4 @@
-"""Settings as the wire has them: what they belong to, what they are, where each comes from, how to change them."""
+"""Settings on the wire: their owners, their values and sources, and how to change them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TYPES = {1: "boolean", 2: "string", 3: "int", 4: "short", 5: "long", 6: "double
 
 
 class Owner(NamedTuple):
-    """What settings belong to, as the wire names it."""
+    """The owner of settings, as the wire names it."""
 
     kind: int
     name: str
@@ -50,7 +50,7 @@ class Owner(NamedTuple):
 
 
 class KeyValue(NamedTuple):
-    """A setting to be made; value None takes it back."""
+    """A setting and its new value; None removes the value."""
 
     key: str
     value: str | None
@@ -58,7 +58,7 @@ class KeyValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """One setting of something: its value, and where that comes from."""
+    """One setting of an owner: its value, and where that comes from."""
 
     name: str
     value: str | None
@@ -117,8 +117,8 @@ def _setting_row(config: DescribeConfigsResourceResult) -> SettingRow:
 
 
 def _default_of(config: DescribeConfigsResourceResult) -> str | None:
-    """In the setting's own unit: that of retention.ms is told in hours. Where a value of its own hides the default,
-    brokers do not tell it; ours is known.
+    """The default in the setting's own unit (retention.ms is told in hours). Brokers do not tell a default that another
+    value hides; our table knows it.
     """
     for synonym in config.synonyms:
         if synonym.source == _DEFAULT and synonym.value is not None:
@@ -150,7 +150,7 @@ async def alter_configs(
 
 
 async def _who_knows(cluster: Cluster, owner: Owner) -> int | None:
-    """A broker's own settings are the business of that broker."""
+    """The broker that must be asked: a broker's own settings are known to that broker only."""
     if owner.kind == BROKER and owner.name.isdigit():
         nodes = await cluster.nodes()
         return int(owner.name) if int(owner.name) in nodes else None

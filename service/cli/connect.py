@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Completion runs at every press of the tab key: rather no names than a shell that hangs.
+# The shell completes at every press of the tab key: no names are better than a shell that hangs.
 COMPLETION_TIMEOUT_S = 1.0
 
 

@@ -31,7 +31,7 @@ Printer = Callable[[ReadRecord], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where to begin: at an offset, so many before the end, at a moment, or at one of the ends."""
+    """Where to begin: at an offset, a number of records before the end, at a time, or at one of the ends."""
 
     word: str = "beginning"
     offset: int = 0
@@ -116,7 +116,7 @@ async def command(
         aborted=show_aborted,
     )
     printer = _printer(layout, as_json=as_json or printer_name is not None, raw_timestamps=raw_ts)
-    # Who sees the records themselves needs no other sign of progress.
+    # If the records themselves are printed on a terminal, no other sign of progress is needed.
     progress = Progress("reading", count, records=True, wanted=not sys.stdout.isatty())
     sink = _Sink(printer, count, progress)
     task = asyncio.current_task()
@@ -146,7 +146,9 @@ async def command(
 
 
 def _split_words(words: Sequence[str]) -> tuple[str | None, Start]:
-    """`-o` is kcat's option for the offset and every other command's for the format: no word is both."""
+    """Sort the values of `-o`, which means the offset in kcat and the format in all our other commands. No word is
+    both.
+    """
     printer_name, start = None, Start()
     for word in words:
         if word in (Output.JSON.value, Output.NDJSON.value):
@@ -185,7 +187,7 @@ class _Sink:
         return self._count is not None and self.printed >= self._count
 
     def take(self, records: Sequence[ReadRecord]) -> int:
-        """Print them, or as many as are still wanted; how many that were."""
+        """Print the records, or as many as are still wanted. Returns how many were printed."""
         if self._count is not None:
             records = records[: self._count - self.printed]
         sys.stdout.buffer.write(b"".join([self._printer(record) for record in records]))
@@ -227,7 +229,9 @@ async def _consume_alone(
 def _print(
     sink: _Sink, partition: TopicPartition, records: Sequence[ReadRecord], ends: dict[TopicPartition, int]
 ) -> int | None:
-    """Print what lies before the end. Was the sink full before all were printed: the offset of the first left over."""
+    """Print the records before the end. If the sink is full before all are printed, returns the offset of the first
+    that is left.
+    """
     if partition in ends:
         records = [read for read in records if read.record.offset < ends[partition]]
     printed = sink.take(records)
@@ -235,7 +239,7 @@ def _print(
 
 
 def _at_end(reader: Reader, ends: dict[TopicPartition, int]) -> bool:
-    """Drop the partitions that reached their end; whether that were all. Without ends there is no end."""
+    """Drop the partitions that have reached their end. Returns whether all have; without ends they never do."""
     for partition in [each for each in reader.positions if each in ends and reader.positions[each] >= ends[each]]:
         del reader.positions[partition]
     return not reader.positions and bool(ends)
@@ -278,7 +282,7 @@ async def _consume_in_group(
     exit_at_end: bool,
 ) -> None:
     for name in topics:
-        await cluster.topic(name)  # a misspelt topic should end the command, not join a group for nothing
+        await cluster.topic(name)  # a misspelt topic ends the command instead of joining a group for nothing
     member = Member(cluster, group, topics)
     try:
         while True:
@@ -300,7 +304,7 @@ async def _until_rebalance(
     sink: _Sink,
     exit_at_end: bool,
 ) -> bool:
-    """Read what this member was given. True: the group rebalances; False: the command has what it wanted."""
+    """Read what this member was assigned. True: the group rebalances. False: the command has what it wanted."""
     committed = await committed_offsets(cluster, group)
     fresh = [partition for partition in partitions if partition not in committed]
     positions = await _start_positions(cluster, fresh, start, wanted.isolation)

@@ -1,7 +1,8 @@
-"""One broker a data folder: makes the folder, holds its lock, and finds out early whether it can be written.
+"""Only one broker may use a data folder: this makes the folder, locks it, and finds out early whether it can be
+written.
 
-The lock is the kernel's (`flock` on `.lock`, the file that Kafka locks too), so it cannot outlive the process.
-`oncelog serve` holds it while it runs; `oncelog log` asks for it before it believes that nobody writes.
+The lock is the kernel's (`flock` on `.lock`, the file that Kafka locks too), so it ends with the process. `oncelog
+serve` holds it while it runs. `oncelog log` tests it to know whether a broker writes there.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _lock(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise FolderUnusable(f"the data folder {folder} is in use by {_holder(descriptor)}") from None
         try:
-            # Writing who we are doubles as the question whether the disk takes anything at all.
+            # Writing our process id also tests whether the disk accepts writes at all.
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
             os.fsync(descriptor)

@@ -71,7 +71,7 @@ def command(brokers: int, zookeeper: bool, load: bool, spark: bool, port: int) -
 
 
 def _begin(members: list[Member], *, log: Path, companions: Companions) -> str:
-    """The brokers are up: what runs beside them begins, and a person is told where all of it is."""
+    """The brokers are up: start the other processes, and say where everything is."""
     companions.begin(
         ",".join(member.facts["bootstrap"] for member in members),
         [url for member in members for url in member.facts["http"]],

@@ -24,7 +24,7 @@ TOPIC = "transfers"
 PRODUCERS = 3
 PAUSE_S = 0.1
 TRANSFERS = 5
-"""In a transaction."""
+"""How many transfers a transaction has."""
 ABORTED = TWICE = 0.05
 ACCOUNTS = ("anna", "berta", "carl", "dora", "emil", "frida")
 TIMEOUT_S = 10.0
@@ -53,7 +53,9 @@ async def produce(bootstrap: list[Address], name: str, numbers: Iterator[int]) -
                     await (transaction.abort() if chance.random() < ABORTED else transaction.commit())
                     await asyncio.sleep(PAUSE_S)
         except ClientFailure as failure:
-            print(f"{name}: {failure}", flush=True)  # a new one takes the id over, and ends what this one left open
+            print(
+                f"{name}: {failure}", flush=True
+            )  # a new producer takes the id over and aborts what this one left open
             await asyncio.sleep(1)
 
 

@@ -1,7 +1,7 @@
-"""`oncelog doctor`: is the cluster well, what is wrong, and what to do about it.
+"""`oncelog doctor`: whether the cluster is healthy, what is wrong, and what to do about it.
 
-Each check is by itself: one that can't be made says so, and the others go on. Ends with 6 when something is wrong, so
-that a monitor can run it.
+Checks are independent: one that can't be made says so, and the others go on. The exit status is 6 if something is
+wrong, so that a monitor can run it.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ NAMED: Final = 3
 TOPIC: Final = 2
 MOVING_S: Final = 1.0
 NOT_KEPT: Final = 5
-"""What Linux's adjtimex returns where no program disciplines the clock."""
+"""What Linux's adjtimex returns if no program keeps the clock."""
 KERNEL_TIMES_BYTES: Final = 512
 COLUMNS = ("check", "state", "finding", "cure")
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One check: what it found, and what to do."""
+    """The result of one check, and what to do."""
 
     check: str
     state: str
@@ -93,7 +93,7 @@ async def command(cluster: Cluster, output: Output) -> None:
 
 
 def _limits() -> list[Diagnosis]:
-    """Of this machine, which may be a broker's."""
+    """The limits of this machine, which may be a broker's."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < DESCRIPTORS:
         cure = "raise the hard limit (LimitNOFILE=, ulimits:) where a broker runs: connections and logs share it"
@@ -102,7 +102,9 @@ def _limits() -> list[Diagnosis]:
 
 
 def _clock() -> list[Diagnosis]:
-    """Of this machine too. Brokers need no common clock; retention, timeouts and the ages that are told do."""
+    """The clock of this machine. Brokers need no common clock, but retention, timeouts and the ages that commands show
+    do.
+    """
     ask_kernel = getattr(ctypes.CDLL(None), "adjtimex", None)
     if ask_kernel is None:
         return _well("clock", "this system does not tell whether its clock is kept in step")
@@ -124,13 +126,15 @@ async def _brokers(cluster: Cluster) -> list[Diagnosis]:
 
 
 async def _sessions(cluster: Cluster) -> list[Diagnosis]:
-    """Without a session with the metadata store a broker answers, and says of all that it leads that it does not."""
+    """A broker without a session with the metadata store answers, but says of all its partitions that it does not lead
+    them.
+    """
     led: dict[int, TopicPartition] = {}
     for topic in await cluster.metadata(None):
         for part in topic.partitions:
             led.setdefault(part.leader_id, TopicPartition(topic.name or "", part.partition_index))
     lost = [node for node in led if node >= 0 and await _denies(cluster, node, led[node])]
-    if lost:  # or its leaders have just moved
+    if lost:  # or its partitions have just got other leaders
         await asyncio.sleep(MOVING_S)
         lost = [node for node in lost if await _denies(cluster, node, led[node])]
     if lost:
@@ -145,7 +149,7 @@ async def _denies(cluster: Cluster, node: int, partition: TopicPartition) -> boo
     try:
         answer = await cluster.ask(ListOffsetsRequest(-1, 0, [wanted]), node=node)
     except ClientFailure:
-        return False  # that it does not answer is told by another check
+        return False  # another check tells that it does not answer
     return answer.topics[0].partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
@@ -193,7 +197,7 @@ async def _disks(cluster: Cluster) -> list[Diagnosis]:
 
 
 async def _replication(cluster: Cluster) -> list[Diagnosis]:
-    """One replica of everything on several brokers is a choice that is seldom meant."""
+    """On several brokers, a single replica of everything is seldom intended."""
     nodes = await cluster.nodes()
     single = [
         topic.name or ""
@@ -209,7 +213,7 @@ async def _replication(cluster: Cluster) -> list[Diagnosis]:
 
 
 async def _transactions(cluster: Cluster) -> list[Diagnosis]:
-    await list_transactions(cluster, states=["Ongoing"])  # every coordinator answers
+    await list_transactions(cluster, states=["Ongoing"])  # raises if a coordinator does not answer
     hung = [each for each in await find_pins(cluster) if each.hangs]
     if hung:
         where = _named([f"{each.topic}-{each.partition} at {each.first_open_offset}" for each in hung])
@@ -234,7 +238,7 @@ async def _groups(cluster: Cluster) -> list[Diagnosis]:
 
 
 async def _settings(cluster: Cluster) -> list[Diagnosis]:
-    """What of internal topics can't be what anybody wants."""
+    """Settings of internal topics that can't be intended."""
     names = [topic.name or "" for topic in await cluster.metadata(None) if topic.is_internal]
     resources = [DescribeConfigsResource(TOPIC, name, ["cleanup.policy"]) for name in names]
     answer = await cluster.ask(DescribeConfigsRequest(resources=resources))

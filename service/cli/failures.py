@@ -1,8 +1,8 @@
-"""How a command ends: exit statuses, and the one line a failed command leaves on stderr.
+"""How a command ends: exit statuses, and the one line on stderr when it fails.
 
-Every command raises `CliError` for what a user can understand, or lets a client's failure pass, which becomes one in
-`service.cli.connect`; nothing else may leave a command but our own mistakes. The statuses are a promise to scripts and
-stand in `docs/cli.md`.
+A command raises `CliError` for what a user can understand. A failure of the client becomes one in
+`service.cli.connect`. Any other exception is a defect of ours. The statuses are a promise to scripts; `docs/cli.md`
+lists them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _EXIT_OF = {
 
 
 class CliError(click.ClickException):
-    """A failure in one line, and the status to leave with."""
+    """A failure in one line, and its exit status."""
 
     def __init__(self, message: str, status: Exit = Exit.FAILED) -> None:
         super().__init__(message)

@@ -33,8 +33,8 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class LagRow:
-    """How far a group is behind in one partition. Without a commit there is no lag to tell, and without an end neither:
-    nobody can say where a partition ends whose disk has failed.
+    """How far a group is behind in one partition. The lag is unknown without a committed offset, and also if the
+    partition's end is unknown because its disk has failed.
     """
 
     group: str
@@ -76,7 +76,7 @@ class GroupDetail:
 
 @dataclass(frozen=True, slots=True)
 class ResetRow:
-    """Where a group stood and where it stands now."""
+    """Where a group was and where it is now."""
 
     group: str
     topic: str
@@ -158,7 +158,7 @@ def _member_rows(group: Group) -> list[MemberRow]:
 
 
 async def lags_of(cluster: Cluster, group: Group) -> list[LagRow]:
-    """The lag of every partition that the group has committed or reads now."""
+    """The lag in every partition that the group has committed or reads now."""
     committed = await committed_offsets(cluster, group.name)
     readers = {partition: member for member in group.members for partition in member.partitions}
     existing = []
@@ -177,7 +177,7 @@ async def lags_of(cluster: Cluster, group: Group) -> list[LagRow]:
                 partition=partition.partition,
                 committed_offset=offset,
                 end_offset=end,
-                # A group that was reset beyond the end of a trimmed log is not ahead, it is level.
+                # A group that was moved beyond the end of a log has no lag.
                 lag=None if offset is None or end is None else max(0, end - offset),
                 member_id=reader.member_id if reader else None,
                 client_id=reader.client_id if reader else None,

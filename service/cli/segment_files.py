@@ -1,8 +1,7 @@
-"""Reads a stopped broker's segment and index files as they lie there, damage and all, and never writes.
+"""Reads the segment and index files of a stopped broker, including damaged ones, and never writes.
 
-What always holds: every byte of a segment is either in a batch that was found or in a `Damage`; what follows damage
-is looked for and found. The formats are those of `log/FORMAT.md`; Apache Kafka's files of magic 2 can be read as
-well. `oncelog log` calls this.
+What always holds: every byte of a segment belongs to a batch that was found, or to a `Damage`. Batches after damaged
+bytes are searched for. The formats are those of `log/FORMAT.md`; Apache Kafka's files of magic 2 can be read, too.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from service.cli.failures import CliError, Exit
 
 @dataclass(frozen=True, slots=True)
 class FoundBatch:
-    """A batch and where it stands in its file."""
+    """A batch and its place in the file."""
 
     position: int
     header: BatchHeader
@@ -36,13 +35,13 @@ class FoundBatch:
 
     @property
     def checksum_ok(self) -> bool:
-        """Reads the whole batch; all else here has touched its header alone."""
+        """Whether the checksum is right. This reads the whole batch; everything else here reads only its header."""
         return checksum_ok(self.data, self.header)
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something that is not as it was written. `torn_tail`: the end of the last segment, as a crash may leave it."""
+    """Bytes that are not as they were written. `torn_tail`: the end of the last segment, as a crash may leave it."""
 
     file: str
     position: int
@@ -52,7 +51,7 @@ class Damage:
 
 
 def walk(path: Path) -> Iterator[FoundBatch | Damage]:
-    """Every batch of a segment, and what lies between them that is none. The views hold until the next step."""
+    """Every batch of a segment, and the damage between them. The views are valid until the next step."""
     if path.stat().st_size == 0:
         return
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -82,7 +81,7 @@ def _walk(path: Path, content: mmap.mmap, view: memoryview) -> Iterator[FoundBat
 
 
 def _next_batch(content: mmap.mmap, view: memoryview, position: int) -> int:
-    """Where the next whole batch with a right checksum begins; the end of the file if none does."""
+    """Where the next whole batch with a correct checksum begins; the end of the file if there is none."""
     at = content.find(bytes([MAGIC]), position + MAGIC_AT)
     while at >= 0:
         start = at - MAGIC_AT
@@ -104,7 +103,7 @@ def segments_in(folder: Path) -> list[Path]:
 
 
 def partition_folders(path: Path) -> list[Path]:
-    """`path` itself when it holds segments, else its sub-folders that do."""
+    """`path` itself if it has segments, otherwise its sub-folders that have."""
     if segments_in(path):
         return [path]
     return sorted(each for each in path.iterdir() if each.is_dir() and segments_in(each))
@@ -116,7 +115,7 @@ paths_argument = click.argument(
 
 
 def folders_to_read(path: Path) -> list[Path]:
-    """The partitions' folders that a command was pointed at; told when a broker writes there now."""
+    """The partitions' folders that the user has named. Warns if a broker writes there now."""
     folder = path if path.is_dir() else path.parent
     folders = partition_folders(folder)
     if not folders:
@@ -160,7 +159,7 @@ def _entries(path: Path, layout: struct.Struct) -> Iterator[tuple[int, int]]:
 
 
 class SegmentCheck:
-    """What must hold within one segment, looked at batch by batch."""
+    """Checks one segment, batch by batch."""
 
     def __init__(self, path: Path, next_offset: int) -> None:
         self.path = path
@@ -173,7 +172,7 @@ class SegmentCheck:
         self.overlap = next_offset > self.base_offset
 
     def problems(self) -> Iterator[Damage]:
-        """Everything that is wrong, in the order of the file; counts and offsets are known when it ends."""
+        """Everything that is wrong, in the order of the file. Counts and offsets are known at the end."""
         if self.overlap:
             yield Damage(str(self.path), 0, 0, f"begins at offset {self.base_offset}, inside the segment before")
         for found in walk(self.path):
@@ -211,7 +210,7 @@ class SegmentCheck:
         self.positions[found.header.last_offset] = found.position
 
     def _index_problems(self) -> Iterator[Damage]:
-        """An index entry that points nowhere. A missing index is none: it is rebuilt when it is needed."""
+        """Index entries that point to no batch. A missing index is no damage: it is rebuilt when needed."""
         offsets = self.path.with_suffix(OFFSET_SUFFIX)
         if offsets.exists():
             for number, (offset, position) in enumerate(offset_entries(offsets)):
@@ -229,7 +228,7 @@ class SegmentCheck:
 
 
 def snapshot_problems(folder: Path) -> Iterator[Damage]:
-    """Snapshots whose checksum does not fit. They are hints: the log is replayed instead."""
+    """Snapshots with a wrong checksum. Snapshots are hints: without one the log is replayed."""
     for path in sorted(folder.glob(f"*{SNAPSHOT_SUFFIX}")):
         data = path.read_bytes()
         try:

@@ -1,8 +1,8 @@
 """`oncelog serve`: one broker in this process, until SIGTERM or SIGINT.
 
-What always holds: what keeps the broker from starting is said in one line, with a status that is not 0, before
-anything in the data folder is touched; either signal ends it cleanly, with status 0. The broker itself, and what
-takes long to import, is loaded only after the settings were understood.
+What always holds: if the broker can't start, one line says why, the exit status is not 0, and nothing in the data
+folder was touched. Either signal ends it cleanly, with status 0. The broker, and everything that takes long to import,
+is loaded only after the settings were understood.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from service.settings.broker import BrokerConfig, Endpoint
     from service.supervisor import Member
 
-# Who waits longer than this for the addresses wants to know what is going on.
+# If the addresses take longer than this, say what the start is doing.
 SILENCE_S = 1.5
-# `timeout` sends its signal twice, to the process and to its group: that is asking once.
+# `timeout` sends its signal to the process and to its group: two within this time count as one.
 AGAIN_S = 1.0
-# Between two lines about a long start in a log.
+# The shortest time between two lines about a long start in a log.
 LINE_EVERY_S = 10.0
-# How soon a broker stops whose supervisor was killed.
+# A broker whose supervisor was killed stops within this time.
 PARENT_EVERY_S = 1.0
 
 
@@ -103,7 +103,7 @@ def command(
 
 
 def how_many(brokers: str) -> int:
-    """`auto` is one a core, up to 16: beyond that the machine has other limits."""
+    """`auto` means one for each core, up to 16: beyond that other parts of the machine are the limit."""
     if brokers == "auto":
         return max(1, min(os.cpu_count() or 1, 16))
     if not brokers.isdigit() or not 1 <= int(brokers) <= 100:
@@ -188,8 +188,8 @@ def _failure(message: str, *, usage: bool = False) -> click.ClickException:
 def _load(
     path: Path | None, overrides: Sequence[str], *, data: str | None, host: str | None, port: int | None
 ) -> BrokerConfig:
-    """The settings of all sources; the flags are short for settings and win over the same ones elsewhere. Listeners
-    that can't be served are refused all the same: who asked for encryption shall not get an open port.
+    """The settings of all sources. Flags are short forms of settings, and win over all other sources. Listeners that
+    can't be served are refused: if encryption was asked for, no open port may be offered.
     """
     from service.settings.setting import ConfigError
     from service.settings.sources import load_config
@@ -220,7 +220,7 @@ def _log_to_stderr() -> None:
 
 
 def _check_port(endpoint: Endpoint, what_for: str = "") -> None:
-    """Say that a port is taken before logs are opened and recovered for nothing."""
+    """Say that a port is taken before logs are opened and recovered in vain."""
     where = endpoint.address + what_for
     try:
         found = socket.getaddrinfo(
@@ -312,7 +312,7 @@ async def _serve(config: BrokerConfig, print_banner: Callable[[Broker, Sequence[
 
 
 async def _stop_with(parent: int, stop: asyncio.Event) -> None:
-    """Who holds the metadata store is gone, and nobody else will stop this broker."""
+    """Stop when the process that holds the metadata store is gone: nothing else would stop this broker then."""
     while os.getppid() == parent:  # noqa: ASYNC110 - nobody tells when a parent dies
         await asyncio.sleep(PARENT_EVERY_S)
     stop.set()
@@ -324,7 +324,7 @@ def _say_and_leave(text: str, status: int) -> None:
 
 
 class _Waiting:
-    """Says how far a start has come that takes its time: a terminal sees it move, a log gets a line now and then."""
+    """Tells the progress of a long start: a terminal is updated, a log gets a line now and then."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -356,7 +356,7 @@ class _Waiting:
 
 
 def _web_urls(web: Sequence[Endpoint]) -> list[str]:
-    """As one puts them into a browser: who listens everywhere is at home too."""
+    """The addresses for a browser. A broker that listens on all addresses is shown as localhost."""
     everywhere = ("", "0.0.0.0", "::")
     return [
         f"http://{each._replace(host='localhost' if each.host in everywhere else each.host).address}" for each in web
@@ -380,7 +380,7 @@ def _json_banner(broker: Broker, web: Sequence[Endpoint]) -> None:
 
 
 def describe_start(bootstrap: str, config: BrokerConfig, web: Sequence[str]) -> str:
-    """What a person who just started a broker wants to see: where it is, where the data is, what to try."""
+    """The text at the start: where the broker is, where its data is, and what to try."""
     folders = ", ".join(str(Path(folder).absolute()) for folder in config.data_folders)
     return f"""\
 oncelog is up. Ctrl-C stops it.
@@ -404,7 +404,7 @@ print(KafkaProducer(bootstrap_servers="{bootstrap}").send("greetings", b"hello f
 
 
 def _own_name() -> str:
-    """How this command can be called from where the user stands: `make serve` puts nothing on the path."""
+    """How to call this command from here: `make serve` puts nothing on the path."""
     if shutil.which("oncelog"):
         return "oncelog"
     called = Path(sys.argv[0])

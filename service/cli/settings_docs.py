@@ -1,6 +1,6 @@
-"""What a setting means: one at a time for `oncelog config explain`, all of them as `docs/configuration.md`.
+"""What settings mean: single ones for `oncelog config explain`, all of them as `docs/configuration.md`.
 
-Everything is read from the tables that the broker itself parses with, so it cannot say anything else.
+All of it comes from the tables with which the broker parses its settings, so the two agree.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`oncelog top`: who writes, who reads, who waits, again and again."""
+"""`oncelog top`: which topics grow, how far groups are, and what holds up readers, again and again."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ WAITING_COLUMNS = ("topic", "partition", "transactional_id", "producer_id", "age
 @output_option
 @with_cluster
 async def command(cluster: Cluster, every_s: float, looks: int | None, output: Output) -> None:
-    """Show who writes, who reads and who waits, live."""
+    """Show which topics grow, how far groups are, and what holds up readers, live."""
     before: _Seen | None = None
     for look in itertools.count(1):
         top, before = await _look(cluster, before)
@@ -114,7 +114,7 @@ async def _look(cluster: Cluster, before: _Seen | None) -> tuple[Top, _Seen]:
 
 
 def _rate(before: Mapping[str, int], now: Mapping[str, int], name: str, passed_s: float | None) -> float | None:
-    """A second, since the last look; unknown at the first."""
+    """The change per second since the last look; unknown at the first."""
     return None if passed_s is None else round(max(now[name] - before.get(name, 0), 0) / passed_s, 1)
 
 

@@ -162,7 +162,7 @@ async def _describe(cluster: Cluster, name: str) -> TopicDetail:
             replicas=list(part.replica_nodes),
             isr=list(part.isr_nodes),
             offline=list(part.offline_replicas),
-            # A partition without a leader, or whose disk has failed, has nobody who could tell.
+            # No broker can tell this of a partition that has no leader or whose disk has failed.
             start_offset=starts[partition].offset if partition in starts else -1,
             end_offset=ends[partition].offset if partition in ends else -1,
         )
@@ -229,7 +229,7 @@ async def create_topics(
 
 
 async def _wait_until_known(cluster: Cluster, names: Sequence[str]) -> None:
-    """A script that produces in its next line should find leaders, so creation is over when they are known."""
+    """Creation is over when the leaders are known, because the next line of a script may produce."""
     deadline = Deadline(cluster.timeout_s)
     while names and not deadline.passed():
         topics = await cluster.metadata(names)
@@ -362,7 +362,7 @@ async def trim_topic(
 async def reassign_topic(
     cluster: Cluster, topic: str, replication_factor: int | None, brokers: str | None, yes: bool, output: Output
 ) -> None:
-    """Change who holds TOPIC, the plan first; returns when it is done.
+    """Change which brokers hold TOPIC; the plan is shown first. Returns when all is moved.
 
     Internal topics that were made while there was one broker get their copies so: oncelog topic reassign
     __consumer_offsets --replication-factor 3.
@@ -394,12 +394,14 @@ def _taking_turns(topic: MetadataResponseTopic, brokers: str) -> list[Move]:
 
 @command.command("elect")
 @click.argument("topic", shell_complete=complete_topic)
-@click.option("--unclean", is_flag=True, help="Where nobody leads, let anybody who lives. What it lacks is lost.")
+@click.option(
+    "--unclean", is_flag=True, help="Where no replica in sync can lead, let any live one. What it lacks is lost."
+)
 @yes_option
 @output_option
 @with_cluster
 async def elect_leaders(cluster: Cluster, topic: str, unclean: bool, yes: bool, output: Output) -> None:
-    """Let the first replicas lead TOPIC again, or with --unclean any that lives, where none in sync does."""
+    """Let the first replicas lead TOPIC again. With --unclean: let any live replica lead where none in sync can."""
     (described,) = await cluster.metadata([topic])
     if described.error_code:
         raise refused(f"topic {topic}", described.error_code)
@@ -410,7 +412,7 @@ async def elect_leaders(cluster: Cluster, topic: str, unclean: bool, yes: bool, 
 
 
 def choose_partitions(topic: str, partitions: Sequence[TopicPartition], chosen: Sequence[int]) -> list[TopicPartition]:
-    """The chosen ones among a topic's partitions; a number that the topic does not have ends the command."""
+    """The chosen partitions of a topic. A number that the topic does not have ends the command."""
     wanted = [TopicPartition(topic, number) for number in dict.fromkeys(chosen)]
     for each in wanted:
         if each not in partitions:
@@ -427,11 +429,11 @@ async def _cuts(cluster: Cluster, partitions: Sequence[TopicPartition], before: 
         except ValueError:
             raise click.BadParameter(f"{before[1:]!r} is not a time", param_hint="--before") from None
         found = await cluster.list_offsets(dict.fromkeys(partitions, moment))
-        # No record at or after the moment: all are before it.
+        # No record is at or after the time: all are before it.
         return {partition: answer.offset for partition, answer in found.items()}
     if not before.isdigit():
         raise click.BadParameter(f"{before!r} is neither an offset nor @TIME nor 'end'", param_hint="--before")
     for partition, end in (await cluster.list_offsets(dict.fromkeys(partitions, LATEST))).items():
-        if int(before) > end.offset:  # found out before anything is dropped anywhere
+        if int(before) > end.offset:  # checked before anything is removed from any partition
             raise CliError(f"{partition.topic} partition {partition.partition} ends at {end.offset}", Exit.NOT_FOUND)
     return dict.fromkeys(partitions, int(before))

@@ -1,4 +1,4 @@
-"""`oncelog txn`: what transactions are open, who holds up readers of committed records, and how to end what hangs."""
+"""`oncelog txn`: open transactions, those that hold up readers of committed records, and how to end hanging ones."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def _detail(transaction: TransactionState, now_ms: int) -> TxnDetail:
 
 
 def _age_ms(began_ms: int, now_ms: int) -> int | None:
-    # A broker whose clock is ahead of ours has transactions that begin in our future.
+    # If the broker's clock is ahead of ours, a transaction may seem to begin in the future.
     return None if began_ms < 0 else max(0, now_ms - began_ms)
 
 
@@ -320,7 +320,7 @@ async def watch(cluster: Cluster, every_s: float, looks: int | None, output: Out
 @output_option
 @with_cluster
 async def hanging(cluster: Cluster, older_than_ms: int, output: Output) -> None:
-    """Show which transactions hold up readers of committed records: who, since when, until when at most.
+    """Show the transactions that hold up readers of committed records: since when, and until when at most.
 
     Ends with 6 when one hangs: no coordinator has it open any more, or it is open for longer than its timeout.
     """
@@ -344,7 +344,8 @@ async def find_pins(cluster: Cluster) -> list[PinRow]:
     pinned = [each for each in partitions if stable[each].last_stable_offset < stable[each].high_watermark]
     opened = await _open_in(cluster, pinned)
     known = await transactions_of(cluster, (producer.producer_id for _, producer in opened))
-    # What ended while we asked is open in the first answer and nowhere in the second. It is gone from a third.
+    # A transaction that ended while we asked is open in the first answer and unknown in the second. A third answer no
+    # longer shows it.
     still = {(partition, each.current_txn_start_offset) for partition, each in await _open_in(cluster, pinned)}
     now_ms = _now_ms()
     rows = [
@@ -356,7 +357,7 @@ async def find_pins(cluster: Cluster) -> list[PinRow]:
 
 
 async def _led_partitions(cluster: Cluster) -> list[TopicPartition]:
-    """Every partition that can be asked about. One without a leader serves no reader, whatever is open in it."""
+    """Every partition that has a leader. Without one, no reader is served, whatever is open there."""
     found, leaderless = [], 0
     for topic in await cluster.metadata(None):
         for part in topic.partitions:
@@ -384,8 +385,8 @@ def judge(
     stable: Stable,
     now_ms: int,
 ) -> PinRow:
-    """What is to be thought of a transaction that is open in a partition, given what coordinators know of its
-    producer id.
+    """How a transaction that is open in a partition is to be judged, given what coordinators know of
+    its producer id.
     """
     holder, named, hangs, reason = standing(partition, transactions, now_ms)
     began_ms = holder.started_ms if holder else producer.last_timestamp
@@ -458,7 +459,8 @@ async def _abort_in(
     known = await transactions_of(cluster, [producer.producer_id])
     holder = standing(partition, known.get(producer.producer_id, []), _now_ms()).holder
     if holder is not None:
-        # A marker in one partition would tear it: aborted here, and later perhaps committed everywhere else.
+        # A marker in a single partition would split the transaction: it would be aborted here, and perhaps be committed
+        # everywhere else.
         raise CliError(
             f"the transaction at offset {start_offset} of {where} is {holder.state}: "
             f"abort it everywhere, by its id {holder.transactional_id}"
