@@ -1,8 +1,8 @@
-"""DeleteRecords, versions 0 to 2: move the log's start up to an offset (-1: to the high watermark).
+"""DeleteRecords, versions 0 to 2: moves the log's start up to an offset (-1: to the high watermark).
 
-It is answered when every other replica that may lead next, in sync or eligible, has deleted, too: the next leader must
-not bring anything back. If one of them is down, the request times out. The leader has deleted by then, and the client
-may ask again.
+The request is answered when every other replica that may lead next (in sync or eligible) has deleted the records, too:
+the next leader must not bring anything back. If one of them is down, the request times out. The leader has deleted by
+then, and the client may ask again.
 """
 
 import asyncio
@@ -53,7 +53,9 @@ async def _delete(
     if "delete" not in partition.log.config.cleanup_policy:
         return _error(index, ErrorCode.POLICY_VIOLATION)
     if partition.is_catching_up:
-        return _error(index, ErrorCode.LEADER_NOT_AVAILABLE)  # an earlier leader may have known more to be committed
+        return _error(
+            index, ErrorCode.LEADER_NOT_AVAILABLE
+        )  # an earlier leader may have known of a higher high watermark
     offset = partition.high_watermark if wanted.offset == HIGH_WATERMARK else wanted.offset
     if not 0 <= offset <= partition.high_watermark:
         return _error(index, ErrorCode.OFFSET_OUT_OF_RANGE)
@@ -62,7 +64,7 @@ async def _delete(
     except DiskFault as fault:
         partition.folder.fail(fault)
         return _error(index, ErrorCode.KAFKA_STORAGE_ERROR)
-    if partition.log.gone:  # its topic was deleted while this waited
+    if partition.log.gone:  # the topic was deleted during the wait
         return _error(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     try:
         if (elsewhere := partition.deleted(offset)) is not None:

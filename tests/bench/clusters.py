@@ -1,5 +1,5 @@
-"""Three brokers on this machine, three copies of everything, two of them in sync at least: what it costs, and how long
-nobody can write when a broker goes.
+"""Three brokers on this machine, with three copies of everything, two of them in sync at least: what that costs, and
+how long writers wait when a broker goes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def paced(cluster: BrokerCluster, seconds: float, rate: int, topic: str = "") ->
 def transactions(
     cluster: BrokerCluster, seconds: float, runs: int
 ) -> tuple[list[native.Outcome], list[native.Outcome]]:
-    """One after another, and of sixteen producers at once."""
+    """Throughput of transactions: one after another, and of sixteen producers at once."""
     topic = new_topic(cluster, "small")
     many_small.run(cluster.bootstrap, topic, 5.0, 4)  # warms it up
     quick = {"linger.ms": "0"}
@@ -62,7 +62,9 @@ def transactions(
 
 
 def takeovers(cluster: BrokerCluster, kills: int) -> list[float]:
-    """How long after each SIGKILL of a leader its partitions are all written to again. There is other load beside."""
+    """The time from each SIGKILL of a leader until all its partitions can be written to again. Other load runs beside
+    it.
+    """
     topic = new_topic(cluster, "killed")
     took = []
     with _writing(cluster, topic) as writer, ThreadPoolExecutor(1) as beside:
@@ -82,7 +84,9 @@ def takeovers(cluster: BrokerCluster, kills: int) -> list[float]:
 
 
 def restarts(cluster: BrokerCluster) -> float:
-    """The longest that any partition acknowledged nothing while each broker in turn was stopped and started."""
+    """The longest time in which any partition acknowledged nothing, while each broker in turn was
+    stopped and started.
+    """
     topic = new_topic(cluster, "restarted")
     began_s = time.monotonic()
     with _writing(cluster, topic) as writer:
@@ -95,7 +99,7 @@ def restarts(cluster: BrokerCluster) -> float:
 
 
 def many_led_again(cluster: BrokerCluster, partitions: int) -> float:
-    """How long after the SIGKILL of their leader so many partitions have another, by what clients are told."""
+    """The time from the SIGKILL of their leader until this many partitions have another one, as clients are told."""
     administrator = admin(cluster)
     names = [f"led-{number}" for number in range(partitions // PARTITIONS_A_TOPIC)]
     for name in names:
@@ -110,7 +114,7 @@ def many_led_again(cluster: BrokerCluster, partitions: int) -> float:
 
 
 def _led_by(cluster: BrokerCluster, names: Sequence[str]) -> set[int]:
-    """Brokers that lead some of these topics, and -1 while nobody leads one or is told of it."""
+    """The brokers that lead some of these topics; -1 if a topic has no leader or is not known."""
     try:
         topics = admin(cluster).list_topics(timeout=30).topics
     except KafkaException:

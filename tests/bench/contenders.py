@@ -1,4 +1,4 @@
-"""Who is measured: our broker as it stands, our broker of an earlier commit, Apache Kafka."""
+"""The brokers that are measured: ours as it is, ours of an earlier commit, Apache Kafka."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class BrokerCluster:
 
 
 class Contender:
-    """One of the brokers to compare; makes processes of it, each on a data folder of its own."""
+    """One of the brokers to compare. It makes processes, each with a data folder of its own."""
 
     def __init__(self, name: str, scratch: Path) -> None:
         self.name = name

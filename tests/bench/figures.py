@@ -125,8 +125,8 @@ def idempotence(contender: Contender, effort: Effort) -> Rows:
 
 
 def read_committed(contender: Contender, effort: Effort) -> Rows:
-    """Reading all of a topic of which a tenth of the transactions was aborted, in both isolations. A client that reads
-    committed messages is handed fewer of them; what it costs is how much longer the same log takes.
+    """Reading a topic of which a tenth of the transactions was aborted, in both isolations. A client that reads
+    committed messages gets fewer of them, so the cost is how much longer the same log takes.
     """
     count = effort.messages(3_000_000)
     found: dict[str, list[native.Outcome]] = {"read_uncommitted": [], "read_committed": []}
@@ -153,7 +153,7 @@ def read_committed(contender: Contender, effort: Effort) -> Rows:
 
 
 def latency(contender: Contender, effort: Effort) -> Rows:
-    """10,000 messages a second, acks=all, no linger: how long one waits, with and without fsync."""
+    """10,000 messages a second, acks=all, no linger: how long a message waits, with and without fsync."""
     rows: Rows = {}
     for fsync in (False, True):
         with running(contender, fsync=fsync) as broker:
@@ -296,7 +296,9 @@ def recovery(contender: Contender, effort: Effort) -> Rows:
 
 
 def recovery_of_small_batches(contender: Contender, effort: Effort) -> Rows:
-    """The same for a log of single small records, written into its files: no client sends that many in an hour."""
+    """The same for a log of single small records. It is written into the log's files, because no client sends that many
+    in an hour.
+    """
     rows: dict[str, float] = {}
     for size in SMALL_BATCHES:
         with running(contender) as broker:
@@ -318,7 +320,7 @@ def recovery_of_small_batches(contender: Contender, effort: Effort) -> Rows:
 
 
 def idle_connections(contender: Contender, effort: Effort) -> Rows:
-    """What five thousand connections cost that asked once and then say nothing."""
+    """The cost of five thousand connections that sent one request and are silent."""
     wanted = IDLE_CONNECTIONS if effort.scale >= 1 else 1_000
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -474,8 +476,8 @@ def size_of(broker: BrokerProcess, partition: str) -> int:
 
 
 def rebalances(contender: Contender, effort: Effort) -> Rows:
-    """Groups of both protocols: from the first join to a stable group, and again after one member has left; and how
-    long somebody who asks for something else waits meanwhile.
+    """Groups of both protocols: from the first join to a stable group, and again after one member has left. Also how
+    long another client waits meanwhile.
     """
     rows: Rows = {}
     with running(contender) as broker:
@@ -652,7 +654,9 @@ def running(
 
 
 def warm_up(broker: BrokerProcess) -> None:
-    """A compiler that learns while it runs shall have learnt: both brokers get the same load before anything counts."""
+    """Both brokers get the same load before anything counts, because a compiler that learns while it runs must have
+    learnt.
+    """
     for number in range(3):
         topic = new_topic(broker, f"warm-{number}")
         native.run("produce", broker.bootstrap, topic, 1_000_000, 100, settings={"acks": "1", "linger.ms": "5"})
@@ -667,7 +671,7 @@ def administrator(broker: BrokerProcess) -> AdminClient:
 def new_topic(broker: BrokerProcess, name: str, *, partitions: int = PARTITIONS) -> str:
     admin = administrator(broker)
     admin.create_topics([NewTopic(name, num_partitions=partitions, replication_factor=1)])[name].result(60)
-    # Led and known a moment later; asking by writing would put something into it.
+    # The topic is led, and known a moment later. Asking by a write would put a record into it.
     time.sleep(0.3)
     return name
 
@@ -678,7 +682,7 @@ def delete_topic(broker: BrokerProcess, name: str) -> None:
 
 
 def make_many(broker: BrokerProcess, partitions: int) -> dict[str, int]:
-    """Topics with so many partitions in all; names and their partitions."""
+    """Topics with this many partitions in all: their names and numbers of partitions."""
     admin = administrator(broker)
     sizes: dict[str, int] = {}
     while (left := partitions - sum(sizes.values())) > 0:
@@ -703,7 +707,7 @@ def fill_once(broker: BrokerProcess, topics: Mapping[str, int]) -> None:
 
 
 def write_as_many_producers(broker: BrokerProcess, topic: str, count: int) -> float:
-    """One idempotent batch by each of `count` producers that say they have ids; batches a second."""
+    """One idempotent batch from each of `count` invented producer ids; returns batches a second."""
     now_ms = int(time.time() * 1000)
 
     def frames() -> Iterator[ProduceRequest]:

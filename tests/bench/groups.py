@@ -1,8 +1,8 @@
-"""Groups of many members, each as small as a member can be: requests and answers, no records read.
+"""Groups of many members, each as simple as possible: requests and answers, no records are read.
 
-`python -m tests.bench.groups PORT WHAT COUNT` is the load, in a process of its own; `run` starts it and, while it is
-at work, asks the broker something small again and again: how long that ever takes is what everybody else waits.
-A member that joins by the classic protocol has a connection to itself, as brokers answer in order.
+`python -m tests.bench.groups PORT WHAT COUNT` is the load, in a process of its own. `run` starts it, and while it
+works, sends small requests to the broker: the longest of them tells how long other clients wait. A member of the
+classic protocol has a connection of its own, because brokers answer in order.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def run(broker: BrokerProcess, what: str, count: int) -> Outcome:
 
 
 class Whole:
-    """Tells when all members are in one generation."""
+    """Knows when all members are in one generation."""
 
     def __init__(self, count: int) -> None:
         self.reached = asyncio.Event()
@@ -141,7 +141,7 @@ class ClassicMember:
         )
 
     async def take_part(self, whole: Whole) -> None:
-        """Joins, and joins again when told so, until the whole group shares a generation."""
+        """Join, and join again when told so, until the whole group is in one generation."""
         while not whole.reached.is_set():
             joined = await self._join()
             assert not joined.error_code, joined.error_code
@@ -238,19 +238,21 @@ async def consumer(clients: Sequence[Client]) -> Outcome:
 
 
 async def until_stable(members: Sequence[ConsumerMember]) -> None:
-    """Everybody beats, again and again, until all are at one epoch and share the partitions out between them."""
+    """All members send heartbeats until they are at one epoch and have shared out the partitions."""
     share = -(-PARTITIONS // len(members))
     while True:
         await asyncio.gather(*(member.beat() for member in members))
         owned = [partition for member in members for partition in member.owned]
-        is_fair = max(len(member.owned) for member in members) <= share  # the first to come was given all there is
+        is_fair = (
+            max(len(member.owned) for member in members) <= share
+        )  # the first member was given everything at first
         if is_fair and len({member.epoch for member in members}) == 1 and len(owned) == len(set(owned)) == PARTITIONS:
             return
         await asyncio.sleep(0.05)
 
 
 async def heartbeats(clients: Sequence[Client], count: int) -> Outcome:
-    """Beats a second of a group in which nothing changes; a few connections carry all members."""
+    """Heartbeats a second in a group in which nothing changes. A few connections carry all members."""
     members = [ConsumerMember(clients[number % len(clients)], f"steady-{count}", number) for number in range(count)]
     await until_stable(members)
     await asyncio.gather(*(member.beat() for member in members))
@@ -287,7 +289,7 @@ async def fetch_offsets(client: Client, group: str, offset: int) -> None:
 
 
 async def offsets_of(client: Client, groups: Iterable[str]) -> list[bool]:
-    """Whether each group has any."""
+    """For each group, whether it has any offsets."""
     topics = [OffsetFetchRequestTopics(name=TOPIC, partition_indexes=list(range(OFFSETS)))]
     request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=group, topics=topics) for group in groups])
     answer = await client.request(request, version=NAMES_TOPICS)
@@ -296,7 +298,7 @@ async def offsets_of(client: Client, groups: Iterable[str]) -> list[bool]:
 
 
 async def offsets(clients: Sequence[Client]) -> Outcome:
-    """Requests a second on a few connections, each with a group to itself."""
+    """Requests a second on a few connections, each with a group of its own."""
 
     async def steadily(ask: Callable[[Client, str, int], Awaitable[None]], client: Client, group: str) -> int:
         until, done = time.monotonic() + STEADY_SECONDS / 2, 0
@@ -325,7 +327,7 @@ async def many_groups(clients: Sequence[Client], count: int) -> Outcome:
 
 
 async def until_expired(client: Client, count: int) -> Outcome:
-    """From when the first of some of those groups has lost its offsets to when there is no group at all."""
+    """The time from the first of some groups losing its offsets until there is no group at all."""
     some = [f"many-{number}" for number in range(0, count, max(count // 200, 1))]
     began = 0.0
     while True:
@@ -358,7 +360,7 @@ async def connected(port: int, count: int) -> AsyncIterator[list[Client]]:
 
 
 async def until_coordinated(client: Client, groups: Iterable[str]) -> None:
-    """Their coordinators are there and have read their logs."""
+    """Wait until the groups' coordinators are there and have read their logs."""
     for group in groups:
         while True:
             found = await client.request(FindCoordinatorRequest(key_type=0, coordinator_keys=[group]))

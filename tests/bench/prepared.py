@@ -1,6 +1,6 @@
-"""A load maker whose client costs next to nothing: batches built once, sent and fetched over plain sockets.
+"""A load maker whose client costs next to nothing: batches are built once, sent and fetched over plain sockets.
 
-Every answer's error code is looked at; nothing else of it is. One thread and one connection a partition.
+Of each answer only the error code is read. Each partition has one thread and one connection.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def fetch(port: int, topic: str, *, partitions: int, batches: int, batch: bytes,
 
 
 def first_write(port: int, topic: str, *, patience_seconds: float) -> float:
-    """Try until one message is acknowledged by all replicas; the moment (monotonic) it was."""
+    """Try until one message is acknowledged by all replicas. Returns that moment, by the monotonic clock."""
     data = [PartitionProduceData(index=0, records=a_batch(1, 100))]
     request = ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=[TopicProduceData(name=topic, partition_data=data)])
     send_until_accepted(port, request, topic=topic, patience_seconds=patience_seconds)
@@ -139,7 +139,7 @@ def first_write(port: int, topic: str, *, patience_seconds: float) -> float:
 
 
 def send_until_accepted(port: int, request: ProduceRequest, *, topic: str, patience_seconds: float) -> None:
-    """One request, again and again until its first partition takes it."""
+    """Send one request again and again until its first partition accepts it."""
     frame = _frame(ApiKey.PRODUCE, PRODUCE_VERSION, request)
     until = time.monotonic() + patience_seconds
     while True:

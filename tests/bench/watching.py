@@ -41,7 +41,7 @@ class Collector(Receiver):
 
 @contextlib.contextmanager
 def watched(url: str, topic: str) -> Iterator[None]:
-    """For as long as the context lasts."""
+    """Watch the broker for as long as the context lasts."""
     over = threading.Event()
     threads = [threading.Thread(target=_scrape, args=(url, over))]
     threads += [threading.Thread(target=_look, args=(url + path.format(topic=topic), over)) for path in PAGES]
@@ -65,7 +65,7 @@ def _scrape(url: str, over: threading.Event) -> None:
 
 
 def _look(url: str, over: threading.Event) -> None:
-    """An open page: it is sent a line at least every two seconds."""
+    """Keep a page open. It gets a line at least every two seconds."""
     live = f"{url}{'&' if '?' in url else '?'}live=1"
     with urllib.request.urlopen(live, timeout=PATIENCE_S) as answer:
         while not over.is_set():
@@ -98,7 +98,7 @@ def cost(
 
 
 def _spent(broker: BrokerProcess, load: Callable[[BrokerProcess], None]) -> tuple[float, float]:
-    """Seconds of the processor, and of the clock."""
+    """The time of the processor, and of the clock, in seconds."""
     before_s, began_s = sum(broker.cpu_seconds()), time.monotonic()
     load(broker)
     return sum(broker.cpu_seconds()) - before_s, time.monotonic() - began_s

@@ -1,4 +1,4 @@
-"""Who deletes a topic and creates it again, and who changes settings, while everything else goes on."""
+"""Actors that delete a topic and create it again, and that change settings, while everything else goes on."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SET, DELETE = 0, 1
 
 
 class Recreator(Actor):
-    """The only one who knows the topic `reborn`: it is created, written, read, deleted, and created again."""
+    """The only actor that knows the topic `reborn`: it creates, writes, reads and deletes it, and creates it again."""
 
     def __init__(self, clients: Clients, name: str) -> None:
         super().__init__(clients, name)
@@ -73,7 +73,9 @@ class Recreator(Actor):
         self.clients.judge_error(result.error_code, f"the creation of {REBORN}")
         if result.error_code == ErrorCode.NONE:
             self._take_up(bytes(result.topic_id))
-        elif result.error_code == ErrorCode.TOPIC_ALREADY_EXISTS:  # one of ours that was not answered
+        elif (
+            result.error_code == ErrorCode.TOPIC_ALREADY_EXISTS
+        ):  # an earlier request of this actor that was not answered
             await self._look()
 
     async def _look(self) -> None:

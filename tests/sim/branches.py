@@ -113,7 +113,9 @@ class Driver(Participant):
         super().__init__(clients, name, postman)
         self._root: Ownership | None = None  # where it has made the root its own
         self._decided = -1  # the newest token it knows to be decided
-        self._quitter: tuple[str, Ownership] | None = None  # who gave up a branch, and what it was told then
+        self._quitter: tuple[str, Ownership] | None = (
+            None  # the writer that gave up a branch, and its producer id and epoch from before
+        )
         self._opened = self._tries = 0  # branches since it did, and how often it has tried to write since
 
     async def turn(self) -> None:
@@ -198,7 +200,7 @@ class Driver(Participant):
         self._quitter, self._opened, self._tries = (branch.transactional_id, told), 0, 0
 
     async def _haunt(self, token: int) -> None:
-        """And it writes on, with what it was told when it gave up, when others have its id."""
+        """It goes on writing with its former producer id and epoch when others own the id."""
         if self._quitter is None or self._opened < MANY_OPENED:
             return
         name, owner = self._quitter
@@ -272,7 +274,7 @@ class Driver(Participant):
 
 
 class Preparer(Participant):
-    """Prepares transactions for somebody else to decide over, goes away, comes back, and ends them as was decided."""
+    """Prepares transactions that another actor decides over, goes away, comes back, and ends them as was decided."""
 
     _unanswered = 0  # inits; each may still arrive, and abort what is prepared by then
 

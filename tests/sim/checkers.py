@@ -38,14 +38,14 @@ class Checker(Protocol):
 
 
 def at(log: FinalLog, offset: int) -> int | None:
-    """Where in `log.records` the record of `offset` is."""
+    """The index in `log.records` of the record with this offset; None if it is not there."""
     place = bisect_left(log.records, offset, key=lambda record: record.offset)
     return place if place < len(log.records) and log.records[place].offset == offset else None
 
 
 def intact(history: History, partition: TopicPartition) -> FinalLog | None:
-    """The final log of a partition that may be judged by its contents: nobody flipped a bit in it, and it could be
-    read.
+    """The final log of a partition that may be judged by its contents: no bit of it was flipped, and it
+    could be read.
     """
     return None if partition in history.rotten else history.final.get(partition)
 
@@ -54,7 +54,9 @@ Newest = dict[tuple[TopicPartition, bytes | None], float]
 
 
 def newest_places(history: History) -> Newest:
-    """The newest place of each key; of a tombstone that went the way of what it deleted, where it stood."""
+    """The newest place of each key. If a tombstone was removed like the records that it deleted: the place where it
+    was.
+    """
     newest: Newest = {}
     for partition, log in history.final.items():
         newest.update(((partition, record.key), record.offset) for record in log.records)
@@ -71,7 +73,7 @@ def may_be_compacted(history: History, partition: TopicPartition, record: Record
     topic = history.topics[partition.topic]
     if not (history.replicas_compact and topic.compacted):
         return False
-    # What was aborted goes, too; whether something was, its transaction knows.
+    # Aborted records go, too; the transaction knows whether a record was aborted.
     superseded = newest.get((partition, record.key), -1) > record.offset
     return topic.transactional or record.value is None or superseded
 
@@ -90,7 +92,7 @@ class NothingAcknowledgedIsLost:
             topic = history.topics[write.partition.topic]
             compacted = topic.compacted
             if compacted and topic.transactional:
-                continue  # what was aborted goes: TheNewestOfEachKeyStays judges that
+                continue  # aborted records go: TheNewestOfEachKeyStays judges that
             for index, (key, value) in enumerate(write.records):
                 offset = write.base_offset + index
                 place = at(log, offset)
@@ -138,7 +140,7 @@ class NothingIsInvented:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Someone was told that a value stands at an offset."""
+    """A client was told that a value is at an offset."""
 
     since: float
     told: float
@@ -148,7 +150,7 @@ class Seen:
 
 
 class OffsetsNeverReused:
-    """One offset of one partition never holds two values, no matter who was told of them."""
+    """One offset of one partition never holds two values, whichever clients were told of them."""
 
     def check(self, history: History) -> Iterator[str]:
         told: dict[tuple[TopicPartition, int], list[Seen]] = {}
@@ -186,8 +188,8 @@ class OffsetsNeverReused:
 
 
 class DeletedKeysStayDeleted:
-    """In a compacted topic, once the tombstone of a key is gone, so is everything that it deleted. A reader whom the
-    cleaner overtakes may have seen that still, and then a newer value of the key: in the end it knows the same.
+    """In a compacted topic, if the tombstone of a key is gone, everything that it deleted is gone. A reader that the
+    cleaner overtakes may still have seen it, and then a newer value of the key; in the end it knows the same.
     """
 
     def check(self, history: History) -> Iterator[str]:
@@ -367,7 +369,7 @@ class HighWatermarkKeepsItsWord:
 
 
 class LogStartIsJustified:
-    """A log begins where somebody asked it to, and what was deleted stays deleted."""
+    """A log begins where a client has asked it to begin, and deleted records stay deleted."""
 
     def check(self, history: History) -> Iterator[str]:
         asked: dict[TopicPartition, int] = {}
@@ -461,8 +463,8 @@ class ListedOffsetsAreTrue:
 
     @staticmethod
     def _deleted_by(history: History, listed: Listed) -> int:
-        """Below this records may have been hidden then, even if a crash brought them back: nobody
-        was told of it yet.
+        """Below this offset records may have been hidden at that time, even if a crash brought them back: nobody was
+        told yet.
         """
         asked = [
             deletion.before_offset

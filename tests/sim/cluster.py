@@ -61,7 +61,7 @@ CAUGHT_UP_WITHIN = 45.0
 though clients go on with their work. Disks stall for longer than a replica may lag, so not all are at the same time.
 """
 LOOKED_AT_EVERY = 2
-"""In each so many leader epochs a new leader's folds are compared with its log, which takes time."""
+"""Only in every second leader epoch a new leader's folds are compared with its log, because that takes time."""
 ALIKE_WITHIN = 90.0
 """Virtual seconds in which all replicas are in sync when clients have come to rest."""
 
@@ -99,7 +99,7 @@ class BrokersWay(StoreFaults):
 
 
 class FarSession(MemorySession):
-    """What the store says on its own comes late too, and not at all while it is silent."""
+    """What the store tells without being asked comes late, too, and does not come while it is silent."""
 
     async def watch(self) -> AsyncIterator[Event]:
         way = self._faults
@@ -127,7 +127,7 @@ class Door(Protocol):
 
 
 class Heard(logging.Handler):
-    """What brokers say of errors that nobody foresaw: they go on, and a run of theirs is wrong all the same."""
+    """What brokers log about unexpected errors. They go on, but such a run counts as failed."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.ERROR)
@@ -295,7 +295,7 @@ class ClusterSimulation:
         self.history.wrong.append(f"{self.world.now:.6f} {partition.topic_partition} on {name}: {what}")
 
     def _look_at_leadership(self, name: str, partition: Partition) -> None:
-        """Nobody else leads in this epoch, and who leads has everything that was ever committed."""
+        """No other broker leads in this epoch, and this leader has everything that was ever committed."""
         topic, epoch = (bytes(partition.topic_id), partition.topic_partition.partition), partition.leader_epoch
         if self.leaders.setdefault((*topic, epoch), name) != name:
             self._wrong(name, partition, f"leads in epoch {epoch}, as {self.leaders[*topic, epoch]} did")
@@ -306,7 +306,9 @@ class ClusterSimulation:
             self._wrong(name, partition, f"leads with {unlike}")
 
     def _look_at_high_watermark(self, name: str, partition: Partition, _: int, before: int, stable: int) -> None:
-        """It has moved: upwards, to where everybody is who lives and counts. So the stable offset does not fall."""
+        """The high watermark has moved up, and not beyond what every live replica that counts has. So the stable offset
+        does not fall.
+        """
         replicas = partition.replicas
         assert replicas is not None
         high_watermark = replicas.high_watermark
@@ -349,7 +351,9 @@ class ClusterSimulation:
         await let_transactions_end(self.clients, reader)
         if not await come_true(self._nothing_changes_folders, within=MOVED_WITHIN):
             self.history.stuck.append(f"a move between folders does not end within {MOVED_WITHIN} s")
-        await self._compare_replicas()  # first of all: what nobody waited for may not be committed yet
+        await (
+            self._compare_replicas()
+        )  # before anything else: a record whose answer nothing waited for may not be committed yet
         self._compare_with_replays()
         known = transactions(list(self.brokers.values()))
         await read_all(self.clients, reader, self.history.final)

@@ -68,10 +68,10 @@ CHANGES = (
     InitProducerIdRequest,
     AlterPartitionReassignmentsRequest,
 )
-"""What an answer to these says must hold although who said it is gone."""
+"""What these requests answer must hold even if the broker that answered is gone."""
 CLOCKS_APART_S = 40.0
 RATES_APART = 0.05
-"""A lease is trusted for three quarters of its time: clocks that run so much faster or slower do no harm."""
+"""A lease is trusted for three quarters of its time, so clocks that run this much faster or slower do no harm."""
 
 
 def draw_cluster_plan(chance: random.Random) -> Plan:
@@ -214,7 +214,9 @@ class ClusterFate:
         host.disk.trip = None
 
     async def _die_as_it_answers(self, host: Host) -> None:
-        """Who changed something dies as soon as it has said so; nobody else may have heard of the change."""
+        """A broker that has changed something dies as soon as it has answered; perhaps no other broker has heard of the
+        change.
+        """
         clients, kind = self._simulation.clients, self._chance.choice(CHANGES)
         died: list[str] = []
 
@@ -242,7 +244,7 @@ class ClusterFate:
                 each.kill()
 
     async def _fail_disk(self, host: Host) -> None:
-        """The broker goes on without it, as long as nobody repairs it; then its machine starts anew."""
+        """The broker goes on without its disk until that is repaired. Then its machine starts anew."""
         assert host.disk is not None
         operation = self._chance.choice(("append", "fsync", "fsync", "sync_dir"))
         host.disk.fail_next(operation, after=self._chance.choice((0, 5, 30)))
@@ -292,7 +294,7 @@ class ClusterFate:
         self._world.network.heal()
 
     async def _cut_off(self, host: Host) -> None:
-        """Nobody hears one broker, or it hears nobody; maybe the store neither."""
+        """No broker hears one broker, or it hears none. Perhaps it can't reach the store either."""
         way = self._simulation.ways[host.name]
         way.silent = self._chance.random() < 0.5
         inward, outward = self._chance.choice(((True, True), (True, False), (False, True)))
@@ -314,8 +316,8 @@ class ClusterFate:
         self._world.network.heal()
 
     async def _become_last(self, name: str) -> None:
-        """The other brokers can't follow it, for so long that they fall out of sync. Clients ask it again meanwhile,
-        and it may still tell others what it has decided.
+        """The other brokers can't follow this one for so long that they fall out of sync. Clients ask it again
+        meanwhile, and it may still tell others what it has decided.
         """
         outward = self._chance.random() < 0.5
         for other in self._names:

@@ -100,7 +100,7 @@ def never_cut() -> Planting:
 
 
 def counted_though_its_history_parted() -> Planting:
-    """What a follower asks from counts before anybody has looked whether it has the same history."""
+    """The offset from which a follower fetches counts before its history was compared."""
     original = Reading._read
 
     def read(reading: Reading, partition: Partition, wanted: Any, *rest: Any, **limits: Any) -> Found:
@@ -132,7 +132,7 @@ def in_sync_without_having_caught_up() -> Planting:
 
 
 def the_in_sync_set_is_written_whatever_it_is_by_now() -> Planting:
-    """No compare-and-set: who proposes overwrites what others decided meanwhile."""
+    """No compare-and-set: a proposal overwrites what others have decided meanwhile."""
     return replaced(AlterPartition, "_refusal", lambda command, image, state: None)
 
 
@@ -195,7 +195,7 @@ def deleted_here_is_deleted() -> Planting:
 
 @contextlib.contextmanager
 def a_new_leader_takes_no_new_epoch() -> Iterator[None]:
-    """An early takeover without its fence: whom it replaces goes on in the same epoch."""
+    """A new leader takes over without a new epoch, so the replaced one goes on in the same epoch."""
 
     def elect(state: PartitionState, alive: Container[int], least: int, *, unclean: bool = False) -> PartitionState:
         elected = original(state, alive, least, unclean=unclean)
@@ -221,7 +221,7 @@ def any_that_lives_may_lead() -> Iterator[None]:
 
 
 def a_former_grant_holds_in_the_next_life() -> Planting:
-    """Who comes back leads on in its old epoch, whatever of its log it has lost (R4, R5)."""
+    """A broker that comes back leads in its old epoch, whatever part of its log it has lost (R4, R5)."""
 
     def after_return(state: PartitionState, *_: Any, **__: Any) -> PartitionState:
         return state
@@ -230,7 +230,7 @@ def a_former_grant_holds_in_the_next_life() -> Planting:
 
 
 def a_former_life_counts() -> Planting:
-    """What a follower has shown before it came back is taken for what it holds (R8)."""
+    """What a follower had shown in its former life is taken for what it holds (R8)."""
 
     def has_caught_up(replicas: ReplicaSet, member: int, lives: Mapping[int, int], log_start_offset: int) -> bool:
         shown = replicas._followers[member]
@@ -252,7 +252,9 @@ def a_reassignment_ends_before_anybody_caught_up() -> Planting:
 
 @contextlib.contextmanager
 def eligible_after_an_unclean_stop() -> Iterator[None]:
-    """Who came back without its tail is still trusted to have everything that was committed (R14)."""
+    """A broker that came back without the tail of its log is still trusted to have everything that was
+    committed (R14).
+    """
 
     def with_isr(state: PartitionState, isr: tuple[int, ...], least: int, **_: Any) -> PartitionState:
         return original(state, isr, least)
@@ -279,7 +281,7 @@ def committed_though_too_few_are_in_sync() -> Planting:
 
 @contextlib.contextmanager
 def eligible_though_enough_are_in_sync() -> Iterator[None]:
-    """Who left is trusted on, while others commit what it has never seen (R14)."""
+    """A replica that left the in-sync set is still trusted while others commit what it has never seen (R14)."""
 
     def with_isr(state: PartitionState, isr: tuple[int, ...], least: int, **named: Any) -> PartitionState:
         return original(state, isr, len(state.replicas), **named)
@@ -378,7 +380,7 @@ def a_coordinator_answers_before_its_decision_is_committed() -> Planting:
 
 
 def another_brokers_coordinator_is_not_asked() -> Planting:
-    """A transactional write is taken where nobody will ever bring its marker."""
+    """A transactional write is accepted although no coordinator will ever send its marker."""
 
     async def nobody_asked(*_: Any) -> dict[Any, Any]:
         return {}
@@ -387,7 +389,7 @@ def another_brokers_coordinator_is_not_asked() -> Planting:
 
 
 def a_coordinator_reads_only_what_it_knows_to_be_committed() -> Planting:
-    """It has forgotten what its predecessor decided last."""
+    """A new coordinator has forgotten what the former one decided last."""
     original = PartitionLog.scan
 
     def scan(log: PartitionLog, from_offset: int, limit_offset: int | None = None) -> Any:
@@ -400,7 +402,7 @@ def a_coordinator_reads_only_what_it_knows_to_be_committed() -> Planting:
 
 
 def elections_that_may_lose() -> Planting:
-    """No bug, but what an operator may choose; and then the checkers must say what is lost."""
+    """This is no defect but a setting that an operator may choose. The checkers must then tell what is lost."""
     original = tests.sim.cluster_faults.draw_cluster_plan
 
     def draw(chance: random.Random) -> Plan:

@@ -55,7 +55,7 @@ class Operator(Actor):
         return drawn[:count]
 
     async def _move(self, partition: TopicPartition, replicas: list[int] | None) -> None:
-        """None: what is under way is called off."""
+        """Move the partition; with None, cancel its move."""
         wanted = ReassignableTopic(partition.topic, [ReassignablePartition(partition.partition, replicas)])
         answer = await self.line.ask(AlterPartitionReassignmentsRequest(topics=[wanted]))
         for code in (answer.error_code, *(each.error_code for topic in answer.responses for each in topic.partitions)):

@@ -1,4 +1,4 @@
-"""Who lets everything in a topic get old, and writes again at the very moment when it goes."""
+"""An actor that lets everything in a topic expire, and writes again at the moment when it is removed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ WHERE = TopicPartition(BRIEF, 0)
 
 
 class Expirer(Writer):
-    """The only one who writes to `brief`. Its log is kept busy by deletions of records while all that is in it is old:
-    who wants to remove something must wait, and meanwhile something new comes.
+    """The only actor that writes to `brief`. While everything in it is old, deletions of records keep its log busy. So
+    a removal must wait, and meanwhile a new record is written.
     """
 
     def __init__(self, clients: Clients, name: str) -> None:

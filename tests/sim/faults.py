@@ -1,9 +1,9 @@
-"""What befalls the broker in a run: drawn from the seed, carried out between or within its steps, and in the end
+"""The faults of a run. The seed chooses them, they come between or within the broker's steps, and in the end all is
 healed.
 
-Faults that the promises don't cover are told to the history: a flipped bit in stored batches spoils what is said about
-that partition, a failed fsync costs what the kernel then forgot, so the machine loses power before the broker starts
-again.
+Faults that the promises don't cover are noted in the history. A flipped bit in stored batches voids what is said about
+that partition. After a failed fsync the kernel may have forgotten data, so the machine loses power before the broker
+starts again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLACES = ("", "", ".log", ".index", "snapshot", "checkpoint", "__consumer", "__t
 """A part of the path that a process touches when it dies."""
 DECISIONS = "__transaction_state"
 CARRIED_OUT = ("__consumer_offsets", INPUT, OUTPUT, LEDGER)
-"""Where a transaction that was decided leaves its traces."""
+"""Topics in which a decided transaction leaves its traces."""
 CLEAN_STOP_WITHIN = 60.0  # seconds after SIGTERM; what is under way is finished first, on a disk that may stall
 
 
@@ -71,7 +71,7 @@ class Fate:
         }
 
     async def run(self, ready: Callable[[], bool]) -> None:
-        """Faults from the moment the topics are there, for as long as planned; then heal."""
+        """Cause faults for the planned time, from the moment the topics exist. Then heal."""
         await come_true(ready)
         begun = self.world.now
         while self.world.now - begun < self.plan.fault_seconds:
@@ -152,7 +152,7 @@ class Fate:
         if ahead is not None:
             self.broker.clock_offset = ahead * self.chance.random()
             return
-        # A machine without a clock of its own: it is 1970 from its start on, until somebody sets it.
+        # A machine without a clock of its own: its time begins in 1970 until the clock is set.
         self.broker.kill()
         self.broker.clock_offset = -self.world.epoch_seconds
         if self.chance.random() < 0.5:
@@ -188,21 +188,21 @@ class Fate:
     async def _fail(self, operation: str, error: int) -> None:
         self.disk.fail_next(operation, error=error, after=self.chance.choice((0, 0, 5, 30)))
         if error == errno.ENOSPC:
-            return  # it passes: nobody restarts anything
+            return  # the error passes: nothing is restarted
         self.broker.may_fail = True
         self._harmed_until_reboot = True
         await self._look_at_it_and_restart()
 
     async def _fill_disk(self) -> None:
-        """Somebody else fills it, and makes room after a while. Nobody restarts the broker."""
+        """Fill the disk, and make room after a while. The broker is not restarted."""
         whole = self.disk.capacity_bytes
         self.disk.capacity_bytes = self.disk.used_bytes + self.chance.choice((0, 100, 5000))
         await asyncio.sleep(self.chance.choice((0.1, 2.0, 6.0)) * self.chance.random())
         self.disk.capacity_bytes = whole
 
     async def _hang(self, death: Callable[[], None]) -> None:
-        """Of all disks or of one, or for decisions and some of what follows from them; what waits for others goes on.
-        Then the broker dies.
+        """Let writes hang on all disks or on one, or for decisions and some of what follows from them. Other work goes
+        on. Then the broker dies.
         """
         folders = self.chance.sample(self.plan.folders, self.chance.randint(1, len(self.plan.folders)))
         if self.chance.random() < 0.5:
@@ -214,7 +214,9 @@ class Fate:
         death()
 
     async def _die_as_a_topic_is_made_again(self) -> None:
-        """The metadata names the new one, while the folder of the old one is there still: it waits for a flush."""
+        """The broker dies when the metadata names the new topic and the folder of the old one still waits to be
+        removed.
+        """
         topics = self.history.reborn
         made = len(topics)
         self.disk.hang(*self.plan.folders, path_parts=("reborn", "checkpoint"))
@@ -224,7 +226,7 @@ class Fate:
         self.chance.choice(deaths)()
 
     async def _die_as_a_partition_moves(self) -> None:
-        """It is in another folder already, and used there, while the disks still work at making that durable."""
+        """The broker dies when the partition is already used in its other folder, but the move is not durable yet."""
         if await come_true(self._a_partition_changes_folders, within=5, every=0.001):
             self.disk.hang(*self.plan.folders)
             await asyncio.sleep(self.chance.random())
@@ -236,13 +238,13 @@ class Fate:
         return any(name.endswith(FORMER) for each in folders if isinstance(each, Folder) for name in each.entries)
 
     async def _take_descriptors(self) -> None:
-        """The process has as many files and connections open as it may. Nobody restarts it."""
+        """Take all file descriptors of the process. The broker is not restarted."""
         self.disk.faults.no_descriptor = self.chance.choice((0.01, 0.2, 1.0))
         await asyncio.sleep(self.chance.choice((0.1, 2.0)) * self.chance.random())
         self.disk.faults.no_descriptor = 0.0
 
     async def _look_at_it_and_restart(self) -> None:
-        """Somebody sees the broker out of service after a while, and reboots the machine."""
+        """After a while the broker is seen to be out of service, and its machine is rebooted."""
         await asyncio.sleep(self.chance.choice((0.1, 1.0, 3.0)) * self.chance.random())
         if self.chance.random() < 0.5 and self.broker.alive:
             await self.restart()
@@ -258,7 +260,7 @@ class Fate:
             await self.restart()
 
     async def _rot_index(self) -> None:
-        """A bit of an index: a hint, which must be seen through or do no harm."""
+        """Flip a bit of an index. An index is a hint: a wrong one must be noticed or do no harm."""
         found = [
             (path, size) for path, size, _ in self.disk.files() if path.endswith((".index", ".timeindex")) and size
         ]

@@ -48,7 +48,9 @@ class Member:
         self.topics = topics
         self.member_id = ""
         self.epoch = -1  # or generation
-        self.owned: dict[Partition, bool] = {}  # what it reads, and whether it knows from where
+        self.owned: dict[
+            Partition, bool
+        ] = {}  # the partitions that the member reads, and whether it knows its position in each
         self.is_alive = True
         self.heard_ms = world.now_ms  # when the last request left that was answered well
         self.is_superseded = False  # another process is this instance now; it does not know yet
@@ -101,7 +103,7 @@ class Member:
             self.ask_again()
 
     def ask_again(self) -> None:
-        """It gave up what it had, and must hear anew what it may read."""
+        """The member has given up its partitions, and must be told anew what it may read."""
         raise NotImplementedError
 
     # Owning -----------------------------------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ class Member:
             self._commits = False
             is_taken = reply is not None and reply.fault is None and reply.faults == (None,)
             if transactional:
-                # Who could not put its offsets into the transaction aborts it.
+                # A member whose offsets could not be put into the transaction aborts it.
                 committed = is_taken and self.chance.random() < 0.7
                 wait_ms = self.chance.choice((1, 50, 1_000))
                 self.world.after(wait_ms, lambda: self.world.end_transaction(producer, committed=committed))
@@ -209,7 +211,7 @@ class Member:
         return twin
 
     def sleep(self, on_waking: Callable[[], None] = lambda: None) -> None:
-        """Nothing moves in it for a while; then goes out what was about to."""
+        """The member does nothing for a while. Then it sends what it was about to send."""
         ms = self.chance.choice((500, 2_000, 5_000, 25_000))
         self._asleep_until_ms = self.world.now_ms + ms
 
@@ -248,14 +250,14 @@ class Member:
 
     @property
     def lineage(self) -> str:
-        """What it shares with the processes before and after it."""
+        """What the member shares with the processes before and after it."""
         return self.name.partition("#")[0]
 
     def reborn(self) -> Member:
         name = f"{self.lineage}#{self.board.fresh()}"
         topics = self.topics
         if self.chance.random() < 0.2:
-            # A static member of a classic group is not assigned anew for what it subscribes to, with Kafka neither.
+            # With a static member of a classic group, a new subscription does not change the assignment, as in Kafka.
             topics = TOPICS[0] if self.instance is not None else self.chance.choice(TOPICS)
         born = type(self)(self.world, name, instance=self.instance, topics=topics)
         self.world.members.append(born)
@@ -375,7 +377,8 @@ class ClassicMember(Member):
             self.member_id, generation = reply.member_id, reply.generation
             self.is_joining = True
             self.leads = reply.leader == self.member_id
-            # A leader that comes back is not asked to assign: it minds whether topics have changed since somebody did.
+            # A leader that comes back is not asked to assign. It checks whether topics have changed since the last
+            # assignment.
             self.seen = self.board.assigned_for if reply.skip_assignment else self.partitions_seen()
             assignments = self.assign(reply) if reply.members and not reply.skip_assignment else ()
             topics = {name: facts.topic_id for name in self.topics if (facts := self.world.topics.by_name(name))}
@@ -433,7 +436,7 @@ class ClassicMember(Member):
         self.epoch = generation
         self.own(wanted)
         if must_rejoin and not self.world.healed and self.chance.random() < 0.2:
-            self.restart()  # before it could say what it let go of
+            self.restart()  # before it could tell what it has given up
         elif must_rejoin:
             self.join()
 
@@ -525,7 +528,9 @@ class ConsumerMember(Member):
                     self.own(given)
 
     def hang(self) -> None:
-        """What it does when it is to let go never ends: it beats on, reads no more, and says it owns all it had."""
+        """The member never finishes giving up its partitions: it sends heartbeats, reads nothing, and says that it owns
+        all it had.
+        """
         held = frozenset(self.owned)
         self.lose_all()
         self.hangs_on = held

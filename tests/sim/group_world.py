@@ -83,13 +83,13 @@ class Reads(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Nobody has answered it for a session: it reads no more, or will not when it wakes."""
+        """No coordinator has answered the member for a session, so it reads no more, or will not when it wakes."""
         ...
 
 
 @dataclass
 class Board:
-    """What all members together know: who reads what, and how far each partition was committed."""
+    """The knowledge of all members together: which member reads what, and how far each partition was committed."""
 
     owners: dict[Partition, Reads] = field(default_factory=dict)
     acknowledged: dict[Partition, int] = field(default_factory=dict)
@@ -183,7 +183,7 @@ class GroupWorld:
         self._carry_out(decision)
 
     def _check_commit(self, group_id: str, offset: OffsetToCommit) -> None:
-        """Who may commit a partition has it to itself, so that each commit is ahead of all before."""
+        """A member that may commit a partition has it to itself, so each commit is ahead of all earlier ones."""
         assert self.machine is not None
         known = self.machine._offsets.get(group_id, offset.topic, offset.partition)
         if known is not None and known.topic_id == offset.topic_id and known.offset > offset.offset:
@@ -233,7 +233,7 @@ class GroupWorld:
             if self._written % REPLAYED_EVERY == 0:
                 self.check_replay()
         if self._dies():
-            return  # written, perhaps not durable, and nobody was told
+            return  # written, perhaps not durable, and not answered
         life, end = self._life, len(self.log)
         self.after(1, lambda: self._commit(life, end, decision))
         self._set_timer()
@@ -246,7 +246,7 @@ class GroupWorld:
             return
         self.durable = max(self.durable, end)
         if self._dies():
-            return  # durable, and nobody was told
+            return  # durable, and not answered
         for token, reply in decision.answers:
             answered = self._asked.pop(token, None)
             if answered is not None and not self.is_lost():
@@ -315,6 +315,6 @@ class GroupWorld:
         assert facts is not None
         self.topics.remove(name)
         self.topics.put(name, self.chance.randint(1, 6))
-        if self.machine is not None:  # else nobody hears of it
+        if self.machine is not None:  # otherwise the answer reaches nobody
             self._tokens += 1
             self._carry_out(self.machine.decide(ForgetTopic(name, facts.topic_id), self._tokens, self.now_ms))

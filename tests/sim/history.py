@@ -25,7 +25,7 @@ class Outcome(Enum):
 
 
 class Held(IntEnum):
-    """What an acknowledged or visible record survives, by the durability that was promised."""
+    """The crashes that an acknowledged or visible record survives, by the promised durability."""
 
     NOTHING = 0
     KILL = 1  # the end of the broker's process
@@ -147,7 +147,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class TokenTold:
-    """Somebody was told which token of a root was decided last, and by which attempt."""
+    """A client was told which token of a root was decided last, and by which attempt."""
 
     root: str
     token: int
@@ -187,7 +187,7 @@ class Reborn:
     """One life of the topic that is deleted and created again."""
 
     topic_id: bytes
-    known: float  # since when somebody knows of it
+    known: float  # since when a client knows of it
     deletion_invoked: float = NEVER
     deleted: float = NEVER  # when its deletion was acknowledged
 
@@ -298,18 +298,18 @@ class History:
     final: dict[TopicPartition, FinalLog] = field(default_factory=dict)
     after_restart: dict[TopicPartition, FinalLog] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)  # answers that are wrong in themselves
-    stuck: list[str] = field(default_factory=list)  # who did not get through although everything had healed
+    stuck: list[str] = field(default_factory=list)  # actors that did not get through although everything had healed
 
     def power_cut_between(self, since: float, until: float = NEVER) -> bool:
         return any(crash.power and since <= crash.at <= until for crash in self.crashes)
 
     def life(self, since: float, until: float) -> int | None:
-        """Which life of the broker this interval lies in, counted from 1; None if it spans several."""
+        """The life of the broker in which this interval lies, counted from 1; None if it spans several."""
         before = sum(crash.at < since for crash in self.crashes)
         return before + 1 if before == sum(crash.at <= until for crash in self.crashes) else None
 
     def excused(self, held: Held, since: float, until: float = NEVER) -> bool:
-        """Whether what was held so since then may be gone by `until`."""
+        """Whether what survives only such crashes may be lost by `until`, if it was held since then."""
         return held is Held.NOTHING or (held is Held.KILL and self.power_cut_between(since, until))
 
     def partitions(self) -> Iterable[TopicPartition]:

@@ -179,7 +179,7 @@ def keep_the_manifest_after_the_start() -> contextlib.AbstractContextManager[Non
 
 
 def a_full_disk_fails_the_folder() -> contextlib.AbstractContextManager[None]:
-    """As a broken one would: nothing is read or written any more until somebody restarts the broker."""
+    """A full disk stops all reading and writing until the broker is restarted."""
 
     def fail(folder: LogFolder, fault: DiskFault) -> None:
         if folder.failed is None:
@@ -195,7 +195,7 @@ def half_a_write_stays() -> contextlib.AbstractContextManager[None]:
 
 
 def a_shard_that_gave_up_is_not_replayed() -> contextlib.AbstractContextManager[None]:
-    """Its partition is still led here, and nobody coordinates."""
+    """The partition is still led here, but has no coordinator."""
     return replaced(Coordinators, "_given_up", lambda coordinators, shard: None)
 
 
@@ -455,7 +455,7 @@ def window_of_four() -> contextlib.AbstractContextManager[None]:
 
 
 def aborts_of_long_ago_listed() -> contextlib.AbstractContextManager[None]:
-    """A reader who never meets their markers hides what the same producer committed later."""
+    """A reader that never gets their markers hides what the same producer committed later."""
     original = StableOffsets.aborted
 
     def aborted(view: StableOffsets, fetch_offset: int, end_offset: int) -> list[tuple[int, int]]:
@@ -468,7 +468,7 @@ def aborts_of_long_ago_listed() -> contextlib.AbstractContextManager[None]:
 
 
 def a_new_topic_inherits_the_folder() -> contextlib.AbstractContextManager[None]:
-    """A deleted partition leaves its folder, and who gets the name next finds it."""
+    """A deleted partition leaves its folder, and the next partition of that name finds it."""
 
     async def remove(holdings: Holdings, partition: Partition) -> None:
         return
@@ -485,7 +485,7 @@ def a_new_topic_inherits_the_folder() -> contextlib.AbstractContextManager[None]
 
 
 def whose_a_folder_is_nobody_asks() -> contextlib.AbstractContextManager[None]:
-    """A topic that was made again before its predecessor's folder was gone holds what was deleted, after a crash."""
+    """If a topic is made again before the folder of the former one is gone, it holds deleted records after a crash."""
 
     async def is_of(maker: PartitionMaker, *_: Any) -> bool:
         return True
@@ -654,7 +654,7 @@ def a_decision_leaves_other_branches_open() -> contextlib.AbstractContextManager
 
 
 def a_decision_commits_all_that_is_sealed() -> contextlib.AbstractContextManager[None]:
-    """Also the branches of another attempt, and those nobody named."""
+    """Branches of another attempt, and branches that were not named, are committed, too."""
     original = txn.branches.decide_together
 
     def decide_together(branches: Iterable[Txn], named: Mapping[str, None], token: int) -> list[tuple[Txn, bool]]:
@@ -722,7 +722,7 @@ def a_copy_takes_over_before_it_is_durable() -> contextlib.AbstractContextManage
 
 
 def a_decided_move_is_forgotten() -> contextlib.AbstractContextManager[None]:
-    """The next start goes on with what the partition was before."""
+    """The next start goes on with the partition as it was before the move."""
     original = PartitionMaker._settle_moves
 
     async def settle(maker: PartitionMaker, image: Image, node_id: int, present: dict[str, set[str]]) -> None:

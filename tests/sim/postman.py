@@ -26,19 +26,19 @@ MOST_KEPT = 20
 
 
 class Postman(Actor):
-    """Has requests of others, and delivers them when it comes to it. Nobody hears its answers."""
+    """Keeps requests of other actors, and delivers them later. Nothing hears the answers."""
 
     def __init__(self, clients: Clients, name: str) -> None:
         super().__init__(clients, name)
         self._bag: list[tuple[Request[Any], int]] = []
 
     def see(self, request: Request[Any], version: int) -> None:
-        """Somebody sends this."""
+        """An actor sends this request."""
         if self.chance.random() < COPIES and len(self._bag) < MOST_KEPT:
             self.keep(request, version)
 
     def keep(self, request: Request[Any], version: int) -> None:
-        """Nobody else delivers this."""
+        """Only the postman delivers this request."""
         self._bag.append((request, version))
 
     async def turn(self) -> None:

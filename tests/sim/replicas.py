@@ -1,7 +1,7 @@
-"""What the replicas of a partition hold, compared: their batches byte for byte, and what follows from these.
+"""Compares the replicas of a partition: their batches byte for byte, and the folds over them.
 
-A fold is compared where it follows from the same batches: on a log that is not compacted and that nobody has deleted
-from. A follower that begins where its leader's log begins knows less of what stood below than who has seen it.
+A fold is compared only if it follows from the same batches: the log is not compacted, and no records were deleted. A
+follower that begins where its leader's log begins knows less of earlier records than a replica that has seen them.
 """
 
 from __future__ import annotations

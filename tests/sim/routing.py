@@ -117,7 +117,7 @@ class Router:
         self._looking: dict[Place, asyncio.Task[None]] = {}
 
     async def ready(self, request: Struct | None = None) -> None:
-        """Whom this request would go to is known, and there is a connection."""
+        """Wait until the broker for this request is known and connected."""
         if request is not None:
             await self._lines[await self._find(place_of(request))].ready()
 
@@ -143,7 +143,9 @@ class Router:
         return answer
 
     async def _find(self, place: Place) -> str:
-        """Who is asked one after the other about one place is answered in that order, so that requests leave in it."""
+        """The broker for this place. Requests about the same place that were made one after the other get their broker
+        in that order, so they leave in it.
+        """
         if place is None:
             return self._chance.choice(self._brokers)
         if self._chance.random() < ASTRAY:

@@ -89,9 +89,9 @@ def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def transactional_actors(clients: Clients) -> list[Actor]:
-    """Two ids with two contenders each, one of them transforming input; an idempotent producer; a committed reader;
-    two drivers of branches; one who prepares what others decide; a coordinator of former days; and somebody who
-    delivers what they send late and again.
+    """Two ids with two contenders each, one of them transforming input; an idempotent producer; a committed reader; two
+    drivers of branches; one that prepares transactions which another decides; a former coordinator; and a postman that
+    delivers their requests late and again.
     """
     postman = Postman(clients, "postman")
 
@@ -136,8 +136,8 @@ class SimStoreFaults(StoreFaults):
 
 
 class EmbeddedStore(MemoryStore):
-    """As SQLite in the data folder: the one that opens it is alone, so former sessions are over and its
-    own never expires.
+    """As SQLite in the data folder: only one process can open it, so former sessions are over and its own never
+    expires.
     """
 
     def __init__(self, server: MemoryServer, env: Env, faults: StoreFaults, former: list[int]) -> None:
@@ -168,7 +168,7 @@ class WorldClock:
 
 @dataclass
 class Simulation:
-    """Everything of one run that others may want to look at or to tamper with before it begins."""
+    """Everything of one run that a test may look at or change before the run begins."""
 
     seed: int
     trace: bool = False
@@ -246,7 +246,7 @@ class Simulation:
         except DiskFault as fault:
             if not fault.passing:
                 raise
-            self.world.note("start failed", BROKER, str(fault))  # and somebody starts it again
+            self.world.note("start failed", BROKER, str(fault))  # and it is started again
             return
         self.broker = broker
         await asked_to_stop.wait()
@@ -290,7 +290,7 @@ class Simulation:
         self.finished = True
 
     def _compare_with_replays(self) -> None:
-        """Each coordinator of transactions that lives is what its log makes."""
+        """Compare each live transaction coordinator with a replay of its log."""
         assert self.broker is not None
         coordinators = self.broker.transactions
         for shard in coordinators.shards():
@@ -303,7 +303,7 @@ class Simulation:
                         if record.key is not None:
                             replayed.apply(record.key, record.value)
             except (DiskFault, CorruptBatch, BadRecord):
-                continue  # rotten, or a stranger's: the next start passes it over or refuses it
+                continue  # rotten, or another program's file: the next start passes over it or refuses it
             self.replays_compared += 1
             live, anew = ({txn.transactional_id: txn for txn in each.all()} for each in (shard.machine, replayed))
             if live != anew:
@@ -334,7 +334,7 @@ class Simulation:
             sum(len(read.records) for read in history.reads),
             world.trace,
         )
-        vars(self).clear()  # whatever of the broker and its clients is still suspended goes in `close`, unheard
+        vars(self).clear()  # suspended parts of the broker and its clients end in `close`, and nothing hears them
         world.close()
         return report
 
@@ -368,7 +368,7 @@ async def read_all(clients: Clients, reader: Reader, into: dict[TopicPartition, 
 
 
 async def let_transactions_end(clients: Clients, reader: Reader) -> None:
-    """What clients left open is aborted by time; every decision gets its markers."""
+    """Transactions that clients left open are aborted by time, and every decision gets its markers."""
     for partition in clients.partitions():
         if clients.history.topics[partition.topic].transactional:
             await until_true(clients, partial(_is_settled, reader, partition))

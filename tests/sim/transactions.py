@@ -80,7 +80,7 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class Ownership:
-    """What InitProducerId gave: who we are, and which sequences we have used."""
+    """What InitProducerId gave: the producer id and epoch, and the sequence numbers that were used."""
 
     producer_id: int
     epoch: int
@@ -90,7 +90,7 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """A batch on its way, and what is written down of it."""
+    """A batch that is being sent, and its entry in the history."""
 
     request: ProduceRequest
     version: int
@@ -208,7 +208,9 @@ class Transactor(ExactlyOnce):
         self.newest = self.chance.random() < 0.6  # transaction version 2
         self.timeout_ms = self.chance.choice((2000, 10_000, 60_000))
         self._owner: Ownership | None = None
-        self._former: tuple[Ownership, Transaction] | None = None  # who we were, and what was open then
+        self._former: tuple[Ownership, Transaction] | None = (
+            None  # the producer id and epoch from before, and the transaction that was open then
+        )
         self._positions: dict[TopicPartition, int] = {}
 
     async def turn(self) -> None:
@@ -225,7 +227,9 @@ class Transactor(ExactlyOnce):
             self._owner = None  # as after a crash of the client
 
     async def _haunt(self) -> None:
-        """Now and then a former owner writes on in its last transaction, as if it had slept: that must reach nobody."""
+        """Now and then a former owner goes on writing in its last transaction, as if it had slept. No reader may see
+        that.
+        """
         former, self._former = self._former, None
         if former is None or self.chance.random() < 0.5:
             return
@@ -354,7 +358,7 @@ class Transactor(ExactlyOnce):
         await self.insist(f"AddPartitionsToTxn of {self.transactional_id}", self.transactional_id, ask)
 
     def _ask_and_go(self, owner: Ownership, txn: Transaction) -> None:
-        """Ask for the commit, once, and die: whatever becomes of it, nobody asks again."""
+        """Ask for the commit once, and die. Nothing asks again, whatever becomes of it."""
         self._owner = None
         txn.committed_asked, txn.end_invoked, txn.outcome = True, self.clients.now, Outcome.UNKNOWN
         request = EndTxnRequest(self.transactional_id, owner.producer_id, owner.epoch, True)
@@ -379,7 +383,9 @@ class Transactor(ExactlyOnce):
             if response.error_code == ErrorCode.NONE and self.newest:
                 self._owner = Ownership(response.producer_id, response.producer_epoch)
             elif response.error_code in AGAIN:
-                asked -= response.error_code == ErrorCode.CONCURRENT_TRANSACTIONS  # said before anything was decided
+                asked -= (
+                    response.error_code == ErrorCode.CONCURRENT_TRANSACTIONS
+                )  # this error comes before anything is decided
             return response.error_code
 
         try:

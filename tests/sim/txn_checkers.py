@@ -20,7 +20,7 @@ Places = dict[tuple[TopicPartition, bytes | None], list[int]]
 
 
 def origins(history: History) -> Origins:
-    """Which transaction sent a value, and where to."""
+    """For each value, the transaction that sent it and its partition."""
     return {value: (txn, partition) for txn in history.transactions for partition, value in txn.values}
 
 
@@ -59,7 +59,7 @@ class AllOrNothing:
 
     @staticmethod
     def _judged(history: History, txn: Transaction, partition: TopicPartition) -> bool:
-        """What the cleaner may take is judged only if nothing of it may be there."""
+        """Records that the cleaner may remove are judged only if none of them may be there."""
         compacted = history.topics[partition.topic].compacted
         return intact(history, partition) is not None and (not compacted or txn.outcome is Outcome.FAILED)
 
@@ -113,7 +113,7 @@ class NothingTwiceNothingInvented:
 
 
 class AbortedStaysInvisible:
-    """Nobody under read_committed is ever given a value of a transaction that was not committed."""
+    """No reader under read_committed ever gets a value of a transaction that was not committed."""
 
     def check(self, history: History) -> Iterator[str]:
         known = origins(history)
@@ -229,7 +229,7 @@ class StableOffsetStopsAtOpenTransactions:
 
 
 class EveryDecisionGetsItsMarkers:
-    """After everything healed no transaction stands in anybody's way: stable offset and high watermark are one."""
+    """After everything healed, no transaction holds up readers: stable offset and high watermark are equal."""
 
     def check(self, history: History) -> Iterator[str]:
         for partition, log in history.final.items():
@@ -291,8 +291,8 @@ class OrderOfTransactionsIsKept:
 
 
 class ATokenIsDecidedOnce:
-    """Of all attempts at one token at most one takes effect, everybody is told the same of it, and what was decided
-    last never falls back.
+    """Of all attempts at one token at most one takes effect. All clients are told the same about it, and the last
+    decision never falls back.
     """
 
     def check(self, history: History) -> Iterator[str]:

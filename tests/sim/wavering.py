@@ -1,4 +1,4 @@
-"""Who commits, begins to replace what it has committed, thinks about it for long, and gives it up."""
+"""An actor that commits, then begins to replace what it has committed, waits for long, and aborts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ WHERE = TopicPartition(LEDGER, 0)
 
 
 class Waverer(Participant):
-    """Each time with a key that nobody else uses: what was committed under it must be there for ever, however long the
-    other transaction lay open over it, and whatever the cleaner did meanwhile.
+    """Every round has a key that no other actor uses. What was committed under it must stay for ever, however long the
+    other transaction was open over it, and whatever the cleaner did meanwhile.
     """
 
     async def turn(self) -> None:

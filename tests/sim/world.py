@@ -48,18 +48,16 @@ CALLBACK_SECONDS_MAX = 20.0  # of the processor's time, in which a callback must
 
 
 class ProcessDied(BaseException):
-    """The process that made this call is no more. Not an Exception: nobody may mistake it for a
-    failure to be handled.
-    """
+    """The process that made this call has died. It is no `Exception`, so that no handler takes it for a failure."""
 
 
 class Stalled(Exception):
-    """The run can't go on: nothing is left to do, or it does the same for ever."""
+    """The run can't go on: nothing is left to do, or it repeats itself for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Something that no simulated process may do, such as an exception nobody handled."""
+    """Something that no simulated process may do, such as leaving an exception unhandled."""
 
     at: float
     host: str
@@ -72,7 +70,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Timing:
-    """How late things are. Drawn anew for each seed by those who want variety."""
+    """How late things are. A run may draw these values from its seed."""
 
     latency_least: float = 0.0002
     latency_spread: float = 0.001
@@ -115,11 +113,11 @@ class World:
     # -- chance and identity
 
     def stream(self, name: str) -> random.Random:
-        """A source of chance of its own: what draws from it doesn't disturb the others."""
+        """An independent source of random numbers: drawing from it does not change the others."""
         return random.Random(f"{self.seed}/{name}")
 
     def identity(self) -> int:
-        """A number nobody else has in this run."""
+        """A number that occurs once in this run."""
         self._identities += 1
         return self._identities
 
@@ -134,7 +132,7 @@ class World:
         self.at(self.now + seconds, action, *arguments)
 
     def mix(self, data: bytes) -> None:
-        """Let `data` count in the fingerprint."""
+        """Add `data` to the fingerprint."""
         self.fingerprint = zlib.crc32(data, self.fingerprint)
 
     def note(self, *what: Any) -> None:
@@ -222,7 +220,7 @@ class World:
                 host.on_fuse()
 
     def _enter(self, loop: SimLoop | None) -> None:
-        """What runs from now on is this process; or none of them, but the world."""
+        """Say which process runs from now on; None: the world itself."""
         self.current = loop
         _set_running_loop(loop)
 
@@ -239,13 +237,13 @@ class World:
         return host
 
     def bury(self, *what: object) -> None:
-        """Keep the dead where they are: a suspended coroutine that is collected runs its `finally` blocks, which a
+        """Keep suspended coroutines of dead processes. If one were collected, its `finally` blocks would run, which a
         killed process never does.
         """
         self._graveyard.extend(what)
 
     def close(self) -> None:
-        """End of the run: everything is let go. `finally` blocks of what was suspended run here, and reach nothing."""
+        """End the run. `finally` blocks of suspended coroutines run now, and reach nothing."""
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
             with warnings.catch_warnings():
@@ -325,12 +323,14 @@ class Host:
 
     @property
     def steady_seconds(self) -> float:
-        """What its monotonic clock says."""
+        """The host's monotonic clock."""
         since, said = self._rate_since
         return said + (self.world.now - since) * self._rate
 
     def run_clock_at(self, rate: float) -> None:
-        """From now on its monotonic clock runs so much faster than the world's. Timers go by the world's."""
+        """From now on the host's monotonic clock runs faster than the world's by this factor. Timers follow the world's
+        clock.
+        """
         self._rate_since, self._rate = (self.world.now, self.steady_seconds), rate
 
     def boot(self) -> None:
@@ -380,8 +380,8 @@ class Host:
             self.loop.resume()
 
     def light_fuse(self, callbacks: int, then: Callable[[], None]) -> None:
-        """Do `then` after so many further callbacks of this host: a crash at any await, and not only at busy times'
-        edges.
+        """Call `then` after this many further callbacks of the host. So a crash can come at any await, and not only
+        where something else happens.
         """
         self.fuse, self.on_fuse = callbacks, then
 
@@ -394,7 +394,7 @@ class Host:
             self.disk.life = -1
 
     def _lose_power_while_down(self) -> None:
-        """The process had ended before; its machine goes too, and with it the page cache."""
+        """The process had ended before. Now its machine loses power, and with it the page cache."""
         self.world.note("power", self.name, self.life)
         self.powered = False
         self.deaths.append((self.world.now, True))
