@@ -88,6 +88,9 @@ class ClassicGroup:
     unanswered: list[str] = field(default_factory=list)
     new_member_added: bool = False  # a member has joined since the initial delay was last prolonged
     subscribed_topics: frozenset[str] | None = None  # None: not known
+    # What `migration.py` has prepared for members, by their ids, and members for whom it has not.
+    prepared: dict[str, object] | None = None
+    unprepared: list[str] = field(default_factory=list)
 
     # The value of this group's last record in the log; None before the first. Only `apply` changes it.
     stored: bytes | None = None

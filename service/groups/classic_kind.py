@@ -39,7 +39,7 @@ from service.wire.messages import GroupMetadataKey, GroupMetadataValue
 
 class ClassicKind:
     group_type = ClassicGroup
-    done_in_turns = frozenset({"answers"})
+    done_in_turns = frozenset({"answers", "resume", "prepare"})
     record_prefixes = frozenset(CLASSIC_KEYS)
 
     def __init__(self, settings: GroupSettings, deadlines: Deadlines[DeadlineName]) -> None:
@@ -60,6 +60,7 @@ class ClassicKind:
             "join": lambda group, _, draft: decisions.complete_join(group, draft),
             "sync": lambda group, _, draft: decisions.sync_deadline_over(group, draft),
             "answers": lambda group, _, draft: decisions.answer_some(group, draft),
+            "resume": lambda group, _, draft: decisions.resume_some(group, draft),
         }
 
     # Commands ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ epoch. Second, if the group's epoch is ahead of the target assignment, a new tar
 group is large (assignment_round.py). Third, the member takes its next step towards the target.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from service.groups.assignment_round import (
@@ -30,7 +31,7 @@ from service.groups.commands import (
     PartitionsByTopic,
 )
 from service.groups.consumer_group import ConsumerGroup, ConsumerMember, EpochsByTopic, ResolvedRegex, TargetByTopic
-from service.groups.deadlines import DeadlineName, Deadlines
+from service.groups.deadlines import RESUMED_AT_ONCE, DeadlineName, Deadlines
 from service.groups.reconciliation import Walk, reconcile
 from service.groups.records import (
     consumer_epoch_record,
@@ -75,6 +76,7 @@ class ConsumerDecisions:
         self._settings = settings
         self._topics = topics
         self._deadlines = deadlines
+        self._resuming: dict[str, Iterator[str]] = {}  # by group: members whose sessions have still to begin anew
 
     # The request by itself --------------------------------------------------------------------------------------------
 
@@ -478,23 +480,39 @@ class ConsumerDecisions:
 
     def forget(self, group: ConsumerGroup) -> None:
         """Cancel all deadlines of a group that is removed."""
-        self._deadlines.cancel(("regex", group.group_id, ""))
-        self._deadlines.cancel(("assign", group.group_id, ""))
+        self._resuming.pop(group.group_id, None)
+        for what in ("regex", "assign", "resume"):
+            self._deadlines.cancel((what, group.group_id, ""))
         for member_id in group.members:
             self.forget_member(group.group_id, member_id)
 
     def resume(self, group: ConsumerGroup, draft: Draft) -> None:
         """Begin all sessions anew after the log was read: meanwhile no member could send heartbeats."""
-        for member in group.members.values():
-            self._keep_session(group, member, draft)
-            if member.classic is None:
-                self._await_revocation(group, member, draft)
+        self._resuming[group.group_id] = iter(list(group.members))
+        self.resume_some(group, draft)
+
+    def resume_some(self, group: ConsumerGroup, draft: Draft) -> None:
+        """Begin the sessions of some members, those of many members in several turns. A member that was heard of
+        meanwhile has a session already.
+        """
+        some = list(islice(self._resuming.get(group.group_id, ()), RESUMED_AT_ONCE))
+        for member_id in some:
+            member = group.members.get(member_id)
+            if member is not None and ("session", group.group_id, member_id) not in self._deadlines:
+                self._keep_session(group, member, draft)
+                if member.classic is None:
+                    self._await_revocation(group, member, draft)
+        if len(some) == RESUMED_AT_ONCE:
+            self._deadlines.set(("resume", group.group_id, ""), draft.now_ms)
+        else:
+            self._resuming.pop(group.group_id, None)
 
 
 def answer_beat(answer: ConsumerHeartbeatReply | Refusal, token: Token, draft: Draft) -> None:
     """Answer a heartbeat. One that is refused changes nothing: the draft's records are dropped."""
     if isinstance(answer, Refusal):
         draft.records.clear()
+        draft.replacement = None
         answer = ConsumerHeartbeatReply(answer.fault, answer.message)
     draft.answer(token, answer)
 

@@ -55,7 +55,7 @@ Remove = Callable[[ConsumerGroup, list[ConsumerMember], Draft], None]
 
 class ConsumerKind:
     group_type = ConsumerGroup
-    done_in_turns = frozenset({"regex", "assign"})
+    done_in_turns = frozenset({"regex", "assign", "resume"})
     record_prefixes = frozenset(CONSUMER_KEYS)
 
     def __init__(
@@ -72,6 +72,7 @@ class ConsumerKind:
         self.deadlines: dict[str, FallDue] = {
             "regex": lambda group, _, draft: decisions.resolve_regexes(group, draft),
             "assign": lambda group, _, draft: decisions.assign_some(group, draft),
+            "resume": lambda group, _, draft: decisions.resume_some(group, draft),
             **dict.fromkeys(MEMBER_DEADLINES, self._member_is_lost),
         }
 

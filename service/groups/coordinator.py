@@ -48,7 +48,7 @@ from service.groups.offsets import CommittedOffset, Offsets
 from service.groups.records import OFFSET_KEYS, PREFIX_BYTES, read_offset, read_offset_key
 from service.groups.settings import GroupSettings
 from service.groups.topics import TopicView
-from service.groups.verdicts import Decision, Draft, RecordPair, Token
+from service.groups.verdicts import Decision, Draft, RecordPair, Replacement, Token
 
 NO_PRODUCER_ID = -1
 
@@ -58,7 +58,7 @@ WAKING: DeadlineName = ("wake", "", "")
 # One call of `expire` must not block the loop for long. So it ends at most this many sessions of members, or does one
 # piece of a long work, and is due again at once.
 DUE_AT_ONCE = 100
-WOKEN_AT_ONCE = 200
+WOKEN_AT_ONCE = 1_000  # groups, and members of groups
 
 
 class GroupCoordinator:
@@ -74,6 +74,8 @@ class GroupCoordinator:
         self._offsets = Offsets()
         self._deadlines: Deadlines[DeadlineName] = Deadlines()
         self._is_live = False
+        self._replacement: Replacement | None = None  # what the last decision makes of a group
+        self._applied = 0  # how many records of that decision were applied
         self._asleep: dict[str, None] = {}  # groups as the log left them: the first command about a group wakes it
         self._offset_decisions = OffsetDecisions(settings, self._offsets)
         self._cleaning = Cleaning(
@@ -118,7 +120,7 @@ class GroupCoordinator:
             about: Any = command  # all other commands are about one group
             group = self._find(about.group_id, draft)
             self._deciders[type(command), type(group)](group, command, token, draft)
-        return draft.seal()
+        return self._sealed(draft)
 
     def next_deadline_ms(self) -> int | None:
         """When `expire` must be called. Before the groups are live it is due at once."""
@@ -139,6 +141,11 @@ class GroupCoordinator:
             # After records no more decisions are made in this call: they could depend on records not applied yet.
             if draft.records or len(draft.answers) >= DUE_AT_ONCE or name[0] in self._in_turns:
                 break
+        return self._sealed(draft)
+
+    def _sealed(self, draft: Draft) -> Decision:
+        self._replacement = draft.replacement
+        self._applied = 0
         return draft.seal()
 
     def apply(
@@ -152,6 +159,8 @@ class GroupCoordinator:
         """Take up one record of the partition, in the order of the log. `producer_id`: if its batch is
         transactional.
         """
+        if self._replacement is not None and self._is_replaced_by(self._replacement):
+            return
         if key[:PREFIX_BYTES] in OFFSET_KEYS:
             self._apply_offset(key, value, producer_id)
         elif (kind := self._appliers.get(key[:PREFIX_BYTES])) is not None:
@@ -159,6 +168,19 @@ class GroupCoordinator:
         elif len(key) < PREFIX_BYTES:
             raise ValueError("the key ends before its type")
         # The records of all other types belong to kinds of groups that are unknown here: they are skipped.
+
+    def _is_replaced_by(self, made: Replacement) -> bool:
+        """Count one more record of a decision that replaces a group. Returns whether the new group is what it says."""
+        at = self._applied
+        self._applied += 1
+        if at == made.first:
+            if made.group is None:
+                del self._groups[made.group_id]
+            else:
+                self._groups[made.group_id] = made.group
+        if at + 1 == made.end:
+            self._replacement = None
+        return at >= made.first
 
     def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
         """The producer's transaction has ended in this partition: its offsets count from now on, or are dropped."""
@@ -195,8 +217,12 @@ class GroupCoordinator:
         self._deadlines.set(WAKING, draft.now_ms)
 
     def _wake_some(self, draft: Draft) -> None:
+        woken = 0
         for group_id in list(islice(self._asleep, WOKEN_AT_ONCE)):
-            self._find(group_id, draft)
+            group = self._find(group_id, draft)
+            woken += 1 if group is None else 1 + len(group.members)
+            if woken >= WOKEN_AT_ONCE:
+                break
         if self._asleep:
             self._deadlines.set(WAKING, draft.now_ms)
 

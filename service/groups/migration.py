@@ -11,7 +11,9 @@ Not supported, as in Kafka: turning a group whose assignor puts user data into a
 read.
 """
 
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 from service.groups.classic_group import ClassicGroup, ClassicMember
 from service.groups.classic_kind import ClassicKind
@@ -63,12 +65,30 @@ from service.groups.records import (
 from service.groups.settings import GroupSettings
 from service.groups.states import ClassicState, MemberState
 from service.groups.topics import TopicView, fingerprint
-from service.groups.verdicts import Draft, Fault, RecordPair, Refusal, Token
+from service.groups.verdicts import Draft, Fault, RecordPair, Refusal, Replacement, Token
 
 # How much an upgrade may write. All members must be in one batch, so that no crash leaves half a group, and a topic
 # takes batches of 1 MB. Kafka refuses a larger upgrade, too, with UNKNOWN_SERVER_ERROR.
 UPGRADE_BYTES_MAX = 1_000_000
 UPGRADE_FRAME_BYTES = 100  # the size of a member's three records without the names and the member's own data
+
+# All that can be prepared for each member by itself is prepared for so many in one turn of the loop.
+PREPARED_AT_ONCE = 100
+PREPARED_KEPT_MS = 30_000
+
+
+class Upgraded(NamedTuple):
+    """A classic member as a member of the consumer group, by itself: before it is known what the others hold."""
+
+    said: object
+    topic_ids: dict[str, bytes | None]
+    """What the member said, and what its topics were: all that the rest was made from."""
+    member: ConsumerMember
+    claimed: dict[bytes, tuple[int, ...]]
+    """The partitions that it owned when it joined."""
+    member_record: RecordPair
+    target_record: RecordPair
+    current_record: RecordPair
 
 
 class Migration:
@@ -86,6 +106,7 @@ class Migration:
         self._classic_kind = classic
         self._classic = classic.decisions
         self._consumer = consumer
+        classic.deadlines["prepare"] = lambda group, _, draft: self._prepare_some(group, draft)
         self.passages: dict[tuple[type, type], Decide] = {
             (ConsumerHeartbeat, ClassicGroup): self._beat,
             (JoinGroup, ConsumerGroup): self._join,
@@ -118,20 +139,23 @@ class Migration:
     def _upgrade_by(
         self, group: ClassicGroup, ask: ConsumerHeartbeat, draft: Draft
     ) -> ConsumerHeartbeatReply | Refusal:
-        made = self._upgraded(group)
-        if isinstance(made, Refusal):
-            return made
+        upgraded = self._upgraded(group, draft)
+        if isinstance(upgraded, Refusal):
+            return upgraded
+        made, records = upgraded
         # The heartbeat is decided first, because it may be refused, and nothing must change then. Its records are
         # written after those of the group.
         attempt = Draft(draft.now_ms, draft.wall_ms)
         answer = self._consumer.heartbeat(made, ask, attempt)
         if isinstance(answer, ConsumerHeartbeatReply):
             self._turn(group, made, draft)
-            draft.records.extend((*_records_of_upgrade(made), *attempt.records))
+            draft.records.extend(records)
+            draft.replacement = Replacement(made.group_id, made, 0, len(draft.records))
+            draft.records.extend(attempt.records)
         return answer
 
-    def _upgraded(self, group: ClassicGroup) -> ConsumerGroup | Refusal:
-        """The consumer group that this group can be turned into, or why it can't. Nothing is changed."""
+    def _upgraded(self, group: ClassicGroup, draft: Draft) -> tuple[ConsumerGroup, list[RecordPair]] | Refusal:
+        """The consumer group that this group can be turned into, and the records that do it, or why it can't."""
         if not self._settings.may_upgrade:
             return _not_upgradable(group, "the migration policy does not allow it")
         if not group.uses_consumer_protocol:
@@ -140,42 +164,74 @@ class Migration:
             return _not_upgradable(group, "it has too many members")
         if _upgrade_bytes(group) > UPGRADE_BYTES_MAX:
             return _not_upgradable(group, "what is to be written of its members is more than one batch may hold")
+        if not self._is_prepared(group, draft):
+            return Refusal(Fault.COORDINATOR_LOAD_IN_PROGRESS, "the group's members are being made ready; ask again")
         # The generation of a group that never had one is 0. It can't be a member epoch: 0 is the epoch of a join.
         epoch = max(group.generation, INITIAL_EPOCH)
         made = ConsumerGroup(group.group_id, epoch=epoch, assignment_epoch=epoch)
-        claims: dict[str, dict[bytes, tuple[int, ...]]] = {}
+        parts: dict[str, Upgraded] = {}
         for classic_member in group.members.values():
             upgraded = self._upgraded_member(group, classic_member)
             if isinstance(upgraded, Refusal):
                 return upgraded
-            member, claims[member.member_id] = upgraded
+            member = upgraded.member
             if any(made.is_held(topic_id, each) for topic_id, given in member.assigned.items() for each in given):
                 return _not_upgradable(group, "its assignor gave one partition to two members")
             made.put(member)
-            made.target[member.member_id] = {
-                topic_id: frozenset(partitions) for topic_id, partitions in member.assigned.items()
-            }
-        for member_id, claimed in claims.items():
+            made.target[member.member_id] = _target(member)
+            parts[member.member_id] = upgraded
+        for member_id, part in parts.items():
             revoking = {
                 topic_id: dict.fromkeys(left, group.generation)
-                for topic_id, partitions in claimed.items()
+                for topic_id, partitions in part.claimed.items()
                 if (left := [each for each in partitions if not made.is_held(topic_id, each)])
             }
             if revoking:
                 # The member owned these partitions when it joined, and was assigned others. It may not know that yet.
                 # So it counts as revoking them until it says that it has let them go.
                 state = MemberState.UNREVOKED_PARTITIONS
-                made.put(made.members[member_id]._replace(state=state, revoking=revoking))
+                member = made.members[member_id]._replace(state=state, revoking=revoking)
+                made.put(member)
+                parts[member_id] = part._replace(current_record=current_record(group.group_id, member))
         made.metadata_hash = fingerprint(self._topics, made.topics_subscribed())
-        return made
+        return made, _records_of_upgrade(made, parts.values())
 
-    def _upgraded_member(
-        self, group: ClassicGroup, member: ClassicMember
-    ) -> tuple[ConsumerMember, dict[bytes, tuple[int, ...]]] | Refusal:
-        """The member in the consumer group, and the partitions that it owned when it joined."""
+    # Getting the members of a large group ready -----------------------------------------------------------------------
+
+    def _is_prepared(self, group: ClassicGroup, draft: Draft) -> bool:
+        """Whether the members of this group can be turned in one turn of the loop. If they are many, the first
+        heartbeat of the new protocol begins to prepare them, and its client asks again. What changes after that is
+        prepared in the last turn, so that a group that never rests can be turned, too.
+        """
+        if len(group.members) > PREPARED_AT_ONCE and group.prepared is None:
+            group.prepared = {}
+            group.unprepared = list(group.members)
+            self._deadlines.set(("prepare", group.group_id, ""), draft.now_ms)
+        return not group.unprepared
+
+    def _prepare_some(self, group: ClassicGroup, draft: Draft) -> None:
+        if not group.unprepared:
+            group.prepared = None  # nobody has asked again
+            return
+        assert group.prepared is not None
+        some, group.unprepared = group.unprepared[:PREPARED_AT_ONCE], group.unprepared[PREPARED_AT_ONCE:]
+        for member_id in some:
+            if (member := group.members.get(member_id)) is not None:
+                upgraded = self._upgraded_member(group, member)
+                if isinstance(upgraded, Upgraded):
+                    group.prepared[member_id] = upgraded
+        due_ms = draft.now_ms if group.unprepared else draft.now_ms + PREPARED_KEPT_MS
+        self._deadlines.set(("prepare", group.group_id, ""), due_ms)
+
+    def _upgraded_member(self, group: ClassicGroup, member: ClassicMember) -> Upgraded | Refusal:
         # Before the first generation of a group no protocol is chosen, and a member that came after the last generation
         # may not support that one's protocol. Then the member's first protocol is read.
         _, metadata = next((each for each in member.protocols if each[0] == group.protocol_name), member.protocols[0])
+        times_ms = member.rebalance_timeout_ms, member.session_timeout_ms
+        said = member, member.protocols, metadata, member.assignment, times_ms, group.generation
+        known = (group.prepared or {}).get(member.member_id)
+        if isinstance(known, Upgraded) and known.said == said and self._ids_of(known.topic_ids) == known.topic_ids:
+            return known
         subscription = read_subscription(metadata)
         assignment = read_assignment(member.assignment)
         if subscription is None or assignment is None:
@@ -199,14 +255,23 @@ class Migration:
             assigned=assigned,
             classic=ClassicFacts(member.session_timeout_ms, member.protocols),
         )
-        return upgraded, self._owned(subscription)
+        group_id = group.group_id
+        topics = (topic for topic, _ in (*assignment.partitions, *subscription.owned))
+        return Upgraded(
+            said,
+            self._ids_of(topics),
+            upgraded,
+            self._owned(subscription),
+            consumer_member_record(group_id, upgraded),
+            target_record(group_id, upgraded.member_id, _target(upgraded)),
+            current_record(group_id, upgraded),
+        )
 
     def _turn(self, old: ClassicGroup, made: ConsumerGroup, draft: Draft) -> None:
         """Tell waiting members of the old group to join again, and begin the sessions of the new group's members."""
         self._classic.dismiss(old, draft)
         self._classic.forget(old)
-        for member in made.members.values():
-            self._keep_session(made, member, draft)
+        self._consumer.resume(made, draft)
 
     # From consumer to classic -----------------------------------------------------------------------------------------
 
@@ -252,7 +317,9 @@ class Migration:
             version = read_version(classic_member.metadata(made.protocol_name)) or 0
             classic_member.assignment = self._written(targets.get(classic_member.member_id, {}), version)
         self._consumer.forget(group)
+        first = len(draft.records)
         draft.records.extend(consumer_group_tombstones(group.group_id, group.members, group.resolved))
+        draft.replacement = Replacement(group.group_id, None, first, len(draft.records))
         assignments = {member.member_id: member.assignment for member in made.members.values()}
         draft.records.append(classic_group_record(made, assignments))
         self._classic_kind.announce(made)
@@ -468,6 +535,10 @@ class Migration:
         name: DeadlineName = ("session", group.group_id, member.member_id)
         self._deadlines.set(name, draft.now_ms + member.classic.session_timeout_ms)
 
+    def _ids_of(self, topics: Iterable[str]) -> dict[str, bytes | None]:
+        known = {topic: self._topics.by_name(topic) for topic in topics}
+        return {topic: None if facts is None else facts.topic_id for topic, facts in known.items()}
+
     def _owned(self, subscription: Subscription) -> dict[bytes, tuple[int, ...]]:
         return {
             facts.topic_id: partitions
@@ -491,17 +562,21 @@ def _upgrade_bytes(group: ClassicGroup) -> int:
     )
 
 
-def _records_of_upgrade(made: ConsumerGroup) -> list[RecordPair]:
+def _records_of_upgrade(made: ConsumerGroup, parts: Collection[Upgraded]) -> list[RecordPair]:
     """The tombstone of the classic group, and all records of the new group."""
     group_id = made.group_id
     return [
         classic_group_tombstone(group_id),
-        *(consumer_member_record(group_id, member) for member in made.members.values()),
+        *(part.member_record for part in parts),
         consumer_epoch_record(group_id, made.epoch, made.metadata_hash),
-        *(target_record(group_id, member_id, target) for member_id, target in made.target.items()),
+        *(part.target_record for part in parts),
         target_epoch_record(group_id, made.assignment_epoch, 0),
-        *(current_record(group_id, member) for member in made.members.values()),
+        *(part.current_record for part in parts),
     ]
+
+
+def _target(member: ConsumerMember) -> TargetByTopic:
+    return {topic_id: frozenset(partitions) for topic_id, partitions in member.assigned.items()}
 
 
 def _replace_members(group: ConsumerGroup, member_ids: list[str]) -> ConsumerGroup:

@@ -77,6 +77,11 @@ CONSUMER_KEYS = _by_prefix(
 )
 KEY_TYPES = OFFSET_KEYS | CLASSIC_KEYS | CONSUMER_KEYS
 PREFIX_OF_KEY = {key: prefix for prefix, key in KEY_TYPES.items()}
+KEYS_OF_MEMBER = (
+    ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupTargetAssignmentMemberKey,
+    ConsumerGroupMemberMetadataKey,
+)
 VERSIONS = tuple(number.to_bytes(2, "big") for number in range(5))
 
 # The versions of values that Kafka 4.3 writes. Monitoring tools that read this topic know no later versions. Only
@@ -364,12 +369,13 @@ def member_tombstones(group_id: str, member_id: str) -> tuple[RecordPair, ...]:
 
 
 def consumer_group_tombstones(group_id: str, member_ids: Iterable[str], regexes: Iterable[str]) -> list[RecordPair]:
-    members = list(member_ids)
+    group, members = _text(group_id), [_text(member_id) for member_id in member_ids]  # of thousands: written by hand
+    current, target, metadata = (PREFIX_OF_KEY[key] + group for key in KEYS_OF_MEMBER)
     return [
-        *(tombstone(ConsumerGroupCurrentMemberAssignmentKey(group_id, member_id)) for member_id in members),
-        *(tombstone(ConsumerGroupTargetAssignmentMemberKey(group_id, member_id)) for member_id in members),
+        *((current + member, None) for member in members),
+        *((target + member, None) for member in members),
         tombstone(ConsumerGroupTargetAssignmentMetadataKey(group_id)),
-        *(tombstone(ConsumerGroupMemberMetadataKey(group_id, member_id)) for member_id in members),
+        *((metadata + member, None) for member in members),
         *(tombstone(ConsumerGroupRegularExpressionKey(group_id, regex)) for regex in regexes),
         tombstone(ConsumerGroupPartitionMetadataKey(group_id)),
         tombstone(ConsumerGroupMetadataKey(group_id)),

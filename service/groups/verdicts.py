@@ -7,7 +7,7 @@ with its command.
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Token = object
 RecordPair = tuple[bytes, bytes | None]
@@ -62,6 +62,18 @@ class Decision(NamedTuple):
     producer_epoch: int = -1
 
 
+class Replacement(NamedTuple):
+    """A group that takes the place of one of another kind; None: no group is left. The records of the decision from
+    `first` up to `end` say the same. They are for replays: `apply` takes the group as it is, because applying three
+    records for each of thousands of members would take longer than one turn of the loop.
+    """
+
+    group_id: str
+    group: Any
+    first: int
+    end: int
+
+
 @dataclass(slots=True)
 class Draft:
     """A decision in the making, and the time it is made at.
@@ -76,6 +88,7 @@ class Draft:
     answers: list[tuple[Token, object]] = field(default_factory=list)
     producer_id: int = -1
     producer_epoch: int = -1
+    replacement: Replacement | None = None
 
     def answer(self, token: Token, reply: object) -> None:
         self.answers.append((token, reply))

@@ -501,7 +501,7 @@ class ConsumerMember(Member):
 
     def answered(self, reply: Any, asked_ms: int) -> None:
         self.waits = False
-        if reply is None:
+        if reply is None or reply.fault is Fault.COORDINATOR_LOAD_IN_PROGRESS:
             self.says_all = True
         elif reply.fault in REJOIN:
             self.lose_all()

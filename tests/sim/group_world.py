@@ -52,7 +52,7 @@ class Plan:
     mishap_ms: int  # between two mishaps of members and topics
     commits_in_transactions: float
     hangs: float  # of members of the consumer protocol that are to let go of something
-    assigned_at_once: tuple[int, int]  # steps of a target assignment in one turn, and records of it
+    done_at_once: tuple[int, int]  # in one turn: steps of a target assignment, and members that are taken care of
 
 
 def draw_plan(chance: random.Random) -> Plan:
@@ -68,7 +68,7 @@ def draw_plan(chance: random.Random) -> Plan:
         mishap_ms=chance.choice((300, 1_500, 5_000)),
         commits_in_transactions=chance.choice((0.0, 0.3)),
         hangs=chance.choice((0.0, 0.3, 1.0)),
-        assigned_at_once=chance.choice(((2_000, 300), (2_000, 1), (3, 1))),
+        done_at_once=chance.choice(((2_000, 300), (2_000, 1), (3, 1))),
     )
 
 

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from service.groups import consumer_decisions
+from service.groups import classic_decisions, consumer_decisions, migration
 from service.groups.states import ConsumerState
 from tests.sim.group_members import TOPICS, ClassicMember, ConsumerMember, Member
 from tests.sim.group_world import CHAOS_MS, SETTLE_MS, Broken, GroupWorld
@@ -39,10 +39,13 @@ def run(seed: int) -> str:
 
 
 def live(world: GroupWorld) -> None:
-    steps, targets = world.plan.assigned_at_once
+    steps, members = world.plan.done_at_once
     with (
         replaced(consumer_decisions, "STEPS_AT_ONCE", steps),
-        replaced(consumer_decisions, "TARGETS_AT_ONCE", targets),
+        replaced(consumer_decisions, "TARGETS_AT_ONCE", members),
+        replaced(consumer_decisions, "RESUMED_AT_ONCE", members),
+        replaced(classic_decisions, "RESUMED_AT_ONCE", members),
+        replaced(migration, "PREPARED_AT_ONCE", members),
     ):
         _live(world)
 

@@ -12,6 +12,7 @@ from service.groups.records import (
     Key,
     classic_group_record,
     consumer_epoch_record,
+    consumer_group_tombstones,
     consumer_member_record,
     current_record,
     empty_classic_group_record,
@@ -286,6 +287,18 @@ def test_an_offset_that_is_cut_off_is_not_read(cut: int) -> None:
     assert value is not None
     with pytest.raises(MalformedRequest):
         read_offset(value[:-cut])
+
+
+def test_the_tombstones_of_a_whole_group_are_written_by_hand_as_by_the_codec() -> None:
+    keys = [key for key, _ in consumer_group_tombstones("größe", ["ä"], [])]
+    assert [read_key(key) for key in keys] == [
+        ConsumerGroupCurrentMemberAssignmentKey("größe", "ä"),
+        ConsumerGroupTargetAssignmentMemberKey("größe", "ä"),
+        ConsumerGroupTargetAssignmentMetadataKey("größe"),
+        ConsumerGroupMemberMetadataKey("größe", "ä"),
+        ConsumerGroupPartitionMetadataKey("größe"),
+        ConsumerGroupMetadataKey("größe"),
+    ]
 
 
 def test_the_key_of_an_offset_ends_with_its_partition() -> None:

@@ -1,0 +1,165 @@
+"""Groups of many members: what is done for each of them is done for some of them in one turn of the loop."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from service.groups import classic_decisions, consumer_decisions, coordinator, migration
+from service.groups.classic_group import ClassicGroup
+from service.groups.commands import LEAVE_EPOCH, JoinReply
+from service.groups.consumer_group import ConsumerGroup
+from service.groups.deadlines import Deadlines
+from service.groups.settings import GroupSettings
+from service.groups.verdicts import Fault
+from tests.service.groups import driver as driver_module
+from tests.service.groups.driver import Driver, assigned_at_once, assignment
+
+MANY = 250
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver(GroupSettings(consumer_times=assigned_at_once))
+
+
+def classic_group(driver: Driver, group: str = "g", members: int = MANY, **changes: Any) -> list[JoinReply]:
+    tokens = [driver.start_join(group, driver.member_id(group), **changes) for _ in range(members)]
+    driver.wait(6_000)
+    joined: list[JoinReply] = [driver.answers[token] for token in tokens]
+    assignments = {reply.member_id: assignment(orders=[]) for reply in joined}
+    for reply in joined:
+        if reply.member_id != reply.leader:
+            driver.ask_sync_later(reply, group)
+    leader = next(reply for reply in joined if reply.member_id == reply.leader)
+    driver.sync(leader, group, assignments | {leader.member_id: assignment(orders=[0, 1, 2, 3])})
+    driver.wait(0)
+    return joined
+
+
+@pytest.fixture
+def counted(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[int]]:
+    """Begins to count the calls of a function: how many there were in each turn since then."""
+
+    def count(owner: Any, name: str) -> list[int]:
+        calls, called, take = [0], getattr(owner, name), driver.take
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            calls[-1] += 1
+            return called(*arguments, **named)
+
+        def end_turn(decision: Any) -> None:
+            take(decision)
+            calls.append(0)
+
+        monkeypatch.setattr(driver_module, "REPLAYED_AT_EVERY_STEP", 0)  # or it would be counted, too
+        monkeypatch.setattr(owner, name, call)
+        monkeypatch.setattr(driver, "take", end_turn)
+        return calls
+
+    return count
+
+
+Counted = Callable[[Any, str], list[int]]
+
+
+def test_the_members_of_a_large_group_are_made_ready_in_turns_before_it_turns(driver: Driver, counted: Counted) -> None:
+    classic_group(driver)
+    read, put = counted(migration, "read_subscription"), counted(ConsumerGroup, "put")
+    assert driver.beat("c", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS
+    assert driver.beat("d", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS
+    assert driver.listed()["g"][0] == "classic"
+    driver.wait(0)
+    assert [turn for turn in read if turn] == [100, 100, 50]
+    assert driver.beat("c", 0).fault is None
+    assert sum(read) == MANY
+    assert max(put) <= MANY + 2  # the group is made once, and not a second time when its records are applied
+    assert len(driver.consumer().members) == MANY + 1
+    driver.check_replay()
+
+
+def test_what_has_changed_since_a_group_was_made_ready_is_looked_at_again(driver: Driver, counted: Counted) -> None:
+    joined = classic_group(driver)
+    assert driver.beat("c", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS
+    driver.wait(0)
+    changed = joined[7].member_id
+    driver.start_join(member=changed, topics=("events",))
+    driver.leave(joined[9].member_id)
+    read = counted(migration, "read_subscription")
+    assert driver.beat("c", 0).fault is None
+    assert sum(read) == 1
+    members = {member.member_id: member for member in driver.consumer().members}
+    assert members[changed].subscribed_topics == ("events",)
+    assert len(members) == MANY
+    driver.check_replay()
+
+
+def test_a_topic_that_was_made_again_meanwhile_is_not_assigned_by_its_old_id(driver: Driver) -> None:
+    classic_group(driver)
+    assert driver.beat("c", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS
+    driver.wait(0)
+    old = driver.topics.id_of("orders")
+    driver.topics.remove("orders")
+    driver.topics.put("orders", 4)
+    assert driver.beat("c", 0).fault is None
+    group = driver.machine._groups["g"]
+    assert isinstance(group, ConsumerGroup)
+    assert not any(old in member.assigned for member in group.members.values())
+
+
+def test_what_was_made_ready_is_forgotten_if_nobody_asks_again(driver: Driver, counted: Counted) -> None:
+    classic_group(driver, session_timeout_ms=300_000)
+    assert driver.beat("c", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS
+    driver.wait(migration.PREPARED_KEPT_MS)
+    group = driver.machine._groups["g"]
+    assert isinstance(group, ClassicGroup)
+    assert group.prepared is None
+    assert driver.beat("c", 0).fault is Fault.COORDINATOR_LOAD_IN_PROGRESS
+
+
+def test_a_large_group_turns_back_whole(driver: Driver, counted: Counted) -> None:
+    classic_group(driver)
+    driver.beat("c", 0)
+    driver.wait(0)
+    driver.beat("c", 0)
+    unassigned = counted(ConsumerGroup, "unassign")
+    assert driver.beat("c", LEAVE_EPOCH).fault is None
+    assert sum(unassigned) == 0  # its tombstones are for those who read the log
+    assert driver.listed()["g"][0] == "classic"
+    assert len(driver.classic().members) == MANY
+    driver.check_replay()
+    driver.restart()
+    assert len(driver.classic().members) == MANY
+
+
+@pytest.mark.parametrize("kind", ["classic", "consumer"])
+def test_the_sessions_of_many_members_begin_anew_in_turns(
+    driver: Driver, counted: Counted, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    if kind == "classic":
+        classic_group(driver)
+    else:
+        for number in range(MANY):
+            driver.beat(f"m{number}", 0)
+        driver.wait(0)
+    for decisions in (classic_decisions, consumer_decisions):
+        monkeypatch.setattr(decisions, "RESUMED_AT_ONCE", 100)
+    driver.restart()
+    begun = counted(Deadlines, "set")
+    driver.wait(0)
+    assert sum(begun) >= MANY
+    assert max(begun) <= 100 + 3  # and the deadlines of the group, and of the next turn
+    driver.wait(60_000)
+    assert driver.listed()["g"][1] == "Empty"
+
+
+def test_groups_wake_in_turns_by_their_members(
+    driver: Driver, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abcde":
+        classic_group(driver, name, 60, session_timeout_ms=300_000)
+    monkeypatch.setattr(coordinator, "WOKEN_AT_ONCE", 100)
+    driver.restart()
+    added = counted(ClassicGroup, "add")
+    driver.wait(0)
+    assert [turn for turn in added if turn] == [120, 120, 60]
