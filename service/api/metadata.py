@@ -53,14 +53,14 @@ def handle(
     if topics is None or (header.api_version == 0 and not topics):
         image = parts.metadata.image
         describer = _Describer(image, session.listener)
-        return _answer(image, session, request, [describer.topic(topic) for topic in image.topics.values()])
+        return _answer(parts.metadata, session, request, [describer.topic(topic) for topic in image.topics.values()])
     if (error := _malformed(header.api_version, topics)) is not None:
         refused = [MetadataResponseTopic(error, topic.name or "", topic.topic_id) for topic in topics]
         return MetadataResponse(topics=refused)
     missing = _missing(parts.metadata.image, topics) if request.allow_auto_topic_creation else []
     if missing and parts.config.auto_create_topics_enable:
         return _after_creation(parts, session, request, topics, missing)
-    return _answer(parts.metadata.image, session, request, _described(parts.metadata.image, session, topics))
+    return _answer(parts.metadata, session, request, _described(parts.metadata.image, session, topics))
 
 
 def _malformed(version: int, topics: Iterable[MetadataRequestTopic]) -> ErrorCode | None:
@@ -93,7 +93,7 @@ async def _after_creation(
         for result in () if isinstance(results, Refusal) else results:
             if result.error not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
                 logger.warning("%s asked for topic %s: %s", session.host, result.name, result.message)
-    return _answer(parts.metadata.image, session, request, _described(parts.metadata.image, session, topics))
+    return _answer(parts.metadata, session, request, _described(parts.metadata.image, session, topics))
 
 
 def _described(image: Image, session: Session, topics: Iterable[MetadataRequestTopic]) -> list[MetadataResponseTopic]:
@@ -144,8 +144,9 @@ class _Describer:
 
 
 def _answer(
-    image: Image, session: Session, request: MetadataRequest, topics: list[MetadataResponseTopic]
+    metadata: ClusterMetadata, session: Session, request: MetadataRequest, topics: list[MetadataResponseTopic]
 ) -> MetadataResponse:
+    image = metadata.image
     brokers = []
     for member in image.brokers.values():
         if (endpoint := member.endpoint(session.listener)) is not None:
@@ -156,9 +157,16 @@ def _answer(
     return MetadataResponse(
         brokers=brokers,
         cluster_id=image.cluster_id,
-        controller_id=image.controller_id,
+        controller_id=_whom_to_ask(image, metadata.broker_id),
         topics=topics,
         cluster_authorized_operations=(
             CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else UNASKED
         ),
     )
+
+
+def _whom_to_ask(image: Image, own: int) -> int:
+    """The broker that clients ask for changes: the controller. While there is none, this one, because every broker can
+    carry them out. Clients with librdkafka that are told of no controller ask again after minutes only.
+    """
+    return own if image.controller_id not in image.brokers and own in image.brokers else image.controller_id

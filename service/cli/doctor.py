@@ -27,6 +27,7 @@ from service.client.groups import describe_group, list_groups
 from service.client.transactions import list_transactions
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
+    DescribeClusterRequest,
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeLogDirsRequest,
@@ -154,11 +155,11 @@ async def _denies(cluster: Cluster, node: int, partition: TopicPartition) -> boo
 
 
 async def _controller(cluster: Cluster) -> list[Diagnosis]:
-    await cluster.metadata([])
-    if cluster.controller_id not in await cluster.nodes():
+    told = await cluster.ask(DescribeClusterRequest())
+    if told.controller_id not in await cluster.nodes():
         cure = "bring the metadata store back (ZooKeeper, PostgreSQL): brokers elect a controller in it"
         return [Diagnosis("controller", PROBLEM, "no broker controls the cluster", cure)]
-    return _well("controller", f"broker {cluster.controller_id} controls the cluster")
+    return _well("controller", f"broker {told.controller_id} controls the cluster")
 
 
 async def _partitions(cluster: Cluster) -> list[Diagnosis]:

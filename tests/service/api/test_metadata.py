@@ -1,12 +1,14 @@
 """Metadata: what each version says, and which topics come about by being asked for."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from log.ids import ZERO_TOPIC_ID
+from service.cluster.image import NO_BROKER
 from service.wire.error_codes import ErrorCode
-from service.wire.messages import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from service.wire.messages import DescribeClusterRequest, MetadataRequest, MetadataRequestTopic, MetadataResponse
 from tests.service.api.admin_stage import Stage, on_stage
 
 NO_CREATION = {"auto.create.topics.enable": "false"}
@@ -37,6 +39,21 @@ def test_every_version_describes_the_cluster_and_its_topics(tmp_path: Path, vers
             assert (partition.error_code, partition.leader_id) == (0, 1)
             assert partition.leader_epoch == (0 if version >= 7 else -1)
             assert (partition.replica_nodes, partition.isr_nodes, partition.offline_replicas) == ([1], [1], [])
+
+    on_stage(tmp_path, scene)
+
+
+def test_while_there_is_no_controller_a_broker_names_itself(tmp_path: Path) -> None:
+    """Clients with librdkafka wait for minutes when they are told of nobody. DescribeCluster tells who controls."""
+
+    async def scene(stage: Stage) -> None:
+        metadata = stage.broker.metadata
+        metadata.image = replace(metadata.image, controller_id=NO_BROKER)
+        assert (await stage.ask(by_name())).controller_id == 1
+        assert (await stage.ask(DescribeClusterRequest())).controller_id == NO_BROKER
+        await stage.create("orders")
+        metadata.image = replace(metadata.image, brokers={}, controller_id=NO_BROKER)
+        assert (await stage.ask(by_name())).controller_id == NO_BROKER
 
     on_stage(tmp_path, scene)
 
