@@ -205,6 +205,11 @@ def set_log_append_time(batch: bytearray | memoryview, timestamp_ms: int) -> Non
     """Set the broker's time as the time of every record of the batch, in place, with a new checksum."""
     (attributes,) = struct.unpack_from(">h", batch, CHECKED_FROM)
     struct.pack_into(">h", batch, CHECKED_FROM, attributes | LOG_APPEND_TIME)
+    set_max_timestamp(batch, timestamp_ms)
+
+
+def set_max_timestamp(batch: bytearray | memoryview, timestamp_ms: int) -> None:
+    """Write the time of the batch's newest record into its header, in place, with a new checksum."""
     struct.pack_into(">q", batch, MAX_TIMESTAMP_AT, timestamp_ms)
     struct.pack_into(">I", batch, CRC_AT, crc32c(batch[CHECKED_FROM:]))
 

@@ -2,9 +2,9 @@
 asks for.
 
 Nothing here touches the log. Most batches are judged by their header and checksum alone. The records are only looked at
-where the topic asks for it: keys on a compacted topic, a limit to the age of records, another compression. A batch may
-hold a million records, so that work is done in steps. `Opening` has the steps; `service.broker.opener` decides when
-each step runs.
+where the topic asks for it (keys on a compacted topic, a limit to the age of records, another compression), and where
+the header can't be right about the time of the newest record. A batch may hold a million records, so that work is done
+in steps. `Opening` has the steps; `service.broker.opener` decides when each step runs.
 
 This runs for every produced batch, so the common path is a dozen comparisons.
 """
@@ -136,6 +136,8 @@ class Opened:
     refused: Refused | None = None
     records: bytearray | None = None
     """The batch in the compression that the topic wants; None if the batch came in that compression."""
+    newest_ms: int | None = None
+    """The time of the newest record, if the header says another one."""
 
 
 class Opening:
@@ -220,6 +222,8 @@ class Opening:
         if self._untimely or self.header.max_timestamp > self._newest_ms:
             message = f"The timestamp is out of the range that the topic takes: [{self._oldest_ms}, {self._newest_ms}]."
             return Refused(ErrorCode.INVALID_TIMESTAMP, message, tuple(self._untimely) or (0,))
+        if self.header.max_timestamp != self._latest_ms:
+            self.opened.newest_ms = self._latest_ms
         return None
 
     @property
@@ -247,17 +251,26 @@ class Opening:
         self.opened.records = assemble(header._replace(attributes=attributes, max_timestamp=latest_ms), packed)
 
 
+def hides_its_newest(base_timestamp: int, max_timestamp: int) -> bool:
+    """Whether the header can't be right about the newest record. Sarama wrote -1 there for years. Kafka takes the time
+    from the records whatever the header says, and a record must not live shorter here.
+    """
+    return max_timestamp < base_timestamp
+
+
 def must_open(header: BatchHeader, config: LogConfig, now_ms: int) -> bool:
     """Whether the records must be looked at. If not, the header alone tells whether the batch may be appended."""
     if config.opens_batches and (config.compacts or wanted_codec(header, config) != header.codec):
         return True
     if config.message_timestamp_type != "CreateTime":
         return False
+    if hides_its_newest(header.base_timestamp, header.max_timestamp):
+        return True
     # The header has the timestamp of the newest record. It does not have the timestamp of the oldest record, which need
     # not be the first.
-    latest_ms = max(header.max_timestamp, header.base_timestamp)
     return (
-        latest_ms > now_ms + config.message_timestamp_after_max_ms or config.message_timestamp_before_max_ms <= now_ms
+        header.max_timestamp > now_ms + config.message_timestamp_after_max_ms
+        or config.message_timestamp_before_max_ms <= now_ms
     )
 
 
@@ -265,7 +278,8 @@ def open_at_once(batch: Buffer, header: BatchHeader, config: LogConfig, now_ms: 
     """Look at the whole batch at once."""
     opening = Opening(header, config, now_ms)
     limit_bytes = MAX_PLAIN_BYTES
-    if not config.opens_batches:
+    opens = config.opens_batches or hides_its_newest(header.base_timestamp, header.max_timestamp)
+    if not opens:
         # This batch is only looked at because its header has a timestamp out of range, and it will be refused. It was
         # not split into steps, so the look is limited to what fits one turn.
         limit_bytes = BYTES_AT_ONCE
@@ -275,7 +289,7 @@ def open_at_once(batch: Buffer, header: BatchHeader, config: LogConfig, now_ms: 
     try:
         opening.unpack(batch, limit_bytes)
     except BadCompression as error:
-        if config.opens_batches:
+        if opens:
             opening.refuse_unpacking(error)
         return opening.opened
     opening.judge(header.record_count)

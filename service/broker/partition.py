@@ -45,6 +45,7 @@ from log.batch import (
     read_header,
     restamp,
     set_log_append_time,
+    set_max_timestamp,
 )
 from log.config import LogConfig
 from log.control import ControlType, build_marker
@@ -454,6 +455,8 @@ class Partition:
             return NO_ROOM
         if opened is not None and opened.records is not None:
             records = memoryview(opened.records)
+        elif opened is not None and opened.newest_ms is not None:
+            set_max_timestamp(records, opened.newest_ms)
         if header.attributes & BROKERS_BITS:
             clear_attributes(records, BROKERS_BITS)
         append_time_ms = -1

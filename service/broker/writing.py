@@ -14,6 +14,7 @@ The order of calls: `begin`, then `append`. If `begin` returned False, or `takes
 """
 
 import asyncio
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -23,7 +24,7 @@ from idempotence.verdicts import Duplicate
 from log.batch import CODEC_BITS, TRANSACTIONAL, CorruptBatch, read_header
 from log.config import LogConfig
 from log.disk import DiskFault
-from service.broker.acceptance import CODECS, Opened, Refused
+from service.broker.acceptance import CODECS, Opened, Refused, hides_its_newest
 from service.broker.in_sync import InSyncSets
 from service.broker.internal_topics import INTERNAL_TOPICS
 from service.broker.opener import Opener
@@ -37,6 +38,9 @@ from service.wire.error_codes import ErrorCode
 
 ATTRIBUTES_AT: Final = 22
 """The position of the byte, among a batch's attributes, that says whether the batch is transactional."""
+TIMES_AT: Final = 27
+"""The position of a batch's base timestamp, which its largest timestamp follows."""
+_read_times = struct.Struct(">qq").unpack_from
 PAIR: Final = slice(43, 53)
 """The position of the producer id and epoch of a batch."""
 MARKERS_LOOKED_AT: Final = 100
@@ -219,15 +223,15 @@ class Writing:
                 )
 
     def _to_open(self, writes: Sequence[Write]) -> Iterator[tuple[Write, memoryview, LogConfig]]:
-        """The batches whose topics want the records looked at, and that were not looked at under the topic's present
-        settings.
-        """
+        """The batches whose records must be looked at, and were not looked at under the topic's present settings."""
         for write in writes:
             partition = write.partition
             if partition is None:
                 continue
             config = partition.log.config
-            if not config.opens_batches or partition.replicas is None or isinstance(write.batch, Refused):
+            if partition.replicas is None or isinstance(write.batch, Refused):
+                continue
+            if not config.opens_batches and not hides_its_newest(*_read_times(write.batch, TIMES_AT)):
                 continue
             if write.opened is None or write.opened.config is not config:
                 yield write, write.batch, config

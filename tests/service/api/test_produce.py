@@ -11,8 +11,20 @@ from typing import Any
 
 import pytest
 
-from log.batch import CRC_AT, DELETE_HORIZON, Record, build_batch, crc32c, read_header, read_records
+from log.batch import (
+    CHECKED_FROM,
+    CRC_AT,
+    DELETE_HORIZON,
+    MAX_TIMESTAMP_AT,
+    Record,
+    build_batch,
+    checksum_ok,
+    crc32c,
+    read_header,
+    read_records,
+)
 from log.ids import TopicPartition
+from log.removal import expired_segments
 from service.api.broker_door import BrokerDoor
 from service.api.listener import Listener
 from service.api.routes import ROUTES
@@ -30,6 +42,7 @@ from tests.service.api.txn_stage import TxnStage, on_txn_stage
 
 PRODUCE, VERSION = 0, 12
 NONE = ErrorCode.NONE
+DAY_MS = 86_400_000
 
 
 def long_batch(records: int = 20 * RECORDS_AT_ONCE, *, now_ms: int, key: bytes | None = b"k", **how: Any) -> bytes:
@@ -226,6 +239,37 @@ def test_what_only_a_broker_says_of_a_batch_is_taken_out_when_a_client_says_it(t
         assert not header.log_append_time
         assert header.crc == crc32c(batch[21:])
         assert read_header(batch).base_timestamp == now_ms
+
+    on_txn_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("newest_ms", [-1, 0])
+@pytest.mark.parametrize("records", [2, 2 * RECORDS_AT_ONCE], ids=["short", "long"])
+@pytest.mark.parametrize("kind", ["plain", *SETTINGS])
+def test_a_header_without_the_time_of_its_newest_record_is_given_it(
+    tmp_path: Path, kind: str, records: int, newest_ms: int
+) -> None:
+    """Sarama left it out for years. Kafka takes it from the records, whatever the header says. If the time of the first
+    record counted instead, the newest would be deleted too early.
+    """
+
+    async def scene(stage: TxnStage) -> None:
+        settings = {**SETTINGS, "plain": {}, "not too old": {"message_timestamp_before_max_ms": str(60 * DAY_MS)}}[kind]
+        await stage.create("events", 1, **settings)
+        now_ms = stage.broker.env.clock.wall_ms()
+        times = [now_ms - 30 * DAY_MS] * (records - 1) + [now_ms]
+        batch = bytearray(build_batch([(b"k", b"v", (), time) for time in times]))
+        batch[MAX_TIMESTAMP_AT : MAX_TIMESTAMP_AT + 8] = newest_ms.to_bytes(8, "big", signed=True)
+        batch[CRC_AT:CHECKED_FROM] = crc32c(batch[CHECKED_FROM:]).to_bytes(4, "big")
+        answer = send(stage, Session("10.0.0.1", 1), "events", bytes(batch))
+        assert error_of(await answer if isinstance(answer, Awaitable) else answer) is NONE
+        log = (await stage.served("events")).log
+        ((header, stored_batch),) = [(header, bytes(batch)) for header, batch in log.scan(0)]
+        assert header.max_timestamp == now_ms
+        assert checksum_ok(stored_batch, header)
+        assert [record.timestamp for record in read_records(stored_batch, header)] == times
+        assert expired_segments(log, now_ms + 6 * DAY_MS, records) == 0
+        assert (expired_segments(log, now_ms + 8 * DAY_MS, records) == 1) is (kind != "compacted")
 
     on_txn_stage(tmp_path, scene)
 
