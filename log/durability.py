@@ -134,6 +134,7 @@ class Durability:
         """Make durable everything below `wanted`, and whatever else is unsettled. The caller must hold `alone`."""
         while self.flushed_offset < min(wanted, self._log.end_offset) or self.is_unsettled:
             await self._flush_once()
+        assert self.flushed_offset <= self._log.end_offset, "only bytes that are there are durable"
 
     async def _flush_once(self) -> None:
         log = self._log

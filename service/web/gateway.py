@@ -1,10 +1,11 @@
-"""The way from HTTP to the cluster: who leads or coordinates what, and questions to it.
+"""The way from HTTP to the cluster: it finds leaders and coordinators, and asks them.
 
-Every question is one of Kafka's version-free messages, asked of the broker that can answer it. If that is this one, the
-message goes to the same handler that serves the wire, without socket and codec; otherwise to that broker's listener.
+Every question is one of Kafka's version-free messages, and goes to the broker that can answer it. If that is this
+broker, the handler that serves the wire gets the message without socket and codec. Otherwise it goes to the other
+broker's listener.
 
-What always holds: no answer is made up here. The broker that led or coordinated when a question was asked says so in
-its error code, and those who ask know from it whether anything was done.
+What always holds: no answer is made up here. A broker that no longer leads or coordinates says so by its error code,
+which also tells whether anything was done.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ R = TypeVar("R", bound=Struct)
 CLIENT_ID = "oncelog-http"
 TIMEOUT_S = 30.0
 PAUSE_S = 0.02
-"""Before a question is asked again of what is just being made or elected."""
+"""The pause before asking again about something that is just being created or elected."""
 ASKING: ContextVar[Session] = ContextVar("asking")
-"""Whose HTTP request is served."""
+"""The session of the client whose HTTP request is being served."""
 NEWEST = {key: newest - (key in NEWEST_IS_UNSTABLE) for key, (_, newest) in OFFERED.items()}
 
 
@@ -60,19 +61,19 @@ class Gateway:
         self.broker = broker
         self.scraper = scraper
         self.pages: object | None = None
-        """What the pages keep from one to the next."""
+        """What the pages keep from one drawing to the next."""
         self.closing = asyncio.Event()
         self.cluster = Inside(self)
         self.routes: Sequence[Route]
         self.document: bytes | None = None
-        """The OpenAPI document, once somebody has asked for it."""
+        """The OpenAPI document, made at the first request for it."""
         self.numbers: Numbers
         self.producers: Producers
         self.keys: Keys
         self.open_transactions: OpenTransactions
         self.members: Members
         self.instances: Instances
-        """These are set by the server, since they need the gateway."""
+        """Set by the server, because these need the gateway."""
         self._turn = 0
         self._waiting: set[asyncio.Task[Any]] = set()
         self._http: ClientSession | None = None
@@ -80,23 +81,23 @@ class Gateway:
         self._pool = Pool(client_id=CLIENT_ID, timeout_s=TIMEOUT_S)
         self._listener = broker.config.endpoints[0].listener
         self.own_session = Session(CLIENT_ID, 0, listener=self._listener)
-        """For what this broker asks on its own account."""
+        """The session for this broker's own questions."""
 
     def end_waiting(self) -> None:
-        """Streams and long polls end; what writes goes on."""
+        """End streams and long polls. Requests that write go on."""
         self.closing.set()
         for task in list(self._waiting):
             task.cancel()
 
     async def close(self) -> None:
-        """The ways to other brokers end. Nobody asks them any more."""
+        """Close the connections to other brokers. Nothing asks them any more."""
         await self._pool.close()
         if self._http is not None:
             await self._http.close()
 
     @contextmanager
     def waiting(self, most: int | None = None) -> Iterator[None]:
-        """Around what does nothing but wait for what to tell, and ends with the server."""
+        """For code that only waits for something to tell: it ends when the server stops."""
         if most is not None and len(self._waiting) >= most:
             raise Problem("too-many-streams", f"{most} streams are open at this broker")
         task = asyncio.current_task()
@@ -108,7 +109,7 @@ class Gateway:
             self._waiting.discard(task)
 
     def http(self) -> ClientSession:
-        """For requests that other brokers serve."""
+        """For requests that are forwarded to other brokers."""
         if self._http is None:
             self._http = ClientSession(
                 timeout=ClientTimeout(total=2 * TIMEOUT_S),
@@ -118,7 +119,7 @@ class Gateway:
         return self._http
 
     def next_turn(self) -> int:
-        """A number that is another each time."""
+        """A number that differs each time."""
         self._turn += 1
         return self._turn
 
@@ -142,7 +143,7 @@ class Gateway:
         return state
 
     def leader(self, partition: TopicPartition) -> int:
-        """The node that leads the partition; a problem while nobody does."""
+        """The leader of the partition. Raises a problem if there is none."""
         leader = self.state(partition).leader
         if leader == NO_LEADER:
             where = f"{partition.topic} partition {partition.partition} has no leader now"
@@ -150,7 +151,7 @@ class Gateway:
         return leader
 
     async def coordinator(self, topic: InternalTopic, key: str) -> int:
-        """The node that coordinates the key, waited for while its internal topic is made."""
+        """The coordinator of the key. If its internal topic is just being created, that is waited for."""
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
         while True:
             found = self.broker.internal_topics.coordinator_of(topic, key, self._listener)
@@ -163,10 +164,10 @@ class Gateway:
     # Asking
 
     async def ask(self, node: int, request: Request[R], *, session: Session | None = None, wait_s: float = 0.0) -> R:
-        """The answer of a broker. ClientFailure when it can't be had.
+        """The answer of a broker. Raises ClientFailure if there is none.
 
-        Without a session it is judged here as the client's question that is being served, since the other broker sees
-        only this one.
+        Without a session, the rules are checked here for the client that is being served, because the other broker sees
+        only this broker.
         """
         key = api_key_of(type(request))
         session = session or ASKING.get(self.own_session)
@@ -188,7 +189,7 @@ class Gateway:
         return cast(R, answer)
 
     async def ask_coordinator(self, topic: InternalTopic, key: str, request: Request[R], *, wait_s: float = 0.0) -> R:
-        """Asks again while the coordinator is moving or loading, as long as the answer's first code says so."""
+        """Ask the coordinator. Ask again while the answer's first error code says that it is moving or loading."""
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
         while True:
             answer = await self.ask(await self.coordinator(topic, key), request, wait_s=wait_s)
@@ -203,7 +204,7 @@ class Gateway:
 
 
 class Inside(Cluster):
-    """What the client library can ask of a cluster, asked from inside it."""
+    """The cluster as the client library sees it, asked from inside the broker."""
 
     def __init__(self, gateway: Gateway, timeout_s: float = TIMEOUT_S) -> None:
         super().__init__([], client_id=CLIENT_ID, timeout_s=timeout_s)
@@ -219,7 +220,7 @@ class Inside(Cluster):
 
 
 def first_error(answer: Any) -> int:
-    """The first error code in an answer, wherever its kind keeps it."""
+    """The first error code in an answer, in whichever field it is."""
     code = getattr(answer, "error_code", 0) or getattr(answer, "partition_error_code", 0)
     if code:
         return int(code)

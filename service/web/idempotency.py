@@ -1,12 +1,13 @@
 """Requests that are safe to repeat: the Idempotency-Key header, as the IETF's draft has it.
 
-The record of a key (what was asked, what was answered) is written in the same transaction as the data, to an internal
-topic. A key belongs to one of its partitions, and that partition's leader serves every request with it; others forward
-to it. So a key's record is there if and only if the data is, whatever dies in between.
+The record of a key has the request and its answer. It is written to an internal topic, in the same transaction as the
+data. A key belongs to one partition of that topic, and the partition's leader serves every request with the key; other
+brokers forward to it. So the key's record exists if and only if the data does, whatever dies in between.
 
-What always holds: of all requests with the same key at most one is applied, while the key is remembered; a repeated
-one is given the first one's answer, or is told to wait (409) while that is under way, or that it is another request
-(422). A leader answers for keys only after everything that was written before it led is decided, and known to it.
+What always holds: while a key is remembered, at most one request with it is applied. A repeated request gets the first
+one's answer. While the first is still being written, it is told to wait (409); if it is another request, it is refused
+(422). A leader answers for keys only when everything written before its leadership is decided, and the leader has read
+it.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
 KEY_MAX = 255
 KEYS_MAX = 1_000_000
-"""Remembered of one partition of the topic, in 250 bytes of memory each. Beyond, new keys are refused, and none that is
-remembered is forgotten early."""
+"""How many keys are remembered for one partition of the topic, in 250 bytes of memory each. Beyond that new keys are
+refused; no remembered key is forgotten early.
+"""
 BATCHES_AT_ONCE = 200
 OF_RECORDS = ("record-header-", "ce-")
-"""Headers of a request that begin so are a part of what is written."""
+"""Request headers with these prefixes become part of the records."""
 ZSTD = 4
 COMPRESSED_FROM_BYTES = 1000
 _QUOTED = re.compile(r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"\Z')
@@ -64,7 +66,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def key_of(request: web.Request) -> str:
-    """The key, which is a string of structured fields (RFC 8941); without quotes it is taken too."""
+    """The key: a string of structured fields (RFC 8941), also accepted without quotes."""
     given = request.headers.getall(HEADER)
     if len(given) != 1:
         raise Problem("bad-key", "one key is enough")
@@ -81,7 +83,7 @@ def key_of(request: web.Request) -> str:
 
 
 async def fingerprint_of(gateway: Gateway, request: web.Request, body: bytes) -> str:
-    """What tells one request from another."""
+    """A digest of the request, which tells one request from another."""
     parts = [f"{part}\n" for part in (request.method, request.path_qs, request.content_type)]
     for name, content in request.headers.items():
         if name.lower().startswith(OF_RECORDS):
@@ -96,7 +98,7 @@ class Keys:
         self._gateway = gateway
         self._memories: dict[int, Memory] = {}
         self._under_way: dict[Digest, str] = {}
-        """Fingerprints of requests that are being written."""
+        """The fingerprints of requests that are being written, by key."""
 
     async def once(
         self,
@@ -169,7 +171,7 @@ class Keys:
         return web.Response(body=answer, content_type=JSON)
 
     async def _memory(self, key: str) -> Memory:
-        """What is known of the key's partition, as of this leadership."""
+        """The keys of this key's partition, as far as they are known in this leadership."""
         topic = self._gateway.topic(HTTP_KEYS.name)
         index = HTTP_KEYS.partition_of(key, len(topic.partitions))
         where = TopicPartition(HTTP_KEYS.name, index)
@@ -201,7 +203,7 @@ class Memory:
         self._is_loaded = False
 
     async def load(self, deadline: float) -> bool:
-        """Learn what was written before; False when this leadership ended meanwhile."""
+        """Read the keys that were written before. False: this leadership ended meanwhile."""
         async with self._loading:
             if self._is_loaded:
                 return True
@@ -234,7 +236,7 @@ class Memory:
         self.offsets[hashlib.blake2b(key, digest_size=16).digest()] = offset, written_ms
 
     async def recall(self, offset: int, key: str) -> Remembered | None:
-        """The record of a key; None if it is gone: its time is over."""
+        """The record of a key; None if it is gone because its time is over."""
         log = self.partition.log
         if offset < log.start_offset:
             return None
@@ -249,7 +251,7 @@ class Memory:
         return None
 
     def forget_old(self, gateway: Gateway) -> None:
-        """Keys whose time is over are free again."""
+        """Forget keys whose time is over, so that they may be used again."""
         oldest_ms = gateway.broker.env.clock.wall_ms() - gateway.broker.config.http_idempotency_retention_ms
         while self.offsets:
             digest, (_, written_ms) = next(iter(self.offsets.items()))

@@ -1,7 +1,9 @@
-"""Writing records: JSON batches (atomic), NDJSON streams (reported line by line), raw bytes (one record a request).
+"""Writing records: JSON batches (atomic), NDJSON streams (with a report for each line), and raw bytes (one record in
+each request).
 
-What always holds: a JSON body is written as a whole or not at all: as one batch where one is enough, else in a
-transaction of this broker's. A line of a stream is written by itself, and its report says whether it was.
+What always holds: a JSON body is written as a whole or not at all: in one batch if that is enough, otherwise in a
+transaction of this broker. A line of a stream is written independently of the others, and its report tells whether it
+was written.
 """
 
 from __future__ import annotations
@@ -36,15 +38,15 @@ from service.wire.messages import (
 )
 
 BATCH_BYTES = 800_000
-"""Of records, as JSON: below the 1 MiB that topics take by default."""
+"""The most bytes of records, as JSON, in one batch: below the 1 MiB that topics accept by default."""
 RECORDS_AT_ONCE = 500
-"""Made into batches in one turn of the loop: 4 ms."""
+"""How many records are made into batches in one turn of the loop: 4 ms."""
 RUN_RECORDS = 4 * RECORDS_AT_ONCE
-"""At most in one batch."""
+"""The most records in one batch."""
 DECODED_AT_ONCE = 128 << 10
-"""A longer body is taken apart first, and its records are read in turns."""
+"""A longer body is scanned first, and its records are decoded in several turns of the loop."""
 REST_BYTES_MAX = 1 << 20
-"""Of a long body: everything but its records."""
+"""The most bytes of a long body without its records."""
 OCTETS = "application/octet-stream"
 RECORD_HEADER = "record-header-"
 IDEMPOTENCY_KEY = "Idempotency-Key"
@@ -59,7 +61,7 @@ class OffsetIn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OffsetsIn(msgspec.Struct, forbid_unknown_fields=True):
-    """What a group has read, committed together with the records."""
+    """The offsets that a group has read, committed together with the records."""
 
     group: str
     offsets: list[OffsetIn]
@@ -69,7 +71,7 @@ class OffsetsIn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ExpectedIn(msgspec.Struct, forbid_unknown_fields=True):
-    """Write only if the partition's log ends here, but for the markers of transactions."""
+    """Write only if the partition's log ends here. Markers of transactions after it do not count."""
 
     topic: str
     partition: int
@@ -85,7 +87,7 @@ class BatchIn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Place(msgspec.Struct, omit_defaults=True, gc=False):
-    """Where a record is."""
+    """The place of a record."""
 
     partition: int
     offset: int
@@ -99,7 +101,7 @@ class TransactionOut(msgspec.Struct):
 
 
 class BatchOut(msgspec.Struct, omit_defaults=True):
-    """Everything was written."""
+    """The answer if everything was written."""
 
     outcome: Outcome
     results: list[Place]
@@ -117,7 +119,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def topic_to_write(gateway: Gateway, name: str) -> Topic:
-    """The topic; made if it isn't there and brokers are set up to make it."""
+    """The topic. If it does not exist, it is created, provided the settings allow that."""
     topic = gateway.broker.image.topics.get(name)
     if topic is not None:
         return topic
@@ -143,7 +145,7 @@ async def topic_to_write(gateway: Gateway, name: str) -> Topic:
 
 @dataclass(slots=True)
 class Placed:
-    """Records of a request by their partitions; `order` says in which order they came."""
+    """The records of a request by their partitions. `order` has the order in which they came."""
 
     by_partition: dict[TopicPartition, list[NewRecord]]
     order: list[tuple[TopicPartition, int]]
@@ -155,7 +157,7 @@ class Placed:
 
 
 async def read_batch(body: bytes) -> tuple[BatchIn, list[RecordIn]]:
-    """The body and its records. A long one is read in turns of the loop."""
+    """The body and its records. A long body is decoded in several turns of the loop."""
     if len(body) <= DECODED_AT_ONCE:
         batch = read_json(body, _batches)
         refuse_doubles(body, batch.records)
@@ -197,7 +199,7 @@ async def place_all(
 
 
 def cut(records: Sequence[NewRecord]) -> list[list[NewRecord]]:
-    """In runs that fit into a batch, and that take one turn of the loop to build."""
+    """The records in runs, each of which fits into a batch and takes one turn of the loop to build."""
     runs: list[list[NewRecord]] = []
     size_bytes = BATCH_BYTES
     for record in records:
@@ -214,7 +216,7 @@ def cut(records: Sequence[NewRecord]) -> list[list[NewRecord]]:
 
 
 async def in_runs(placed: Placed) -> list[tuple[TopicPartition, list[NewRecord]]]:
-    """All of them, cut in turns of the loop: each partition's in their order."""
+    """All runs, made in several turns of the loop. Each partition's records keep their order."""
     runs: list[tuple[TopicPartition, list[NewRecord]]] = []
     for partition, records in placed.by_partition.items():
         for at in range(0, len(records), RUN_RECORDS):
@@ -225,7 +227,7 @@ async def in_runs(placed: Placed) -> list[tuple[TopicPartition, list[NewRecord]]
 
 
 Seal = Callable[[Producer, BatchOut], Awaitable[None]]
-"""What is written last into the transaction of a request, when its answer is known."""
+"""Writes the last record of a request's transaction, when the answer is known."""
 
 
 async def write_together(
@@ -235,7 +237,7 @@ async def write_together(
     expected: Sequence[ExpectedIn] = (),
     seal: Seal | None = None,
 ) -> BatchOut:
-    """All of it, or a problem and nothing."""
+    """Write all of it, or raise a problem and write nothing."""
     wanted: dict[TopicPartition, int] = {}
     for each in expected:
         partition = TopicPartition(each.topic, each.partition)
@@ -296,7 +298,7 @@ async def commit_offsets(producer: Producer, offsets: OffsetsIn) -> None:
 
 
 async def results_of(placed: Placed, batches: Sequence[Outgoing]) -> list[Place]:
-    """Where each record is, in the order they came; told in turns of the loop."""
+    """The place of each record, in the order in which they came. Made in several turns of the loop."""
     of_partition: dict[TopicPartition, list[Outgoing]] = {}
     for batch in batches:
         of_partition.setdefault(batch.partition, []).append(batch)
@@ -312,14 +314,14 @@ async def results_of(placed: Placed, batches: Sequence[Outgoing]) -> list[Place]
 
 
 def _offsets(batches: Sequence[Outgoing]) -> Iterator[tuple[int, int]]:
-    """Of each record, and when the broker says that it was appended."""
+    """The offset of each record, and the time at which the broker says that it was appended."""
     for batch in batches:
         for offset in range(batch.base_offset, batch.base_offset + batch.records):
             yield offset, batch.append_time_ms
 
 
 async def write_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    """Records of one topic, which the path names, or of any topics."""
+    """Write records of one topic, which the path names, or of any topics."""
     topic_name = request.match_info.get("topic")
     media = request.content_type
     if media == NDJSON:
@@ -347,7 +349,7 @@ async def answer_to(gateway: Gateway, body: bytes, topic_name: str | None, seal:
 
 
 def of_topic(answer: BatchOut, topic_name: str | None) -> BatchOut:
-    """The path names the topic: once is enough."""
+    """The answer without the topic's name in every place, because the path names it."""
     if topic_name is not None:
         answer.topic = topic_name
         for place in answer.results:
@@ -358,7 +360,7 @@ def of_topic(answer: BatchOut, topic_name: str | None) -> BatchOut:
 async def once(
     gateway: Gateway, request: web.Request, body: bytes, write: Callable[[Seal | None], Awaitable[BatchOut]]
 ) -> web.StreamResponse:
-    """With an Idempotency-Key, once for all; else as often as the client asks."""
+    """Write the request: with an Idempotency-Key once, otherwise each time that the client sends it."""
     if IDEMPOTENCY_KEY not in request.headers:
         return as_json(await write(None))
     return await gateway.keys.once(request, body, write)
@@ -408,7 +410,7 @@ class Report(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 async def write_stream(gateway: Gateway, request: web.Request, topic_name: str | None) -> web.StreamResponse:
-    """Lines are written as they come, and reported in their order."""
+    """Write lines as they come, and report on them in their order."""
     response = web.StreamResponse(headers={"Content-Type": NDJSON, "X-Accel-Buffering": "no"})
     await response.prepare(request)
     request[STREAMING] = True
@@ -445,8 +447,8 @@ async def _lines(request: web.Request, line_bytes_max: int) -> AsyncIterator[lis
 async def _write_plain_lines(
     gateway: Gateway, lines: Sequence[bytes], first_number: int, topic_name: str
 ) -> bytes | None:
-    """The reports on lines that have nothing but keys and values; None, and nothing was done, if others are among
-    them: at half the cost of `_write_lines`.
+    """The reports on lines that have nothing but keys and values, at half the cost of `_write_lines`. None: other lines
+    are among them, and nothing was done.
     """
     topic = gateway.broker.image.topics.get(topic_name)
     if topic is None or sum(map(len, lines)) > BATCH_BYTES or (records := read_lines(lines)) is None:

@@ -1,7 +1,5 @@
 """Compiles the encoder of one struct in one version: a message to bytes, and slices of files between them.
 
-codec.py calls it.
-
 What always holds: a field that the version lacks is left out; a tagged field is written only when it differs from its
 default. Values come from our own code, so nothing is forgiven: a null where none may be, or a number that does not fit,
 raises. Straight source like that of the decoders: neighbouring fields of fixed size, and the length or count behind

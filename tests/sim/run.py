@@ -3,8 +3,6 @@
 The broker is the real one, from its door to its log; simulated are the event loop, the network, the disk, the clocks
 and the metadata store's server. A run goes: boot, create topics, work under faults, heal, settle, read everything, stop
 cleanly, start, read everything again, judge.
-
-Called by `python -m tests.sim`, by the mutants and by the tests.
 """
 
 from __future__ import annotations

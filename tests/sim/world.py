@@ -13,7 +13,7 @@ Three ways to stop a host: `kill` ends the process while the kernel lives on (pa
 die inside a system call too: `ProcessDied` then unwinds through frames whose loop and disk are dead already, so that
 whatever they still do reaches nothing.
 
-Called by the tests and by `python -m tests.sim`. Loops, network and disks are beside this file.
+Loops, network and disks are beside this file.
 """
 
 from __future__ import annotations
