@@ -36,8 +36,8 @@ def missing() -> str | None:
 
 
 def in_a_world_of_its_own(command: Sequence[str], *, cwd: Path) -> NoReturn:
-    """Become `command` there. What ends this process ends that one too: there is no third between them that could die
-    alone.
+    """Become `command` there. A SIGKILL of this process ends that one, and everything that was started there. `unshare`
+    ignores SIGTERM and SIGINT.
     """
     os.chdir(cwd)
     os.execvp(NEW_WORLD[0], [*NEW_WORLD, *command])
