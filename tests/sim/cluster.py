@@ -346,7 +346,7 @@ class ClusterSimulation:
             self.history.stuck.append(f"{CAUGHT_UP_WITHIN} s after healing some have never caught up: {lacking}")
         self.synced_after = self.world.now - healed
         self.clients.stopping = True
-        await come_true(lambda: self.clients.settled == self.clients.expected)
+        await come_true(self._is_at_rest)
         reader = Reader(self.clients, "last reader")
         await let_transactions_end(self.clients, reader)
         if not await come_true(self._nothing_changes_folders, within=MOVED_WITHIN):
@@ -371,6 +371,10 @@ class ClusterSimulation:
             if known.get(name) != anew.get(name):
                 self.history.wrong.append(f"{name} was {known.get(name)}, and is {anew.get(name)} elsewhere")
         self.finished = True
+
+    def _is_at_rest(self) -> bool:
+        """Nobody asks for anything any more."""
+        return self.clients.settled == self.clients.expected
 
     async def _all_in_sync(self, when: str) -> bool:
         if await come_true(lambda: not self._out_of_sync(), within=ALIKE_WITHIN, every=0.2):

@@ -94,6 +94,10 @@ class WebSimulation(ClusterSimulation):
         self.world.host("fate", forever(self.fate.run))
         self.world.host("judge", forever(self._conduct))
 
+    def _is_at_rest(self) -> bool:
+        """A request goes on at its broker though its client asks no more, and may still write."""
+        return super()._is_at_rest() and not any(each.requests.http.under_way for each in self.brokers.values())
+
     async def _listen(self, broker: Broker) -> list[Server[Any] | WebDoor]:
         web = WebServer(broker, MAX_INT)
         await web.start(broker.config.web_endpoints)
