@@ -8,6 +8,7 @@ unexpected failure of a handler closes its connection and is logged, and no othe
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable
 from typing import Any
@@ -27,6 +28,7 @@ from service.wire.codec import (
     encode_response,
     encode_response_in_steps,
 )
+from service.wire.messages import FetchResponse, ProduceResponse, TopicProduceResponse
 from service.wire.messages.versions import ApiKey
 
 logger = logging.getLogger("oncelog.door")
@@ -38,9 +40,10 @@ elements as bytes.
 SHORT_ANSWERS = frozenset(
     (ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.HEARTBEAT, ApiKey.END_TXN, ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.INIT_PRODUCER_ID)
 )
-"""Answers that are encoded at once: they are needed all the time, and are long only where thousands of partitions are
-written or read.
-"""
+"""Answers that are encoded at once unless they tell of very many partitions: they are needed all the time."""
+
+LONG_ANSWER = 500
+"""The most partitions of a topic, and the most topics, that an answer tells of at once."""
 
 
 class BrokerDoor:
@@ -134,12 +137,16 @@ class BrokerDoor:
             return await reply if isinstance(reply, Awaitable) else reply
         except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
             return self._failed(session, route)
+        finally:
+            if session.pinned:
+                # When this task has handed its answer over, the connection keeps what it needs.
+                asyncio.get_running_loop().call_soon(session.unpin)
 
     def _encoded(self, header: RequestHeader, route: Route, answer: Any, began_s: float) -> Reply | Awaitable[Reply]:
         self._tally.answered(route.name, answer, self._now_s() - began_s)
         if isinstance(answer, Signal):
             return answer
-        if header.api_key in SHORT_ANSWERS:
+        if header.api_key in SHORT_ANSWERS and not _is_long(answer):
             return encode_response(header.api_key, header.api_version, answer)
         return now_or_in_turns(encode_response_in_steps(header.api_key, header.api_version, answer))
 
@@ -152,3 +159,12 @@ class BrokerDoor:
     def _failed(session: Session, route: Route) -> Reply:
         logger.exception("%s of %s:%d failed; its connection is closed", route.name, session.host, session.port)
         return CLOSE
+
+
+def _is_long(answer: Any) -> bool:
+    """Whether the answer to a Produce or a Fetch tells of more partitions than are read or written in one turn."""
+    topics = answer.responses if isinstance(answer, ProduceResponse | FetchResponse) else ()
+    return len(topics) > LONG_ANSWER or any(
+        len(topic.partition_responses if isinstance(topic, TopicProduceResponse) else topic.partitions) > LONG_ANSWER
+        for topic in topics
+    )

@@ -12,11 +12,12 @@ If `replica.selector.class` says so, a consumer is sent to a follower in its rac
 Gap: a diverging epoch (version 12) is told to every reader that sends its last fetched epoch.
 """
 
-from collections.abc import Awaitable, Container, Iterable
+from collections.abc import Awaitable, Container, Generator, Iterable
 from dataclasses import dataclass
 
 from isolation.read_view import AnyIsolation, FollowerIsolation, Isolation
 from service.api.directions import Directions
+from service.api.turns import done_at_once, done_in_turns, slices_in_turns
 from service.broker.fetch_sessions import (
     FIRST_EPOCH,
     SESSIONLESS_EPOCH,
@@ -26,13 +27,13 @@ from service.broker.fetch_sessions import (
     Wanted,
 )
 from service.broker.partition_table import PartitionTable
-from service.broker.reading import Copier, Found, Reading, Terms
+from service.broker.reading import READ_AT_ONCE, Copier, Found, Reading, Terms
 from service.broker.replication import Replication
 from service.broker.session import Session
 from service.cluster.metadata import ClusterMetadata
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.wire.codec import RequestHeader
+from service.wire.codec import MAX_REQUEST_ELEMENTS, RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     AbortedTransaction,
@@ -69,12 +70,34 @@ def handle(
     parts: Parts, session: Session, header: RequestHeader, request: FetchRequest
 ) -> FetchResponse | Awaitable[FetchResponse]:
     by_id = header.api_version >= TOPIC_IDS_SINCE
+    if any(len(topic.partitions) > READ_AT_ONCE for topic in request.topics) or len(request.topics) > READ_AT_ONCE:
+        return _named_in_turns(parts, session, header, request, by_id)
+    return _answer(parts, session, header, request, dict(_wanted(request, by_id)), by_id)
+
+
+async def _named_in_turns(
+    parts: Parts, session: Session, header: RequestHeader, request: FetchRequest, by_id: bool
+) -> FetchResponse:
+    wanted: dict[SessionKey, Wanted] = {}
+    async for some in slices_in_turns(_wanted(request, by_id), READ_AT_ONCE):
+        wanted.update(some)
+    answer = _answer(parts, session, header, request, wanted, by_id)
+    return await answer if isinstance(answer, Awaitable) else answer
+
+
+def _answer(
+    parts: Parts,
+    session: Session,
+    header: RequestHeader,
+    request: FetchRequest,
+    wanted: dict[SessionKey, Wanted],
+    by_id: bool,
+) -> FetchResponse | Awaitable[FetchResponse]:
     now_ms = parts.env.clock.wall_ms()
     fetch_session: FetchSession | None = None
     if request.session_epoch in (FIRST_EPOCH, SESSIONLESS_EPOCH):
         if request.session_id:
             parts.fetch_sessions.close(request.session_id)
-        wanted = dict(_wanted(request, by_id))
         if request.session_epoch == FIRST_EPOCH:
             fresh_id = parts.env.rng.randrange(1, 2**31)
             fetch_session = parts.fetch_sessions.open(fresh_id, wanted, by_topic_id=by_id, now_ms=now_ms)
@@ -86,7 +109,10 @@ def handle(
             return FetchResponse(error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if fetch_session.by_topic_id != by_id:
             return FetchResponse(error_code=ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
-        fetch_session.update(_wanted(request, by_id), _forgotten(request, by_id))
+        fetch_session.update(wanted.items(), _forgotten(request, by_id))
+        if len(fetch_session.wanted) > MAX_REQUEST_ELEMENTS:  # nobody could name them all in a request of his own
+            parts.fetch_sessions.close(fetch_session.session_id)
+            return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         if fetch_session.wanted:
             parts.fetch_sessions.use(fetch_session, now_ms=now_ms)
             wanted = fetch_session.wanted
@@ -108,10 +134,16 @@ def handle(
         knows_followers=copier is None and header.api_version >= FOLLOWERS_SINCE,
         nearer=_nearer(parts, request.rack_id) if request.rack_id else (),
     )
-    keeps_order = fetch_session is not None
-    reading = Reading(parts.partitions, session, terms, wanted, keeps_order=keeps_order, copier=copier)
+    reading = Reading(
+        *(parts.partitions, session, terms, wanted),
+        keeps_order=fetch_session is not None,
+        copier=copier,
+        takes_turns=len(wanted) > READ_AT_ONCE,
+    )
     directions = Directions(parts.metadata, session)
     answer = Answer(reading, fetch_session, incremental, directions, header.api_version >= DIRECTIONS_SINCE)
+    if reading.takes_turns:
+        return answer.in_turns()
     if reading.read() or request.max_wait_ms <= 0:
         return answer.now()
     return answer.wait()
@@ -171,12 +203,28 @@ class Answer:
         await self.reading.wait()
         return self.now()
 
+    async def in_turns(self) -> FetchResponse:
+        if not await self.reading.read_in_turns() and self.reading.terms.max_wait_ms > 0:
+            await self.reading.wait()
+        return await done_in_turns(self._steps())
+
     def now(self) -> FetchResponse:
+        return done_at_once(self._steps())
+
+    def _steps(self) -> Generator[None, None, FetchResponse]:
+        """Make the answer, and yield after each READ_AT_ONCE partitions."""
         found = self.reading.found
         session_id = self.session.session_id if self.session is not None else 0
         topics: dict[str | bytes, FetchableTopicResponse] = {}
-        for key, wanted in self.reading.wanted.items():
-            data = found[key]
+        served = []
+        for count, (key, wanted) in enumerate(list(self.reading.wanted.items()), 1):
+            if count % READ_AT_ONCE == 0:
+                yield
+            data = found.get(key)
+            if data is None:  # another request of the same session names it, and came while this one was read
+                continue
+            if data.records is not None:
+                served.append(key)
             if self.session is not None and not self._worth_telling(wanted, data):
                 continue
             name, index = key
@@ -193,7 +241,7 @@ class Answer:
                 self._direct(key, answer)
             topic.partitions.append(answer)
         if self.session is not None:
-            self.session.answered([key for key, data in found.items() if data.records is not None])
+            self.session.answered(served)
         nodes = [
             FetchResponseNodeEndpoint(node_id, endpoint.host, endpoint.port, rack)
             for node_id, (endpoint, rack) in self.directions.nodes.items()

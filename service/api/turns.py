@@ -38,6 +38,16 @@ async def done_in_turns(steps: Generator[None, None, Thing]) -> Thing:
         await asyncio.sleep(0)
 
 
+def done_at_once(steps: Generator[None, None, Thing]) -> Thing:
+    """What comes of these steps, one after the other in this turn."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            made: Thing = end.value
+            return made
+
+
 def now_or_in_turns(steps: Generator[None, None, Thing]) -> Thing | Awaitable[Thing]:
     """The result of these steps. If the first step is the last one, the result is there at once."""
     try:

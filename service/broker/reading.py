@@ -7,10 +7,12 @@ it. Stored bytes are handed out as slices of segment files; they are not read he
 gives at least one batch, however small the limits are, so that every reader makes progress.
 
 `read` says whether there is enough for an answer. If there is not, `wait` reads again whenever something has changed.
+A reading that `takes_turns` does not hold the loop, however many partitions are wanted. What it finds is pinned in the
+session, until the answer has been given to the connection.
 """
 
 import asyncio
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,6 +32,8 @@ from service.wire.error_codes import ErrorCode
 # answer as much as ten round trips would carry at 1 GB/s, so that the distance costs it little.
 NEAR_ANSWER_BYTES = 3 * 512 * 1024
 ANSWER_BYTES_PER_ROUND_TRIP_US = 10_000
+READ_AT_ONCE = 500
+"""The most partitions that are read in one turn of the loop. That takes 2 ms."""
 LONGEST_WAIT_MS = 5 * 60 * 1000
 """The longest wait that librdkafka can be configured for. A reader that asks for more gets an empty answer after this
 time, and asks again.
@@ -121,12 +125,35 @@ class Reading:
     lately come first.
     """
     copier: Copier | None = None
+    takes_turns: bool = False
     found: dict[SessionKey, Found] = field(default_factory=dict)
     _is_counted: bool = False
     _woken: asyncio.Future[None] | None = None
 
     def read(self) -> bool:
         """Read every wanted partition. Returns True if the answer need not wait."""
+        steps = self._steps()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return bool(end.value)
+
+    async def read_in_turns(self) -> bool:
+        """The same; others have their turns in between if the reading takes turns."""
+        if not self.takes_turns:
+            return self.read()
+        self.caller.unpin()
+        steps = self._steps()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return bool(end.value)
+            await asyncio.sleep(0)
+
+    def _steps(self) -> Generator[None, None, bool]:
+        """Read, and yield after each READ_AT_ONCE partitions."""
         self.found = found = {}
         budget = self.terms.max_bytes
         least, round_trip_us = min(self.terms.min_bytes, budget), self.caller.round_trip_us
@@ -134,13 +161,16 @@ class Reading:
         if round_trip_us is not None:
             enough = max(NEAR_ANSWER_BYTES, round_trip_us * ANSWER_BYTES_PER_ROUND_TRIP_US, least)
         size, counted, urgent = 0, 0, not self.wanted
-        for key in self._in_turn():
+        in_turn = self._in_turn()
+        for count, (key, wanted) in enumerate(list(in_turn) if self.takes_turns else in_turn, 1):
+            if count % READ_AT_ONCE == 0 and self.takes_turns:
+                yield
             partition = self._partition(key)
             if isinstance(partition, ErrorCode):
                 data = Found(partition, aborted=[])  # None is for partitions that exist
             else:
                 left = budget - size if size < enough else 0
-                data = self._read(partition, self.wanted[key], left, least, at_least_one=size == 0)
+                data = self._read(partition, wanted, left, least, at_least_one=size == 0)
             if data.records is not None:
                 size += data.records.size
             counted += data.counts
@@ -148,7 +178,7 @@ class Reading:
                 data.error
                 or data.diverging is not None
                 or data.nearer >= 0
-                or (self.copier is not None and self._must_hear(self.wanted[key], data, self.copier))
+                or (self.copier is not None and self._must_hear(wanted, data, self.copier))
             ):
                 urgent = True
             found[key] = data
@@ -157,12 +187,12 @@ class Reading:
             self._keep_turns(ended_early=size >= enough)
         return urgent or counted >= least
 
-    def _in_turn(self) -> Iterable[SessionKey]:
+    def _in_turn(self) -> Iterable[tuple[SessionKey, Wanted]]:
         """The wanted partitions: first those that were not served lately, otherwise in the client's order."""
         if self.keeps_order or not self.caller.fetched:
-            return self.wanted
+            return self.wanted.items()
         turns = {key: turn for turn, key in enumerate(self.caller.fetched)}
-        return sorted(self.wanted, key=lambda key: turns.get(key, -1))
+        return sorted(self.wanted.items(), key=lambda item: turns.get(item[0], -1))
 
     def _keep_turns(self, *, ended_early: bool) -> None:
         """If this broker cut the answer short, remember which partitions were served, so that the others come first
@@ -232,6 +262,8 @@ class Reading:
                 # compaction has left nothing below what may be read, and the reader waits.
                 found.counts = 0 if at_least_one else most
                 return found
+            if self.takes_turns:
+                self.caller.pin(stored)
             cut_short = stored.size < least and log.reach_of(stored) < limit
             if partition.stable.has_aborted:
                 next_offset = min(log.reach_of(stored), limit)
@@ -282,9 +314,11 @@ class Reading:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(self.terms.max_wait_ms, LONGEST_WAIT_MS) / 1000
         watched: list[Partition] = []
-        has_moved = False
+        self._woken = loop.create_future()
         try:
-            for key, wanted in self.wanted.items():
+            for count, (key, data) in enumerate(self.found.items(), 1):
+                if count % READ_AT_ONCE == 0 and self.takes_turns:
+                    await asyncio.sleep(0)
                 partition = self._partition(key)
                 if not isinstance(partition, ErrorCode):
                     watched.append(partition)
@@ -292,25 +326,29 @@ class Reading:
                     if self.copier is not None and self.copier.has_readers:
                         partition.watch(self)
                     # This reader was not told of changes between the reading and the call of `watch`.
-                    has_moved = has_moved or partition.high_watermark != self.found[key].high_watermark
-                    if self.copier is not None:
-                        has_moved = has_moved or partition.log.end_offset > wanted.fetch_offset
-                        has_moved = has_moved or partition.log.start_offset != self.found[key].log_start_offset
-            if has_moved and self.read():
-                return
+                    if self._has_moved(partition, key, data):
+                        self.moved()
             while True:
-                self._woken = loop.create_future()
                 timer = loop.call_at(deadline, self.moved)
                 try:
                     with self.caller.waits():
                         await self._woken
                 finally:
                     timer.cancel()
-                if self.read() or loop.time() >= deadline:
+                self._woken = loop.create_future()  # what changes while this reads counts for the next time
+                if await self.read_in_turns() or loop.time() >= deadline:
                     return
         finally:
             for partition in watched:
                 partition.unwatch(self)
+
+    def _has_moved(self, partition: Partition, key: SessionKey, data: Found) -> bool:
+        if partition.high_watermark != data.high_watermark:
+            return True
+        wanted = self.wanted.get(key)
+        if self.copier is None or wanted is None:
+            return False
+        return partition.log.end_offset > wanted.fetch_offset or partition.log.start_offset != data.log_start_offset
 
     def moved(self) -> None:
         if self._woken is not None and not self._woken.done():

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from log.disk import FileSlice
 from service.broker.fetch_sessions import SessionKey
 
 
@@ -33,9 +34,20 @@ class Session:
     """Partitions that were served in answers to Fetch which ended early, in the order of service: the latest is the
     last.
     """
+    pinned: list[FileSlice] = field(default_factory=list)
+    """What the answer to a long Fetch keeps readable until the connection has taken it over."""
     is_gone: bool = False
     """The connection has ended."""
     _waiting: dict[asyncio.Task[Any], None] = field(default_factory=dict)
+
+    def pin(self, stored: FileSlice) -> None:
+        stored.pin()
+        self.pinned.append(stored)
+
+    def unpin(self) -> None:
+        for stored in self.pinned:
+            stored.unpin()
+        self.pinned = []
 
     def waits(self) -> "Wait":
         """Use `with session.waits():` around code that only waits for the contents of an answer. The wait is cancelled
