@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -333,6 +334,23 @@ def test_what_a_process_leaves_suspended_at_its_exit_runs_no_further() -> None:
     gc.collect()
     assert ran == []
     world.close()
+
+
+def test_what_is_still_suspended_when_a_world_ends_is_not_heard(caplog: pytest.LogCaptureFixture) -> None:
+    ran: list[str] = []
+
+    async def main(host: Host) -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            ran.append("finally")
+            logging.error("nobody's business")
+
+    world = World(1)
+    world.host("busy", main)
+    world.run(until=1)
+    world.close()
+    assert (ran, caplog.records) == (["finally"], [])
 
 
 def test_a_process_that_goes_round_with_hardly_any_time_passing_stalls_the_run() -> None:

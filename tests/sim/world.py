@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import heapq
+import logging
 import math
 import random
 import signal
@@ -245,6 +246,8 @@ class World:
     def close(self) -> None:
         """End the run. `finally` blocks of suspended coroutines run now, and reach nothing."""
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        disabled = logging.root.manager.disable
+        logging.disable()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -258,6 +261,7 @@ class World:
                 gc.collect()
         finally:
             sys.unraisablehook = hook
+            logging.disable(disabled)
 
 
 @contextlib.contextmanager
