@@ -229,10 +229,17 @@ class _Recovery:
     def restore_views(self, views: Sequence[View], snapshots: list[int], scan_from: int) -> None:
         """Bring the views to the state that they had at the offset where the scan begins. A snapshot from before the
         first segment is not used: the batches between the two are gone, and a marker may have been among them.
+
+        If there is no snapshot so old, and batches before the first segment are gone, the views begin with a later one:
+        the batches that are left do not tell all that the views knew. A log that came from another folder is like
+        that. Below the trusted offset each snapshot belongs to this history: names are synced before that is noted.
         """
         first = self.segments[0].base_offset if self.segments else scan_from
         usable = [offset for offset in snapshots if offset >= first]
         known = restore_newest(self.disk, self.folder, views, usable, epochs=self.epochs, end_offset=scan_from)
+        if not known and first:
+            trusted = self.report.trusted_offset
+            known = restore_newest(self.disk, self.folder, views, usable, epochs=LeaderEpochs(), end_offset=trusted)
         self.report.replayed_from_offset = replay_from = max(known, first)
         for _, header, batch in self._trusted_batches(replay_from):
             for view in views:
@@ -265,7 +272,8 @@ class _Recovery:
                 self._note_cut(expected, 0, f"the segment {base_offset} does not follow {expected}")
                 self._remove_segments(bases[index:])
                 return
-            if views and (index or self.report.replayed_from_offset < base_offset):
+            known = self.report.replayed_from_offset
+            if views and known <= base_offset and (index or known < base_offset):
                 # Each segment needs a snapshot at its beginning. The snapshot of this one may never have been stored.
                 epoch = self.epochs.epoch_at(expected - 1)
                 self.new_snapshots[base_offset] = take_snapshot(views, offset=base_offset, leader_epoch=epoch)
@@ -333,7 +341,7 @@ class _Recovery:
             segment.note(header, start, interval_bytes)
             ended = start + header.size_bytes
             self.end_offset = expected = segment.end_offset
-            if views:
+            if views and base_offset >= self.report.replayed_from_offset:
                 batch = memoryview(chunk)[at:end]
                 for view in views:
                     view.apply(header, batch)
@@ -351,7 +359,7 @@ class _Recovery:
                 return position
             segment.note_many(stretch, position, self.interval_bytes)
             self.end_offset = segment.end_offset
-            self._apply_many(chunk, stretch, views)
+            self._apply_many(chunk, stretch, views, self.report.replayed_from_offset)
             position = segment.size_bytes
         return position
 
@@ -363,13 +371,15 @@ class _Recovery:
         return stretch
 
     @staticmethod
-    def _apply_many(chunk: bytes, stretch: Stretch, views: Sequence[View]) -> None:
+    def _apply_many(chunk: bytes, stretch: Stretch, views: Sequence[View], from_offset: int) -> None:
         if not views:
             return
         every = any(view.must_see_all for view in views)
         for index in range(len(stretch.starts)) if every else worth_folding(stretch):
             at = int(stretch.starts[index])
             header = read_header(chunk, at)
+            if header.base_offset < from_offset:
+                continue
             batch = memoryview(chunk)[at : at + header.size_bytes]
             for view in views:
                 view.apply(header, batch)

@@ -2,11 +2,14 @@
 
 import asyncio
 
+import pytest
+
 from log.compaction import find_work
 from log.control import ControlType
 from log.disk import DiskFault
 from log.ids import TopicId
 from log.relocation import Relocation
+from log.removal import remove_oldest
 from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, committed_records, no_breath, table
 from tests.log.memory_disk import MemoryDisk
 from tests.log.plain_cleaning import once
@@ -89,5 +92,26 @@ def test_what_was_aborted_stays_aborted_although_compaction_has_forgotten_it_mea
         known = table(committed_records(bench.log, bench.stable))
         assert b"a" not in known
         assert known[b"b"] == b"committed"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("recovery_point", [0, 1 << 40])
+def test_what_the_views_knew_of_removed_batches_is_known_after_a_crash_of_the_moved_log(recovery_point: int) -> None:
+    async def run() -> None:
+        bench = Moving()
+        bench.put((b"a", b"1"), producer=7)
+        for count in range(30):
+            bench.put((b"k%d" % count, bytes(50)))
+        await bench.log.flush()
+        await remove_oldest(bench.log, lambda: 2)
+        assert await bench.finish(bench.begin())
+        bench.put((b"b", b"2"), producer=8)
+        end_offset = bench.log.end_offset
+        await bench.log.flush()
+        again = Bench(bench.target, recovery_point=min(recovery_point, end_offset))
+        assert again.log.end_offset == end_offset
+        assert again.producers.last == bench.producers.last
+        assert set(again.producers.last) == {7, 8}
 
     asyncio.run(run())
