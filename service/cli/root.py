@@ -25,7 +25,7 @@ COMMANDS = {
     "produce": ("produce", "Write records to a topic, a line each."),
     "consume": ("consume", "Print the records of topics."),
     "doctor": ("doctor", "Check a cluster: what is wrong, and what to do about it."),
-    "top": ("top", "Show which topics grow, how far groups are, and what holds up readers, live."),
+    "top": ("top", "Show live which topics grow, how far groups are, and what waits."),
     "group": ("group", "Look at consumer groups, their lag, and move their offsets."),
     "txn": ("txn", "Look into transactions, find and end what holds up readers."),
     "config": ("config", "Read, set, compare and explain settings."),

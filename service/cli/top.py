@@ -67,7 +67,7 @@ WAITING_COLUMNS = ("topic", "partition", "transactional_id", "producer_id", "age
 @output_option
 @with_cluster
 async def command(cluster: Cluster, every_s: float, looks: int | None, output: Output) -> None:
-    """Show which topics grow, how far groups are, and what holds up readers, live."""
+    """Show live which topics grow, how far groups are, and what waits."""
     before: _Seen | None = None
     for look in itertools.count(1):
         top, before = await _look(cluster, before)

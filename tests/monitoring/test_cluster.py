@@ -171,8 +171,8 @@ def test_what_is_written_is_counted_by_its_leader(brokers: dict[int, Served]) ->
     assert oncelog("topic", "create", COUNTED, "-p", "3", bootstrap=brokers[1].bootstrap).status == 0
     write(brokers[1].bootstrap, COUNTED)
     written = "kafka_server_brokertopicmetrics_messagesin_total"
-    counts = [value for broker in brokers.values() for value in scrape(broker).all(written, topic=COUNTED)]
-    assert sum(counts) == 30
+    # a scrape of before may be told for a while
+    wait_for(lambda: sum(sum(scrape(broker).all(written, topic=COUNTED)) for broker in brokers.values()) == 30)
 
 
 def test_every_broker_shows_the_whole_cluster(brokers: dict[int, Served]) -> None:

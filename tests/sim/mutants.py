@@ -93,8 +93,11 @@ class Mutant:
     plant: Planting
     transactional: bool = False  # only seeds with transactions can show it
     moves: bool = False  # only seeds with two data folders can show it
+    fault: str = ""  # only seeds with this fault can show it
 
     def can_be_shown_by(self, plan: Plan) -> bool:
+        if self.fault and self.fault not in plan.kinds:
+            return False
         return (plan.transactional or not self.transactional) and (len(plan.folders) > 1 or not self.moves)
 
 
@@ -751,7 +754,9 @@ MUTANTS = (
     ),
     Mutant("ack before fsync", "acks=all is answered when the batch is in the page cache", acknowledge_before_fsync),
     Mutant("high watermark ahead of the disk", "readers see what is not durable yet", high_watermark_ahead_of_the_disk),
-    Mutant("failed fsync ignored", "an fsync that failed counts as done", take_a_failed_fsync_for_done),
+    Mutant(
+        "failed fsync ignored", "an fsync that failed counts as done", take_a_failed_fsync_for_done, fault="fsync fails"
+    ),
     Mutant("no folder sync on roll", "a new segment's name is never made durable", roll_without_syncing_the_folder),
     Mutant("recovery point before fsync", "recovery trusts what was only appended", recovery_point_before_fsync),
     Mutant("full disk taken for a broken one", "the folder is out of service", a_full_disk_fails_the_folder),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from log.ids import TopicPartition
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition, FetchRequest, FetchResponsePartitionData, FetchTopic, ForgottenTopic
@@ -10,6 +12,7 @@ from tests.sim.history import Read
 from tests.sim.workload import FETCH_BYTES, Clients, Reader, until_true
 
 BY_ID_SINCE = 13
+OTHERS_WRITE_S = 1.0
 SESSION_IS_OVER = {
     ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
     ErrorCode.INVALID_FETCH_SESSION_EPOCH,
@@ -112,8 +115,15 @@ class SessionReader(Reader):
         )
 
     async def settle(self) -> None:
-        """Come to where each partition ends now."""
+        """Come to where each partition ends, and again after others have written: the session was told nothing of what
+        had no news.
+        """
         self._left_out.clear()
+        await self._come_to_the_ends()
+        await asyncio.sleep(OTHERS_WRITE_S)
+        await self._come_to_the_ends()
+
+    async def _come_to_the_ends(self) -> None:
         ends: dict[TopicPartition, int] = {}
 
         async def ask_for_ends() -> bool:
