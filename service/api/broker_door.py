@@ -16,9 +16,9 @@ from typing import Any
 from service.api import api_versions
 from service.api.listener import Listener
 from service.api.routes import ROUTES, Route
-from service.api.turns import done_in_turns, now_or_in_turns
 from service.broker.node import Broker
 from service.broker.session import Session
+from service.broker.turns import done_in_turns, now_or_in_turns
 from service.net.door import CLOSE, Held, PeerInfo, Reply, Signal
 from service.wire.codec import (
     MalformedRequest,

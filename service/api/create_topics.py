@@ -9,9 +9,9 @@ from collections import Counter
 from log.ids import TopicId
 from service.api.admin_answers import executed
 from service.api.config_answers import describe_topic
-from service.api.turns import in_turns
 from service.broker.internal_topics import INTERNAL_TOPICS, kept_from_clients
 from service.broker.session import Session
+from service.broker.turns import in_turns
 from service.cluster.controller import Refusal
 from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import CreateTopics, NewTopic, TopicResult

@@ -1,8 +1,8 @@
 """DeleteGroups, versions 0 to 2: deletes empty groups with their offsets, including those of open transactions."""
 
 from service.api.group_answers import Groups, ask, error_code
-from service.api.turns import in_turns
 from service.broker.session import Session
+from service.broker.turns import in_turns
 from service.groups.commands import DeleteGroup, FaultReply
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode

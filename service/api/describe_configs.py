@@ -15,8 +15,8 @@ from service.api.config_answers import (
     describe_group,
     describe_topic,
 )
-from service.api.turns import in_turns
 from service.broker.session import Session
+from service.broker.turns import in_turns
 from service.cluster.config_commands import ResourceType
 from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import check_topic_name

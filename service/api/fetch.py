@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from isolation.read_view import AnyIsolation, FollowerIsolation, Isolation
 from service.api.directions import Directions
-from service.api.turns import done_at_once, done_in_turns, slices_in_turns
 from service.broker.fetch_sessions import (
     FIRST_EPOCH,
     SESSIONLESS_EPOCH,
@@ -30,6 +29,7 @@ from service.broker.partition_table import PartitionTable
 from service.broker.reading import READ_AT_ONCE, Copier, Found, Reading, Terms
 from service.broker.replication import Replication
 from service.broker.session import Session
+from service.broker.turns import done_at_once, done_in_turns, slices_in_turns
 from service.cluster.metadata import ClusterMetadata
 from service.ports import Env
 from service.settings.broker import BrokerConfig

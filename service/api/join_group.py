@@ -10,8 +10,8 @@ from collections.abc import Awaitable
 from functools import partial
 
 from service.api.group_answers import Groups, answer_with, error_code, fresh_id, host_of
-from service.api.turns import slices_in_turns
 from service.broker.session import Session
+from service.broker.turns import slices_in_turns
 from service.groups.commands import JoinGroup, JoinReply
 from service.ports import Env
 from service.wire.codec import RequestHeader

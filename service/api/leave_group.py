@@ -4,8 +4,8 @@ Before version 3 one member leaves, and what went wrong with it is the answer's 
 """
 
 from service.api.group_answers import Groups, ask, error_code
-from service.api.turns import slices_in_turns
 from service.broker.session import Session
+from service.broker.turns import slices_in_turns
 from service.groups.commands import LeaveGroup, LeaveReply, LeavingMember
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode

@@ -4,9 +4,9 @@ Every coordinator on this broker is asked. While one of them is still reading it
 """
 
 from service.api.group_answers import Groups
-from service.api.turns import in_turns, slices_in_turns
 from service.broker.session import Session
 from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
+from service.broker.turns import in_turns, slices_in_turns
 from service.groups.commands import ListGroups, ListReply, NameGroups, NamesReply
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode

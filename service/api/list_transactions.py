@@ -2,9 +2,9 @@
 this broker coordinates.
 """
 
-from service.api.turns import in_turns
 from service.api.wire_codes import Transactions
 from service.broker.session import Session
+from service.broker.turns import in_turns
 from service.groups.regex import InvalidRegex, TopicRegex
 from service.ports import Env
 from service.wire.codec import RequestHeader

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Iterable, Iterator
 
 from log.ids import TopicId
 from service.api.group_answers import OFFSETS_AT_ONCE, Groups, answer_with, ask, error_code
-from service.api.turns import slices_in_turns
 from service.broker.session import Session
+from service.broker.turns import slices_in_turns
 from service.cluster.image import Image, Topic
 from service.cluster.metadata import ClusterMetadata
 from service.groups.commands import CommitOffsets, CommitReply, OffsetToCommit

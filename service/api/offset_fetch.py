@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from log.ids import TopicId
 from service.api.group_answers import OFFSETS_AT_ONCE, Groups, answer_with, ask, error_code
-from service.api.turns import in_turns
 from service.broker.session import Session
+from service.broker.turns import in_turns
 from service.cluster.image import Image
 from service.cluster.metadata import ClusterMetadata
 from service.groups.commands import (

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from service.api.group_answers import OFFSETS_AT_ONCE, Groups, ask, error_code
-from service.api.turns import slices_in_turns
 from service.broker.acceptance import Refused
 from service.broker.session import Session
 from service.broker.shard import CoordinatorLoading, NotCoordinator
 from service.broker.transaction_gate import TransactionGate, Writer
+from service.broker.turns import slices_in_turns
 from service.cluster.metadata import ClusterMetadata
 from service.groups.commands import CommitReply, CommitTransactionalOffsets, OffsetToCommit
 from service.ports import Clock

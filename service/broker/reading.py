@@ -25,6 +25,7 @@ from service.broker.partition import NOBODY, Following, Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
 from service.broker.throttling import Throttle
+from service.broker.turns import done_at_once, done_in_turns
 from service.wire.error_codes import ErrorCode
 
 # When an answer to a client nearby holds this much, the remaining partitions wait for the next request, which comes at
@@ -132,25 +133,14 @@ class Reading:
 
     def read(self) -> bool:
         """Read every wanted partition. Returns True if the answer need not wait."""
-        steps = self._steps()
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                return bool(end.value)
+        return done_at_once(self._steps())
 
     async def read_in_turns(self) -> bool:
         """The same; others have their turns in between if the reading takes turns."""
         if not self.takes_turns:
             return self.read()
         self.caller.unpin()
-        steps = self._steps()
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                return bool(end.value)
-            await asyncio.sleep(0)
+        return await done_in_turns(self._steps())
 
     def _steps(self) -> Generator[None, None, bool]:
         """Read, and yield after each READ_AT_ONCE partitions."""

@@ -16,9 +16,9 @@ from isolation.read_filter import AbortedRanges
 from log.batch import BatchHeader, CorruptBatch, Record, checksum_ok, read_records
 from log.control import read_marker
 from log.ids import TopicPartition
-from service.api.turns import in_turns, slices_in_turns
 from service.broker.node import Broker
 from service.broker.partition import Partition
+from service.broker.turns import in_turns, slices_in_turns
 from service.client.cluster import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, by_topic
 from service.client.failures import ClientFailure, error_name
 from service.client.groups import committed_offsets

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 from log.batch import BatchHeader, CorruptBatch, read_header, read_records
 from log.control import read_marker
 from log.ids import NO_PRODUCER_EPOCH, TopicPartition
-from service.api.turns import in_turns
 from service.broker.internal_topics import GROUPS, TRANSACTIONS
+from service.broker.turns import in_turns
 from service.client.cluster import EARLIEST, LATEST, Cluster, by_topic
 from service.client.failures import ClientFailure, error_name
 from service.groups.records import read_key as read_group_key

@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 from aiohttp import web
 
 from log.ids import TopicPartition
-from service.api.turns import in_turns, slices_in_turns
 from service.broker.internal_topics import INTERNAL_TOPICS
+from service.broker.turns import in_turns, slices_in_turns
 from service.client.groups import describe_group, list_groups
 from service.client.transactions import find_root, find_transaction, producers_of
 from service.web.gateway import Gateway
