@@ -16,7 +16,7 @@ ARGS   ?=
 .PHONY: help install install-dev serve clean check test lint types format quick-tests docs site boards screens transcripts sim sim-cluster \
         sim-groups sim-web mutants mutants-cluster mutants-groups mutants-web conformance conformance-web clients clients-java clients-more \
         fuzz fuzz-http chaos chaos-cluster churn \
-        alarms demo-whole bench bench-spark spark-demo spark-cluster spark-connector spark-versions spark-crashes spark-chaos spark-extremes
+        alarms demo-whole bench bench-turns bench-spark spark-demo spark-cluster spark-connector spark-versions spark-crashes spark-chaos spark-extremes
 
 help: ## this list
 	@awk -F ':.*## ' '/^##@ /{printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -159,6 +159,9 @@ alarms: install-dev ## what goes wrong for real makes the right alerts fire: Pro
 
 bench: install-dev ## throughput, latency, memory, start-up: a table of medians (PEER=kafka, BASE=HEAD~1, BRIDGE=http://HOST:8080 compare)
 	$(PYTHON_RUN) -m tests.bench $(if $(PEER),--peer $(PEER)) $(if $(BASE),--base $(BASE)) $(ARGS)
+
+bench-turns: install-dev ## the longest turn of the event loop that the largest request of each API causes: ARGS="--only metadata --where 10"
+	$(PYTHON_RUN) -m tests.bench.turns $(ARGS)
 
 bench-spark: install-dev ## Spark reading and writing, beside Spark's own Kafka connector (PEER=kafka: also on Apache Kafka)
 	$(PYTHON_RUN) -m tests.spark.bench $(if $(PEER),--peer $(PEER)) $(ARGS)

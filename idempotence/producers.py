@@ -27,16 +27,16 @@ from enum import Enum
 from itertools import chain
 from typing import Final, NamedTuple
 
-from idempotence.room import LOOKS_AT_ONCE, ProducerRoom
+from idempotence.producer_room import LOOKS_AT_ONCE, ProducerRoom
 from idempotence.sequence import MAX_SEQUENCE, next_sequence
 from idempotence.shelves import Shelves
 from idempotence.verdicts import (
     ACCEPTED,
     CoordinatorFenced,
     Duplicate,
-    Fenced,
     NotInTransaction,
     OutOfOrder,
+    StaleEpoch,
     TooManyProducers,
     TransactionOpen,
     Verdict,
@@ -78,7 +78,7 @@ _COORDINATOR_EPOCH: Final = struct.Struct(">8xhxi")
 assert _SEEN.size == WINDOW_AT
 
 
-class Origin(Enum):
+class BatchOrigin(Enum):
     """Where a batch comes from. It decides what is checked."""
 
     CLIENT = 1
@@ -175,7 +175,7 @@ class ProducerStates:
         header: BatchHeader,
         *,
         now_ms: int,
-        origin: Origin = Origin.CLIENT,
+        origin: BatchOrigin = BatchOrigin.CLIENT,
         guard: Guard | None = None,
         needs_guard: bool = True,
     ) -> Verdict:
@@ -208,12 +208,12 @@ class ProducerStates:
         entry: bytes,
         current_epoch: int,
         newest: int,
-        origin: Origin,
+        origin: BatchOrigin,
         guard: Guard | None,
         needs_guard: bool,
     ) -> Verdict:
         producer_id, epoch = header.producer_id, header.producer_epoch
-        from_client = origin is Origin.CLIENT
+        from_client = origin is BatchOrigin.CLIENT
         if from_client and epoch == current_epoch:
             last = (header.base_sequence + header.last_offset_delta) & MAX_SEQUENCE
             repeated = find(entry, last_sequence=last, offset_delta=header.last_offset_delta)
@@ -222,7 +222,7 @@ class ProducerStates:
         # A stale epoch is checked before a missing verification. With error 47 the client can abort and go on, while 48
         # is fatal (KAFKA-19690).
         if epoch < current_epoch:
-            return Fenced(epoch, current_epoch)
+            return StaleEpoch(epoch, current_epoch)
         first_offset = self._open_transactions.get(producer_id)
         if header.attributes & TRANSACTIONAL:
             goes_on = first_offset is not None and epoch == current_epoch
@@ -235,11 +235,13 @@ class ProducerStates:
             return TransactionOpen(first_offset)
         return ACCEPTED
 
-    def _check_unknown(self, header: BatchHeader, origin: Origin, guard: Guard | None, needs_guard: bool) -> Verdict:
+    def _check_unknown(
+        self, header: BatchHeader, origin: BatchOrigin, guard: Guard | None, needs_guard: bool
+    ) -> Verdict:
         transactional = header.attributes & TRANSACTIONAL
         if transactional and needs_guard and not self._has_guard(header.producer_id, guard):
             return NotInTransaction()
-        if origin is Origin.CLIENT:
+        if origin is BatchOrigin.CLIENT:
             refused = self._check_beginning(header)
             if refused is not None:
                 return refused
@@ -290,9 +292,9 @@ class ProducerStates:
         current_epoch, current_coordinator_epoch = _COORDINATOR_EPOCH.unpack_from(entry)
         epoch = header.producer_epoch
         if epoch < current_epoch:
-            return Fenced(epoch, current_epoch)
+            return StaleEpoch(epoch, current_epoch)
         if transaction_version >= 2 and epoch == current_epoch and header.producer_id in self._open_transactions:
-            return Fenced(epoch, current_epoch)
+            return StaleEpoch(epoch, current_epoch)
         if coordinator_epoch < current_coordinator_epoch:
             return CoordinatorFenced(coordinator_epoch, current_coordinator_epoch)
         return ACCEPTED
@@ -493,8 +495,8 @@ class ProducerStates:
     # -- looking in
 
     def describe(self) -> Iterator[ProducerFacts]:
-        """Every producer, for DescribeProducers."""
-        for producer_id, entry in self._producers.items():
+        """Every producer there is now, for DescribeProducers. Batches may be applied between two of them."""
+        for producer_id, entry in list(self._producers.items()):
             _, epoch, count, coordinator_epoch, timestamp_ms, _ = HEAD.unpack_from(entry)
             last_sequence = EPOCH_AND_SEQUENCE.unpack_from(entry)[1] if count else NO_SEQUENCE
             first_offset = self._open_transactions.get(producer_id, NO_OFFSET)

@@ -29,7 +29,7 @@ class OutOfOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced:
+class StaleEpoch:
     """The producer has a later epoch here: a newer client has written, or the coordinator has ended its transaction."""
 
     epoch: int
@@ -67,7 +67,7 @@ Verdict = (
     Accepted
     | Duplicate
     | OutOfOrder
-    | Fenced
+    | StaleEpoch
     | NotInTransaction
     | TransactionOpen
     | CoordinatorFenced

@@ -11,7 +11,7 @@ from log.batch import BatchHeader, Buffer, split
 from log.control import ControlType, read_marker
 
 
-class AbortedRanges:
+class AbortedBatches:
     """Which batches belong to transactions that were aborted: from the first offset of each until its marker.
 
     Batches are asked about in the order of the log.
@@ -38,7 +38,7 @@ def visible_batches(
     """The data batches to show. `aborted` is the list that came with them; None: a reader of uncommitted data, who
     sees all data.
     """
-    ranges = AbortedRanges(aborted or ())
+    ranges = AbortedBatches(aborted or ())
     for header, batch in split(batches):
         if not ranges.covers(header, batch) and not header.is_control:
             yield header, batch

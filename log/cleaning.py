@@ -37,11 +37,11 @@ from log.batch import (
     read_varint,
 )
 from log.cleaning_job import (
+    AbortedTransactions,
     Cleaned,
     CleaningJob,
     LastBatches,
     TooLittleRoom,
-    Transactions,
     groups_of,
 )
 from log.compress import compress
@@ -176,7 +176,7 @@ class _Census:
     def __init__(self, job: CleaningJob, room: _Room) -> None:
         self._now_ms = job.now_ms
         self._memory_bytes = job.memory_bytes
-        self.transactions = Transactions(job.aborted)
+        self.transactions = AbortedTransactions(job.aborted)
         self._hash = _KeyHash(job.secret)
         self._chunk = _Chunk()
         kept_bytes = job.memory_bytes // KEPT_PART

@@ -67,7 +67,7 @@ def groups_of(segments: Sequence[SegmentFacts], size_bytes_max: int) -> Iterator
         yield group
 
 
-class Transactions:
+class AbortedTransactions:
     """Which batches belong to transactions that were aborted."""
 
     def __init__(self, aborted: Sequence[int]) -> None:

@@ -11,6 +11,14 @@ from log.segment import Segment
 from log.snapshots import restore
 
 
+def durable_after_cut(log: PartitionLog, offset: int) -> int:
+    """What was durable below this offset is still durable after a cut at `offset`, where a batch begins. It is 0 if the
+    cut may restart the log, because no segment above the start offset stays.
+    """
+    first_readable = log.start_offset
+    return offset if any(first_readable < segment.base_offset < offset for segment in log.segments[1:]) else 0
+
+
 async def distrust(log: PartitionLog, offset: int) -> None:
     """Lower the checkpoints in the folder that say what was durable to `offset`. A caller that is going to cut the log
     there does this first. Otherwise, after a crash in between, recovery would take the cut for damage.
@@ -40,6 +48,7 @@ def truncate_to(log: PartitionLog, offset: int) -> None:
         restart_at(log, log.start_offset)
         return
     last.cut(position, end_offset, log.config.index_interval_bytes)
+    assert log.start_offset < end_offset == last.end_offset, "the last segment ends where the log does"
     log.segments.active = last
     _end_at(log, end_offset)
     replay_from = log.snapshots.restore(log.views, epochs=log.epochs, end_offset=end_offset)
@@ -52,7 +61,7 @@ def truncate_to(log: PartitionLog, offset: int) -> None:
 
 
 def restart_at(log: PartitionLog, offset: int) -> None:
-    """Forget everything; the log is empty and starts at `offset`."""
+    """Forget everything; the log is empty and starts at `offset`. Nothing counts as flushed before the next flush."""
     log.durability.note_cut()
     log.make_folder()
     kept = log.segments.at_base(offset)
@@ -71,8 +80,11 @@ def restart_at(log: PartitionLog, offset: int) -> None:
         log.disk.unlink(f"{log.folder}/{checkpoint}")
     log.start_offset = offset
     log.durability.kept_start = 0
+    log.durability.note_restart()
     restore(log.views, {})
     log.tell_start()
+    assert log.start_offset == log.end_offset == offset, "the log is empty"
+    assert log.segments.active is kept and not kept.size_bytes, "the next batch enters an empty segment"
 
 
 def _remove(log: PartitionLog, segment: Segment) -> None:

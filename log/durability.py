@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from log.partition_log import PartitionLog
 
 
-class Durability:
+class LogDurability:
     """The durability of one log: what is flushed, and what the log has changed since."""
 
     __slots__ = (
@@ -71,6 +71,12 @@ class Durability:
         self.flushed_offset = min(self.flushed_offset, end_offset)
         self.gaps_left = min(self.gaps_left, end_offset)
 
+    def note_restart(self) -> None:
+        """Everything was removed from the log. Until the next flush a power cut may bring back any part of it, or leave
+        nothing at all.
+        """
+        self.flushed_offset = 0
+
     def note_disk_synced(self) -> None:
         """The whole disk was synced since the last change of the log, and since `Snapshots.write`. Only the plan of a
         swap, if there is one, still needs a flush.
@@ -82,7 +88,7 @@ class Durability:
         self.folder_is_new = self.names_changed = self.truncated = False
         self.flushed_offset = self._log.end_offset
 
-    def stand_in(self, copy: "Durability") -> None:
+    def stand_in(self, copy: "LogDurability") -> None:
         """The files of `copy`'s log are this log's now."""
         assert copy.flushed_offset >= self.flushed_offset, "what was durable stays so"
         self._cuts += 1

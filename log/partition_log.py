@@ -6,7 +6,8 @@ its end, `removal.py` at its start, `compaction.py` in between. `relocation.py` 
 
 What always holds:
 * `start_offset <= flushed_offset <= end_offset`. A start offset that is raised above the flushed offset raises that,
-  too.
+  too. There is one exception: of a log that was restarted (`cutting.restart_at`) nothing counts as flushed before the
+  next flush.
 * An offset that was given to bytes is never given to other bytes, unless `cutting` took it back.
 * Gaps between offsets come from compaction, and from copying a compacted log (`append_after_gap`).
 * A batch is in the log and in every view, or (after a `DiskFault`) in neither.
@@ -29,7 +30,7 @@ from typing import Final
 from log.batch import BatchHeader, Buffer, crc32c
 from log.config import LogConfig
 from log.disk import Disk, DiskFault, FileSlice
-from log.durability import Durability
+from log.durability import LogDurability
 from log.epochs import LeaderEpochs
 from log.identity import write_topic_id
 from log.ids import TopicId
@@ -83,7 +84,7 @@ class PartitionLog:
         self.folder = folder
         self.views = tuple(views)
         self.segments = Segments()
-        self.durability = Durability(self)
+        self.durability = LogDurability(self)
         self.snapshots = Snapshots(disk, folder)
         self.epochs = LeaderEpochs()
         self.start_offset = self.end_offset = 0

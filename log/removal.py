@@ -84,6 +84,8 @@ async def remove_oldest(log: PartitionLog, how_many: Callable[[], int]) -> int:
         await log.durability.settle(log.end_offset)
         # The last segment always stays: a record may have been appended to it during the wait.
         leaving = log.segments[: min(how_many(), len(log.segments) - 1)]
+        assert not log.durability.flush_due, "all sealed segments are durable"
+        assert not log.snapshots.pending, "what the views know from them is stored"
         return await _remove(log, leaving) if leaving else 0
 
 

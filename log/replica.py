@@ -80,6 +80,7 @@ class ReplicaSet:
         now_ms: int = 0,
     ) -> None:
         assert leader in isr and leader in replicas
+        assert all(member in replicas for member in (*isr, *eligible)), "only replicas may lead next"
         self.leader = leader
         self.leader_epoch = leader_epoch
         self.replicas = replicas
@@ -137,6 +138,12 @@ class ReplicaSet:
         follower.broker_epoch = broker_epoch
         follower.fetched_ms, follower.leader_end_offset = now_ms, log_end_offset
         return self._advance()
+
+    def held_all(self, member: int, *, broker_epoch: int, until_ms: int) -> None:
+        """This life of a follower held all that the leader had at that time."""
+        follower = self._followers.get(member)
+        if follower is not None and follower.broker_epoch == broker_epoch:
+            follower.caught_up_ms = max(follower.caught_up_ms, until_ms)
 
     def began_another_life(self, member: int, broker_epoch: int, *, now_ms: int) -> None:
         """By the metadata this broker has begun another life. What it holds is unknown until it fetches again."""
@@ -247,6 +254,7 @@ class ReplicaSet:
     def proposed(self, proposal: Proposal) -> None:
         """The set was proposed. From now on it may be in force, until the answer is known."""
         assert not self._is_proposing, "one proposal at a time"
+        assert any(member == self.leader for member, _ in proposal), "a leader never leaves the set that it leads"
         self._is_proposing = True
         self.pending_isr = tuple(dict.fromkeys((*self.pending_isr, *(member for member, _ in proposal))))
         self._note_who_counts()
@@ -267,6 +275,7 @@ class ReplicaSet:
         any more. True if the high watermark moved.
         """
         assert self.leader in isr
+        assert all(member in self.replicas for member in (*isr, *eligible)), "only replicas may lead next"
         if partition_epoch <= self.partition_epoch:
             return False  # this state, or a later one, is known already
         self.isr, self.eligible, self.partition_epoch = isr, eligible, partition_epoch

@@ -69,6 +69,8 @@ class Segments(Sequence[Segment]):
     def replace(self, old: Sequence[Segment], new: Sequence[Segment]) -> None:
         first = self._all.index(old[0])
         assert self._all[first : first + len(old)] == list(old), "only neighbours are replaced"
+        bases = {segment.base_offset for segment in old}
+        assert all(segment.base_offset in bases for segment in new), "the new segments have names of old ones"
         self.put([*self._all[:first], *new, *self._all[first + len(old) :]])
 
     def at_base(self, base_offset: int) -> Segment | None:

@@ -16,7 +16,7 @@ NEAREST_MS: Final = 1_000
 _FIELDS: Final = 3
 
 
-class Status(IntEnum):
+class BurrowStatus(IntEnum):
     """Burrow's codes."""
 
     OK = 1
@@ -50,23 +50,23 @@ class Window:
         if len(commits) > COMMITS * _FIELDS:
             del commits[:_FIELDS]
 
-    def judge(self, lag: int, now_ms: int) -> Status:
+    def judge(self, lag: int, now_ms: int) -> BurrowStatus:
         """The status by the first rule that fits, in Burrow's order."""
         commits = self._commits
         if lag <= 0 or not commits:
-            return Status.OK
+            return BurrowStatus.OK
         offsets, times, lags = commits[0::_FIELDS], commits[1::_FIELDS], commits[2::_FIELDS]
         if now_ms - times[-1] > times[-1] - times[0] and min(self._ends) > offsets[-1]:
-            return Status.STOP
+            return BurrowStatus.STOP
         if _went_back(offsets):
-            return Status.REWIND
+            return BurrowStatus.REWIND
         if min(lags) <= 0:
-            return Status.OK
+            return BurrowStatus.OK
         if offsets[0] == offsets[-1]:
-            return Status.STALL
+            return BurrowStatus.STALL
         if all(later >= earlier for earlier, later in pairwise(lags)):
-            return Status.WARN
-        return Status.OK
+            return BurrowStatus.WARN
+        return BurrowStatus.OK
 
 
 def _went_back(offsets: "array[int]") -> bool:

@@ -18,7 +18,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from monitoring import families as of
 from monitoring import shapes
-from monitoring.burrow import Status, Window
+from monitoring.burrow import BurrowStatus, Window
 from monitoring.exposition import Lines, escape, quantile
 
 SLICE: Final = 100
@@ -47,7 +47,7 @@ ONGOING: Final = "Ongoing"
 AT_AN_END: Final = ("Empty", "CompleteCommit", "CompleteAbort")
 
 
-class Blocker(NamedTuple):
+class OpenedHere(NamedTuple):
     """A transaction that is open in a partition led here."""
 
     began_ms: int
@@ -72,18 +72,18 @@ class Scrape:
         """Partitions for which groups of this coordinator have offsets, and which this broker does not hold."""
         self.elsewhere: Mapping[tuple[str, int], tuple[int, int]] = {}
         """Stable offsets and high watermarks of those, as their leaders told lately."""
-        self.strangers: dict[Blocker, None] = {}
+        self.strangers: dict[OpenedHere, None] = {}
         """Open transactions that hold up readers here and that no coordinator of this broker knows."""
         self.holders_elsewhere: Mapping[int, str] = {}
         """By producer id, the transactional ids that other coordinators have open."""
-        self.nobodys: frozenset[Blocker] = frozenset()
+        self.nobodys: frozenset[OpenedHere] = frozenset()
         """Those of the last scrape that no coordinator had open when all were asked afterwards."""
         self._process = ProcessCollector(registry=None)
 
     def gather(self, lines: Lines) -> Iterator[None]:
         self._broker_itself(lines)
         yield
-        blockers: list[Blocker] = []
+        blockers: list[OpenedHere] = []
         yield from self._partitions(lines, blockers)
         yield from self._transactions(lines, blockers)
         yield from self.judge_groups(lines)
@@ -139,7 +139,7 @@ class Scrape:
 
     # -- partitions
 
-    def _partitions(self, lines: Lines, blockers: list[Blocker]) -> Iterator[None]:
+    def _partitions(self, lines: Lines, blockers: list[OpenedHere]) -> Iterator[None]:
         broker, image = self._broker, self._broker.image
         told = _PartitionLines(lines)
         one_by_one = broker.config.metrics_partition_labels
@@ -180,7 +180,7 @@ class Scrape:
                 began_ms = now_ms
                 if stable.open_transactions:
                     found = [
-                        Blocker(each.first_timestamp_ms, name, index, each.producer_id, each.first_offset)
+                        OpenedHere(each.first_timestamp_ms, name, index, each.producer_id, each.first_offset)
                         for each in islice(stable.describe_open(), SLICE)
                     ]
                     blockers += found
@@ -216,7 +216,7 @@ class Scrape:
 
     # -- transactions
 
-    def _transactions(self, lines: Lines, blockers: list[Blocker]) -> Iterator[None]:
+    def _transactions(self, lines: Lines, blockers: list[OpenedHere]) -> Iterator[None]:
         broker = self._broker
         states: Counter[str] = Counter({ONGOING: 0})
         holders: dict[int, str] = {}
@@ -264,7 +264,7 @@ class Scrape:
             whose = holders.get(each.producer_id) or self.holders_elsewhere.get(each.producer_id) or ""
             lines.add(of.BLOCKER, held_s, each.topic, each.partition, each.producer_id, whose)
 
-    def _hanging(self, blockers: list[Blocker], holders: Mapping[int, str]) -> int:
+    def _hanging(self, blockers: list[OpenedHere], holders: Mapping[int, str]) -> int:
         """The open transactions that nothing will end. `holders` was read after them. A coordinator knows a transaction
         before anything of it is written, so a transaction that no coordinator has now has ended meanwhile, or hangs.
 
@@ -290,7 +290,7 @@ class Scrape:
             return True  # no transaction was ever begun by the rules
         return len(shards) == len(topic.partitions) and all(shard.loaded for shard in shards)
 
-    def _is_open(self, blocker: Blocker) -> bool:
+    def _is_open(self, blocker: OpenedHere) -> bool:
         held = self._broker.partitions.topic(blocker.topic) or {}
         partition = held.get(blocker.partition)
         return partition is not None and (
@@ -317,7 +317,7 @@ class Scrape:
             for group in list(shard.machine.groups()):
                 if only is not None and group.group_id not in only:
                     continue
-                group_id, worst = group.group_id, Status.OK
+                group_id, worst = group.group_id, BurrowStatus.OK
                 states[group.state.value] += 1
                 lines.add(of.GROUP_MEMBERS, len(group.members), group_id)
                 for topic, offsets in list(shard.machine.committed(group_id).items()):
@@ -373,9 +373,9 @@ class Scrape:
         committed: shapes.Committed,
         lag: int,
         now_ms: int,
-    ) -> Status:
+    ) -> BurrowStatus:
         if len(seen) >= WINDOWS_MAX:
-            return Status.OK
+            return BurrowStatus.OK
         window = seen[key] = self._windows.get(key) or Window()
         window.take(committed.offset, committed.commit_timestamp_ms, committed.offset + lag)
         return window.judge(lag, now_ms)

@@ -14,7 +14,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Final, Protocol
+from typing import Any, Final
+
+from monitoring.shapes import Txn
 
 FOLLOWED_MAX: Final = 10_000
 KEPT_MAX: Final = 20_000
@@ -24,30 +26,6 @@ INTERNAL: Final = 1
 OK, ERROR = 1, 2
 Place = tuple[str, int]
 """A partition: its topic, its number."""
-
-
-class State(Protocol):
-    @property
-    def label(self) -> str: ...
-
-
-class Transaction(Protocol):
-    """A transaction as its coordinator knows it."""
-
-    @property
-    def transactional_id(self) -> str: ...
-    @property
-    def producer_id(self) -> int: ...
-    @property
-    def producer_epoch(self) -> int: ...
-    @property
-    def state(self) -> State: ...
-    @property
-    def started_ms(self) -> int: ...
-    @property
-    def updated_ms(self) -> int: ...
-    @property
-    def partitions(self) -> Sequence[Place]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +60,7 @@ class Spans:
         self._followed: dict[str, Followed] = {}
         self._ready: deque[Span] = deque()
 
-    def moved(self, after: Transaction, why: str) -> None:
+    def moved(self, after: Txn, why: str) -> None:
         state = after.state.label
         name = after.transactional_id
         if state == "Ongoing":
@@ -99,7 +77,7 @@ class Spans:
         else:
             self._followed.pop(name, None)
 
-    def _goes_on(self, name: str, txn: Transaction) -> Followed | None:
+    def _goes_on(self, name: str, txn: Txn) -> Followed | None:
         followed = self._followed.get(name)
         if followed is None or followed.began_ms != txn.started_ms:
             if name not in self._followed and len(self._followed) >= FOLLOWED_MAX:

@@ -23,7 +23,7 @@ from service.api.routes import OFFERED
 from service.broker.data_folder import StartError, read_all
 from service.broker.headroom import make_room_to_start
 from service.broker.node import Broker
-from service.broker.opening import Opening
+from service.broker.opening import OpeningProgress
 from service.broker.session import Session
 from service.cluster.metadata import MetadataLost
 from service.garbage import Garbage
@@ -49,7 +49,7 @@ of new connections.
 async def run_broker(
     config: BrokerConfig,
     *,
-    on_opening: Callable[[Opening], None],
+    on_opening: Callable[[OpeningProgress], None],
     on_ready: Callable[[Broker, Sequence[Endpoint]], None],
     stop: asyncio.Event,
 ) -> None:
@@ -83,7 +83,7 @@ async def run_broker(
     if config.otlp_endpoint is not None:
         from service.web.telemetry import export_spans  # imported only where it is used
 
-        env.tasks.spawn("spans", export_spans(broker, config.otlp_endpoint))
+        env.tasks.spawn("spans", export_spans(broker.txn_tally, config.otlp_endpoint, broker_id=broker.node_id))
     if web is not None:
         web.begin()
     on_ready(broker, () if web is None else web.endpoints)

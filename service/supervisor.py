@@ -54,7 +54,7 @@ def tied(command: Sequence[str]) -> list[str]:
     return list(command) if setpriv is None else [setpriv, "--pdeathsig", "KILL", "--", *command]
 
 
-class Member:
+class BrokerProcess:
     """One of the brokers, and its process."""
 
     def __init__(self, number: int, command: Sequence[str], log: Path | None) -> None:
@@ -111,9 +111,9 @@ class Supervisor:
         self._count = count
         self._arguments = arguments
         self._defaults = defaults
-        self.members: list[Member] = []
+        self.members: list[BrokerProcess] = []
 
-    async def run(self, *, on_ready: Callable[[list[Member]], None], stop: asyncio.Event) -> None:
+    async def run(self, *, on_ready: Callable[[list[BrokerProcess]], None], stop: asyncio.Event) -> None:
         folder = self._config.data_folders[0]
         os.makedirs(folder, exist_ok=True)
         env = RealEnv(RealDisk(folder))
@@ -137,8 +137,12 @@ class Supervisor:
                     await store.close()
                 await env.tasks.cancel_all()
 
-    async def _run(self, own: dict[str, str], on_ready: Callable[[list[Member]], None], stop: asyncio.Event) -> None:
-        self.members = [Member(number, self._command(number, own), self._log) for number in range(1, self._count + 1)]
+    async def _run(
+        self, own: dict[str, str], on_ready: Callable[[list[BrokerProcess]], None], stop: asyncio.Event
+    ) -> None:
+        self.members = [
+            BrokerProcess(number, self._command(number, own), self._log) for number in range(1, self._count + 1)
+        ]
         try:
             await asyncio.gather(*(member.start() for member in self.members))
         except StartError:
@@ -159,7 +163,7 @@ class Supervisor:
         for member in self.members:
             member.signal(signal.SIGKILL)
 
-    async def _keep(self, member: Member, stop: asyncio.Event) -> None:
+    async def _keep(self, member: BrokerProcess, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
         pause_s = RESTART_S_MIN
         while True:

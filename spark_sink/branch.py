@@ -73,7 +73,7 @@ REFUSALS = {
 Place = tuple[str, int]
 
 
-class Fenced(OncelogError):
+class BranchFenced(OncelogError):
     """The transaction this writer belongs to is decided, or was aborted, or has another owner."""
 
 
@@ -100,7 +100,7 @@ class Branch:
         self._flights: deque[_Flight] = deque()
 
     def open(self, timeout_ms: int) -> None:
-        """Begin. Fenced: there is nothing to begin, its token was decided before."""
+        """Begin. `BranchFenced`: there is nothing to begin, its token was decided before."""
         request = InitProducerIdRequest(
             transactional_id=self.transactional_id, transaction_timeout=milliseconds(timeout_ms)
         )
@@ -169,7 +169,7 @@ class Branch:
 
     def _check(self, code: ErrorCode, doing: str, detail: str | None = None) -> None:
         if code in FENCED:
-            raise Fenced(f"{doing}: {self.transactional_id} is no longer open ({code.name.upper()})")
+            raise BranchFenced(f"{doing}: {self.transactional_id} is no longer open ({code.name.upper()})")
         check(code, doing, detail)
 
     def _make_room(self, batch: RecordBatch) -> None:

@@ -34,7 +34,7 @@ from pyspark.sql.types import StructType
 
 from spark_sink.branch import (
     Branch,
-    Fenced,
+    BranchFenced,
     abandon,
     await_visible,
     decide,
@@ -232,7 +232,7 @@ def write(
             return written
         slow = share.null_arrays and not (task.getLocalProperty(SIZING) or "").startswith(SIZING_OFF)
         return replace(written, branch=branch.seal(), rows=rows, slow=slow, topics=share.topics)
-    except Fenced:
+    except BranchFenced:
         if last_decided(client, root) < token:
             raise
         return replace(written, skipped=True)

@@ -31,9 +31,9 @@ from txn.commands import (
     MarkersWritten,
     VerifyPartitions,
 )
-from txn.deadlines import Deadlines, forget_after_ms
+from txn.deadlines import TxnDeadlines, forget_after_ms
 from txn.decisions import (
-    Outcome,
+    Judgement,
     TakeId,
     commit_branch,
     complete,
@@ -54,11 +54,11 @@ from txn.verdicts import (
     BUSY,
     NO_PRODUCER_IDS,
     Decided,
-    Decision,
     Discarded,
     InvalidRequest,
     MarkersNoted,
     TokenDecided,
+    TxnDecision,
     Verdict,
 )
 
@@ -74,7 +74,7 @@ writes nothing itself.
 """
 
 
-class Described(NamedTuple):
+class DescribedTxn(NamedTuple):
     """One id as transaction tools show it. While markers are being written, only partitions without one are listed."""
 
     txn: Txn
@@ -139,7 +139,7 @@ class _Draft:
         if txn.state in PREPARED:
             self.effects.append(markers_of(txn, txn.partitions))
 
-    def carry_out(self, outcome: Outcome) -> Verdict:
+    def carry_out(self, outcome: Judgement) -> Verdict:
         if outcome.moved is not None:
             self.move(outcome.moved)
         return outcome.verdict
@@ -168,7 +168,7 @@ class TxnCoordinator:
         self._branches: dict[str, dict[str, None]] = {}
         self._finished: dict[str, dict[str, None]] = {}
         self._owed = OwedMarkers()
-        self._deadlines = Deadlines()
+        self._deadlines = TxnDeadlines()
         self._waiting: dict[str, dict[int, _Waiting]] = {}
         self._waiting_count = 0
         self._waiting_until: list[tuple[int, int, str]] = []
@@ -178,7 +178,7 @@ class TxnCoordinator:
 
     # -- the machine
 
-    def decide(self, command: Command, token: int, now_ms: int) -> Decision:
+    def decide(self, command: Command, token: int, now_ms: int) -> TxnDecision:
         """The decision about a command. The answer has this `token`; it is in this decision or in a later one."""
         draft = self._begin(now_ms)
         patience_ms: int = getattr(command, "patience_ms", 0)
@@ -206,7 +206,7 @@ class TxnCoordinator:
             candidates.append(0)
         return min((at_ms for at_ms in candidates if at_ms is not None), default=None)
 
-    def expire(self, now_ms: int) -> Decision:
+    def expire(self, now_ms: int) -> TxnDecision:
         """Abort transactions that took too long, forget unused ids, answer commands whose patience has ended."""
         draft = self._begin(now_ms)
         for txn in list(islice(self._owed.settled.values(), END_AT_ONCE)):
@@ -232,13 +232,13 @@ class TxnCoordinator:
         """The markers of one id that still have to be written."""
         return self._owed.of(transactional_id)
 
-    def describe(self, transactional_id: str) -> Described | None:
+    def describe(self, transactional_id: str) -> DescribedTxn | None:
         txn = self._txns.get(transactional_id)
         if txn is None:
             return None
         owed = self._owed.partitions(transactional_id)
         branch = branch_of(transactional_id)
-        return Described(txn, txn.partitions if owed is None else owed, None if branch is None else branch.root)
+        return DescribedTxn(txn, txn.partitions if owed is None else owed, None if branch is None else branch.root)
 
     def all(self) -> Iterator[Txn]:
         """Every id, oldest first."""
@@ -441,10 +441,10 @@ class TxnCoordinator:
         self._deadlines.note_time(now_ms, wall_ms)
         return _Draft(self._txns, now_ms, wall_ms)
 
-    def _finish(self, draft: _Draft) -> Decision:
+    def _finish(self, draft: _Draft) -> TxnDecision:
         assert not self._decided, "every record that was decided on must be applied before the next decision"
         self._decided.extend(draft.written)
-        return Decision(tuple(draft.records), tuple(draft.answers), tuple(draft.effects))
+        return TxnDecision(tuple(draft.records), tuple(draft.answers), tuple(draft.effects))
 
     def _put(self, transactional_id: str, txn: Txn | None) -> None:
         branch = branch_of(transactional_id)

@@ -1,6 +1,6 @@
 """What ends by itself, and when: open transactions by their timeout, idle ids by their age.
 
-`abort_at_ms` and `forget_after_ms` are the rules; `Deadlines` finds the next one without looking at every id.
+`abort_at_ms` and `forget_after_ms` are the rules; `TxnDeadlines` finds the next one without looking at every id.
 """
 
 import heapq
@@ -49,7 +49,7 @@ def forget_after_ms(txn: Txn, settings: TxnSettings) -> int | None:
     return age_ms
 
 
-class Deadlines:
+class TxnDeadlines:
     """The times at which open transactions are to be aborted, in a heap. Entries of transactions that ended meanwhile
     stay in the heap until they come up, or until there are more of them than of others.
 

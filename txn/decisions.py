@@ -37,7 +37,7 @@ from txn.verdicts import (
 TakeId = Callable[[], int | None]
 
 
-class Outcome(NamedTuple):
+class Judgement(NamedTuple):
     """The verdict, and the transaction after the decision (None: it does not change)."""
 
     verdict: Verdict
@@ -55,22 +55,22 @@ def decide_init(
     take_id: TakeId,
     settings: TxnSettings,
     finished: Txn | None = None,
-) -> Outcome:
+) -> Judgement:
     """Make the caller the holder of the id. An open transaction is aborted first, unless it is prepared and to be kept.
 
     A new branch takes over the producer id of a `finished` one of its root, if there is one.
     """
     if refused := _check_init(ask, settings):
-        return Outcome(refused)
+        return Judgement(refused)
     timeout_ms = TWO_PHASE_TIMEOUT_MS if ask.two_phase_commit else ask.timeout_ms
     if txn is None:
         if finished is not None:
             return _succeed(finished, ask.transactional_id, timeout_ms, wall_ms=wall_ms)
         return create(ask.transactional_id, timeout_ms, wall_ms=wall_ms, take_id=take_id)
     if not _may_init(txn, ask):
-        return Outcome(Fenced(ask.producer_epoch, txn.holder[1]))
+        return Judgement(Fenced(ask.producer_epoch, txn.holder[1]))
     if txn.state in PREPARED:
-        return Outcome(BUSY)
+        return Judgement(BUSY)
     if txn.state is State.ONGOING:
         return _init_over_ongoing(txn, ask, wall_ms=wall_ms, take_id=take_id)
     return _init_at_rest(txn, ask, timeout_ms, wall_ms=wall_ms, take_id=take_id)
@@ -92,22 +92,22 @@ def _check_init(ask: InitProducer, settings: TxnSettings) -> Verdict | None:
     return None
 
 
-def create(transactional_id: str, timeout_ms: int, *, wall_ms: int, take_id: TakeId) -> Outcome:
+def create(transactional_id: str, timeout_ms: int, *, wall_ms: int, take_id: TakeId) -> Judgement:
     """Begin an id that was never used, or was forgotten."""
     producer_id = take_id()
     if producer_id is None:
-        return Outcome(NO_PRODUCER_IDS)
+        return Judgement(NO_PRODUCER_IDS)
     txn = Txn(transactional_id, producer_id, 0, State.EMPTY, timeout_ms, wall_ms)
-    return Outcome(Initialized(producer_id, 0), txn)
+    return Judgement(Initialized(producer_id, 0), txn)
 
 
-def _succeed(finished: Txn, transactional_id: str, timeout_ms: int, *, wall_ms: int) -> Outcome:
+def _succeed(finished: Txn, transactional_id: str, timeout_ms: int, *, wall_ms: int) -> Judgement:
     """Begin a new id with the producer id of a finished one and the next epoch. A client that still writes with the old
     epoch is fenced.
     """
     epoch = bumped(finished.producer_epoch)
     txn = Txn(transactional_id, finished.producer_id, epoch, State.EMPTY, timeout_ms, wall_ms)
-    return Outcome(Initialized(txn.producer_id, epoch), txn)
+    return Judgement(Initialized(txn.producer_id, epoch), txn)
 
 
 def _expects(ask: InitProducer) -> bool:
@@ -132,19 +132,19 @@ def _is_repeat(txn: Txn, pair: tuple[int, int]) -> bool:
     return txn.last_producer_epoch != NO_PRODUCER_EPOCH and pair == (txn.previous_producer_id, txn.last_producer_epoch)
 
 
-def _init_over_ongoing(txn: Txn, ask: InitProducer, *, wall_ms: int, take_id: TakeId) -> Outcome:
+def _init_over_ongoing(txn: Txn, ask: InitProducer, *, wall_ms: int, take_id: TakeId) -> Judgement:
     if ask.keep_prepared and txn.is_two_phase:
         return resume(txn, wall_ms=wall_ms, take_id=take_id)
     # The epoch that fences is never given to a client. The caller waits or asks again, and gets the next epoch.
-    return Outcome(BUSY, fence(txn, same_client=_expects(ask), wall_ms=wall_ms, take_id=take_id))
+    return Judgement(BUSY, fence(txn, same_client=_expects(ask), wall_ms=wall_ms, take_id=take_id))
 
 
-def resume(txn: Txn, *, wall_ms: int, take_id: TakeId) -> Outcome:
+def resume(txn: Txn, *, wall_ms: int, take_id: TakeId) -> Judgement:
     """Keep the prepared transaction as it is and give the caller a pair with which it can only end it (KIP-939)."""
     moved = hand_on(txn, same_client=False, wall_ms=wall_ms, take_id=take_id)
     if moved is None:
-        return Outcome(NO_PRODUCER_IDS)
-    return Outcome(Initialized(*moved.holder, txn.producer_id, txn.producer_epoch), moved)
+        return Judgement(NO_PRODUCER_IDS)
+    return Judgement(Initialized(*moved.holder, txn.producer_id, txn.producer_epoch), moved)
 
 
 def hand_on(txn: Txn, *, same_client: bool, wall_ms: int, take_id: TakeId) -> Txn | None:
@@ -169,7 +169,7 @@ def hand_on(txn: Txn, *, same_client: bool, wall_ms: int, take_id: TakeId) -> Tx
     )
 
 
-def _init_at_rest(txn: Txn, ask: InitProducer, timeout_ms: int, *, wall_ms: int, take_id: TakeId) -> Outcome:
+def _init_at_rest(txn: Txn, ask: InitProducer, timeout_ms: int, *, wall_ms: int, take_id: TakeId) -> Judgement:
     producer_id, producer_epoch = txn.holder
     moved = txn._replace(
         state=State.EMPTY,
@@ -186,13 +186,15 @@ def _init_at_rest(txn: Txn, ask: InitProducer, timeout_ms: int, *, wall_ms: int,
     if not same_client or (ask.producer_id, ask.producer_epoch) == txn.holder:
         bumped_txn = bump(moved, same_client=same_client, take_id=take_id)
         if bumped_txn is None:
-            return Outcome(NO_PRODUCER_IDS)
+            return Judgement(NO_PRODUCER_IDS)
         moved = bumped_txn
-    return Outcome(Initialized(*moved.holder), moved)
+    return Judgement(Initialized(*moved.holder), moved)
 
 
 def bump(txn: Txn, *, same_client: bool, take_id: TakeId) -> Txn | None:
-    """Move to the next epoch, or to a fresh producer id if there is no next epoch. None if there is no fresh id now."""
+    """Move to the next epoch (R13), or to a fresh producer id if there is no next epoch. None if there is no fresh id
+    now.
+    """
     previous_id, last_epoch = txn.producer_id, txn.producer_epoch
     if is_exhausted(last_epoch):
         fresh_id = take_id()
@@ -210,17 +212,17 @@ def bump(txn: Txn, *, same_client: bool, take_id: TakeId) -> Txn | None:
 # ---------------------------------------------------------------- AddPartitionsToTxn, AddOffsetsToTxn, verification
 
 
-def decide_add_partitions(txn: Txn | None, ask: AddPartitions, *, wall_ms: int) -> Outcome:
+def decide_add_partitions(txn: Txn | None, ask: AddPartitions, *, wall_ms: int) -> Judgement:
     """Add partitions to the transaction. The first ones begin it."""
     if refused := _check_member(txn, ask):
-        return Outcome(refused)
+        return Judgement(refused)
     assert txn is not None
     if txn.state is State.ONGOING:
         known = dict.fromkeys(txn.partitions)
         partitions = txn.partitions + tuple(new for new in dict.fromkeys(ask.partitions) if new not in known)
         if len(partitions) == len(txn.partitions):
-            return Outcome(ADDED)
-        return Outcome(ADDED, txn._replace(partitions=partitions, updated_ms=wall_ms))
+            return Judgement(ADDED)
+        return Judgement(ADDED, txn._replace(partitions=partitions, updated_ms=wall_ms))
     moved = txn._replace(
         state=State.ONGOING,
         partitions=tuple(dict.fromkeys(ask.partitions)),
@@ -228,16 +230,16 @@ def decide_add_partitions(txn: Txn | None, ask: AddPartitions, *, wall_ms: int) 
         updated_ms=wall_ms,
         client_version=ask.transaction_version,
     )
-    return Outcome(ADDED, moved)
+    return Judgement(ADDED, moved)
 
 
-def decide_verify(txn: Txn | None, ask: VerifyPartitions) -> Outcome:
+def decide_verify(txn: Txn | None, ask: VerifyPartitions) -> Judgement:
     """Which of the partitions are not in the open transaction."""
     if refused := _check_member(txn, ask):
-        return Outcome(refused)
+        return Judgement(refused)
     assert txn is not None
     known = dict.fromkeys(txn.partitions)
-    return Outcome(Verified(tuple(partition for partition in ask.partitions if partition not in known)))
+    return Judgement(Verified(tuple(partition for partition in ask.partitions if partition not in known)))
 
 
 def _check_member(txn: Txn | None, ask: AddPartitions | VerifyPartitions) -> Verdict | None:
@@ -265,14 +267,14 @@ def _is_nobodys(ask: AddPartitions | VerifyPartitions | EndTransaction) -> bool:
 # ---------------------------------------------------------------- EndTxn
 
 
-def decide_end(txn: Txn | None, ask: EndTransaction, *, wall_ms: int, take_id: TakeId) -> Outcome:
+def decide_end(txn: Txn | None, ask: EndTransaction, *, wall_ms: int, take_id: TakeId) -> Judgement:
     """Decide the open transaction, or say what was decided."""
     if not ask.transactional_id:
-        return Outcome(InvalidRequest("an empty transactional id"))
+        return Judgement(InvalidRequest("an empty transactional id"))
     if txn is None:
-        return Outcome(UNKNOWN_ID)
+        return Judgement(UNKNOWN_ID)
     if _is_nobodys(ask):
-        return Outcome(Fenced(ask.producer_epoch, txn.holder[1]))
+        return Judgement(Fenced(ask.producer_epoch, txn.holder[1]))
     if ask.commit and branch_of(ask.transactional_id) is not None:
         return _seal(txn, ask, wall_ms=wall_ms, take_id=take_id)
     if ask.transaction_version < 2 and not txn.handed_on:
@@ -283,11 +285,11 @@ def decide_end(txn: Txn | None, ask: EndTransaction, *, wall_ms: int, take_id: T
     if txn.client_version >= 2 and _is_repeat(txn, pair):
         return _end_repeated(txn, ask)
     if ask.producer_id != txn.holder[0]:
-        return Outcome(WrongProducer(ask.producer_id, txn.holder[0]))
-    return Outcome(Fenced(ask.producer_epoch, txn.holder[1]))
+        return Judgement(WrongProducer(ask.producer_id, txn.holder[0]))
+    return Judgement(Fenced(ask.producer_epoch, txn.holder[1]))
 
 
-def _end_current(txn: Txn, ask: EndTransaction, *, wall_ms: int, take_id: TakeId) -> Outcome:
+def _end_current(txn: Txn, ask: EndTransaction, *, wall_ms: int, take_id: TakeId) -> Judgement:
     """Version 2, from the holder of the present epoch. So it is about the present transaction, not about the last
     one.
     """
@@ -295,46 +297,46 @@ def _end_current(txn: Txn, ask: EndTransaction, *, wall_ms: int, take_id: TakeId
         # The client has begun its next transaction before the markers of the last one are written: it must ask again.
         # Kafka's code has an error 90 for this case, which it never reaches: it looks for a pending move first
         # (KAFKA-18464).
-        return Outcome(BUSY)
+        return Judgement(BUSY)
     if txn.state in AT_REST and ask.commit:
-        return Outcome(WrongState(txn.state))
+        return Judgement(WrongState(txn.state))
     decided = prepare(txn, commit=ask.commit, wall_ms=wall_ms, take_id=take_id)
     if decided is None:
-        return Outcome(NO_PRODUCER_IDS)
-    return Outcome(Ended(*decided.successor), decided)
+        return Judgement(NO_PRODUCER_IDS)
+    return Judgement(Ended(*decided.successor), decided)
 
 
-def _end_repeated(txn: Txn, ask: EndTransaction) -> Outcome:
+def _end_repeated(txn: Txn, ask: EndTransaction) -> Judgement:
     """Version 2, with the pair of the transaction before: the answer was lost, or the request arrived twice."""
     match txn.state, ask.commit:
         case (State.COMPLETE_COMMIT, True) | (State.COMPLETE_ABORT, False):
-            return Outcome(Ended(*txn.holder))
+            return Judgement(Ended(*txn.holder))
         case (State.PREPARE_COMMIT, True) | (State.PREPARE_ABORT, False):
-            return Outcome(BUSY)
+            return Judgement(BUSY)
         case (State.COMPLETE_COMMIT | State.PREPARE_COMMIT, False) | (State.PREPARE_ABORT, True):
-            return Outcome(WrongState(txn.state))
-    return Outcome(Fenced(ask.producer_epoch, txn.holder[1]))
+            return Judgement(WrongState(txn.state))
+    return Judgement(Fenced(ask.producer_epoch, txn.holder[1]))
 
 
-def _end_same_epoch(txn: Txn, ask: EndTransaction, *, wall_ms: int) -> Outcome:
+def _end_same_epoch(txn: Txn, ask: EndTransaction, *, wall_ms: int) -> Judgement:
     """Versions 0 and 1. Epochs don't change, so a late end of the last transaction looks like one of the next."""
     producer_id, producer_epoch = txn.holder
     if ask.producer_id != producer_id:
-        return Outcome(WrongProducer(ask.producer_id, producer_id))
+        return Judgement(WrongProducer(ask.producer_id, producer_id))
     if ask.producer_epoch != producer_epoch:
-        return Outcome(Fenced(ask.producer_epoch, producer_epoch))
+        return Judgement(Fenced(ask.producer_epoch, producer_epoch))
     match txn.state, ask.commit:
         case State.ONGOING, commit:
             decided = txn._replace(state=_prepared(commit), updated_ms=wall_ms, client_version=0)
-            return Outcome(Ended(*decided.holder), decided)
+            return Judgement(Ended(*decided.holder), decided)
         case (State.COMPLETE_COMMIT, True) | (State.COMPLETE_ABORT, False):
-            return Outcome(Ended(*txn.holder))
+            return Judgement(Ended(*txn.holder))
         case (State.PREPARE_COMMIT, True) | (State.PREPARE_ABORT, False):
-            return Outcome(BUSY)
-    return Outcome(WrongState(txn.state))
+            return Judgement(BUSY)
+    return Judgement(WrongState(txn.state))
 
 
-def _seal(branch: Txn, ask: EndTransaction, *, wall_ms: int, take_id: TakeId) -> Outcome:
+def _seal(branch: Txn, ask: EndTransaction, *, wall_ms: int, take_id: TakeId) -> Judgement:
     """The writer of a branch commits: it declares its part complete. The root decides later.
 
     The pair that the writer is given can only abort. What was written with the pair before stays open until the
@@ -342,18 +344,18 @@ def _seal(branch: Txn, ask: EndTransaction, *, wall_ms: int, take_id: TakeId) ->
     """
     pair = (ask.producer_id, ask.producer_epoch)
     if branch.handed_on and _is_repeat(branch, pair):
-        return Outcome(Sealed(*branch.holder))
+        return Judgement(Sealed(*branch.holder))
     if pair != branch.holder:
         if ask.producer_id != branch.holder[0]:
-            return Outcome(WrongProducer(ask.producer_id, branch.holder[0]))
-        return Outcome(Fenced(ask.producer_epoch, branch.holder[1]))
+            return Judgement(WrongProducer(ask.producer_id, branch.holder[0]))
+        return Judgement(Fenced(ask.producer_epoch, branch.holder[1]))
     if branch.handed_on or branch.state not in (State.EMPTY, State.ONGOING):
-        return Outcome(WrongState(branch.state))
+        return Judgement(WrongState(branch.state))
     sealed = hand_on(branch, same_client=True, wall_ms=wall_ms, take_id=take_id)
     if sealed is None:
-        return Outcome(NO_PRODUCER_IDS)
+        return Judgement(NO_PRODUCER_IDS)
     sealed = sealed._replace(sealed_ms=wall_ms)
-    return Outcome(Sealed(*sealed.holder), sealed)
+    return Judgement(Sealed(*sealed.holder), sealed)
 
 
 def _prepared(commit: bool) -> State:

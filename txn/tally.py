@@ -17,7 +17,7 @@ COMMIT = "commit"
 ABORT = "abort"
 
 
-class Follower(Protocol):
+class MoveWatcher(Protocol):
     """Is told of every move, if one is set (`monitoring/spans.py` has one)."""
 
     @property
@@ -28,7 +28,7 @@ class Follower(Protocol):
 
 class TxnTally:
     def __init__(self) -> None:
-        self.follower: Follower | None = None
+        self.follower: MoveWatcher | None = None
         self.ended: Counter[str] = Counter({COMMIT: 0, ABORT: 0, TIMEOUT: 0, FENCED: 0})
         self.duration = Histogram(LONG_SECONDS)
         """From the first partition to the decision."""

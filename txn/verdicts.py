@@ -202,7 +202,7 @@ NO_PRODUCER_IDS: Final = NoProducerIds()
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class TxnDecision:
     """Records to write as ONE batch, and the answers and effects that may leave once it is committed. Each answer has
     the token that came with its command.
     """

@@ -10,6 +10,7 @@ from service.api.wire_codes import PATIENCE_MS, Transactions, ask_coordinator, e
 from service.broker.session import Session
 from service.cluster.image import Image
 from service.cluster.metadata import ClusterMetadata
+from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -25,6 +26,7 @@ from txn.commands import AddPartitions, VerifyPartitions
 from txn.verdicts import Verified
 
 FENCED_SINCE, BATCHES_SINCE = 2, 4
+TRANSACTIONS_A_TURN = 50
 Topics = list[AddPartitionsToTxnTopic]
 
 
@@ -43,7 +45,7 @@ async def handle(
                     transaction.transactional_id,
                     await _add(transactions, metadata.image, transaction, fenced, transaction_version=2),
                 )
-                for transaction in request.transactions
+                async for transaction in in_turns(request.transactions, TRANSACTIONS_A_TURN)
             ]
         )
     transaction = AddPartitionsToTxnTransaction(
@@ -69,14 +71,13 @@ async def _add(
     transaction_version: int,
 ) -> list[AddPartitionsToTxnTopicResult]:
     topics = transaction.topics
+    partitions, unknown = await done_in_turns(_named(topics, image))
     if not transaction.transactional_id:
-        return _results(topics, dict.fromkeys(_partitions(topics), ErrorCode.INVALID_REQUEST))
-    partitions = _partitions(topics)
-    unknown = [partition for partition in partitions if image.partition(partition) is None]
+        return await done_in_turns(_results(topics, dict.fromkeys(partitions, ErrorCode.INVALID_REQUEST)))
     if unknown:
         errors = dict.fromkeys(partitions, ErrorCode.OPERATION_NOT_ATTEMPTED)
         errors |= dict.fromkeys(unknown, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        return _results(topics, errors)
+        return await done_in_turns(_results(topics, errors))
     pair = transaction.producer_id, transaction.producer_epoch
     command: AddPartitions | VerifyPartitions
     if transaction.verify_only:
@@ -90,22 +91,39 @@ async def _add(
     errors = dict.fromkeys(partitions, error)
     if isinstance(verdict, Verified):
         errors |= dict.fromkeys(verdict.missing, ErrorCode.TRANSACTION_ABORTABLE)
-    return _results(topics, errors)
+    return await done_in_turns(_results(topics, errors))
 
 
-def _partitions(topics: Topics) -> tuple[TopicPartition, ...]:
-    named = (TopicPartition(topic.name, index) for topic in topics for index in topic.partitions)
-    return tuple(dict.fromkeys(named))
+def _named(topics: Topics, image: Image) -> Steps[tuple[tuple[TopicPartition, ...], list[TopicPartition]]]:
+    """The partitions, each once, and those of them that do not exist."""
+    turn = Turn(NAMED_A_TURN)
+    named: dict[TopicPartition, None] = {}
+    unknown: list[TopicPartition] = []
+    for topic in topics:
+        if turn.is_over():
+            yield
+        for index in topic.partitions:
+            if turn.is_over():
+                yield
+            partition = TopicPartition(topic.name, index)
+            if partition not in named:
+                named[partition] = None
+                if image.partition(partition) is None:
+                    unknown.append(partition)
+    return tuple(named), unknown
 
 
-def _results(topics: Topics, errors: dict[TopicPartition, ErrorCode]) -> list[AddPartitionsToTxnTopicResult]:
-    return [
-        AddPartitionsToTxnTopicResult(
-            topic.name,
-            [
-                AddPartitionsToTxnPartitionResult(index, errors[TopicPartition(topic.name, index)])
-                for index in topic.partitions
-            ],
-        )
-        for topic in topics
-    ]
+def _results(topics: Topics, errors: dict[TopicPartition, ErrorCode]) -> Steps[list[AddPartitionsToTxnTopicResult]]:
+    turn = Turn(NAMED_A_TURN)
+    results = []
+    for topic in topics:
+        if turn.is_over():
+            yield
+        partitions = []
+        for index in topic.partitions:
+            if turn.is_over():
+                yield
+            error = errors[TopicPartition(topic.name, index)]
+            partitions.append(AddPartitionsToTxnPartitionResult(index, error))
+        results.append(AddPartitionsToTxnTopicResult(topic.name, partitions))
+    return results

@@ -8,6 +8,7 @@ from service.cluster.controller import Command, Refusal
 from service.cluster.image import NO_LEADER, Image, PartitionState
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.settings.broker import BrokerConfig
+from service.turns import NAMED_A_TURN, in_turns
 from service.wire.error_codes import ErrorCode
 
 Reply = TypeVar("Reply")
@@ -41,8 +42,9 @@ async def altered(
     command = AlterConfigs(resources, config, metadata.broker_id, KEPT_SETTINGS, validate_only)
     results = await executed(metadata, command)
     if isinstance(results, Refusal):
-        return [(results.error, results.message, one.kind, one.name) for one in resources]
-    return [(one.error, one.message, one.kind, one.name) for one in results]
+        refused = results.error, results.message
+        return [(*refused, one.kind, one.name) async for one in in_turns(resources, NAMED_A_TURN)]
+    return [(one.error, one.message, one.kind, one.name) async for one in in_turns(results, NAMED_A_TURN)]
 
 
 def leader_of(image: Image, state: PartitionState, listener: str) -> tuple[int, ErrorCode]:

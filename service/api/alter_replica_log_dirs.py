@@ -6,9 +6,12 @@ REPLICA_NOT_AVAILABLE, and the broker remembers the folder for as long as it run
 this way.
 """
 
+from collections.abc import Awaitable
+
 from log.ids import TopicPartition
 from service.broker.folder_moves import FolderMoves
 from service.broker.session import Session
+from service.turns import NAMED_A_TURN, Steps, Turn, now_or_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.messages import (
     AlterReplicaLogDirPartitionResult,
@@ -17,15 +20,29 @@ from service.wire.messages import (
     AlterReplicaLogDirTopicResult,
 )
 
+A_MOVE = 10
+"""How much longer it takes to begin a move, with a folder, than to look up a topic."""
+
 
 def handle(
     moves: FolderMoves, session: Session, header: RequestHeader, request: AlterReplicaLogDirsRequest
-) -> AlterReplicaLogDirsResponse:
+) -> AlterReplicaLogDirsResponse | Awaitable[AlterReplicaLogDirsResponse]:
+    return now_or_in_turns(_asked(moves, request))
+
+
+def _asked(moves: FolderMoves, request: AlterReplicaLogDirsRequest) -> Steps[AlterReplicaLogDirsResponse]:
+    turn = Turn(NAMED_A_TURN)
     topics: dict[str, AlterReplicaLogDirTopicResult] = {}
     for folder in request.dirs:
+        if turn.is_over():
+            yield
         for topic in folder.topics:
+            if turn.is_over():
+                yield
             results = topics.setdefault(topic.name, AlterReplicaLogDirTopicResult(topic.name)).partitions
             for index in topic.partitions:
+                if turn.is_over(A_MOVE):
+                    yield
                 error = moves.ask(TopicPartition(topic.name, index), folder.path)
                 results.append(AlterReplicaLogDirPartitionResult(index, error))
     return AlterReplicaLogDirsResponse(results=list(topics.values()))

@@ -15,11 +15,11 @@ from typing import Any
 
 from service.api import api_versions
 from service.api.listener import Listener
-from service.api.routes import ROUTES, Route
+from service.api.routes import ROUTES, ApiRoute
 from service.broker.node import Broker
 from service.broker.session import Session
-from service.broker.turns import done_in_turns, now_or_in_turns
 from service.net.door import CLOSE, Held, PeerInfo, Reply, Signal
+from service.turns import done_in_turns, now_or_in_turns
 from service.wire.codec import (
     MalformedRequest,
     RequestHeader,
@@ -28,7 +28,7 @@ from service.wire.codec import (
     encode_response,
     encode_response_in_steps,
 )
-from service.wire.messages import FetchResponse, ProduceResponse, TopicProduceResponse
+from service.wire.messages import FetchResponse, ProduceResponse
 from service.wire.messages.versions import ApiKey
 
 logger = logging.getLogger("oncelog.door")
@@ -43,7 +43,7 @@ SHORT_ANSWERS = frozenset(
 """Answers that are encoded at once unless they tell of very many partitions: they are needed all the time."""
 
 LONG_ANSWER = 500
-"""The most partitions of a topic, and the most topics, that an answer tells of at once."""
+"""The most partitions, and the most topics, that an answer tells of at once."""
 
 
 class BrokerDoor:
@@ -88,7 +88,7 @@ class BrokerDoor:
         return self._handle(session, header, route, request, began_s)
 
     async def _read_in_turns(
-        self, session: Session, header: RequestHeader, route: Route, body: bytes, began_s: float
+        self, session: Session, header: RequestHeader, route: ApiRoute, body: bytes, began_s: float
     ) -> Reply | Awaitable[Reply]:
         try:
             request = await done_in_turns(decode_request_in_steps(header.api_key, header.api_version, body))
@@ -98,7 +98,7 @@ class BrokerDoor:
         return await reply.first if isinstance(reply, Held) else reply
 
     def _handle(
-        self, session: Session, header: RequestHeader, route: Route, request: Any, began_s: float
+        self, session: Session, header: RequestHeader, route: ApiRoute, request: Any, began_s: float
     ) -> Reply | Awaitable[Reply] | Held[Reply]:
         try:
             answer = route.refusal(session, request)
@@ -119,7 +119,7 @@ class BrokerDoor:
         return await reply.first if isinstance(reply, Held) else reply
 
     async def _held(
-        self, session: Session, header: RequestHeader, route: Route, first: Awaitable[Any], began_s: float
+        self, session: Session, header: RequestHeader, route: ApiRoute, first: Awaitable[Any], began_s: float
     ) -> Reply | Awaitable[Reply]:
         try:
             answer = await first
@@ -130,7 +130,7 @@ class BrokerDoor:
         return self._encoded(header, route, answer, began_s)
 
     async def _later(
-        self, session: Session, header: RequestHeader, route: Route, answer: Awaitable[Any], began_s: float
+        self, session: Session, header: RequestHeader, route: ApiRoute, answer: Awaitable[Any], began_s: float
     ) -> Reply:
         try:
             reply = self._encoded(header, route, await answer, began_s)
@@ -142,7 +142,7 @@ class BrokerDoor:
                 # When this task has handed its answer over, the connection keeps what it needs.
                 asyncio.get_running_loop().call_soon(session.unpin)
 
-    def _encoded(self, header: RequestHeader, route: Route, answer: Any, began_s: float) -> Reply | Awaitable[Reply]:
+    def _encoded(self, header: RequestHeader, route: ApiRoute, answer: Any, began_s: float) -> Reply | Awaitable[Reply]:
         self._tally.answered(route.name, answer, self._now_s() - began_s)
         if isinstance(answer, Signal):
             return answer
@@ -151,20 +151,22 @@ class BrokerDoor:
         return now_or_in_turns(encode_response_in_steps(header.api_key, header.api_version, answer))
 
     @staticmethod
-    def _malformed(session: Session, route: Route, error: MalformedRequest) -> Reply:
+    def _malformed(session: Session, route: ApiRoute, error: MalformedRequest) -> Reply:
         logger.warning("%s:%d sent a malformed %s: %s", session.host, session.port, route.name, error)
         return CLOSE
 
     @staticmethod
-    def _failed(session: Session, route: Route) -> Reply:
+    def _failed(session: Session, route: ApiRoute) -> Reply:
         logger.exception("%s of %s:%d failed; its connection is closed", route.name, session.host, session.port)
         return CLOSE
 
 
 def _is_long(answer: Any) -> bool:
     """Whether the answer to a Produce or a Fetch tells of more partitions than are read or written in one turn."""
-    topics = answer.responses if isinstance(answer, ProduceResponse | FetchResponse) else ()
-    return len(topics) > LONG_ANSWER or any(
-        len(topic.partition_responses if isinstance(topic, TopicProduceResponse) else topic.partitions) > LONG_ANSWER
-        for topic in topics
-    )
+    if isinstance(answer, ProduceResponse):
+        told = [len(topic.partition_responses) for topic in answer.responses]
+    elif isinstance(answer, FetchResponse):
+        told = [len(topic.partitions) for topic in answer.responses]
+    else:
+        return False
+    return len(told) > LONG_ANSWER or sum(told) > LONG_ANSWER

@@ -6,41 +6,26 @@ Unlike Produce, it tells whether a refused batch may have been appended all the 
 
 from collections.abc import Awaitable
 
-from service.broker.acceptance import Refused, one_batch
+from service.broker.acceptance import RefusedBatch, one_batch
 from service.broker.partition import ACKS_ALL, Appended
 from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
-from service.broker.writing import MAY_BE_WRITTEN, Means, Terms, Write, Writing
+from service.broker.writing import MAY_BE_WRITTEN, Means, Write, WriteTerms, Writing
 from service.net.door import Held
+from service.turns import NAMED_A_TURN, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import ConditionalProduceRequest, ConditionalProduceResponse, ConditionalResult
 
-UNKNOWN_NAME = Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+UNKNOWN_NAME = RefusedBatch(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
 def handle(
     held: PartitionTable, means: Means, session: Session, header: RequestHeader, request: ConditionalProduceRequest
 ) -> Held[ConditionalProduceResponse]:
-    writes = []
-    for each in request.batches:
-        partitions = held.topic(each.topic) or UNKNOWN_NAME
-        write = Write(partitions, each.partition_index, one_batch(memoryview(each.records or b"")))
-        if each.expected_offset >= 0:
-            write.expected_offset = each.expected_offset
-        writes.append(write)
-    terms = Terms(
-        ACKS_ALL,
-        request.timeout_ms,
-        request.transactional_id,
-        adds_partitions=True,
-        knows_abortable=True,
-        knows_zstd=True,
-        may_write_internal=False,
-    )
-    writing = Writing(means, terms, writes)
-    writing.keep()
-    return Held(_append(session, writing))
+    for each in request.batches:  # the request's bytes are reused after the call
+        each.records = memoryview(bytearray(each.records or b""))
+    return Held(_append(held, means, session, request))
 
 
 def refused(request: ConditionalProduceRequest) -> ConditionalProduceResponse:
@@ -50,25 +35,45 @@ def refused(request: ConditionalProduceRequest) -> ConditionalProduceResponse:
 
 
 async def _append(
-    session: Session, writing: Writing
+    held: PartitionTable, means: Means, session: Session, request: ConditionalProduceRequest
 ) -> ConditionalProduceResponse | Awaitable[ConditionalProduceResponse]:
+    writes = []
+    async for each in in_turns(request.batches, NAMED_A_TURN):
+        partitions = held.topic(each.topic) or UNKNOWN_NAME
+        write = Write(partitions, each.partition_index, one_batch(memoryview(each.records or b"")))
+        if each.expected_offset >= 0:
+            write.expected_offset = each.expected_offset
+        writes.append(write)
+    terms = WriteTerms(
+        ACKS_ALL,
+        request.timeout_ms,
+        request.transactional_id,
+        adds_partitions=True,
+        knows_abortable=True,
+        knows_zstd=True,
+        may_write_internal=False,
+    )
+    writing = Writing(means, terms, writes)
     wrong = writing.wrong_transaction()
     if wrong is not None:
         writing.refuse(wrong)
-        return _answer(writing)
-    await writing.append_when_ready(is_ready=not writing.looks_far and writing.begin())
-    return _answer(writing) if writing.is_settled else _when_settled(session, writing)
+        return await _answer(writing)
+    is_ready = not writing.takes_turns and not writing.looks_far and writing.begin()
+    await writing.append_when_ready(is_ready=is_ready)
+    return await _answer(writing) if writing.is_settled else _when_settled(session, writing)
 
 
 async def _when_settled(session: Session, writing: Writing) -> ConditionalProduceResponse:
     throttle_time_ms = await writing.settle(session)
-    answer = _answer(writing)
+    answer = await _answer(writing)
     answer.throttle_time_ms = throttle_time_ms
     return answer
 
 
-def _answer(writing: Writing) -> ConditionalProduceResponse:
-    return ConditionalProduceResponse(results=[_result(write) for write in writing.writes])
+async def _answer(writing: Writing) -> ConditionalProduceResponse:
+    return ConditionalProduceResponse(
+        results=[_result(write) async for write in in_turns(writing.writes, NAMED_A_TURN)]
+    )
 
 
 def _result(write: Write) -> ConditionalResult:

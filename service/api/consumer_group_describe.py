@@ -5,8 +5,8 @@ It describes consumer groups. For this API a classic group does not exist.
 
 from service.api.group_answers import Groups, ask, error_code, operations
 from service.broker.session import Session
-from service.broker.turns import in_turns
 from service.groups.commands import ConsumerGroupFacts, ConsumerMemberFacts, DescribeConsumerGroup, NamedPartitions
+from service.turns import in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (

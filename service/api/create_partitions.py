@@ -10,6 +10,7 @@ from service.broker.session import Session
 from service.cluster.controller import Refusal
 from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import CreatePartitions, MorePartitions
+from service.turns import NAMED_A_TURN, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -25,19 +26,23 @@ async def handle(
 ) -> CreatePartitionsResponse:
     times_named = Counter(topic.name for topic in request.topics)
     answers = []
-    for name, times in times_named.items():
+    async for name, times in in_turns(times_named.items(), NAMED_A_TURN):
         if times > 1:
             answers.append(_result(name, ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
         elif name in INTERNAL_TOPICS:
             answers.append(_result(name, ErrorCode.INVALID_TOPIC_EXCEPTION, kept_from_clients(name)))
-    wanted = tuple(
-        _wanted(topic) for topic in request.topics if times_named[topic.name] == 1 and topic.name not in INTERNAL_TOPICS
-    )
-    results = await executed(metadata, CreatePartitions(wanted, request.validate_only))
+    wanted = [
+        _wanted(topic)
+        async for topic in in_turns(request.topics, NAMED_A_TURN)
+        if times_named[topic.name] == 1 and topic.name not in INTERNAL_TOPICS
+    ]
+    results = await executed(metadata, CreatePartitions(tuple(wanted), request.validate_only))
     if isinstance(results, Refusal):
-        answers += [_result(topic.name, results.error, results.message) for topic in wanted]
+        error, message = results.error, results.message
+        answers += [_result(topic.name, error, message) async for topic in in_turns(wanted, NAMED_A_TURN)]
     else:
-        answers += [_result(result.name, result.error, result.message) for result in results]
+        named = in_turns(results, NAMED_A_TURN)
+        answers += [_result(result.name, result.error, result.message) async for result in named]
     return CreatePartitionsResponse(results=answers)
 
 

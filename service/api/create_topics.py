@@ -11,12 +11,12 @@ from service.api.admin_answers import executed
 from service.api.config_answers import describe_topic
 from service.broker.internal_topics import INTERNAL_TOPICS, kept_from_clients
 from service.broker.session import Session
-from service.broker.turns import in_turns
 from service.cluster.controller import Refusal
 from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import CreateTopics, NewTopic, TopicResult
 from service.ports import Env
 from service.settings.broker import BrokerConfig
+from service.turns import NAMED_A_TURN, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -27,7 +27,7 @@ from service.wire.messages import (
     CreateTopicsResponse,
 )
 
-DESCRIBED_AT_ONCE = 10
+CREATED_A_TURN, DESCRIBED_AT_ONCE = 200, 10
 
 
 async def handle(
@@ -42,17 +42,18 @@ async def handle(
     internal = [name for name in times_named if name in INTERNAL_TOPICS and name not in metadata.image.topics]
     once = [topic for topic in request.topics if times_named[topic.name] == 1 and topic.name not in internal]
     command = CreateTopics(
-        tuple(_new(topic, TopicId(env.unique())) for topic in once),
+        tuple([_new(topic, TopicId(env.unique())) async for topic in in_turns(once, CREATED_A_TURN)]),
         config.num_partitions,
         config.default_replication_factor,
         request.validate_only,
     )
     results = await executed(metadata, command)
     if isinstance(results, Refusal):
-        answers = [_refused(topic.name, results.error, results.message) for topic in once]
+        error, message = results.error, results.message
+        answers = [_refused(topic.name, error, message) async for topic in in_turns(once, NAMED_A_TURN)]
     else:
         answers = [_result(metadata, config, result) async for result in in_turns(results, DESCRIBED_AT_ONCE)]
-    for name, times in times_named.items():
+    async for name, times in in_turns(times_named.items(), NAMED_A_TURN):
         if times > 1:
             answers.append(_refused(name, ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
     for name in internal:

@@ -2,8 +2,8 @@
 
 from service.api.group_answers import Groups, ask, error_code
 from service.broker.session import Session
-from service.broker.turns import in_turns
 from service.groups.commands import DeleteGroup, FaultReply
+from service.turns import in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse

@@ -14,6 +14,7 @@ from service.broker.internal_topics import INTERNAL_TOPICS
 from service.broker.partition import PartitionLost
 from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
+from service.turns import NAMED_A_TURN, Turn
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -33,8 +34,15 @@ async def handle(
 ) -> DeleteRecordsResponse:
     topics = []
     deadline = asyncio.get_running_loop().time() + request.timeout_ms / 1000
+    turn = Turn(NAMED_A_TURN)
     for topic in request.topics:
-        results = [await _delete(partitions, topic.name, wanted, deadline) for wanted in topic.partitions]
+        results = []
+        for wanted in topic.partitions:
+            results.append(await _delete(partitions, topic.name, wanted, deadline))
+            if turn.is_over():
+                await asyncio.sleep(0)
+        if turn.is_over():
+            await asyncio.sleep(0)
         topics.append(DeleteRecordsTopicResult(topic.name, results))
     return DeleteRecordsResponse(topics=topics)
 

@@ -15,6 +15,7 @@ from service.cluster.image import Image
 from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import DeleteTopics
 from service.settings.broker import BrokerConfig
+from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
@@ -36,15 +37,18 @@ async def handle(
     if header.api_version >= STATES_SINCE:
         wanted = request.topics
     else:
-        wanted = [DeleteTopicState(name) for name in request.topic_names]
+        wanted = [DeleteTopicState(name) async for name in in_turns(request.topic_names, NAMED_A_TURN)]
     if not config.delete_topic_enable:
         disabled = header.api_version >= DISABLED_SINCE
         error = ErrorCode.TOPIC_DELETION_DISABLED if disabled else ErrorCode.INVALID_REQUEST
         message = "Topic deletion is disabled."
         return DeleteTopicsResponse(
-            responses=[DeletableTopicResult(topic.name, topic.topic_id, error, message) for topic in wanted]
+            responses=[
+                DeletableTopicResult(topic.name, topic.topic_id, error, message)
+                async for topic in in_turns(wanted, NAMED_A_TURN)
+            ]
         )
-    answers = _resolved(metadata.image, wanted)
+    answers = await done_in_turns(_resolved(metadata.image, wanted))
     ids = tuple(TopicId(answer.topic_id) for answer in answers if answer.error_code == ErrorCode.NONE)
     if ids:
         results = await executed(metadata, DeleteTopics(ids))
@@ -52,7 +56,7 @@ async def handle(
             became = dict.fromkeys(ids, (results.error, results.message))
         else:
             became = {result.id: (result.error, _message(result.error)) for result in results}
-        for answer in answers:
+        async for answer in in_turns(answers, NAMED_A_TURN):
             if answer.error_code == ErrorCode.NONE:
                 answer.error_code, answer.error_message = became[TopicId(answer.topic_id)]
     return DeleteTopicsResponse(responses=answers)
@@ -62,12 +66,15 @@ def _message(error: ErrorCode) -> str | None:
     return NO_SUCH_ID if error is ErrorCode.UNKNOWN_TOPIC_ID else None
 
 
-def _resolved(image: Image, wanted: list[DeleteTopicState]) -> list[DeletableTopicResult]:
+def _resolved(image: Image, wanted: list[DeleteTopicState]) -> Steps[list[DeletableTopicResult]]:
     """An answer for each named topic. One without an error has the name and the id of a topic that is to be deleted."""
     names = Counter(topic.name for topic in wanted if topic.name is not None)
     ids = Counter(topic.topic_id for topic in wanted if topic.name is None)
     answers: dict[tuple[str | None, bytes], DeletableTopicResult] = {}
+    turn = Turn(NAMED_A_TURN)
     for topic in wanted:
+        if turn.is_over():
+            yield
         if topic.name is None and image.topic_names.get(TopicId(topic.topic_id)) in names:
             continue  # already refused by its name
         answers.setdefault((topic.name, topic.topic_id), _one(image, topic, names, ids))

@@ -16,11 +16,11 @@ from service.api.config_answers import (
     describe_topic,
 )
 from service.broker.session import Session
-from service.broker.turns import in_turns
 from service.cluster.config_commands import ResourceType
 from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import check_topic_name
 from service.settings.broker import BrokerConfig
+from service.turns import NAMED_A_TURN, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -49,7 +49,10 @@ async def handle(
 ) -> DescribeConfigsResponse:
     results = []
     # Each once: otherwise a short request could ask for an answer of any length.
-    wanted = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
+    wanted = {
+        (resource.resource_type, resource.resource_name): resource
+        async for resource in in_turns(request.resources, NAMED_A_TURN)
+    }
     async for resource in in_turns(wanted.values(), at_once=1):
         try:
             entries = _selected(_entries(metadata, config, resource), resource.configuration_keys)

@@ -6,8 +6,8 @@ It describes classic groups. For this API a consumer group does not exist. The e
 
 from service.api.group_answers import Groups, ask, error_code, operations
 from service.broker.session import Session
-from service.broker.turns import in_turns
 from service.groups.commands import ClassicGroupFacts, DescribeClassicGroup
+from service.turns import in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (

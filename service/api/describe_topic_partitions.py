@@ -4,6 +4,8 @@ Topics come in the order of their names. A page has at least one partition, and 
 and max.request.partition.size.limit allow. If more follow, it ends with a cursor.
 """
 
+from collections.abc import Awaitable
+
 from service.api.admin_answers import TOPIC_OPERATIONS, leader_of, offline
 from service.broker.internal_topics import INTERNAL_TOPICS
 from service.broker.session import Session
@@ -11,6 +13,7 @@ from service.cluster.image import Image, Topic
 from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import check_topic_name
 from service.settings.broker import BrokerConfig
+from service.turns import NAMED_A_TURN, Steps, Turn, now_or_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -28,16 +31,28 @@ def handle(
     session: Session,
     header: RequestHeader,
     request: DescribeTopicPartitionsRequest,
-) -> DescribeTopicPartitionsResponse:
-    image = metadata.image
+) -> DescribeTopicPartitionsResponse | Awaitable[DescribeTopicPartitionsResponse]:
+    return now_or_in_turns(_described(metadata.image, config, session, request))
+
+
+def _described(
+    image: Image, config: BrokerConfig, session: Session, request: DescribeTopicPartitionsRequest
+) -> Steps[DescribeTopicPartitionsResponse]:
+    turn = Turn(NAMED_A_TURN)
     asked = [topic.name for topic in request.topics]
     cursor = request.cursor
     if cursor is not None and (cursor.partition_index < 0 or (asked and cursor.topic_name not in asked)):
-        refused = [DescribeTopicPartitionsResponseTopic(ErrorCode.INVALID_REQUEST, name) for name in asked]
+        refused = []
+        for name in asked:
+            if turn.is_over():
+                yield
+            refused.append(DescribeTopicPartitionsResponseTopic(ErrorCode.INVALID_REQUEST, name))
         return DescribeTopicPartitionsResponse(topics=refused)
     room = max(1, min(request.response_partition_limit, config.max_request_partition_size_limit))
     topics: list[DescribeTopicPartitionsResponseTopic] = []
     for name in sorted(dict.fromkeys(asked or image.topics)):
+        if turn.is_over():
+            yield
         if cursor is not None and name < cursor.topic_name:
             continue
         first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0
@@ -48,7 +63,7 @@ def handle(
             topics.append(_unknown(name))
             continue
         indexes = [index for index in topic.partitions if index >= first]
-        topics.append(_described(image, topic, indexes[:room], session))
+        topics.append((yield from _topic(image, topic, indexes[:room], session, turn)))
         if len(indexes) > room:
             return _page(topics, name, indexes[room])
         room -= len(indexes)
@@ -70,11 +85,13 @@ def _unknown(name: str) -> DescribeTopicPartitionsResponseTopic:
     )
 
 
-def _described(
-    image: Image, topic: Topic, indexes: list[int], session: Session
-) -> DescribeTopicPartitionsResponseTopic:
+def _topic(
+    image: Image, topic: Topic, indexes: list[int], session: Session, turn: Turn
+) -> Steps[DescribeTopicPartitionsResponseTopic]:
     partitions = []
     for index in indexes:
+        if turn.is_over():
+            yield
         state = topic.partitions[index]
         leader, error = leader_of(image, state, session.listener)
         partitions.append(

@@ -3,7 +3,7 @@
 from service.api.wire_codes import Transactions
 from service.broker.session import Session
 from service.broker.shard import CoordinatorLoading, NotCoordinator
-from service.broker.turns import in_turns
+from service.turns import in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (

@@ -1,11 +1,14 @@
 """ElectLeaders, versions 0 to 2 (1: unclean elections). Every broker accepts it."""
 
+import asyncio
+
 from log.ids import TopicPartition
 from service.api.admin_answers import executed
 from service.broker.session import Session
 from service.cluster.controller import Refusal
 from service.cluster.metadata import ClusterMetadata
 from service.cluster.reassign_commands import PREFERRED, UNCLEAN, ElectLeaders
+from service.turns import NAMED_A_TURN, Turn, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -23,15 +26,23 @@ async def handle(
         return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
     only = None
     if request.topic_partitions is not None:
-        named = (TopicPartition(each.topic, index) for each in request.topic_partitions for index in each.partitions)
-        only = tuple(dict.fromkeys(named))
+        named: dict[TopicPartition, None] = {}
+        turn = Turn(NAMED_A_TURN)
+        for each in request.topic_partitions:
+            for index in each.partitions:
+                if turn.is_over():
+                    await asyncio.sleep(0)
+                named[TopicPartition(each.topic, index)] = None
+        only = tuple(named)
     results = await executed(metadata, ElectLeaders(request.election_type, only, metadata.min_in_sync()))
     if isinstance(results, Refusal):
         return ElectLeadersResponse(error_code=results.error)
     topics: dict[str, list[PartitionResult]] = {}
-    for result in results:
+    async for result in in_turns(results, NAMED_A_TURN):
         told = PartitionResult(result.partition.partition, result.error, result.message)
         topics.setdefault(result.partition.topic, []).append(told)
     return ElectLeadersResponse(
-        replica_election_results=[ReplicaElectionResult(name, each) for name, each in topics.items()]
+        replica_election_results=[
+            ReplicaElectionResult(name, each) async for name, each in in_turns(topics.items(), NAMED_A_TURN)
+        ]
     )

@@ -12,6 +12,7 @@ If `replica.selector.class` says so, a consumer is sent to a follower in its rac
 Gap: a diverging epoch (version 12) is told to every reader that sends its last fetched epoch.
 """
 
+import asyncio
 from collections.abc import Awaitable, Container, Generator, Iterable
 from dataclasses import dataclass
 
@@ -23,16 +24,16 @@ from service.broker.fetch_sessions import (
     FetchSession,
     FetchSessions,
     SessionKey,
-    Wanted,
+    WantedPartition,
 )
 from service.broker.partition_table import PartitionTable
-from service.broker.reading import READ_AT_ONCE, Copier, Found, Reading, Terms
+from service.broker.reading import READ_AT_ONCE, Copier, PartitionRead, Reading, ReadTerms
 from service.broker.replication import Replication
 from service.broker.session import Session
-from service.broker.turns import done_at_once, done_in_turns, slices_in_turns
 from service.cluster.metadata import ClusterMetadata
 from service.ports import Env
 from service.settings.broker import BrokerConfig
+from service.turns import Turn, done_at_once, done_in_turns
 from service.wire.codec import MAX_REQUEST_ELEMENTS, RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -44,6 +45,7 @@ from service.wire.messages import (
     FetchResponseLeaderIdAndEpoch,
     FetchResponseNodeEndpoint,
     FetchResponsePartitionData,
+    FetchTopic,
 )
 
 FOLLOWERS_SINCE = 11
@@ -55,7 +57,7 @@ READ_COMMITTED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class FetchParts:
     """The parts of the broker that an answer needs."""
 
     env: Env
@@ -67,30 +69,38 @@ class Parts:
 
 
 def handle(
-    parts: Parts, session: Session, header: RequestHeader, request: FetchRequest
+    parts: FetchParts, session: Session, header: RequestHeader, request: FetchRequest
 ) -> FetchResponse | Awaitable[FetchResponse]:
     by_id = header.api_version >= TOPIC_IDS_SINCE
-    if any(len(topic.partitions) > READ_AT_ONCE for topic in request.topics) or len(request.topics) > READ_AT_ONCE:
+    topics = request.topics
+    if len(topics) > READ_AT_ONCE or sum([len(topic.partitions) for topic in topics]) > READ_AT_ONCE:
         return _named_in_turns(parts, session, header, request, by_id)
-    return _answer(parts, session, header, request, dict(_wanted(request, by_id)), by_id)
+    wanted = dict(each for topic in topics for each in _wanted_of(topic, by_id))
+    return _answer(parts, session, header, request, wanted, by_id)
 
 
 async def _named_in_turns(
-    parts: Parts, session: Session, header: RequestHeader, request: FetchRequest, by_id: bool
+    parts: FetchParts, session: Session, header: RequestHeader, request: FetchRequest, by_id: bool
 ) -> FetchResponse:
-    wanted: dict[SessionKey, Wanted] = {}
-    async for some in slices_in_turns(_wanted(request, by_id), READ_AT_ONCE):
-        wanted.update(some)
+    wanted: dict[SessionKey, WantedPartition] = {}
+    turn = Turn(READ_AT_ONCE)
+    for topic in request.topics:
+        if turn.is_over():
+            await asyncio.sleep(0)
+        for key, each in _wanted_of(topic, by_id):
+            if turn.is_over():
+                await asyncio.sleep(0)
+            wanted[key] = each
     answer = _answer(parts, session, header, request, wanted, by_id)
     return await answer if isinstance(answer, Awaitable) else answer
 
 
 def _answer(
-    parts: Parts,
+    parts: FetchParts,
     session: Session,
     header: RequestHeader,
     request: FetchRequest,
-    wanted: dict[SessionKey, Wanted],
+    wanted: dict[SessionKey, WantedPartition],
     by_id: bool,
 ) -> FetchResponse | Awaitable[FetchResponse]:
     now_ms = parts.env.clock.wall_ms()
@@ -115,7 +125,6 @@ def _answer(
             return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         if fetch_session.wanted:
             parts.fetch_sessions.use(fetch_session, now_ms=now_ms)
-            wanted = fetch_session.wanted
         else:
             parts.fetch_sessions.close(fetch_session.session_id)
             fetch_session, wanted = None, {}
@@ -126,7 +135,15 @@ def _answer(
     copier = _copier(parts, request)
     if copier is not None:
         isolation = FollowerIsolation.LOG_END
-    terms = Terms(
+    if fetch_session is not None:
+        fetch_session.asked(
+            isolation,
+            None if copier is None else (copier.broker_id, copier.broker_epoch),
+            has_readers=copier is not None and copier.has_readers,
+            now_ms=parts.replication.in_sync.now_ms(),
+        )
+        wanted = fetch_session.stirred
+    terms = ReadTerms(
         isolation,
         request.min_bytes,
         min(request.max_bytes, parts.config.fetch_max_bytes),
@@ -136,12 +153,12 @@ def _answer(
     )
     reading = Reading(
         *(parts.partitions, session, terms, wanted),
-        keeps_order=fetch_session is not None,
+        session=fetch_session,
         copier=copier,
         takes_turns=len(wanted) > READ_AT_ONCE,
     )
     directions = Directions(parts.metadata, session)
-    answer = Answer(reading, fetch_session, incremental, directions, header.api_version >= DIRECTIONS_SINCE)
+    answer = FetchAnswer(reading, incremental, directions, header.api_version >= DIRECTIONS_SINCE)
     if reading.takes_turns:
         return answer.in_turns()
     if reading.read() or request.max_wait_ms <= 0:
@@ -149,7 +166,7 @@ def _answer(
     return answer.wait()
 
 
-def _copier(parts: Parts, request: FetchRequest) -> Copier | None:
+def _copier(parts: FetchParts, request: FetchRequest) -> Copier | None:
     """The broker that asks, if it is a broker."""
     state = request.replica_state
     broker_id, epoch = (request.replica_id, -1) if state is None else (state.replica_id, state.replica_epoch)
@@ -159,28 +176,27 @@ def _copier(parts: Parts, request: FetchRequest) -> Copier | None:
     return Copier(broker_id, epoch, replication.in_sync, replication.throttles.leading, has_readers)
 
 
-def _nearer(parts: Parts, rack: str) -> Container[int]:
+def _nearer(parts: FetchParts, rack: str) -> Container[int]:
     """The brokers in the reader's rack; none if this broker is in it, or if all clients read from leaders."""
     if parts.config.replica_selector_class is None or rack == parts.config.broker_rack:
         return ()
     return [each.id for each in parts.metadata.image.brokers.values() if each.rack == rack]
 
 
-def _wanted(request: FetchRequest, by_id: bool) -> Iterable[tuple[SessionKey, Wanted]]:
-    for topic in request.topics:
-        name = topic.topic_id if by_id else topic.topic
-        for partition in topic.partitions:
-            yield (
-                (name, partition.partition),
-                Wanted(
-                    partition.partition,
-                    partition.fetch_offset,
-                    partition.partition_max_bytes,
-                    partition.current_leader_epoch,
-                    partition.last_fetched_epoch,
-                    partition.log_start_offset,
-                ),
-            )
+def _wanted_of(topic: FetchTopic, by_id: bool) -> Iterable[tuple[SessionKey, WantedPartition]]:
+    name = topic.topic_id if by_id else topic.topic
+    for partition in topic.partitions:
+        yield (
+            (name, partition.partition),
+            WantedPartition(
+                partition.partition,
+                partition.fetch_offset,
+                partition.partition_max_bytes,
+                partition.current_leader_epoch,
+                partition.last_fetched_epoch,
+                partition.log_start_offset,
+            ),
+        )
 
 
 def _forgotten(request: FetchRequest, by_id: bool) -> Iterable[SessionKey]:
@@ -190,18 +206,17 @@ def _forgotten(request: FetchRequest, by_id: bool) -> Iterable[SessionKey]:
 
 
 @dataclass(slots=True)
-class Answer:
+class FetchAnswer:
     """The part of a reading that the client is told."""
 
     reading: Reading
-    session: FetchSession | None
     incremental: bool
     directions: Directions
     gives_directions: bool
 
     async def wait(self) -> FetchResponse:
         await self.reading.wait()
-        return self.now()
+        return await done_in_turns(self._steps()) if self.reading.takes_turns else self.now()
 
     async def in_turns(self) -> FetchResponse:
         if not await self.reading.read_in_turns() and self.reading.terms.max_wait_ms > 0:
@@ -213,10 +228,9 @@ class Answer:
 
     def _steps(self) -> Generator[None, None, FetchResponse]:
         """Make the answer, and yield after each READ_AT_ONCE partitions."""
-        found = self.reading.found
-        session_id = self.session.session_id if self.session is not None else 0
+        found, session = self.reading.found, self.reading.session
         topics: dict[str | bytes, FetchableTopicResponse] = {}
-        served = []
+        served, quiet = [], []
         for count, (key, wanted) in enumerate(list(self.reading.wanted.items()), 1):
             if count % READ_AT_ONCE == 0:
                 yield
@@ -225,7 +239,9 @@ class Answer:
                 continue
             if data.records is not None:
                 served.append(key)
-            if self.session is not None and not self._worth_telling(wanted, data):
+            if data.is_quiet:
+                quiet.append(key)
+            if session is not None and not self._worth_telling(wanted, data):
                 continue
             name, index = key
             topic = topics.get(name)
@@ -240,12 +256,13 @@ class Answer:
             if data.error:
                 self._direct(key, answer)
             topic.partitions.append(answer)
-        if self.session is not None:
-            self.session.answered(served)
+        if session is not None:
+            session.answered(served, quiet)
         nodes = [
             FetchResponseNodeEndpoint(node_id, endpoint.host, endpoint.port, rack)
             for node_id, (endpoint, rack) in self.directions.nodes.items()
         ]
+        session_id = session.session_id if session is not None else 0
         return FetchResponse(session_id=session_id, responses=list(topics.values()), node_endpoints=nodes)
 
     def _direct(self, key: SessionKey, answer: FetchResponsePartitionData) -> None:
@@ -256,7 +273,7 @@ class Answer:
             if leader is not None:
                 answer.current_leader = FetchResponseLeaderIdAndEpoch(*leader)
 
-    def _worth_telling(self, wanted: Wanted, found: Found) -> bool:
+    def _worth_telling(self, wanted: WantedPartition, found: PartitionRead) -> bool:
         news = (
             not self.incremental
             or found.records is not None
@@ -294,7 +311,7 @@ def refused(request: FetchRequest) -> FetchResponse:
     return FetchResponse(responses=topics)
 
 
-def _partition_data(index: int, found: Found) -> FetchResponsePartitionData:
+def _partition_data(index: int, found: PartitionRead) -> FetchResponsePartitionData:
     data = FetchResponsePartitionData(
         index,
         found.error,

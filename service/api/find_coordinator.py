@@ -7,7 +7,7 @@ and is answered with COORDINATOR_NOT_AVAILABLE until the topic exists.
 
 from service.broker.internal_topics import GROUPS, TRANSACTIONS, InternalTopics, NodeAddress
 from service.broker.session import Session
-from service.broker.turns import in_turns
+from service.turns import in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse

@@ -7,10 +7,10 @@ from service.broker.session import Session
 from service.cluster.config_commands import ConfigChange, ResourceChange
 from service.cluster.metadata import ClusterMetadata
 from service.settings.broker import BrokerConfig
+from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.messages import (
     IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsRequestAlterConfigsResource,
     IncrementalAlterConfigsResponse,
     IncrementalAlterConfigsResponseAlterConfigsResourceResponse,
 )
@@ -23,13 +23,26 @@ async def handle(
     header: RequestHeader,
     request: IncrementalAlterConfigsRequest,
 ) -> IncrementalAlterConfigsResponse:
-    resources = tuple(_resource(resource) for resource in request.resources)
+    resources = await done_in_turns(_resources(request))
     answers = await altered(metadata, config, resources, validate_only=request.validate_only)
     return IncrementalAlterConfigsResponse(
-        responses=[IncrementalAlterConfigsResponseAlterConfigsResourceResponse(*answer) for answer in answers]
+        responses=[
+            IncrementalAlterConfigsResponseAlterConfigsResourceResponse(*answer)
+            async for answer in in_turns(answers, NAMED_A_TURN)
+        ]
     )
 
 
-def _resource(resource: IncrementalAlterConfigsRequestAlterConfigsResource) -> ResourceChange:
-    changes = tuple(ConfigChange(config.name, config.config_operation, config.value) for config in resource.configs)
-    return ResourceChange(resource.resource_type, resource.resource_name, changes)
+def _resources(request: IncrementalAlterConfigsRequest) -> Steps[tuple[ResourceChange, ...]]:
+    turn = Turn(NAMED_A_TURN)
+    resources = []
+    for resource in request.resources:
+        if turn.is_over():
+            yield
+        changes = []
+        for config in resource.configs:
+            if turn.is_over():
+                yield
+            changes.append(ConfigChange(config.name, config.config_operation, config.value))
+        resources.append(ResourceChange(resource.resource_type, resource.resource_name, tuple(changes)))
+    return tuple(resources)

@@ -11,9 +11,9 @@ from functools import partial
 
 from service.api.group_answers import Groups, answer_with, error_code, fresh_id, host_of
 from service.broker.session import Session
-from service.broker.turns import slices_in_turns
 from service.groups.commands import JoinGroup, JoinReply
 from service.ports import Env
+from service.turns import slices_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember
@@ -23,6 +23,8 @@ MEMBER_ID_REQUIRED_SINCE = 4
 NULL_PROTOCOL_SINCE = 7
 SKIPS_ASSIGNMENT_SINCE = 9
 MEMBERS_AT_ONCE = 500
+MOST_PROTOCOLS = 1_000
+"""A client names a few. Kafka has no limit."""
 
 
 def handle(
@@ -31,6 +33,8 @@ def handle(
     version = header.api_version
     if not request.group_id:
         return refused(ErrorCode.INVALID_GROUP_ID, request.member_id, version)
+    if len(request.protocols) > MOST_PROTOCOLS:
+        return refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id, version)
     says_rebalance_timeout = version >= REBALANCE_TIMEOUT_SINCE
     command = JoinGroup(
         group_id=request.group_id,

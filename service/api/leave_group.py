@@ -3,10 +3,12 @@
 Before version 3 one member leaves, and what went wrong with it is the answer's own error. The reason is not kept.
 """
 
+from collections.abc import Iterable
+
 from service.api.group_answers import Groups, ask, error_code
 from service.broker.session import Session
-from service.broker.turns import slices_in_turns
 from service.groups.commands import LeaveGroup, LeaveReply, LeavingMember
+from service.turns import slices_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import LeaveGroupRequest, LeaveGroupResponse, MemberResponse
@@ -20,7 +22,9 @@ async def handle(
 ) -> LeaveGroupResponse:
     if not request.group_id:
         return LeaveGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
-    leaving = [LeavingMember(each.member_id, each.group_instance_id, each.reason) for each in request.members]
+    leaving: Iterable[LeavingMember] = (
+        LeavingMember(each.member_id, each.group_instance_id, each.reason) for each in request.members
+    )
     if header.api_version < BATCHES_SINCE:
         leaving = [LeavingMember(request.member_id, None)]
     left: list[MemberResponse] = []

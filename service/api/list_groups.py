@@ -6,8 +6,8 @@ Every coordinator on this broker is asked. While one of them is still reading it
 from service.api.group_answers import Groups
 from service.broker.session import Session
 from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
-from service.broker.turns import in_turns, slices_in_turns
 from service.groups.commands import ListGroups, ListReply, NameGroups, NamesReply
+from service.turns import NAMED_A_TURN, in_turns, slices_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import ListedGroup, ListGroupsRequest, ListGroupsResponse
@@ -18,7 +18,8 @@ LISTED_AT_ONCE = 1_000
 async def handle(
     coordinators: Groups, session: Session, header: RequestHeader, request: ListGroupsRequest
 ) -> ListGroupsResponse:
-    wanted = ListGroups.filtered(request.states_filter, request.types_filter)
+    states = {state async for state in in_turns(request.states_filter, NAMED_A_TURN)}
+    wanted = ListGroups.filtered(states, request.types_filter)
     groups: list[ListedGroup] = []
     async for shard in in_turns(coordinators.shards(), at_once=1):
         try:

@@ -40,7 +40,7 @@ waits for nothing.
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ListOffsetsParts:
     """The parts of the broker that an answer needs."""
 
     partitions: PartitionTable
@@ -49,10 +49,13 @@ class Parts:
 
 
 async def handle(
-    parts: Parts, session: Session, header: RequestHeader, request: ListOffsetsRequest
+    parts: ListOffsetsParts, session: Session, header: RequestHeader, request: ListOffsetsRequest
 ) -> ListOffsetsResponse:
     topics, looked_up = [], 0
     for topic in request.topics:
+        looked_up += 1
+        if looked_up % LOOKED_UP_A_TURN == 0:
+            await asyncio.sleep(0)
         times_named = Counter(partition.partition_index for partition in topic.partitions)
         partitions = parts.partitions.topic(topic.name)
         answers = []
@@ -97,7 +100,7 @@ def _limit(partition: Partition, request: ListOffsetsRequest) -> int:
 
 
 async def _answer(
-    parts: Parts,
+    parts: ListOffsetsParts,
     session: Session,
     partition: Partition,
     wanted: ListOffsetsPartition,

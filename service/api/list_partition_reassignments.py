@@ -1,8 +1,12 @@
 """ListPartitionReassignments, version 0: the partitions that are being moved."""
 
+from collections.abc import Awaitable
+
 from service.broker.session import Session
 from service.cluster.election import target_of
+from service.cluster.image import Image
 from service.cluster.metadata import ClusterMetadata
+from service.turns import NAMED_A_TURN, Steps, Turn, now_or_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.messages import (
     ListPartitionReassignmentsRequest,
@@ -14,20 +18,32 @@ from service.wire.messages import (
 
 def handle(
     metadata: ClusterMetadata, session: Session, header: RequestHeader, request: ListPartitionReassignmentsRequest
-) -> ListPartitionReassignmentsResponse:
-    image = metadata.image
-    asked = None if request.topics is None else {topic.name: topic.partition_indexes for topic in request.topics}
+) -> ListPartitionReassignmentsResponse | Awaitable[ListPartitionReassignmentsResponse]:
+    return now_or_in_turns(_ongoing(metadata.image, request))
+
+
+def _ongoing(image: Image, request: ListPartitionReassignmentsRequest) -> Steps[ListPartitionReassignmentsResponse]:
+    turn = Turn(NAMED_A_TURN)
+    asked: dict[str, frozenset[int]] | None = None
+    if request.topics is not None:
+        asked = {}
+        for named in request.topics:
+            if turn.is_over():
+                yield
+            asked[named.name] = frozenset(named.partition_indexes)
     topics = []
     for topic in image.topics.values():
+        if turn.is_over():
+            yield
         if asked is not None and topic.name not in asked:
             continue
-        moving = [
-            OngoingPartitionReassignment(
-                index, [*target_of(state), *state.removing], list(state.adding), list(state.removing)
-            )
-            for index, state in topic.partitions.items()
-            if (state.adding or state.removing) and (asked is None or index in asked[topic.name])
-        ]
+        moving = []
+        for index, state in topic.partitions.items():
+            if turn.is_over():
+                yield
+            if (state.adding or state.removing) and (asked is None or index in asked[topic.name]):
+                replicas = [*target_of(state), *state.removing]
+                moving.append(OngoingPartitionReassignment(index, replicas, list(state.adding), list(state.removing)))
         if moving:
             topics.append(OngoingTopicReassignment(topic.name, moving))
     return ListPartitionReassignmentsResponse(error_message=None, topics=topics)

@@ -4,9 +4,9 @@ this broker coordinates.
 
 from service.api.wire_codes import Transactions
 from service.broker.session import Session
-from service.broker.turns import in_turns
 from service.groups.regex import InvalidRegex, TopicRegex
 from service.ports import Env
+from service.turns import in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (

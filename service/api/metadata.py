@@ -20,6 +20,7 @@ from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import CreateTopics, NewTopic, check_topic_name
 from service.ports import Env
 from service.settings.broker import BrokerConfig
+from service.turns import NAMED_A_TURN, Steps, Turn, done_at_once, done_in_turns, in_turns, now_or_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -37,7 +38,7 @@ REQUEST_IDS_SINCE = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class MetadataParts:
     """The parts of the broker that an answer needs."""
 
     metadata: ClusterMetadata
@@ -47,61 +48,107 @@ class Parts:
 
 
 def handle(
-    parts: Parts, session: Session, header: RequestHeader, request: MetadataRequest
+    parts: MetadataParts, session: Session, header: RequestHeader, request: MetadataRequest
 ) -> MetadataResponse | Awaitable[MetadataResponse]:
     topics = request.topics
+    if topics and len(topics) > NAMED_A_TURN:
+        return _in_turns(parts, session, header, request, topics)
     if topics is None or (header.api_version == 0 and not topics):
-        image = parts.metadata.image
-        describer = _Describer(image, session.listener)
-        return _answer(parts.metadata, session, request, [describer.topic(topic) for topic in image.topics.values()])
-    if (error := _malformed(header.api_version, topics)) is not None:
-        refused = [MetadataResponseTopic(error, topic.name or "", topic.topic_id) for topic in topics]
-        return MetadataResponse(topics=refused)
-    missing = _missing(parts.metadata.image, topics) if request.allow_auto_topic_creation else []
-    if missing and parts.config.auto_create_topics_enable:
-        return _after_creation(parts, session, request, topics, missing)
-    return _answer(parts.metadata, session, request, _described(parts.metadata.image, session, topics))
+        return now_or_in_turns(_all(parts.metadata, session, request))
+    checked = done_at_once(_checked(parts, header.api_version, request, topics))
+    if isinstance(checked, ErrorCode):
+        return _refused(checked, topics)
+    if checked:
+        return _after_creation(parts, session, request, topics, checked)
+    return now_or_in_turns(_named(parts.metadata, session, request, topics))
 
 
-def _malformed(version: int, topics: Iterable[MetadataRequestTopic]) -> ErrorCode | None:
+async def _in_turns(
+    parts: MetadataParts,
+    session: Session,
+    header: RequestHeader,
+    request: MetadataRequest,
+    topics: list[MetadataRequestTopic],
+) -> MetadataResponse:
+    """The same for very many topics."""
+    checked = await done_in_turns(_checked(parts, header.api_version, request, topics))
+    if isinstance(checked, ErrorCode):
+        return _refused(checked, topics)
+    if checked:
+        return await _after_creation(parts, session, request, topics, checked)
+    return await done_in_turns(_named(parts.metadata, session, request, topics))
+
+
+def _refused(error: ErrorCode, topics: Iterable[MetadataRequestTopic]) -> MetadataResponse:
+    return MetadataResponse(topics=[MetadataResponseTopic(error, topic.name or "", topic.topic_id) for topic in topics])
+
+
+def _checked(
+    parts: MetadataParts, version: int, request: MetadataRequest, topics: Iterable[MetadataRequestTopic]
+) -> Steps[ErrorCode | list[str]]:
+    """Why the request is malformed, or else the topics that are to be created, each once."""
+    missing: dict[str, None] = {}
+    creates = request.allow_auto_topic_creation and parts.config.auto_create_topics_enable
+    known = parts.metadata.image.topics
+    turn = Turn(NAMED_A_TURN)
     for topic in topics:
-        if topic.topic_id == ZERO_TOPIC_ID and topic.name is None:
+        if turn.is_over():
+            yield
+        name = topic.name
+        if topic.topic_id != ZERO_TOPIC_ID:
+            if version < REQUEST_IDS_SINCE:
+                return ErrorCode.INVALID_REQUEST
+        elif name is None:
             return ErrorCode.UNKNOWN_SERVER_ERROR
-        if version < REQUEST_IDS_SINCE and topic.topic_id != ZERO_TOPIC_ID:
-            return ErrorCode.INVALID_REQUEST
-    return None
-
-
-def _missing(image: Image, topics: Iterable[MetadataRequestTopic]) -> list[str]:
-    names = (topic.name for topic in topics if topic.topic_id == ZERO_TOPIC_ID)
-    known = image.topics
-    return [name for name in dict.fromkeys(names) if name and name not in known and check_topic_name(name) is None]
+        elif creates and name and name not in known and check_topic_name(name) is None:
+            missing[name] = None
+    return list(missing)
 
 
 async def _after_creation(
-    parts: Parts, session: Session, request: MetadataRequest, topics: list[MetadataRequestTopic], missing: list[str]
+    parts: MetadataParts,
+    session: Session,
+    request: MetadataRequest,
+    topics: list[MetadataRequestTopic],
+    missing: list[str],
 ) -> MetadataResponse:
-    ordinary = tuple(NewTopic(name, TopicId(parts.env.unique())) for name in missing if name not in INTERNAL_TOPICS)
-    for name in missing:
+    ordinary: list[NewTopic] = []
+    async for name in in_turns(missing, NAMED_A_TURN):
         if name in INTERNAL_TOPICS:
             parts.internal_topics.bring_about(INTERNAL_TOPICS[name])
+        else:
+            ordinary.append(NewTopic(name, TopicId(parts.env.unique())))
     if ordinary:
         # A topic that could not be created is answered like any other unknown topic. Only the log tells why.
         config = parts.config
-        command = CreateTopics(ordinary, config.num_partitions, config.default_replication_factor)
+        command = CreateTopics(tuple(ordinary), config.num_partitions, config.default_replication_factor)
         results = await executed(parts.metadata, command)
-        for result in () if isinstance(results, Refusal) else results:
+        async for result in in_turns(() if isinstance(results, Refusal) else results, NAMED_A_TURN):
             if result.error not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
                 logger.warning("%s asked for topic %s: %s", session.host, result.name, result.message)
-    return _answer(parts.metadata, session, request, _described(parts.metadata.image, session, topics))
+    return await done_in_turns(_named(parts.metadata, session, request, topics))
 
 
-def _described(image: Image, session: Session, topics: Iterable[MetadataRequestTopic]) -> list[MetadataResponseTopic]:
+def _all(metadata: ClusterMetadata, session: Session, request: MetadataRequest) -> Steps[MetadataResponse]:
+    describer = _Describer(metadata.image, session.listener)
+    topics = []
+    for topic in metadata.image.topics.values():
+        topics.append((yield from describer.topic(topic)))
+    return _answer(metadata, session, request, topics)
+
+
+def _named(
+    metadata: ClusterMetadata, session: Session, request: MetadataRequest, topics: Iterable[MetadataRequestTopic]
+) -> Steps[MetadataResponse]:
     """Each topic once: first those that exist, then the others."""
+    image = metadata.image
+    turn = Turn(NAMED_A_TURN)
     describer = _Describer(image, session.listener)
     found: dict[str, MetadataResponseTopic] = {}
     unknown: dict[tuple[str | None, bytes], MetadataResponseTopic] = {}
     for asked in topics:
+        if turn.is_over():
+            yield
         if asked.topic_id != ZERO_TOPIC_ID:
             topic = image.topic_by_id(TopicId(asked.topic_id))
             name, error = None, ErrorCode.UNKNOWN_TOPIC_ID
@@ -114,8 +161,8 @@ def _described(image: Image, session: Session, topics: Iterable[MetadataRequestT
             internal = name is not None and name in INTERNAL_TOPICS
             unknown[name, asked.topic_id] = MetadataResponseTopic(error, name, asked.topic_id, internal)
         elif topic.name not in found:
-            found[topic.name] = describer.topic(topic)
-    return [*found.values(), *unknown.values()]
+            found[topic.name] = yield from describer.topic(topic)
+    return _answer(metadata, session, request, [*found.values(), *unknown.values()])
 
 
 class _Describer:
@@ -126,11 +173,14 @@ class _Describer:
     def __init__(self, image: Image, listener: str) -> None:
         self._image = image
         self._listener = listener
+        self._turn = Turn(NAMED_A_TURN)
         self._known: dict[PartitionState, tuple[int, int, int, list[int], list[int], list[int]]] = {}
 
-    def topic(self, topic: Topic) -> MetadataResponseTopic:
+    def topic(self, topic: Topic) -> Steps[MetadataResponseTopic]:
         partitions = []
         for index, state in topic.partitions.items():
+            if self._turn.is_over():
+                yield
             error, leader, epoch, replicas, isr, missing = self._known.get(state) or self._follows(state)
             partitions.append(MetadataResponsePartition(error, index, leader, epoch, replicas, isr, missing))
         return MetadataResponseTopic(0, topic.name, topic.id, topic.name in INTERNAL_TOPICS, partitions)

@@ -4,9 +4,9 @@ offsets of all topics may be deleted.
 
 from service.api.group_answers import OFFSETS_AT_ONCE, Groups, ask, error_code
 from service.broker.session import Session
-from service.broker.turns import slices_in_turns
 from service.cluster.metadata import ClusterMetadata
 from service.groups.commands import DeleteOffsets, DeleteOffsetsReply
+from service.turns import slices_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (

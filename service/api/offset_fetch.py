@@ -6,13 +6,12 @@ transaction is UNSTABLE_OFFSET_COMMIT. Up to version 7 each partition carries an
 absence of offsets and reads everything again from the start, while the coordinator is merely loading.
 """
 
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 from dataclasses import replace
 
 from log.ids import TopicId
 from service.api.group_answers import OFFSETS_AT_ONCE, Groups, answer_with, ask, error_code
 from service.broker.session import Session
-from service.broker.turns import in_turns
 from service.cluster.image import Image
 from service.cluster.metadata import ClusterMetadata
 from service.groups.commands import (
@@ -23,6 +22,7 @@ from service.groups.commands import (
     OffsetNamesReply,
     PartitionsAsked,
 )
+from service.turns import NAMED_A_TURN, Steps, Turn, done_at_once, done_in_turns, in_turns, slices_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -64,17 +64,16 @@ def _fetch_few(
     topics: list[OffsetFetchRequestTopics],
     require_stable: bool,
 ) -> OffsetFetchResponse | Awaitable[OffsetFetchResponse]:
-    asked, refused = _asked(image, version, topics)
+    asked, refused = done_at_once(_asked(image, version, topics))
 
     def answer(reply: FetchReply | ErrorCode) -> OffsetFetchResponse:
         if isinstance(reply, ErrorCode) or reply.fault is not None:
             error = reply if isinstance(reply, ErrorCode) else error_code(reply.fault)
             return OffsetFetchResponse(groups=[OffsetFetchResponseGroup(wanted.group_id, error_code=error)])
         found = [
-            OffsetFetchResponseTopics(topic.topic, topic.topic_id, [_partition(each) for each in topic.offsets])
-            for topic in reply.topics
+            OffsetFetchResponseTopics(topic.topic, topic.topic_id, _partitions(topic.offsets)) for topic in reply.topics
         ]
-        found += _refused_topics(refused, ErrorCode.UNKNOWN_TOPIC_ID)
+        found += done_at_once(_refused_topics(refused, ErrorCode.UNKNOWN_TOPIC_ID))
         return OffsetFetchResponse(groups=[OffsetFetchResponseGroup(wanted.group_id, found)])
 
     command = FetchOffsets(wanted.group_id, wanted.member_id, wanted.member_epoch, tuple(asked), require_stable)
@@ -86,7 +85,7 @@ async def _fetch_in_turns(
 ) -> OffsetFetchResponse:
     if version >= BATCHES_SINCE:
         # Each once: a short request must not grow into an answer of any length.
-        wanted_by_id = {group.group_id: group for group in request.groups}
+        wanted_by_id = {group.group_id: group async for group in in_turns(request.groups, NAMED_A_TURN)}
         answers = [
             await _fetch(groups, metadata, version, group, request.require_stable)
             async for group in in_turns(wanted_by_id.values(), at_once=1)
@@ -100,7 +99,7 @@ async def _fetch_in_turns(
     wanted = OffsetFetchRequestGroup(request.group_id, topics=topics)
     group = await _fetch(groups, metadata, version, wanted, request.require_stable)
     if group.error_code:
-        group.topics = _refused_topics(topics or [], group.error_code)
+        group.topics = await done_in_turns(_refused_topics(topics or [], group.error_code))
     return OffsetFetchResponse(topics=[_single(topic) for topic in group.topics], error_code=group.error_code)
 
 
@@ -115,7 +114,7 @@ async def _fetch(
             return OffsetFetchResponseGroup(wanted.group_id, error_code=named)
         asked = list(named.topics)
     else:
-        asked, refused = _asked(metadata.image, version, wanted.topics)
+        asked, refused = await done_in_turns(_asked(metadata.image, version, wanted.topics))
     found: list[list[FetchedOffset]] = [[] for _ in asked]
     async for some in in_turns(_few_at_a_time(asked), at_once=1):
         pieces = tuple(piece for _, piece in some)
@@ -127,23 +126,28 @@ async def _fetch(
             return OffsetFetchResponseGroup(wanted.group_id, error_code=error_code(reply.fault))
         for (place, _), fetched in zip(some, reply.topics, strict=True):
             found[place] += fetched.offsets
-    topics = [
-        OffsetFetchResponseTopics(topic.topic, topic.topic_id, [_partition(each) for each in offsets])
-        for topic, offsets in zip(asked, found, strict=True)
-    ]
+    topics = []
+    async for topic, offsets in in_turns(zip(asked, found, strict=True), NAMED_A_TURN):
+        partitions: list[OffsetFetchResponsePartitions] = []
+        async for slice_of_it in slices_in_turns(offsets, NAMED_A_TURN):
+            partitions += _partitions(slice_of_it)
+        topics.append(OffsetFetchResponseTopics(topic.topic, topic.topic_id, partitions))
     if by_id and wanted.topics is None:
         topics = _with_ids(metadata.image, topics)
-    topics += _refused_topics(refused, ErrorCode.UNKNOWN_TOPIC_ID)
+    topics += await done_in_turns(_refused_topics(refused, ErrorCode.UNKNOWN_TOPIC_ID))
     return OffsetFetchResponseGroup(wanted.group_id, topics)
 
 
 def _asked(
     image: Image, version: int, topics: list[OffsetFetchRequestTopics]
-) -> tuple[list[PartitionsAsked], list[OffsetFetchRequestTopics]]:
+) -> Steps[tuple[list[PartitionsAsked], list[OffsetFetchRequestTopics]]]:
     """What the coordinator is asked, and the topics whose ids nobody has."""
+    turn = Turn(NAMED_A_TURN)
     asked: list[PartitionsAsked] = []
     refused: list[OffsetFetchRequestTopics] = []
     for topic in topics:
+        if turn.is_over():
+            yield
         name = _name_of(image, topic) if version >= TOPIC_IDS_SINCE else topic.name
         if name is None:
             refused.append(topic)
@@ -180,23 +184,28 @@ def _name_of(image: Image, topic: OffsetFetchRequestTopics) -> str | None:
     return None if found is None else found.name
 
 
-def _partition(fetched: FetchedOffset) -> OffsetFetchResponsePartitions:
-    partition, offset, leader_epoch, metadata, fault = fetched
-    return OffsetFetchResponsePartitions(partition, offset, leader_epoch, metadata, error_code(fault))
-
-
-def _refused_topics(topics: list[OffsetFetchRequestTopics], error: int) -> list[OffsetFetchResponseTopics]:
+def _partitions(fetched: Iterable[FetchedOffset]) -> list[OffsetFetchResponsePartitions]:
     return [
-        OffsetFetchResponseTopics(
-            topic.name,
-            topic.topic_id,
-            [
-                OffsetFetchResponsePartitions(partition, NO_OFFSET, error_code=error)
-                for partition in topic.partition_indexes
-            ],
+        OffsetFetchResponsePartitions(
+            partition, offset, leader_epoch, metadata, 0 if fault is None else error_code(fault)
         )
-        for topic in topics
+        for partition, offset, leader_epoch, metadata, fault in fetched
     ]
+
+
+def _refused_topics(topics: list[OffsetFetchRequestTopics], error: int) -> Steps[list[OffsetFetchResponseTopics]]:
+    turn = Turn(NAMED_A_TURN)
+    refused = []
+    for topic in topics:
+        if turn.is_over():
+            yield
+        partitions = []
+        for index in topic.partition_indexes:
+            if turn.is_over():
+                yield
+            partitions.append(OffsetFetchResponsePartitions(index, NO_OFFSET, error_code=error))
+        refused.append(OffsetFetchResponseTopics(topic.name, topic.topic_id, partitions))
+    return refused
 
 
 def _single(topic: OffsetFetchResponseTopics) -> OffsetFetchResponseTopic:

@@ -2,10 +2,13 @@
 that where its history parted from ours.
 """
 
+from collections.abc import Awaitable
+
 from log.ids import TopicPartition
 from service.broker.partition_table import PartitionTable
 from service.broker.reading import leader_epoch_error
 from service.broker.session import Session
+from service.turns import NAMED_A_TURN, Steps, Turn, now_or_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -19,15 +22,23 @@ from service.wire.messages import (
 
 def handle(
     partitions: PartitionTable, session: Session, header: RequestHeader, request: OffsetForLeaderEpochRequest
-) -> OffsetForLeaderEpochResponse:
-    return OffsetForLeaderEpochResponse(
-        topics=[
-            OffsetForLeaderTopicResult(
-                topic.topic, [_answer(partitions, topic.topic, wanted) for wanted in topic.partitions]
-            )
-            for topic in request.topics
-        ]
-    )
+) -> OffsetForLeaderEpochResponse | Awaitable[OffsetForLeaderEpochResponse]:
+    return now_or_in_turns(_answers(partitions, request))
+
+
+def _answers(partitions: PartitionTable, request: OffsetForLeaderEpochRequest) -> Steps[OffsetForLeaderEpochResponse]:
+    turn = Turn(NAMED_A_TURN)
+    results = []
+    for topic in request.topics:
+        if turn.is_over():
+            yield
+        answers = []
+        for wanted in topic.partitions:
+            if turn.is_over():
+                yield
+            answers.append(_answer(partitions, topic.topic, wanted))
+        results.append(OffsetForLeaderTopicResult(topic.topic, answers))
+    return OffsetForLeaderEpochResponse(topics=results)
 
 
 def _answer(

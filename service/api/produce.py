@@ -16,13 +16,14 @@ from dataclasses import dataclass
 
 from service.api.directions import Directions
 from service.api.rules import brokers
-from service.broker.acceptance import Refused, one_batch
+from service.broker.acceptance import RefusedBatch, one_batch
 from service.broker.partition import ACKS_ALL, Appended
 from service.broker.partition_table import PartitionTable, TopicPartitions
 from service.broker.session import Session
-from service.broker.writing import Means, Terms, Write, Writing
+from service.broker.writing import Means, Write, WriteTerms, Writing
 from service.cluster.metadata import ClusterMetadata
 from service.net.door import CLOSE, NO_REPLY, OWN_BYTES, Held, Signal
+from service.turns import NAMED_A_TURN, Steps, Turn, done_at_once, done_in_turns, now_or_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -49,12 +50,12 @@ SAY_NOTHING_OF_THE_LOG = (
     ErrorCode.KAFKA_STORAGE_ERROR,
 )
 """Errors whose answers in Kafka do not have the start of the log."""
-UNKNOWN_ID = Refused(ErrorCode.UNKNOWN_TOPIC_ID)
-UNKNOWN_NAME = Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+UNKNOWN_ID = RefusedBatch(ErrorCode.UNKNOWN_TOPIC_ID)
+UNKNOWN_NAME = RefusedBatch(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ProduceCall:
     """A request with its caller, and the parts that can name another leader."""
 
     metadata: ClusterMetadata
@@ -71,26 +72,13 @@ def handle(
     header: RequestHeader,
     request: ProduceRequest,
 ) -> ProduceResponse | Signal | Awaitable[ProduceResponse] | Held[ProduceResponse | Signal]:
-    version = header.api_version
-    writes = []
-    for topic in request.topic_data:
-        partitions = _partitions(held, version, topic)
-        for data in topic.partition_data:
-            writes.append(Write(partitions, data.index, one_batch(memoryview(data.records or b""))))
-    terms = Terms(
-        request.acks,
-        request.timeout_ms,
-        request.transactional_id,
-        adds_partitions=version >= ADDED_BY_LEADER_SINCE,
-        knows_abortable=version >= ABORTABLE_SINCE,
-        knows_zstd=version >= ZSTD_SINCE,
-        may_write_internal=header.client_id == ADMIN_CLIENT and brokers(session, request),
-    )
-    writing = Writing(means, terms, writes)
-    asked = Asked(metadata, session, version, request)
-    wrong = writing.wrong_transaction()
-    if wrong is None and request.acks not in (ACKS_ALL, 0, 1):
-        wrong = ErrorCode.INVALID_REQUIRED_ACKS
+    topics = request.topic_data
+    if len(topics) > NAMED_A_TURN or sum([len(topic.partition_data) for topic in topics]) > NAMED_A_TURN:
+        _keep(topics)
+        return Held(_in_turns(held, metadata, means, session, header, request))
+    writes = done_at_once(_writes(held, header.api_version, topics))
+    asked, writing = _asked(metadata, means, session, header, request, writes)
+    wrong = _wrong(asked, writing)
     if wrong is not None:
         writing.refuse(wrong)
         return _answer(asked, writing)
@@ -103,60 +91,135 @@ def handle(
     return Held(_append_later(asked, writing, is_ready=is_ready))
 
 
-def _partitions(held: PartitionTable, version: int, topic: TopicProduceData) -> TopicPartitions | Refused:
+async def _in_turns(
+    held: PartitionTable,
+    metadata: ClusterMetadata,
+    means: Means,
+    session: Session,
+    header: RequestHeader,
+    request: ProduceRequest,
+) -> ProduceResponse | Signal | Awaitable[ProduceResponse | Signal]:
+    """The same for very many batches."""
+    writes = await done_in_turns(_writes(held, header.api_version, request.topic_data))
+    asked, writing = _asked(metadata, means, session, header, request, writes)
+    wrong = _wrong(asked, writing)
+    if wrong is not None:
+        writing.refuse(wrong)
+        return _answer(asked, writing)
+    return await _append_later(asked, writing, is_ready=False)
+
+
+def _keep(topics: list[TopicProduceData]) -> None:
+    """Copy the batches, because the request's bytes are reused after the call, unless they are very many bytes."""
+    batches = [data for topic in topics for data in topic.partition_data]
+    if sum(len(data.records or b"") for data in batches) <= OWN_BYTES:
+        for data in batches:
+            data.records = memoryview(bytearray(data.records or b""))
+
+
+def _writes(held: PartitionTable, version: int, topics: list[TopicProduceData]) -> Steps[list[Write]]:
+    turn = Turn(NAMED_A_TURN)
+    writes = []
+    for topic in topics:
+        if turn.is_over():
+            yield
+        partitions = _partitions(held, version, topic)
+        for data in topic.partition_data:
+            if turn.is_over():
+                yield
+            writes.append(Write(partitions, data.index, one_batch(memoryview(data.records or b""))))
+    return writes
+
+
+def _asked(
+    metadata: ClusterMetadata,
+    means: Means,
+    session: Session,
+    header: RequestHeader,
+    request: ProduceRequest,
+    writes: list[Write],
+) -> tuple[ProduceCall, Writing]:
+    version = header.api_version
+    terms = WriteTerms(
+        request.acks,
+        request.timeout_ms,
+        request.transactional_id,
+        adds_partitions=version >= ADDED_BY_LEADER_SINCE,
+        knows_abortable=version >= ABORTABLE_SINCE,
+        knows_zstd=version >= ZSTD_SINCE,
+        may_write_internal=header.client_id == ADMIN_CLIENT and brokers(session, request),
+    )
+    return ProduceCall(metadata, session, version, request), Writing(means, terms, writes)
+
+
+def _wrong(asked: ProduceCall, writing: Writing) -> ErrorCode | None:
+    wrong = writing.wrong_transaction()
+    if wrong is None and asked.request.acks not in (ACKS_ALL, 0, 1):
+        return ErrorCode.INVALID_REQUIRED_ACKS
+    return wrong
+
+
+def _partitions(held: PartitionTable, version: int, topic: TopicProduceData) -> TopicPartitions | RefusedBatch:
     if version >= TOPIC_IDS_SINCE:
         return held.topic_by_id(topic.topic_id) or UNKNOWN_ID
     return held.topic(topic.name) or UNKNOWN_NAME
 
 
 async def _append_later(
-    asked: Asked, writing: Writing, *, is_ready: bool
+    asked: ProduceCall, writing: Writing, *, is_ready: bool
 ) -> ProduceResponse | Signal | Awaitable[ProduceResponse | Signal]:
     await writing.append_when_ready(is_ready=is_ready)
     return _appended(asked, writing)
 
 
-def _appended(asked: Asked, writing: Writing) -> ProduceResponse | Signal | Awaitable[ProduceResponse]:
+def _appended(asked: ProduceCall, writing: Writing) -> ProduceResponse | Signal | Awaitable[ProduceResponse]:
     if writing.is_settled or asked.request.acks == 0:
         return _answer(asked, writing)
     return _when_settled(asked, writing)
 
 
-async def _when_settled(asked: Asked, writing: Writing) -> ProduceResponse:
+async def _when_settled(asked: ProduceCall, writing: Writing) -> ProduceResponse:
     throttle_time_ms = await writing.settle(asked.session)
-    response = _response(asked, writing)
+    response = await done_in_turns(_response(asked, writing))
     response.throttle_time_ms = throttle_time_ms
     return response
 
 
-def _answer(asked: Asked, writing: Writing) -> ProduceResponse | Signal:
+def _answer(asked: ProduceCall, writing: Writing) -> ProduceResponse | Signal | Awaitable[ProduceResponse]:
     if asked.request.acks == 0:
-        return CLOSE if any(isinstance(write.outcome, Refused) for write in writing.writes) else NO_REPLY
-    return _response(asked, writing)
+        return CLOSE if any(isinstance(write.outcome, RefusedBatch) for write in writing.writes) else NO_REPLY
+    return now_or_in_turns(_response(asked, writing))
 
 
-def _response(asked: Asked, writing: Writing) -> ProduceResponse:
+def _response(asked: ProduceCall, writing: Writing) -> Steps[ProduceResponse]:
+    turn = Turn(NAMED_A_TURN)
     writes = iter(writing.writes)
-    response = ProduceResponse(
-        [
-            TopicProduceResponse(
-                topic.name, topic.topic_id, [_partition_response(next(writes)) for _ in topic.partition_data]
-            )
-            for topic in asked.request.topic_data
-            if topic.partition_data
-        ]
-    )
+    topics = []
+    for topic in asked.request.topic_data:
+        if turn.is_over():
+            yield
+        if not topic.partition_data:
+            continue
+        partitions = []
+        for _ in topic.partition_data:
+            if turn.is_over():
+                yield
+            partitions.append(_partition_response(next(writes)))
+        topics.append(TopicProduceResponse(topic.name, topic.topic_id, partitions))
+    response = ProduceResponse(topics)
     if not all(isinstance(write.outcome, Appended) for write in writing.writes):
-        _direct(asked, response)
+        yield from _direct(asked, response, turn)
     return response
 
 
-def _direct(asked: Asked, response: ProduceResponse) -> None:
+def _direct(asked: ProduceCall, response: ProduceResponse, turn: Turn) -> Steps[None]:
     """Name the leaders of the partitions that this broker does not lead."""
     directions = Directions(asked.metadata, asked.session)
     for topic in response.responses:
         name = topic.topic_id if asked.version >= TOPIC_IDS_SINCE else topic.name
         for answer in topic.partition_responses:
+            if turn.is_over():
+                yield
             answer.error_code = directions.error(name, answer.index, ErrorCode(answer.error_code))
             if answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER and asked.version >= DIRECTIONS_SINCE:
                 leader = directions.leader(name, answer.index)

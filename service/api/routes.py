@@ -86,15 +86,15 @@ HANDLED: dict[ApiKey, Row] = {
     ApiKey.PRODUCE: row(produce.handle, lambda b: (b.partitions, b.metadata, b.writing), anybody),
     ApiKey.FETCH: row(
         fetch.handle,
-        lambda b: (fetch.Parts(b.env, b.config, b.metadata, b.partitions, b.fetch_sessions, b.replication),),
+        lambda b: (fetch.FetchParts(b.env, b.config, b.metadata, b.partitions, b.fetch_sessions, b.replication),),
         readers_and_brokers,
         fetch.refused,
     ),
     ApiKey.LIST_OFFSETS: row(
-        list_offsets.handle, lambda b: (list_offsets.Parts(b.partitions, b.time_lookups, b.env),), anybody
+        list_offsets.handle, lambda b: (list_offsets.ListOffsetsParts(b.partitions, b.time_lookups, b.env),), anybody
     ),
     ApiKey.METADATA: row(
-        metadata.handle, lambda b: (metadata.Parts(b.metadata, b.config, b.env, b.internal_topics),), anybody
+        metadata.handle, lambda b: (metadata.MetadataParts(b.metadata, b.config, b.env, b.internal_topics),), anybody
     ),
     ApiKey.OFFSET_COMMIT: row(offset_commit.handle, lambda b: (b.groups, b.metadata), anybody),
     ApiKey.OFFSET_FETCH: row(offset_fetch.handle, lambda b: (b.groups, b.metadata), anybody),
@@ -125,13 +125,17 @@ HANDLED: dict[ApiKey, Row] = {
     ApiKey.END_TXN: row(end_txn.handle, lambda b: (b.transactions,), anybody),
     ApiKey.WRITE_TXN_MARKERS: row(
         write_txn_markers.handle,
-        lambda b: (write_txn_markers.Parts(b.partitions, b.coordination.marker_writer, b.internal_topics),),
+        lambda b: (
+            write_txn_markers.WriteTxnMarkersParts(b.partitions, b.coordination.marker_writer, b.internal_topics),
+        ),
         brokers,
         write_txn_markers.refused,
     ),
     ApiKey.TXN_OFFSET_COMMIT: row(
         txn_offset_commit.handle,
-        lambda b: (txn_offset_commit.Parts(b.groups, b.metadata, b.coordination.transaction_gate, b.env.clock),),
+        lambda b: (
+            txn_offset_commit.TxnOffsetCommitParts(b.groups, b.metadata, b.coordination.transaction_gate, b.env.clock),
+        ),
         anybody,
     ),
     ApiKey.DESCRIBE_CONFIGS: row(describe_configs.handle, lambda b: (b.metadata, b.config), anybody),
@@ -168,7 +172,7 @@ STABLE_HERE = (ApiKey.INIT_PRODUCER_ID,)
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class ApiRoute:
     name: str
     lowest: int
     highest: int
@@ -191,10 +195,10 @@ class Route:
         return partial(self.handle, *self.parts(broker))
 
 
-def _route(key: ApiKey) -> Route:
+def _route(key: ApiKey) -> ApiRoute:
     lowest, highest = VERSIONS[key]
-    return Route(key.name, lowest, highest - (key in NEWEST_IS_UNSTABLE and key not in STABLE_HERE), *HANDLED[key])
+    return ApiRoute(key.name, lowest, highest - (key in NEWEST_IS_UNSTABLE and key not in STABLE_HERE), *HANDLED[key])
 
 
-ROUTES: dict[int, Route] = {key: _route(key) for key in sorted(HANDLED)}
+ROUTES: dict[int, ApiRoute] = {key: _route(key) for key in sorted(HANDLED)}
 OFFERED: dict[int, tuple[int, int]] = {key: (route.lowest, route.highest) for key, route in ROUTES.items()}

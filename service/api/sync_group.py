@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 from service.api.group_answers import Groups, answer_with, error_code
 from service.broker.session import Session
 from service.groups.commands import SyncGroup, SyncReply
+from service.turns import NAMED_A_TURN, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import SyncGroupRequest, SyncGroupResponse
@@ -22,16 +23,30 @@ def handle(
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
     if not request.group_id:
         return SyncGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
-    command = SyncGroup(
+    if len(request.assignments) > NAMED_A_TURN:
+        return _in_turns(groups, session, request)
+    assignments = tuple((each.member_id, each.assignment) for each in request.assignments)
+    return answer_with(_answer, groups, request.group_id, _command(request, assignments), SyncReply, session)
+
+
+async def _in_turns(groups: Groups, session: Session, request: SyncGroupRequest) -> SyncGroupResponse:
+    """The same for very many assignments."""
+    named = in_turns(request.assignments, NAMED_A_TURN)
+    command = _command(request, tuple([(each.member_id, each.assignment) async for each in named]))
+    answer = answer_with(_answer, groups, request.group_id, command, SyncReply, session)
+    return await answer if isinstance(answer, Awaitable) else answer
+
+
+def _command(request: SyncGroupRequest, assignments: tuple[tuple[str, bytes], ...]) -> SyncGroup:
+    return SyncGroup(
         request.group_id,
         request.generation_id,
         request.member_id,
         request.group_instance_id,
         request.protocol_type,
         request.protocol_name,
-        tuple((each.member_id, each.assignment) for each in request.assignments),
+        assignments,
     )
-    return answer_with(_answer, groups, request.group_id, command, SyncReply, session)
 
 
 def _answer(reply: SyncReply | ErrorCode) -> SyncGroupResponse:

@@ -9,15 +9,16 @@ write.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from log.ids import TopicId
 from service.api.group_answers import OFFSETS_AT_ONCE, Groups, ask, error_code
-from service.broker.acceptance import Refused
+from service.broker.acceptance import RefusedBatch
 from service.broker.session import Session
 from service.broker.shard import CoordinatorLoading, NotCoordinator
-from service.broker.transaction_gate import TransactionGate, Writer
-from service.broker.turns import slices_in_turns
+from service.broker.transaction_gate import TransactionalWriter, TransactionGate
 from service.cluster.metadata import ClusterMetadata
 from service.groups.commands import CommitReply, CommitTransactionalOffsets, OffsetToCommit
 from service.ports import Clock
+from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns, slices_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -33,7 +34,7 @@ PATIENCE_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class TxnOffsetCommitParts:
     """The parts of the broker that an answer needs."""
 
     groups: Groups
@@ -43,23 +44,27 @@ class Parts:
 
 
 async def handle(
-    parts: Parts, session: Session, header: RequestHeader, request: TxnOffsetCommitRequest
+    parts: TxnOffsetCommitParts, session: Session, header: RequestHeader, request: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse:
     if not request.transactional_id:
-        return _answer(request, {}, ErrorCode.INVALID_REQUEST)
+        return await done_in_turns(_answer(request, {}, ErrorCode.INVALID_REQUEST))
     codes: dict[tuple[str, int], int] = {}
     async for some in slices_in_turns(_wanted(parts.metadata, request), OFFSETS_AT_ONCE):
-        known = {(each.topic, each.partition): each for each in some}
+        known = {(each.topic, each.partition): each for each in some if each is not None}
         errors = await _commit(parts, header, request, tuple(known.values())) if known else []
         codes.update(zip(known, errors, strict=True))
-    return _answer(request, codes, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return await done_in_turns(_answer(request, codes, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
 
 
-def _wanted(metadata: ClusterMetadata, request: TxnOffsetCommitRequest) -> Iterator[OffsetToCommit]:
+def _wanted(metadata: ClusterMetadata, request: TxnOffsetCommitRequest) -> Iterator[OffsetToCommit | None]:
+    """None for each topic, and for each partition that does not exist."""
     for topic in request.topics:
+        yield None
         facts = metadata.image.topics.get(topic.name)
         for partition in topic.partitions:
-            if facts is not None and partition.partition_index in facts.partitions:
+            if facts is None or partition.partition_index not in facts.partitions:
+                yield None
+            else:
                 yield OffsetToCommit(
                     topic.name,
                     facts.id,
@@ -71,12 +76,27 @@ def _wanted(metadata: ClusterMetadata, request: TxnOffsetCommitRequest) -> Itera
 
 
 async def _commit(
-    parts: Parts, header: RequestHeader, request: TxnOffsetCommitRequest, offsets: tuple[OffsetToCommit, ...]
+    parts: TxnOffsetCommitParts,
+    header: RequestHeader,
+    request: TxnOffsetCommitRequest,
+    offsets: tuple[OffsetToCommit, ...],
 ) -> list[int]:
     """An error for each offset."""
     refused = await _refused(parts, header, request)
     if refused is not None:
         return [refused] * len(offsets)
+    codes: dict[OffsetToCommit, int] = dict.fromkeys(offsets, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    # The coordinator of the transaction was asked. Meanwhile a topic may have been deleted, or made again.
+    image = parts.metadata.image
+    present = tuple(each for each in offsets if image.topic_by_id(TopicId(each.topic_id)) is not None)
+    if present:
+        codes.update(zip(present, await _decide(parts, request, present), strict=True))
+    return list(codes.values())
+
+
+async def _decide(
+    parts: TxnOffsetCommitParts, request: TxnOffsetCommitRequest, offsets: tuple[OffsetToCommit, ...]
+) -> list[int]:
     command = CommitTransactionalOffsets(
         request.group_id,
         request.member_id,
@@ -96,7 +116,9 @@ async def _commit(
     return [error_code(fault) for fault in reply.faults]
 
 
-async def _refused(parts: Parts, header: RequestHeader, request: TxnOffsetCommitRequest) -> ErrorCode | None:
+async def _refused(
+    parts: TxnOffsetCommitParts, header: RequestHeader, request: TxnOffsetCommitRequest
+) -> ErrorCode | None:
     """Why this producer may not write to the group's partition; None if it may, at this moment."""
     try:
         partition = parts.groups.shard(request.group_id).partition
@@ -104,7 +126,7 @@ async def _refused(parts: Parts, header: RequestHeader, request: TxnOffsetCommit
         return ErrorCode.NOT_COORDINATOR
     except CoordinatorLoading:
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    writer = Writer(
+    writer = TransactionalWriter(
         request.transactional_id,
         request.producer_id,
         request.producer_epoch,
@@ -113,7 +135,7 @@ async def _refused(parts: Parts, header: RequestHeader, request: TxnOffsetCommit
         knows_abortable=header.api_version >= ABORTABLE_SINCE,
     )
     [admitted] = await parts.transaction_gate.admit([(partition, writer)], timeout_ms=PATIENCE_MS)
-    if isinstance(admitted, Refused):
+    if isinstance(admitted, RefusedBatch):
         return _for_offsets(admitted.error)
     now_ms = parts.clock.wall_ms()
     refused = partition.refuse_offsets(request.producer_id, request.producer_epoch, admitted, now_ms=now_ms)
@@ -131,18 +153,17 @@ def _for_offsets(error: ErrorCode) -> ErrorCode:
 
 def _answer(
     request: TxnOffsetCommitRequest, codes: dict[tuple[str, int], int], otherwise: ErrorCode
-) -> TxnOffsetCommitResponse:
-    return TxnOffsetCommitResponse(
-        topics=[
-            TxnOffsetCommitResponseTopic(
-                topic.name,
-                [
-                    TxnOffsetCommitResponsePartition(
-                        partition.partition_index, codes.get((topic.name, partition.partition_index), otherwise)
-                    )
-                    for partition in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
+) -> Steps[TxnOffsetCommitResponse]:
+    turn = Turn(NAMED_A_TURN)
+    topics = []
+    for topic in request.topics:
+        if turn.is_over():
+            yield
+        partitions = []
+        for partition in topic.partitions:
+            if turn.is_over():
+                yield
+            index = partition.partition_index
+            partitions.append(TxnOffsetCommitResponsePartition(index, codes.get((topic.name, index), otherwise)))
+        topics.append(TxnOffsetCommitResponseTopic(topic.name, partitions))
+    return TxnOffsetCommitResponse(topics=topics)

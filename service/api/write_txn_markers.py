@@ -15,6 +15,7 @@ from service.broker.partition import Appended, Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
 from service.broker.writing import committed_or_error
+from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -28,10 +29,12 @@ from service.wire.messages import (
 
 PATIENCE_S = 30.0
 """Kafka's request.timeout.ms."""
+A_MARKER = 10
+"""How much longer it takes to write a marker than to look up a partition."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class WriteTxnMarkersParts:
     """The parts of the broker that an answer needs."""
 
     partitions: PartitionTable
@@ -40,26 +43,15 @@ class Parts:
 
 
 async def handle(
-    parts: Parts, session: Session, header: RequestHeader, request: WriteTxnMarkersRequest
+    parts: WriteTxnMarkersParts, session: Session, header: RequestHeader, request: WriteTxnMarkersRequest
 ) -> WriteTxnMarkersResponse:
     """Write all markers, and wait for them only then."""
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
-    written = [(marker, _write(parts, marker)) for marker in request.markers]
-    return WriteTxnMarkersResponse(
-        [
-            WritableTxnMarkerResult(
-                marker.producer_id,
-                [
-                    WritableTxnMarkerTopicResult(
-                        name,
-                        [WritableTxnMarkerPartitionResult(index, await _outcome(one, deadline)) for index, one in each],
-                    )
-                    for name, each in topics
-                ],
-            )
-            for marker, topics in written
-        ]
-    )
+    written: list[tuple[WritableTxnMarkerPartitionResult, Written]] = []
+    results = await done_in_turns(_write(parts, request, written))
+    async for result, one in in_turns(written, NAMED_A_TURN):
+        result.error_code = await _outcome(one, deadline)
+    return WriteTxnMarkersResponse(results)
 
 
 def refused(request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
@@ -80,20 +72,33 @@ def refused(request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
 Written = tuple[Partition, int, Appended] | ErrorCode
 
 
-def _write(parts: Parts, marker: WritableTxnMarker) -> list[tuple[str, list[tuple[int, Written]]]]:
-    return [
-        (
-            topic.name,
-            [
-                (index, _write_one(parts, marker, TopicPartition(topic.name, index)))
-                for index in topic.partition_indexes
-            ],
-        )
-        for topic in marker.topics
-    ]
+def _write(
+    parts: WriteTxnMarkersParts,
+    request: WriteTxnMarkersRequest,
+    written: list[tuple[WritableTxnMarkerPartitionResult, Written]],
+) -> Steps[list[WritableTxnMarkerResult]]:
+    """The results, whose errors are not filled in yet. What became of each marker is added to `written`."""
+    turn = Turn(NAMED_A_TURN)
+    results = []
+    for marker in request.markers:
+        if turn.is_over():
+            yield
+        topics = []
+        for topic in marker.topics:
+            if turn.is_over():
+                yield
+            partitions = []
+            for index in topic.partition_indexes:
+                if turn.is_over(A_MARKER):
+                    yield
+                partitions.append(result := WritableTxnMarkerPartitionResult(index))
+                written.append((result, _write_one(parts, marker, TopicPartition(topic.name, index))))
+            topics.append(WritableTxnMarkerTopicResult(topic.name, partitions))
+        results.append(WritableTxnMarkerResult(marker.producer_id, topics))
+    return results
 
 
-def _write_one(parts: Parts, marker: WritableTxnMarker, topic_partition: TopicPartition) -> Written:
+def _write_one(parts: WriteTxnMarkersParts, marker: WritableTxnMarker, topic_partition: TopicPartition) -> Written:
     partition = parts.partitions.get(topic_partition)
     obeyed = partition.producers.coordinator_epoch(marker.producer_id) if partition is not None else NO_EPOCH
     if marker.coordinator_epoch > max(obeyed, parts.internal_topics.latest_coordinator_epoch):

@@ -4,7 +4,7 @@ asks for.
 Nothing here touches the log. Most batches are judged by their header and checksum alone. The records are only looked at
 where the topic asks for it (keys on a compacted topic, a limit to the age of records, another compression), and where
 the header can't be right about the time of the newest record. A batch may hold a million records, so that work is done
-in steps. `Opening` has the steps; `service.broker.opener` decides when each step runs.
+in steps. `BatchInspection` has the steps; `service.broker.inspector` decides when each step runs.
 
 This runs for every produced batch, so the common path is a dozen comparisons.
 """
@@ -58,7 +58,7 @@ CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedBatch:
     """Why a batch did not enter the log. `culprits` are the indexes of the records to blame, where single records are
     to blame.
     """
@@ -68,24 +68,24 @@ class Refused:
     culprits: tuple[int, ...] = ()
 
 
-def one_batch(records: memoryview) -> memoryview | Refused:
+def one_batch(records: memoryview) -> memoryview | RefusedBatch:
     """The one batch that a Produce request carries for a partition. Only its length is read; bytes of a further,
     incomplete batch are left out.
     """
     if len(records) < HEADER_BYTES:
-        return Refused(ErrorCode.INVALID_RECORD, "There is no whole record batch.")
+        return RefusedBatch(ErrorCode.INVALID_RECORD, "There is no whole record batch.")
     size_bytes = _size_bytes(records, 0)
     if size_bytes < HEADER_BYTES:
-        return Refused(ErrorCode.CORRUPT_MESSAGE, f"A batch of {size_bytes} bytes can't be.")
+        return RefusedBatch(ErrorCode.CORRUPT_MESSAGE, f"A batch of {size_bytes} bytes can't be.")
     if size_bytes > len(records):
-        return Refused(ErrorCode.INVALID_RECORD, "There is no whole record batch.")
+        return RefusedBatch(ErrorCode.INVALID_RECORD, "There is no whole record batch.")
     magic = records[MAGIC_AT]
     if magic != MAGIC:
         error = ErrorCode.INVALID_RECORD if magic < MAGIC else ErrorCode.CORRUPT_MESSAGE
-        return Refused(error, f"Record batches are of magic 2, not {magic}.")
+        return RefusedBatch(error, f"Record batches are of magic 2, not {magic}.")
     left = len(records) - size_bytes
     if left >= PREFIX_BYTES and PREFIX_BYTES < _size_bytes(records, size_bytes) <= left:
-        return Refused(ErrorCode.INVALID_RECORD, "A produce request carries one record batch for each partition.")
+        return RefusedBatch(ErrorCode.INVALID_RECORD, "A produce request carries one record batch for each partition.")
     return records[:size_bytes]
 
 
@@ -93,18 +93,18 @@ def _size_bytes(records: memoryview, at: int) -> int:
     return int.from_bytes(records[at + LENGTH_AT : at + PREFIX_BYTES], "big", signed=True) + PREFIX_BYTES
 
 
-def inspect_batch(batch: memoryview, config: LogConfig, now_ms: int) -> BatchHeader | Refused:
+def inspect_batch(batch: memoryview, config: LogConfig, now_ms: int) -> BatchHeader | RefusedBatch:
     """The header of a whole batch, or why it may not be appended."""
     if len(batch) > config.max_message_bytes:
         return _too_large(len(batch), config)
     if crc32c(batch[CHECKED_FROM:]) != int.from_bytes(batch[CRC_AT:CHECKED_FROM], "big"):
-        return Refused(ErrorCode.CORRUPT_MESSAGE, "The checksum does not fit the batch.")
+        return RefusedBatch(ErrorCode.CORRUPT_MESSAGE, "The checksum does not fit the batch.")
     try:
         header = read_header(batch)
     except CorruptBatch as error:
-        return Refused(ErrorCode.INVALID_RECORD, str(error))
+        return RefusedBatch(ErrorCode.INVALID_RECORD, str(error))
     if header.record_count <= 0 or header.last_offset_delta + 1 != header.record_count or header.base_offset != 0:
-        return Refused(
+        return RefusedBatch(
             ErrorCode.INVALID_RECORD,
             f"The batch counts {header.record_count} records and {header.last_offset_delta + 1} offsets"
             f" from {header.base_offset} on.",
@@ -112,13 +112,15 @@ def inspect_batch(batch: memoryview, config: LogConfig, now_ms: int) -> BatchHea
     payload_bytes = len(batch) - HEADER_BYTES
     plain_bytes = min(payload_bytes * PLAIN_BYTES_A_BYTE, MAX_PLAIN_BYTES) if header.codec else payload_bytes
     if header.record_count * RECORD_BYTES_MIN > plain_bytes:
-        return Refused(ErrorCode.INVALID_RECORD, f"The batch can't hold the {header.record_count} records it counts.")
+        return RefusedBatch(
+            ErrorCode.INVALID_RECORD, f"The batch can't hold the {header.record_count} records it counts."
+        )
     if header.is_control:
-        return Refused(ErrorCode.INVALID_RECORD, "Clients are not allowed to write control records.")
+        return RefusedBatch(ErrorCode.INVALID_RECORD, "Clients are not allowed to write control records.")
     if header.codec > CODECS["zstd"]:
-        return Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"Compression {header.codec} is unknown.")
+        return RefusedBatch(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"Compression {header.codec} is unknown.")
     if header.producer_id >= 0 and header.base_sequence < 0:
-        return Refused(
+        return RefusedBatch(
             ErrorCode.INVALID_RECORD,
             f"Invalid sequence number {header.base_sequence} in record batch with producer id {header.producer_id}.",
         )
@@ -129,25 +131,25 @@ def inspect_batch(batch: memoryview, config: LogConfig, now_ms: int) -> BatchHea
 
 
 @dataclass(slots=True)
-class Opened:
+class Inspected:
     """The result of a look into a batch. It is valid as long as the topic has these settings."""
 
     config: LogConfig
-    refused: Refused | None = None
+    refused: RefusedBatch | None = None
     records: bytearray | None = None
     """The batch in the compression that the topic wants; None if the batch came in that compression."""
     newest_ms: int | None = None
     """The time of the newest record, if the header says another one."""
 
 
-class Opening:
+class BatchInspection:
     """A batch whose records must be looked at: it is unpacked, judged in steps, and packed again if the topic wants
     another compression.
     """
 
     def __init__(self, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
         self.header = header
-        self.opened = Opened(config)
+        self.result = Inspected(config)
         # A timestamp beyond what the field can hold is never in time, whatever the topic accepts.
         self._oldest_ms = max(now_ms - config.message_timestamp_before_max_ms, -UNLIMITED)
         self._newest_ms = min(now_ms + config.message_timestamp_after_max_ms, UNLIMITED)
@@ -174,9 +176,9 @@ class Opening:
         """
         if isinstance(error, UnpacksTooLarge):
             message = f"The batch holds more than {MAX_PLAIN_BYTES} bytes once it is unpacked."
-            self.opened.refused = Refused(ErrorCode.MESSAGE_TOO_LARGE, message)
+            self.result.refused = RefusedBatch(ErrorCode.MESSAGE_TOO_LARGE, message)
         else:
-            self.opened.refused = Refused(ErrorCode.INVALID_RECORD, str(error))
+            self.result.refused = RefusedBatch(ErrorCode.INVALID_RECORD, str(error))
 
     def judge(self, records: int) -> bool:
         """Look at the next `records` records. Returns True when the batch is judged: all records were seen, or it is
@@ -192,12 +194,12 @@ class Opening:
             if self._index == count and self._at != len(self._payload):
                 raise CorruptBatch(f"{len(self._payload) - self._at} bytes after the last record")
         except CorruptBatch as error:
-            self.opened.refused = Refused(ErrorCode.INVALID_RECORD, str(error))
+            self.result.refused = RefusedBatch(ErrorCode.INVALID_RECORD, str(error))
             return True
         self._note(indexes.start, keyless, deltas)
         if self._index < count:
             return False
-        self.opened.refused = self._verdict()
+        self.result.refused = self._verdict()
         return True
 
     def _note(self, first_index: int, keyless: list[int], deltas: list[int]) -> None:
@@ -212,29 +214,29 @@ class Opening:
             )
             self._untimely += islice(untimely, CULPRITS_MAX - len(self._untimely))
 
-    def _verdict(self) -> Refused | None:
-        config = self.opened.config
+    def _verdict(self) -> RefusedBatch | None:
+        config = self.result.config
         if config.compacts and self._keyless:
             message = "Compacted topic cannot accept message without key."
-            return Refused(ErrorCode.INVALID_RECORD, message, tuple(self._keyless))
+            return RefusedBatch(ErrorCode.INVALID_RECORD, message, tuple(self._keyless))
         if config.message_timestamp_type != "CreateTime":
             return None
         if self._untimely or self.header.max_timestamp > self._newest_ms:
             message = f"The timestamp is out of the range that the topic takes: [{self._oldest_ms}, {self._newest_ms}]."
-            return Refused(ErrorCode.INVALID_TIMESTAMP, message, tuple(self._untimely) or (0,))
+            return RefusedBatch(ErrorCode.INVALID_TIMESTAMP, message, tuple(self._untimely) or (0,))
         if self.header.max_timestamp != self._latest_ms:
-            self.opened.newest_ms = self._latest_ms
+            self.result.newest_ms = self._latest_ms
         return None
 
     @property
     def is_to_be_packed(self) -> bool:
-        return self.opened.refused is None and wanted_codec(self.header, self.opened.config) != self.header.codec
+        return self.result.refused is None and wanted_codec(self.header, self.result.config) != self.header.codec
 
     def pack(self) -> None:
         """Pack the same records with the codec and level of the topic. Compiled code that releases the interpreter
         lock.
         """
-        config, header = self.opened.config, self.header
+        config, header = self.result.config, self.header
         codec = wanted_codec(header, config)
         levels = {
             CODECS["gzip"]: config.compression_gzip_level,
@@ -244,11 +246,11 @@ class Opening:
         packed = compress(codec, self._payload, levels.get(codec))
         size_bytes = HEADER_BYTES + len(packed)
         if size_bytes > config.max_message_bytes:
-            self.opened.refused = _too_large(size_bytes, config)
+            self.result.refused = _too_large(size_bytes, config)
             return
         attributes = header.attributes & ~CODEC_BITS | codec
         latest_ms = self._latest_ms if config.message_timestamp_type == "CreateTime" else header.max_timestamp
-        self.opened.records = assemble(header._replace(attributes=attributes, max_timestamp=latest_ms), packed)
+        self.result.records = assemble(header._replace(attributes=attributes, max_timestamp=latest_ms), packed)
 
 
 def hides_its_newest(base_timestamp: int, max_timestamp: int) -> bool:
@@ -258,7 +260,7 @@ def hides_its_newest(base_timestamp: int, max_timestamp: int) -> bool:
     return max_timestamp < base_timestamp
 
 
-def must_open(header: BatchHeader, config: LogConfig, now_ms: int) -> bool:
+def must_inspect(header: BatchHeader, config: LogConfig, now_ms: int) -> bool:
     """Whether the records must be looked at. If not, the header alone tells whether the batch may be appended."""
     if config.opens_batches and (config.compacts or wanted_codec(header, config) != header.codec):
         return True
@@ -274,28 +276,30 @@ def must_open(header: BatchHeader, config: LogConfig, now_ms: int) -> bool:
     )
 
 
-def open_at_once(batch: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> Opened:
+def inspect_at_once(batch: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> Inspected:
     """Look at the whole batch at once."""
-    opening = Opening(header, config, now_ms)
+    inspection = BatchInspection(header, config, now_ms)
     limit_bytes = MAX_PLAIN_BYTES
     opens = config.opens_batches or hides_its_newest(header.base_timestamp, header.max_timestamp)
     if not opens:
         # This batch is only looked at because its header has a timestamp out of range, and it will be refused. It was
         # not split into steps, so the look is limited to what fits one turn.
         limit_bytes = BYTES_AT_ONCE
-        opening.opened.refused = Refused(ErrorCode.INVALID_TIMESTAMP, "The batch has a timestamp that is out of range.")
+        inspection.result.refused = RefusedBatch(
+            ErrorCode.INVALID_TIMESTAMP, "The batch has a timestamp that is out of range."
+        )
         if header.record_count > RECORDS_AT_ONCE:
-            return opening.opened
+            return inspection.result
     try:
-        opening.unpack(batch, limit_bytes)
+        inspection.unpack(batch, limit_bytes)
     except BadCompression as error:
         if opens:
-            opening.refuse_unpacking(error)
-        return opening.opened
-    opening.judge(header.record_count)
-    if opening.is_to_be_packed:
-        opening.pack()
-    return opening.opened
+            inspection.refuse_unpacking(error)
+        return inspection.result
+    inspection.judge(header.record_count)
+    if inspection.is_to_be_packed:
+        inspection.pack()
+    return inspection.result
 
 
 def wanted_codec(header: BatchHeader, config: LogConfig) -> int:
@@ -305,8 +309,8 @@ def wanted_codec(header: BatchHeader, config: LogConfig) -> int:
     return CODECS[config.compression_type]
 
 
-def _too_large(size_bytes: int, config: LogConfig) -> Refused:
-    return Refused(
+def _too_large(size_bytes: int, config: LogConfig) -> RefusedBatch:
+    return RefusedBatch(
         ErrorCode.MESSAGE_TOO_LARGE,
         f"The record batch size is {size_bytes} bytes, more than the maximum of {config.max_message_bytes}.",
     )

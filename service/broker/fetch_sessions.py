@@ -5,23 +5,50 @@ What always holds: every session has an id of its own. Each request of a session
 or repeated request is noticed. A partition that has nothing new is left out of the answer. The number of sessions is
 bounded; a reader for which there is no room is served without a session.
 
+A request costs what has changed, not what the session holds. A partition is quiet when the reader was told all there
+is: it is not looked at again until it says that it has moved, or the reader names it. Should a partition fail to say
+so, it is found all the same: every LOOK_AROUND_MS all partitions are looked at.
+
 Pure: time and fresh ids come in as arguments.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from isolation.read_view import AnyIsolation
 
 SESSIONLESS_EPOCH = -1
 FIRST_EPOCH = 0
 EPOCH_MAX = 2**31 - 1
 IDLE_BEFORE_EVICTION_MS = 120_000  # Kafka's bound: a busy session is never thrown out for a new one
 
+LOOK_AROUND_MS = 5_000
+
 SessionKey = tuple[str | bytes, int]  # topic name (before version 13) or topic id, and partition
 
 
-@dataclass(slots=True)
-class Wanted:
-    """What a reader wants of one partition, and what the last answer told it about the partition."""
+class WatchedPartition(Protocol):
+    """A partition that says when it has moved."""
+
+    def watch(self, watcher: "WantedPartition", *, tail: bool = False) -> None: ...
+
+    def unwatch(self, watcher: "WantedPartition") -> None: ...
+
+    def held_all(self, member: int, *, broker_epoch: int, until_ms: int) -> None: ...
+
+
+class WaitingReader(Protocol):
+    """A request that waits for more."""
+
+    def moved(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class WantedPartition:
+    """What a reader wants of one partition, and what the last answer told it about the partition. In a session this
+    also watches the partition.
+    """
 
     partition: int
     fetch_offset: int
@@ -32,37 +59,126 @@ class Wanted:
     told_high_watermark: int = -1
     told_log_start_offset: int = -1
     told_error: int = 0
+    has_moved: bool = True
+    """The partition has moved since it was last looked at, or the reader wants something else of it."""
+    _key: SessionKey = ("", -1)
+    _session: "FetchSession | None" = None
+    _source: WatchedPartition | None = None
+
+    def looked_at(self, source: WatchedPartition) -> None:
+        """From now on hear of what happens in this partition, until there may be more to read."""
+        self.has_moved = False
+        if self._source is not source:
+            assert self._session is not None, "only what is in a session watches"
+            self.let_go()
+            self._source = source
+            source.watch(self, tail=self._session.copier is not None)
+
+    def let_go(self) -> None:
+        """Hear nothing any more."""
+        if self._source is not None:
+            self._source.unwatch(self)
+            self._source = None
+
+    def moved(self) -> None:
+        """There may be more to read."""
+        session = self._stir()
+        self.let_go()  # the next look at it begins to watch again; so a session that is not used any more costs nothing
+        for reader in session.readers:
+            reader.moved()
+
+    def committed(self) -> None:
+        """The high watermark has moved. A follower is told with its next answer, at once if it has readers."""
+        session = self._stir()
+        if session.has_readers:
+            for reader in session.readers:
+                reader.moved()
+
+    def _stir(self) -> "FetchSession":
+        session, source = self._session, self._source
+        assert session is not None and source is not None, "only who watches is told"
+        self.has_moved = True
+        if self._key not in session.stirred:
+            session.stirred[self._key] = self
+            if session.copier is not None:
+                member, broker_epoch = session.copier
+                source.held_all(member, broker_epoch=broker_epoch, until_ms=session.asked_ms)
+        return session
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class FetchSession:
     session_id: int
     by_topic_id: bool
-    wanted: dict[SessionKey, Wanted]
+    wanted: dict[SessionKey, WantedPartition]
     epoch: int
     used_ms: int
+    stirred: dict[SessionKey, WantedPartition] = field(default_factory=dict)
+    """What is not quiet, in the order in which the partitions take turns."""
+    readers: dict[WaitingReader, None] = field(default_factory=dict)
+    """The requests of this session that wait."""
+    copier: tuple[int, int] | None = None
+    """The id and the epoch of the broker that asks, if it is one."""
+    has_readers: bool = False
+    """Clients may read from the broker that asks."""
+    asked_ms: int = 0
+    """When the reader last asked, by a steady clock."""
+    _looked_ms: int = 0
+    _isolation: AnyIsolation | None = None
 
-    def update(self, changed: Iterable[tuple[SessionKey, Wanted]], forgotten: Iterable[SessionKey]) -> None:
+    def __post_init__(self) -> None:
+        self._add(self.wanted)
+
+    def update(self, changed: Iterable[tuple[SessionKey, WantedPartition]], forgotten: Iterable[SessionKey]) -> None:
         for key, wanted in changed:
             known = self.wanted.get(key)
             if known is None:
                 self.wanted[key] = wanted
+                self._add({key: wanted})
             else:
                 known.fetch_offset = wanted.fetch_offset
                 known.max_bytes = wanted.max_bytes
                 known.current_leader_epoch = wanted.current_leader_epoch
                 known.last_fetched_epoch = wanted.last_fetched_epoch
                 known.log_start_offset = wanted.log_start_offset
+                known.has_moved = True
+                self.stirred.setdefault(key, known)
         for key in forgotten:
-            self.wanted.pop(key, None)
+            if (known := self.wanted.pop(key, None)) is not None:
+                known.let_go()
+                self.stirred.pop(key, None)
 
-    def answered(self, keys_with_data: Iterable[SessionKey]) -> None:
+    def _add(self, some: Mapping[SessionKey, WantedPartition]) -> None:
+        for key, wanted in some.items():
+            wanted._key, wanted._session = key, self
+        self.stirred.update(some)
+
+    def asked(self, isolation: AnyIsolation, copier: tuple[int, int] | None, *, has_readers: bool, now_ms: int) -> None:
+        """The reader asks at this time of a steady clock. No partition is quiet if the reader asks for another
+        isolation or in another life, or if nobody has looked at all partitions for long.
+        """
+        is_same = isolation is self._isolation and copier == self.copier
+        self._isolation, self.copier, self.has_readers, self.asked_ms = isolation, copier, has_readers, now_ms
+        if not is_same or now_ms - self._looked_ms >= LOOK_AROUND_MS:
+            self._looked_ms = now_ms
+            for key, wanted in self.wanted.items():
+                self.stirred.setdefault(key, wanted)
+
+    def answered(self, keys_with_data: Iterable[SessionKey], quiet: Iterable[SessionKey]) -> None:
         """Move the partitions that got data to the end of the order, so that a busy partition does not starve the
-        others.
+        others. Those that have nothing more are quiet, if they have not moved meanwhile.
         """
         for key in keys_with_data:
-            if (wanted := self.wanted.pop(key, None)) is not None:
-                self.wanted[key] = wanted
+            if (wanted := self.stirred.pop(key, None)) is not None:
+                self.stirred[key] = wanted
+        for key in quiet:
+            if (wanted := self.stirred.get(key)) is not None and not wanted.has_moved:
+                del self.stirred[key]
+
+    def close(self) -> None:
+        """Nobody asks any more."""
+        for wanted in self.wanted.values():
+            wanted.let_go()
 
 
 class FetchSessions:
@@ -77,10 +193,16 @@ class FetchSessions:
         return self._sessions.get(session_id)
 
     def close(self, session_id: int) -> None:
-        self._sessions.pop(session_id, None)
+        if (session := self._sessions.pop(session_id, None)) is not None:
+            session.close()
 
     def open(
-        self, fresh_id: int, wanted: dict[SessionKey, Wanted], *, by_topic_id: bool, now_ms: int
+        self,
+        fresh_id: int,
+        wanted: dict[SessionKey, WantedPartition],
+        *,
+        by_topic_id: bool,
+        now_ms: int,
     ) -> FetchSession | None:
         """A new session; None if there is no room, no partition is wanted, or the id is taken."""
         if not wanted or fresh_id in self._sessions:

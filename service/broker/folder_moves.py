@@ -35,7 +35,7 @@ than it is copied.
 
 
 @dataclass(eq=False, slots=True)
-class Move:
+class FolderMove:
     partition: Partition
     target: LogFolder
     relocation: Relocation | None = None
@@ -73,9 +73,10 @@ class FolderMoves:
         self._partitions = partitions
         self._folders = folders
         self._maker = maker
-        self._moves: dict[Partition, Move] = {}
-        self._queue: deque[Move] = deque()
+        self._moves: dict[Partition, FolderMove] = {}
+        self._queue: deque[FolderMove] = deque()
         """Moves to carry out. A move that was called off stays in here until the files it left are removed."""
+        self._carried_out: FolderMove | None = None
         self._news = asyncio.Event()
 
     # -- what is wanted
@@ -107,12 +108,14 @@ class FolderMoves:
         return self._begin(partition, target) if target is not partition.folder else ErrorCode.NONE
 
     def _begin(self, partition: Partition, target: LogFolder) -> ErrorCode:
-        move = Move(partition, target)
-        try:
-            target.disk.mkdir(move.name)
-        except DiskFault as fault:
-            target.blame(fault, partition.topic_partition)
-            return ErrorCode.KAFKA_STORAGE_ERROR
+        move, earlier = FolderMove(partition, target), self._carried_out
+        is_decided = earlier is not None and earlier.partition is partition and partition.folder is earlier.target
+        if not is_decided:  # else a start after a crash could take this empty folder for the copy that was decided on
+            try:
+                target.disk.mkdir(move.name)
+            except DiskFault as fault:
+                target.blame(fault, partition.topic_partition)
+                return ErrorCode.KAFKA_STORAGE_ERROR
         self._moves[partition] = move
         self._queue.append(move)
         self._news.set()
@@ -125,7 +128,7 @@ class FolderMoves:
             if partition is not None and partition.folder is not target and not partition.offline:
                 self._begin(partition, target)
 
-    def under_way(self) -> Sequence[Move]:
+    def under_way(self) -> Sequence[FolderMove]:
         return list(self._moves.values())
 
     # -- one after the other
@@ -134,10 +137,12 @@ class FolderMoves:
         while True:
             self._news.clear()
             while self._queue:
-                await self._carry_out(self._queue.popleft())
+                self._carried_out = self._queue.popleft()
+                await self._carry_out(self._carried_out)
+                self._carried_out = None
             await self._news.wait()
 
-    async def _carry_out(self, move: Move) -> None:
+    async def _carry_out(self, move: FolderMove) -> None:
         partition = move.partition
         try:
             while self._may_go_on(move):
@@ -161,7 +166,7 @@ class FolderMoves:
         if partition.folder is not move.target:
             await self._throw_away(move)
 
-    def _may_go_on(self, move: Move) -> bool:
+    def _may_go_on(self, move: FolderMove) -> bool:
         partition = move.partition
         return (
             not move.called_off
@@ -171,7 +176,7 @@ class FolderMoves:
             and move.target.failed is None
         )
 
-    async def _copy(self, move: Move) -> bool:
+    async def _copy(self, move: FolderMove) -> bool:
         """True if the partition has moved; False if the move must be tried again, or is not wanted any more."""
         partition, relocation = move.partition, move.relocation
         if relocation is None:
@@ -202,7 +207,7 @@ class FolderMoves:
                 )
         return False
 
-    async def _pace(self, move: Move, copied_bytes: float) -> None:
+    async def _pace(self, move: FolderMove, copied_bytes: float) -> None:
         """Let other tasks run. If a rate is configured, pause until the bytes that were copied fit that rate."""
         await asyncio.sleep(0)
         while copied_bytes >= 1 and (rate := self._rate()) is not None and self._may_go_on(move):
@@ -217,13 +222,13 @@ class FolderMoves:
         rate = own.get(RATE, everywhere.get(RATE))
         return None if rate is None else max(int(rate), 1)
 
-    def _decided(self, move: Move) -> None:
+    def _decided(self, move: FolderMove) -> None:
         partition, origin = move.partition, move.partition.folder
         partition.move_to(move.target)
         logger.info("%s has moved from %s to %s", partition.topic_partition, origin.name, move.target.name)
 
     @staticmethod
-    async def _throw_away(move: Move) -> None:
+    async def _throw_away(move: FolderMove) -> None:
         try:
             if move.relocation is not None:
                 await move.relocation.give_up()

@@ -26,7 +26,7 @@ logger = logging.getLogger("oncelog.broker")
 HTTP_KEY_PARTITIONS = 16
 
 
-class Layout(NamedTuple):
+class TopicLayout(NamedTuple):
     """How a topic is created. It gets fewer replicas if fewer brokers are alive."""
 
     partitions: int
@@ -41,7 +41,7 @@ class InternalTopic:
     name: str
     kept: Mapping[str, str]
     """Settings that no client may change. A topic that lost its oldest records would lose ids, groups and offsets."""
-    layout: Callable[[BrokerConfig, int], Layout]
+    layout: Callable[[BrokerConfig, int], TopicLayout]
     """The layout, given the configuration and the number of brokers that are alive."""
     home_of: Callable[[str], str] = str
     """The part of a key that decides which partition the key belongs to."""
@@ -50,26 +50,26 @@ class InternalTopic:
         return partition_for(self.home_of(key), partitions)
 
 
-def _group_layout(config: BrokerConfig, alive: int) -> Layout:
+def _group_layout(config: BrokerConfig, alive: int) -> TopicLayout:
     settings = {"segment.bytes": str(config.offsets_topic_segment_bytes)}
-    return Layout(config.offsets_topic_num_partitions, config.offsets_topic_replication_factor, settings)
+    return TopicLayout(config.offsets_topic_num_partitions, config.offsets_topic_replication_factor, settings)
 
 
-def _transaction_layout(config: BrokerConfig, alive: int) -> Layout:
+def _transaction_layout(config: BrokerConfig, alive: int) -> TopicLayout:
     settings = {
         "segment.bytes": str(config.transaction_state_log_segment_bytes),
         "min.insync.replicas": str(min(config.transaction_state_log_min_isr, alive)),
         "unclean.leader.election.enable": "false",
     }
-    return Layout(
+    return TopicLayout(
         config.transaction_state_log_num_partitions, config.transaction_state_log_replication_factor, settings
     )
 
 
-def _http_key_layout(config: BrokerConfig, alive: int) -> Layout:
+def _http_key_layout(config: BrokerConfig, alive: int) -> TopicLayout:
     like = _transaction_layout(config, alive)
     settings = {**like.settings, "retention.ms": str(config.http_idempotency_retention_ms)}
-    return Layout(HTTP_KEY_PARTITIONS, like.replicas, settings)
+    return TopicLayout(HTTP_KEY_PARTITIONS, like.replicas, settings)
 
 
 GROUPS = InternalTopic("__consumer_offsets", {"cleanup.policy": "compact"}, _group_layout)

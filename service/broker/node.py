@@ -18,10 +18,10 @@ from service.broker.fetch_sessions import FetchSessions
 from service.broker.folder_moves import FolderMoves
 from service.broker.holdings import Holdings
 from service.broker.housekeeper import Housekeeper
+from service.broker.inspector import Inspector
 from service.broker.joining import join
 from service.broker.log_folder import LogFolder
 from service.broker.loop_watch import LoopWatch
-from service.broker.opener import Opener
 from service.broker.opening import PartitionMaker
 from service.broker.partition_table import PartitionTable
 from service.broker.replication import Replication, address_of
@@ -29,7 +29,6 @@ from service.broker.tally import LeadershipTally, RequestTally
 from service.broker.writing import Means
 from service.cluster.duties import Duties
 from service.cluster.image import Delta, Image
-from service.cluster.lookout import Lookout
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
 from service.settings.broker import BrokerConfig, Endpoint
@@ -69,7 +68,7 @@ class Broker:
         self.fetch_sessions = FetchSessions(slots=config.max_incremental_fetch_session_cache_slots)
         self.housekeeper = Housekeeper(env, config, self.partitions, self.folders)
         self.compactor = Compactor(env, config, self.partitions)
-        self.opener = Opener(env)
+        self.inspector = Inspector(env)
         self.time_lookups = asyncio.Lock()  # one lookup at a time: each may unpack a large batch
         self.loop_watch = LoopWatch()
 
@@ -78,10 +77,9 @@ class Broker:
         self.groups = coordination.groups
         self.transactions = coordination.transactions
         self.txn_tally = coordination.txn_tally
-        self.coordinators = coordination.by_topic
 
         self.replication = Replication(env, config, self.metadata, self.partitions, self.housekeeper)
-        self.writing = Means(config, env.clock, self.opener, coordination.transaction_gate, self.replication.in_sync)
+        self.writing = Means(config, env.clock, self.inspector, coordination.transaction_gate, self.replication.in_sync)
         self.maker = PartitionMaker(env, config, self.partitions, self.folders, self.housekeeper)
         self.opening = self.maker.progress
         self.producer_room = self.maker.producer_room
@@ -98,12 +96,8 @@ class Broker:
         )
         self.metadata.on_session_lost = self.holdings.step_down
         self.metadata.on_session_regained = self._regained
-        self.duties = Duties(env, config, self.metadata)
-        self.lookout = Lookout(
-            env,
-            self.metadata,
-            lambda broker: address_of(broker, config.inter_broker_listener_name),
-            self.duties.replace_dead,
+        self.duties = Duties(
+            *(env, config, self.metadata), lambda broker: address_of(broker, config.inter_broker_listener_name)
         )
         self.node_id = -1
         self._home = ""
@@ -134,7 +128,6 @@ class Broker:
         self.metadata.subscribe(self.holdings.follow)
         self.metadata.subscribe(self._count_leaderships)
         self.metadata.subscribe(self.duties.heard)
-        self.metadata.subscribe(self.lookout.heard)
         try:
             await self.metadata.register(
                 tuple(endpoints), rack=self.config.broker_rack, clean=self.maker.was_clean, home=self._home
@@ -150,7 +143,7 @@ class Broker:
         self.moves.resume()
         self.env.tasks.spawn("moves between folders", self.moves.run())
         self.env.tasks.spawn("duties in the cluster", self.duties.run())
-        self.lookout.look()
+        self.duties.stir()
         self.ready.set()
 
     def _count_leaderships(self, delta: Delta) -> None:
@@ -160,7 +153,6 @@ class Broker:
     def _regained(self) -> None:
         self.holdings.begin()
         self.duties.stir()
-        self.lookout.look()
 
     async def stop(self) -> None:
         """Make everything durable, then write the manifest. No request may be under way any more."""

@@ -9,8 +9,8 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
+from idempotence.producer_room import ProducerRoom
 from idempotence.producers import ProducerStates
-from idempotence.room import ProducerRoom
 from isolation.stable import StableOffsets
 from log.config import LogConfig
 from log.cutting import restart_at
@@ -36,7 +36,7 @@ OPENED_AT_ONCE = 256
 """How many partitions are opened before other tasks run."""
 
 
-class Opening:
+class OpeningProgress:
     """How far a start has come. The loop may read it at any time; the threads that open logs add to it."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class PartitionMaker:
         self.producer_room = ProducerRoom(
             config.producers_max, lambda: (partition.producers for partition in partitions)
         )
-        self.progress = Opening()
+        self.progress = OpeningProgress()
         self.was_clean = False
         self.wanted: dict[TopicPartition, LogFolder] = {}
         """The folders wanted for partitions that this broker does not hold yet."""
@@ -126,6 +126,9 @@ class PartitionMaker:
                 name, topic_id = folder_of(topic_partition), image.topics[topic_partition.topic].id
                 named = [folder for folder in self._folders if name in present[folder.name]]
                 home = next((folder for folder in named if read_topic_id(folder.disk, name) == topic_id), None)
+                # The process may have died before the decision was durable. It must be, before anything follows from
+                # it. Otherwise a power cut gives the former folder its name again, and two folders have it.
+                await origin.disk.sync_dir("")
                 # If a folder has the partition's name already, the copy is that of a later move: it may lack something.
                 if home is None and (home := futures.pop(stem, None)) is not None:
                     home.disk.rename(stem + FUTURE, name)

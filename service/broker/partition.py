@@ -21,16 +21,17 @@ Everything here is plain `def`, apart from flushing. So nothing in a partition c
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from idempotence.producers import Guard, Origin, ProducerStates
+from idempotence.producers import BatchOrigin, Guard, ProducerStates
 from idempotence.verdicts import (
     ACCEPTED,
     CoordinatorFenced,
     Duplicate,
-    Fenced,
     OutOfOrder,
+    StaleEpoch,
     TooManyProducers,
     Verdict,
 )
@@ -54,7 +55,14 @@ from log.disk import DiskFault, FileSlice
 from log.ids import NO_EPOCH, TopicId, TopicPartition
 from log.partition_log import PartitionLog
 from log.replica import ReplicaSet
-from service.broker.acceptance import BROKERS_BITS, Opened, Refused, inspect_batch, must_open, open_at_once
+from service.broker.acceptance import (
+    BROKERS_BITS,
+    Inspected,
+    RefusedBatch,
+    inspect_at_once,
+    inspect_batch,
+    must_inspect,
+)
 from service.broker.log_folder import LogFolder
 from service.broker.tally import PartitionTally
 from service.wire.error_codes import ErrorCode
@@ -62,11 +70,11 @@ from service.wire.error_codes import ErrorCode
 logger = logging.getLogger("oncelog.partition")
 
 ACKS_ALL = -1
-NOT_LEADER = Refused(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-OFFLINE = Refused(ErrorCode.KAFKA_STORAGE_ERROR)
-TOO_FEW_IN_SYNC = Refused(ErrorCode.NOT_ENOUGH_REPLICAS)
+NOT_LEADER = RefusedBatch(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+OFFLINE = RefusedBatch(ErrorCode.KAFKA_STORAGE_ERROR)
+TOO_FEW_IN_SYNC = RefusedBatch(ErrorCode.NOT_ENOUGH_REPLICAS)
 NOBODY = -1
-NO_ROOM = Refused(ErrorCode.NOT_ENOUGH_REPLICAS, "The disk has no room, or the process no descriptor, for it now.")
+NO_ROOM = RefusedBatch(ErrorCode.NOT_ENOUGH_REPLICAS, "The disk has no room, or the process no descriptor, for it now.")
 """The error for which every client sends the same batch again, to the same leader, and knows that the batch was not
 written.
 """
@@ -123,6 +131,12 @@ class Watcher(Protocol):
     def moved(self) -> None: ...
 
 
+class TailWatcher(Watcher, Protocol):
+    """Something that reads to the end of the log, and is told of the high watermark, too."""
+
+    def committed(self) -> None: ...
+
+
 class Partition:
     __slots__ = (
         "_committed_waiters",
@@ -177,7 +191,7 @@ class Partition:
         self._short_waiters: list[asyncio.Future[None]] = []
         self._start_waiters: dict[asyncio.Future[None], int] = {}
         self._watchers: dict[Watcher, None] = {}
-        self._tail_watchers: dict[Watcher, None] = {}
+        self._tail_watchers: dict[TailWatcher, None] = {}
 
     # -- roles
 
@@ -191,7 +205,7 @@ class Partition:
         return self._fsync and self.log.flushed_offset < self.log.end_offset
 
     @property
-    def not_leading(self) -> Refused:
+    def not_leading(self) -> RefusedBatch:
         """The refusal for requests that need a leader, while this broker does not lead."""
         return OFFLINE if self.offline else NOT_LEADER
 
@@ -236,6 +250,8 @@ class Partition:
             self.folder.flusher.request(self)
         self._held()
         self._settled(moved=False)  # those who waited in an earlier role wait still
+        self._wake(self._watchers)  # readers may believe in another leader epoch, and followers are counted anew
+        self._wake(self._tail_watchers)
 
     def follow(self, leader: int, leader_epoch: int, *, fsync: bool) -> Following:
         """Copy the log of `leader` from now on; with `NOBODY`, wait for a leader. A call with the same leader and epoch
@@ -285,7 +301,10 @@ class Partition:
     def decided(self, isr: tuple[int, ...], partition_epoch: int, eligible: tuple[int, ...]) -> None:
         """The metadata says who is in sync now, and who else is eligible to lead."""
         assert self.replicas is not None
+        left = set(self.replicas.isr) - set(isr)
         self._settled(moved=self.replicas.decided(isr, partition_epoch, eligible))
+        if left:
+            self._wake(self._tail_watchers)  # their fetches decide whether they are in sync again
 
     def not_accepted(self, *, doubtful: bool) -> None:
         """The proposed in-sync set was refused; or, with `doubtful`, nobody knows whether it was."""
@@ -306,6 +325,11 @@ class Partition:
             self._committed(self.replicas.high_watermark)
         if self._start_waiters:
             self._started()
+
+    def held_all(self, member: int, *, broker_epoch: int, until_ms: int) -> None:
+        """A follower held all that this log had at that time."""
+        if self.replicas is not None:
+            self.replicas.held_all(member, broker_epoch=broker_epoch, until_ms=until_ms)
 
     def _settled(self, *, moved: bool) -> None:
         """Answer waits after a change of the in-sync set, or of the number of replicas that must be in sync. If too few
@@ -377,6 +401,7 @@ class Partition:
             epochs = f"{log.epochs.latest} to {role.leader_epoch}"
             raise CorruptBatch(f"the leader sent leader epoch {header.leader_epoch}, not one of {epochs}")
         log.append_after_gap(batch, header, now_ms=now_ms)
+        assert log.end_offset == header.next_offset, "the next batch to fetch follows this one"
         if header.is_control:
             self.stable.forget_ended(self.high_watermark)
         if self._fsync or log.end_offset - log.flushed_offset >= log.config.flush_messages:
@@ -401,6 +426,7 @@ class Partition:
                 *(self.topic_partition, end_offset, self._known_high_watermark),
             )
         truncate_to(self.log, end_offset)
+        assert self.log.end_offset <= end_offset, "nothing is left of what the leader does not have"
         self._known_high_watermark = min(self._known_high_watermark, self.log.end_offset)
 
     def start_over(self, offset: int) -> None:
@@ -421,12 +447,12 @@ class Partition:
         now_ms: int,
         guard: Guard | None = None,
         needs_guard: bool = True,
-        opened: Opened | None = None,
-    ) -> Appended | Refused:
+        inspected: Inspected | None = None,
+    ) -> Appended | RefusedBatch:
         """Append one client's batch; offsets and epoch are written into `records` itself. If the batch is refused,
         nothing has changed.
 
-        `opened` is the result of a look at the records under the topic's settings. If it is missing or the settings
+        `inspected` is the result of a look at the records under the topic's settings. If it is missing or the settings
         have changed, the look happens here. `guard` was given out by `producers.start_verification` before the
         transaction coordinator confirmed the batch.
         """
@@ -438,13 +464,13 @@ class Partition:
         if acks == ACKS_ALL and replicas.is_short:
             return TOO_FEW_IN_SYNC
         header = inspect_batch(records, config, now_ms)
-        if isinstance(header, Refused):
+        if isinstance(header, RefusedBatch):
             return header
-        if must_open(header, config, now_ms):
-            if opened is None or opened.config is not config:
-                opened = open_at_once(records, header, config, now_ms)
-            if opened.refused is not None:
-                return opened.refused
+        if must_inspect(header, config, now_ms):
+            if inspected is None or inspected.config is not config:
+                inspected = inspect_at_once(records, header, config, now_ms)
+            if inspected.refused is not None:
+                return inspected.refused
         if header.producer_id >= 0:
             verdict = self.producers.check(header, now_ms=now_ms, guard=guard, needs_guard=needs_guard)
             if verdict is not ACCEPTED:
@@ -453,10 +479,10 @@ class Partition:
         headroom = self.folder.headroom
         if headroom.is_short:
             return NO_ROOM
-        if opened is not None and opened.records is not None:
-            records = memoryview(opened.records)
-        elif opened is not None and opened.newest_ms is not None:
-            set_max_timestamp(records, opened.newest_ms)
+        if inspected is not None and inspected.records is not None:
+            records = memoryview(inspected.records)
+        elif inspected is not None and inspected.newest_ms is not None:
+            set_max_timestamp(records, inspected.newest_ms)
         if header.attributes & BROKERS_BITS:
             clear_attributes(records, BROKERS_BITS)
         append_time_ms = -1
@@ -473,7 +499,7 @@ class Partition:
             tally.bytes_in += size_bytes
         return appended
 
-    def append_own(self, batch: bytearray, *, now_ms: int) -> Appended | Refused:
+    def append_own(self, batch: bytearray, *, now_ms: int) -> Appended | RefusedBatch:
         """Append a batch that this broker made: records of a coordinator."""
         if self.replicas is None:
             return self.not_leading
@@ -483,18 +509,18 @@ class Partition:
 
     def refuse_offsets(
         self, producer_id: int, producer_epoch: int, guard: Guard | None, *, now_ms: int
-    ) -> Refused | None:
+    ) -> RefusedBatch | None:
         """Why this producer may not commit offsets in a transaction now; None if it may. The answer holds only until
         the next await.
         """
         if self.replicas is None:
             return self.not_leading
         offsets = BatchHeader(0, 0, 0, 2, 0, TRANSACTIONAL, 0, now_ms, now_ms, producer_id, producer_epoch, -1, 1)
-        verdict = self.producers.check(offsets, now_ms=now_ms, origin=Origin.COORDINATOR, guard=guard)
+        verdict = self.producers.check(offsets, now_ms=now_ms, origin=BatchOrigin.COORDINATOR, guard=guard)
         if verdict is ACCEPTED:
             return None
         refused = _not_new(verdict)
-        assert isinstance(refused, Refused), "offsets have no sequence and are never duplicates"
+        assert isinstance(refused, RefusedBatch), "offsets have no sequence and are never duplicates"
         return refused
 
     def append_marker(
@@ -506,7 +532,7 @@ class Partition:
         coordinator_epoch: int,
         transaction_version: int,
         now_ms: int,
-    ) -> Appended | Refused:
+    ) -> Appended | RefusedBatch:
         """Append a marker that says how a transaction ended. A marker that is written twice changes nothing."""
         if self.replicas is None:
             return self.not_leading
@@ -525,23 +551,23 @@ class Partition:
             read_header(marker), coordinator_epoch=coordinator_epoch, transaction_version=transaction_version
         )
         if isinstance(verdict, CoordinatorFenced):
-            return Refused(ErrorCode.TRANSACTION_COORDINATOR_FENCED)
+            return RefusedBatch(ErrorCode.TRANSACTION_COORDINATOR_FENCED)
         if verdict is not ACCEPTED:
-            return Refused(ErrorCode.INVALID_PRODUCER_EPOCH)
+            return RefusedBatch(ErrorCode.INVALID_PRODUCER_EPOCH)
         appended = self._append_decided(memoryview(marker), now_ms)
         # With each marker the stable offset has one more ended transaction to remember until it is replicated. Forget
         # the old ones here, because there may be no reader that does.
         self.stable.forget_ended(self.high_watermark)
         return appended
 
-    def _append_decided(self, batch: memoryview, now_ms: int) -> Appended | Refused:
+    def _append_decided(self, batch: memoryview, now_ms: int) -> Appended | RefusedBatch:
         """Append a batch that must not wait for room. If the disk is full, the first attempt has given up the folder's
         reserve, so a second attempt may find room.
         """
         appended = self._append(batch, -1, now_ms)
         return self._append(batch, -1, now_ms) if appended is NO_ROOM else appended
 
-    def _append(self, records: memoryview, append_time_ms: int, now_ms: int) -> Appended | Refused:
+    def _append(self, records: memoryview, append_time_ms: int, now_ms: int) -> Appended | RefusedBatch:
         log = self.log
         base_offset = log.end_offset
         restamp(records, base_offset=base_offset, leader_epoch=self.leader_epoch)
@@ -609,6 +635,7 @@ class Partition:
             self._committed(replicas.high_watermark)
 
     def _committed(self, high_watermark: int) -> None:
+        assert high_watermark <= self.log.end_offset, "only what this leader has is committed"
         waiters = self._committed_waiters
         while waiters and waiters[0][0] <= high_watermark:
             _, waiter = waiters.popleft()
@@ -616,6 +643,8 @@ class Partition:
                 waiter.set_result(None)
         if self._watchers:
             self._wake(self._watchers)
+        for watcher in self._tail_watchers:
+            watcher.committed()
 
     def committed(self, end_offset: int) -> asyncio.Future[None] | None:
         """None if everything below `end_offset` is committed already. Otherwise a future, which is answered when it is,
@@ -643,13 +672,16 @@ class Partition:
         """
         return self.log.read(offset, max_bytes=max_bytes, limit_offset=limit_offset, at_least_one=at_least_one)
 
-    def watch(self, watcher: Watcher, *, tail: bool = False) -> None:
+    def watch(self, watcher: TailWatcher, *, tail: bool = False) -> None:
         """Tell `watcher` when there is more to read. With `tail` that includes what is not committed, which followers
         read.
         """
-        (self._tail_watchers if tail else self._watchers)[watcher] = None
+        if tail:
+            self._tail_watchers[watcher] = None
+        else:
+            self._watchers[watcher] = None
 
-    def unwatch(self, watcher: Watcher) -> None:
+    def unwatch(self, watcher: TailWatcher) -> None:
         self._watchers.pop(watcher, None)
         self._tail_watchers.pop(watcher, None)
 
@@ -661,7 +693,7 @@ class Partition:
         return ErrorCode.KAFKA_STORAGE_ERROR if isinstance(error, DiskFault) else ErrorCode.CORRUPT_MESSAGE
 
     @staticmethod
-    def _wake(watchers: dict[Watcher, None]) -> None:
+    def _wake(watchers: Iterable[Watcher]) -> None:
         for watcher in list(watchers):
             watcher.moved()
 
@@ -672,17 +704,19 @@ def _fail(waiter: asyncio.Future[None], error: PartitionLost) -> None:
         waiter.exception()  # marks the error as seen: if the waiting task is gone, asyncio would warn
 
 
-def _not_new(verdict: Verdict) -> Appended | Refused:
+def _not_new(verdict: Verdict) -> Appended | RefusedBatch:
     match verdict:
         case Duplicate(first_offset, last_offset, timestamp_ms):
             return Appended(first_offset, last_offset + 1, timestamp_ms, duplicate=True)
         case OutOfOrder(sequence, expected):
             message = f"Out of order sequence number {sequence}, expected {expected}."
-            return Refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, message)
-        case Fenced(epoch, current_epoch):
+            return RefusedBatch(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, message)
+        case StaleEpoch(epoch, current_epoch):
             message = f"Epoch of the producer is {epoch}, smaller than the last seen epoch {current_epoch}."
-            return Refused(ErrorCode.INVALID_PRODUCER_EPOCH, message)
+            return RefusedBatch(ErrorCode.INVALID_PRODUCER_EPOCH, message)
         case TooManyProducers(limit):
-            return Refused(ErrorCode.POLICY_VIOLATION, f"{limit} producers are remembered, and none of them is idle.")
+            return RefusedBatch(
+                ErrorCode.POLICY_VIOLATION, f"{limit} producers are remembered, and none of them is idle."
+            )
         case _:
-            return Refused(ErrorCode.INVALID_TXN_STATE)
+            return RefusedBatch(ErrorCode.INVALID_TXN_STATE)

@@ -7,8 +7,8 @@ it. Stored bytes are handed out as slices of segment files; they are not read he
 gives at least one batch, however small the limits are, so that every reader makes progress.
 
 `read` says whether there is enough for an answer. If there is not, `wait` reads again whenever something has changed.
-A reading that `takes_turns` does not hold the loop, however many partitions are wanted. What it finds is pinned in the
-session, until the answer has been given to the connection.
+In a fetch session only what is not quiet is read. A reading that `takes_turns` does not hold the loop, however many
+partitions are wanted. What it finds is pinned in the session, until the answer has been given to the connection.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from typing import NamedTuple
 from isolation.read_view import AnyIsolation, Isolation, aborted_transactions, readable_end_offset
 from log.batch import CorruptBatch
 from log.disk import DiskFault, FileSlice
-from service.broker.fetch_sessions import SessionKey, Wanted
+from service.broker.fetch_sessions import FetchSession, SessionKey, WantedPartition
 from service.broker.in_sync import InSyncSets
 from service.broker.partition import NOBODY, Following, Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
 from service.broker.throttling import Throttle
-from service.broker.turns import done_at_once, done_in_turns
+from service.turns import done_at_once, done_in_turns
 from service.wire.error_codes import ErrorCode
 
 # When an answer to a client nearby holds this much, the remaining partitions wait for the next request, which comes at
@@ -34,14 +34,16 @@ from service.wire.error_codes import ErrorCode
 NEAR_ANSWER_BYTES = 3 * 512 * 1024
 ANSWER_BYTES_PER_ROUND_TRIP_US = 10_000
 READ_AT_ONCE = 500
-"""The most partitions that are read in one turn of the loop. That takes 2 ms."""
+"""The most partitions without news that are read in one turn of the loop. That takes 2 ms."""
+A_READ_WITH_RECORDS = 8
+"""How much longer it takes to find records in a file than to see that there are none."""
 LONGEST_WAIT_MS = 5 * 60 * 1000
 """The longest wait that librdkafka can be configured for. A reader that asks for more gets an empty answer after this
 time, and asks again.
 """
 
 
-class Terms(NamedTuple):
+class ReadTerms(NamedTuple):
     """How much a reader wants, and what it may see."""
 
     isolation: AnyIsolation
@@ -68,7 +70,7 @@ class Copier(NamedTuple):
 
 
 @dataclass(slots=True)
-class Found:
+class PartitionRead:
     """What one partition has for the reader: an error, or the offset where the reader's history differs, or stored
     batches.
     """
@@ -88,6 +90,8 @@ class Found:
     """
     nearer: int = -1
     """The nearer broker that the reader should ask instead; -1 if there is none."""
+    is_quiet: bool = False
+    """There is nothing more, until the partition says that it has moved."""
 
 
 def leader_epoch_error(partition: Partition, epoch: int) -> ErrorCode:
@@ -119,15 +123,13 @@ class Reading:
 
     table: PartitionTable
     caller: Session
-    terms: Terms
-    wanted: Mapping[SessionKey, Wanted]
-    keeps_order: bool
-    """Whether `wanted` is already in the order in which the partitions take turns. If not, those that were not served
-    lately come first.
-    """
+    terms: ReadTerms
+    wanted: Mapping[SessionKey, WantedPartition]
+    """In a fetch session, what is not quiet."""
+    session: FetchSession | None = None
     copier: Copier | None = None
     takes_turns: bool = False
-    found: dict[SessionKey, Found] = field(default_factory=dict)
+    found: dict[SessionKey, PartitionRead] = field(default_factory=dict)
     _is_counted: bool = False
     _woken: asyncio.Future[None] | None = None
 
@@ -137,6 +139,7 @@ class Reading:
 
     async def read_in_turns(self) -> bool:
         """The same; others have their turns in between if the reading takes turns."""
+        self.takes_turns = len(self.wanted) > READ_AT_ONCE
         if not self.takes_turns:
             return self.read()
         self.caller.unpin()
@@ -150,19 +153,23 @@ class Reading:
         enough = budget
         if round_trip_us is not None:
             enough = max(NEAR_ANSWER_BYTES, round_trip_us * ANSWER_BYTES_PER_ROUND_TRIP_US, least)
-        size, counted, urgent = 0, 0, not self.wanted
+        size, counted, urgent = 0, 0, not self.wanted and self.session is None
         in_turn = self._in_turn()
-        for count, (key, wanted) in enumerate(list(in_turn) if self.takes_turns else in_turn, 1):
-            if count % READ_AT_ONCE == 0 and self.takes_turns:
+        done = 0
+        for key, wanted in list(in_turn):  # a session's may change meanwhile
+            done += 1
+            if done >= READ_AT_ONCE and self.takes_turns:
+                done = 0
                 yield
             partition = self._partition(key)
             if isinstance(partition, ErrorCode):
-                data = Found(partition, aborted=[])  # None is for partitions that exist
+                data = PartitionRead(partition, aborted=[])  # None is for partitions that exist
             else:
                 left = budget - size if size < enough else 0
                 data = self._read(partition, wanted, left, least, at_least_one=size == 0)
             if data.records is not None:
                 size += data.records.size
+                done += A_READ_WITH_RECORDS
             counted += data.counts
             if (
                 data.error
@@ -173,13 +180,15 @@ class Reading:
                 urgent = True
             found[key] = data
         self._is_counted = True
-        if round_trip_us is not None and not self.keeps_order:
+        if round_trip_us is not None and self.session is None:
             self._keep_turns(ended_early=size >= enough)
         return urgent or counted >= least
 
-    def _in_turn(self) -> Iterable[tuple[SessionKey, Wanted]]:
-        """The wanted partitions: first those that were not served lately, otherwise in the client's order."""
-        if self.keeps_order or not self.caller.fetched:
+    def _in_turn(self) -> Iterable[tuple[SessionKey, WantedPartition]]:
+        """The wanted partitions: first those that were not served lately, otherwise in the client's order. A session
+        keeps that order itself.
+        """
+        if self.session is not None or not self.caller.fetched:
             return self.wanted.items()
         turns = {key: turn for turn, key in enumerate(self.caller.fetched)}
         return sorted(self.wanted.items(), key=lambda item: turns.get(item[0], -1))
@@ -207,41 +216,49 @@ class Reading:
             return unknown
         return partitions.get(index) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-    def _read(self, partition: Partition, wanted: Wanted, budget: int, least: int, *, at_least_one: bool) -> Found:
+    def _read(
+        self, partition: Partition, wanted: WantedPartition, budget: int, least: int, *, at_least_one: bool
+    ) -> PartitionRead:
         log, offset, isolation = partition.log, wanted.fetch_offset, self.terms.isolation
         epoch = wanted.current_leader_epoch
         if partition.replicas is None or (epoch >= 0 and epoch != partition.leader_epoch):  # rare
             belief = reader_error if self.terms.knows_followers else leader_epoch_error
             if error := belief(partition, epoch):
-                return Found(error)
-        high_watermark, stable = partition.high_watermark, partition.last_stable_offset
+                return PartitionRead(error)
         if wanted.last_fetched_epoch >= 0:
             epoch, end_offset = log.epochs.end_offset_for_epoch(wanted.last_fetched_epoch, log.end_offset)
             if epoch < 0:
-                return Found(ErrorCode.OFFSET_OUT_OF_RANGE)
+                return PartitionRead(ErrorCode.OFFSET_OUT_OF_RANGE)
             if epoch < wanted.last_fetched_epoch or end_offset < offset:
+                watermarks = partition.high_watermark, partition.last_stable_offset
                 diverging = epoch, end_offset
-                return Found(ErrorCode.NONE, high_watermark, stable, log.start_offset, diverging=diverging)
+                return PartitionRead(ErrorCode.NONE, *watermarks, log.start_offset, diverging=diverging)
         if not log.start_offset <= offset <= log.end_offset:
             partition.tally.failed_reads += 1
             if partition.replicas is None and offset > log.end_offset:
-                return Found(ErrorCode.OFFSET_NOT_AVAILABLE)  # this log ends before it, the leader's may not
+                return PartitionRead(ErrorCode.OFFSET_NOT_AVAILABLE)  # this log ends before it, the leader's may not
             begins = log.start_offset if self.copier is not None else -1
-            return Found(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=begins)
-        if self.copier is not None and not self._is_counted and (error := self._count(partition, wanted, self.copier)):
-            return Found(error)
+            return PartitionRead(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=begins)
+        copier, place = self.copier, partition.topic_partition
+        if copier is not None and not self._is_counted and (error := self._count(partition, wanted, copier)):
+            return PartitionRead(error)
+        if self.session is not None:
+            wanted.looked_at(partition)
+        high_watermark, stable = partition.high_watermark, partition.last_stable_offset
         aborted: list[tuple[int, int]] | None = [] if isolation is Isolation.READ_COMMITTED else None
         if self.terms.nearer and partition.replicas is not None:
             nearer = partition.replicas.best_of(self.terms.nearer, offset)
             if nearer >= 0:
-                return Found(ErrorCode.NONE, high_watermark, stable, log.start_offset, aborted, nearer=nearer)
+                return PartitionRead(ErrorCode.NONE, high_watermark, stable, log.start_offset, aborted, nearer=nearer)
         limit = readable_end_offset(
             isolation, log_end_offset=log.end_offset, high_watermark=high_watermark, last_stable_offset=stable
         )
-        found = Found(ErrorCode.NONE, high_watermark, stable, log.start_offset, aborted)
-        if offset >= limit or (budget <= 0 and not at_least_one):
+        found = PartitionRead(ErrorCode.NONE, high_watermark, stable, log.start_offset, aborted)
+        if offset >= limit:
+            found.is_quiet = self._is_quiet(partition)
             return found
-        copier, place = self.copier, partition.topic_partition
+        if budget <= 0 and not at_least_one:
+            return found
         if copier is not None and copier.throttle.holds_back(place, copier.broker_id):
             return found
         most = max(min(wanted.max_bytes, budget), 0)
@@ -262,7 +279,7 @@ class Reading:
                 )
         except (DiskFault, CorruptBatch) as failure:
             partition.tally.failed_reads += 1
-            return Found(partition.unreadable(failure))
+            return PartitionRead(partition.unreadable(failure))
         tally = partition.tally
         tally.reads += 1
         tally.bytes_out += stored.size
@@ -272,8 +289,16 @@ class Reading:
         found.counts = max(stored.size, most) if cut_short else stored.size
         return found
 
+    def _is_quiet(self, partition: Partition) -> bool:
+        """Whether a partition that was read to its end will say when something about the answer changes. A follower
+        that is not in sync is looked at each time, so that it gets into the in-sync set as soon as it can.
+        """
+        if partition.replicas is None or self.terms.nearer:
+            return False
+        return self.copier is None or self.copier.broker_id in partition.replicas.isr
+
     @staticmethod
-    def _must_hear(wanted: Wanted, found: Found, copier: Copier) -> bool:
+    def _must_hear(wanted: WantedPartition, found: PartitionRead, copier: Copier) -> bool:
         """Whether the follower must be told at once: it still holds what was deleted here, or its readers may read
         further now.
         """
@@ -283,7 +308,7 @@ class Reading:
         return wanted.log_start_offset < start_offset != wanted.told_log_start_offset
 
     @staticmethod
-    def _count(partition: Partition, wanted: Wanted, copier: Copier) -> ErrorCode:
+    def _count(partition: Partition, wanted: WantedPartition, copier: Copier) -> ErrorCode:
         """Note what a follower holds: everything below the offset that it asks for. Done once a request, because
         waiting changes nothing about that.
         """
@@ -305,19 +330,23 @@ class Reading:
         deadline = loop.time() + min(self.terms.max_wait_ms, LONGEST_WAIT_MS) / 1000
         watched: list[Partition] = []
         self._woken = loop.create_future()
+        session = self.session
         try:
-            for count, (key, data) in enumerate(self.found.items(), 1):
-                if count % READ_AT_ONCE == 0 and self.takes_turns:
-                    await asyncio.sleep(0)
-                partition = self._partition(key)
-                if not isinstance(partition, ErrorCode):
-                    watched.append(partition)
-                    partition.watch(self, tail=self.copier is not None)
-                    if self.copier is not None and self.copier.has_readers:
-                        partition.watch(self)
-                    # This reader was not told of changes between the reading and the call of `watch`.
-                    if self._has_moved(partition, key, data):
-                        self.moved()
+            # This reader was not told of changes between the reading and now.
+            if session is not None:
+                session.readers[self] = None
+                if any(wanted.has_moved for wanted in session.stirred.values()):
+                    self.moved()
+            else:
+                for count, (key, data) in enumerate(self.found.items(), 1):
+                    if count % READ_AT_ONCE == 0 and self.takes_turns:
+                        await asyncio.sleep(0)
+                    partition = self._partition(key)
+                    if not isinstance(partition, ErrorCode):
+                        watched.append(partition)
+                        partition.watch(self, tail=self.copier is not None)
+                        if self._has_moved(partition, key, data):
+                            self.moved()
             while True:
                 timer = loop.call_at(deadline, self.moved)
                 try:
@@ -329,10 +358,12 @@ class Reading:
                 if await self.read_in_turns() or loop.time() >= deadline:
                     return
         finally:
+            if session is not None:
+                del session.readers[self]
             for partition in watched:
                 partition.unwatch(self)
 
-    def _has_moved(self, partition: Partition, key: SessionKey, data: Found) -> bool:
+    def _has_moved(self, partition: Partition, key: SessionKey, data: PartitionRead) -> bool:
         if partition.high_watermark != data.high_watermark:
             return True
         wanted = self.wanted.get(key)
@@ -341,5 +372,11 @@ class Reading:
         return partition.log.end_offset > wanted.fetch_offset or partition.log.start_offset != data.log_start_offset
 
     def moved(self) -> None:
+        """There may be more to read."""
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
+
+    def committed(self) -> None:
+        """The high watermark has moved, where this watches the end of the log."""
+        if self.copier is not None and self.copier.has_readers:
+            self.moved()

@@ -18,10 +18,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from log.batch import HEADER_BYTES, CorruptBatch, read_header
-from log.cutting import distrust
+from log.cutting import distrust, durable_after_cut
 from log.disk import DiskFault
+from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
 from log.replica import cut_by_epoch
+from service.broker.fetch_sessions import LOOK_AROUND_MS
 from service.broker.housekeeper import Housekeeper
 from service.broker.in_sync import InSyncSets
 from service.broker.partition import NOBODY, Following, Partition
@@ -60,6 +62,8 @@ fetch until it is durable.
 """
 NO_SESSION, SESSION_BEGINS = 0, 0
 LAST_SESSION_EPOCH = 2**31 - 1
+BATCHES_A_TURN = 100
+"""The most batches that are appended in one turn of the loop."""
 
 Key = tuple[bytes, int]
 """Topic id and partition."""
@@ -151,7 +155,7 @@ class Replication:
         for fetcher in self._fetchers.values():
             fetcher.forget(partition)
 
-    def places(self) -> Iterable["Place"]:
+    def places(self) -> Iterable["FollowedPartition"]:
         """The state of each partition that this broker follows."""
         return [place for leader in sorted(self._fetchers) for place in self._fetchers[leader].places()]
 
@@ -168,7 +172,7 @@ class Replication:
 
 
 @dataclass(slots=True)
-class Place:
+class FollowedPartition:
     """One partition that this broker follows, and the state of copying it."""
 
     partition: Partition
@@ -199,6 +203,10 @@ class Place:
 class Fetcher:
     """Copies the partitions that one broker leads and this one follows. Its task begins with the first partition, and
     ends when there is none left.
+
+    A round costs what has changed, not what is followed. A partition is quiet when the leader's session has the present
+    question about it, and nothing came in answer; `_stirred` has those that are not. All are looked at every
+    LOOK_AROUND_MS: retention raises a log's start, which is part of the question, and the fetcher has no part in that.
     """
 
     def __init__(
@@ -216,7 +224,10 @@ class Fetcher:
         self._metadata = metadata
         self._housekeeper = housekeeper
         self._throttle = throttle
-        self._places: dict[Key, Place] = {}
+        self._places: dict[Key, FollowedPartition] = {}
+        self._stirred: dict[Key, FollowedPartition] = {}
+        self._gone: dict[Key, None] = {}
+        self._looked_s = 0.0
         self._running = False
         self._client: Client | None = None
         self._session_id, self._session_epoch = NO_SESSION, SESSION_BEGINS
@@ -228,7 +239,7 @@ class Fetcher:
 
     # -- what is followed
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[FollowedPartition]:
         return list(self._places.values())
 
     def follows(self, partition: Partition, role: Following) -> bool:
@@ -236,7 +247,9 @@ class Fetcher:
         return place is not None and place.partition is partition and place.role is role
 
     def add(self, partition: Partition, role: Following) -> None:
-        self._places[_key(partition)] = Place(partition, role)
+        key = _key(partition)
+        self._places[key] = self._stirred[key] = FollowedPartition(partition, role)
+        self._gone.pop(key, None)
         self._woken.set()
         if not self._running:
             self._running = True
@@ -246,9 +259,12 @@ class Fetcher:
             asyncio.get_running_loop().call_soon(self._interrupt)  # after other calls of `add` in this turn
 
     def forget(self, partition: Partition) -> None:
-        place = self._places.get(_key(partition))
+        key = _key(partition)
+        place = self._places.get(key)
         if place is not None and place.partition is partition:
-            del self._places[_key(partition)]
+            del self._places[key]
+            self._stirred.pop(key, None)
+            self._gone[key] = None
 
     def leader_is_back(self) -> None:
         """The leader has registered again, perhaps at another address."""
@@ -290,24 +306,28 @@ class Fetcher:
             return
         # The questions are made only now. While this waited, any partition may have got another role and more bytes.
         now_s = self._now_s()
-        for place in self._places.values():
+        if self._throttle.is_on or now_s - self._looked_s >= LOOK_AROUND_MS / 1000:
+            self._look_around()
+        due: dict[Key, FollowedPartition] = {}
+        rests_s = float("inf")
+        for key, place in self._stirred.items():
             if self._throttle.holds_back(place.partition.topic_partition, self._metadata.broker_id):
                 place.rests_until_s = max(place.rests_until_s, now_s + HELD_BACK_S)
-        due = {
-            key: place
-            for key, place in self._places.items()
-            if place.rests_until_s <= now_s and not place.partition.must_flush
-        }
-        resting = [
-            SLOW_FLUSH_S if place.partition.must_flush else place.rests_until_s - now_s
-            for key, place in self._places.items()
-            if key not in due
-        ]
-        if not due:
-            await self._wait(min(resting, default=FIRST_REST_S))
+            if place.partition.must_flush:
+                rests_s = min(rests_s, SLOW_FLUSH_S)
+            elif place.rests_until_s <= now_s:
+                due[key] = place
+                self._gone.pop(key, None)
+                continue
+            else:
+                rests_s = min(rests_s, place.rests_until_s - now_s)
+            if key in self._told:
+                self._gone[key] = None
+        if not due and len(self._stirred) == len(self._places):
+            await self._wait(rests_s if self._places else FIRST_REST_S)
             return
         try:
-            answer = await self._ask(client, due, min(resting, default=float("inf")))
+            answer = await self._ask(client, due, rests_s)
         except (OSError, ClientError, TimeoutError) as error:
             await self._lost(error)
             return
@@ -316,11 +336,20 @@ class Fetcher:
             logger.info("broker %d ended the fetch session: %s", self._leader, error_name(answer.error_code))
             self._end_session()
             return
-        await self._take(answer)
         named = {(topic.topic_id, data.partition_index) for topic in answer.responses for data in topic.partitions}
+        for key in named:
+            if (named_place := self._places.get(key)) is not None:
+                self._stirred[key] = named_place
+        await self._take(answer)
         for key, place in due.items():
             if key not in named:  # nothing is new, and nothing is wrong
                 place.get_on()
+                if self._session_id != NO_SESSION and self._stirred.get(key) is place:
+                    del self._stirred[key]
+
+    def _look_around(self) -> None:
+        self._looked_s = self._now_s()
+        self._stirred = dict(self._places)
 
     async def _wait(self, longest_s: float) -> None:
         try:
@@ -358,8 +387,10 @@ class Fetcher:
     def _end_session(self) -> None:
         self._session_epoch = SESSION_BEGINS
         self._told.clear()
+        self._gone.clear()
+        self._look_around()
 
-    async def _ask(self, client: Client, due: dict[Key, Place], until_next_s: float) -> FetchResponse:
+    async def _ask(self, client: Client, due: dict[Key, FollowedPartition], until_next_s: float) -> FetchResponse:
         config = self._config
         wait_ms = int(min(config.replica_fetch_wait_max_ms, max(until_next_s, 0.0) * 1000))
         request = FetchRequest(
@@ -370,7 +401,7 @@ class Fetcher:
             session_id=self._session_id,
             session_epoch=self._session_epoch,
             topics=self._news(due),
-            forgotten_topics_data=self._gone(due),
+            forgotten_topics_data=self._not_wanted(),
         )
         self._is_parked = True
         try:
@@ -386,7 +417,7 @@ class Fetcher:
                 self._session_epoch = 1 if self._session_epoch == LAST_SESSION_EPOCH else self._session_epoch + 1
         return answer
 
-    def _news(self, due: dict[Key, Place]) -> list[FetchTopic]:
+    def _news(self, due: dict[Key, FollowedPartition]) -> list[FetchTopic]:
         """The questions that the leader's session does not have yet, for the partitions that are due."""
         if self._session_epoch == SESSION_BEGINS:
             self._told.clear()
@@ -398,7 +429,7 @@ class Fetcher:
                 topics.setdefault(key[0], FetchTopic(topic_id=key[0])).partitions.append(wanted)
         return list(topics.values())
 
-    def _wanted(self, place: Place) -> FetchPartition:
+    def _wanted(self, place: FollowedPartition) -> FetchPartition:
         log = place.partition.log
         end_offset = log.end_offset
         return FetchPartition(
@@ -410,11 +441,13 @@ class Fetcher:
             self._config.replica_fetch_max_bytes,
         )
 
-    def _gone(self, due: dict[Key, Place]) -> list[ForgottenTopic]:
+    def _not_wanted(self) -> list[ForgottenTopic]:
+        """What the leader's session has, and is not asked for now."""
         topics: dict[bytes, ForgottenTopic] = {}
-        for key in [key for key in self._told if key not in due]:
-            del self._told[key]
-            topics.setdefault(key[0], ForgottenTopic(topic_id=key[0])).partitions.append(key[1])
+        for key in self._gone:
+            if self._told.pop(key, None) is not None:
+                topics.setdefault(key[0], ForgottenTopic(topic_id=key[0])).partitions.append(key[1])
+        self._gone.clear()
         return list(topics.values())
 
     # -- taking
@@ -440,14 +473,14 @@ class Fetcher:
                     await asyncio.sleep(0)
 
     @staticmethod
-    def _is_answered(place: Place, asked: FetchPartition) -> bool:
+    def _is_answered(place: FollowedPartition, asked: FetchPartition) -> bool:
         """Whether the answer is still of use: the partition has the same role and the same end as when it was asked
         for.
         """
         same = asked.current_leader_epoch == place.role.leader_epoch
         return same and place.holds and asked.fetch_offset == place.partition.log.end_offset
 
-    async def _take_one(self, place: Place, data: FetchResponsePartitionData) -> None:
+    async def _take_one(self, place: FollowedPartition, data: FetchResponsePartitionData) -> None:
         partition, log = place.partition, place.partition.log
         # An empty log has nothing to lose, whether it stands below or above the leader's log.
         reach = log.end_offset if log.end_offset > log.start_offset else -1
@@ -460,38 +493,45 @@ class Fetcher:
         else:
             if data.records:
                 assert not isinstance(data.records, list), "what is received is bytes"
-                self._append(place, memoryview(data.records))
+                records = memoryview(data.records)
+                if (begins := _begins_inside(records, log)) is not None:
+                    await self._start_over(place, begins)
+                await self._append(place, records)
                 self._throttle.moved(partition.topic_partition, self._metadata.broker_id, len(data.records))
+                if not place.holds:
+                    return
             partition.learn_high_watermark(data.high_watermark)
             await self._raise_start(place, data.log_start_offset)
             place.get_on()
 
-    def _rest(self, place: Place, trouble: str) -> None:
+    def _rest(self, place: FollowedPartition, trouble: str) -> None:
         place.rest(self._now_s(), self._config.replica_fetch_backoff_ms / 1000, trouble)
 
-    def _append(self, place: Place, records: memoryview) -> None:
-        """Append the whole batches of an answer. An incomplete batch at its end comes again with the next answer."""
+    async def _append(self, place: FollowedPartition, records: memoryview) -> None:
+        """Append the whole batches of an answer. An incomplete batch at its end comes again with the next answer. Other
+        tasks have turns in between. If the partition then has another role, the rest is not appended.
+        """
         partition = place.partition
         now_ms = self._env.clock.wall_ms()
-        at = 0
-        while len(records) - at >= HEADER_BYTES:
+        at, batches = 0, 0
+        while len(records) - at >= HEADER_BYTES and place.holds:
             header = read_header(records, at)
             end = at + header.size_bytes
             if end > len(records):
                 return
-            log = partition.log
-            if header.base_offset < log.end_offset == log.start_offset and header.last_offset >= log.start_offset:
-                partition.start_over(header.base_offset)  # the leader's log begins inside a batch
             partition.append_replicated(records[at:end], header, now_ms=now_ms)
             at = end
+            batches += 1
+            if batches % BATCHES_A_TURN == 0:
+                await asyncio.sleep(0)
 
-    async def _raise_start(self, place: Place, leader_start_offset: int) -> None:
+    async def _raise_start(self, place: FollowedPartition, leader_start_offset: int) -> None:
         log = place.partition.log
         start_offset = min(leader_start_offset, log.end_offset)
         if start_offset > log.start_offset:
             await raise_start_offset(log, start_offset)
 
-    async def _cut(self, place: Place, leader_epoch: int, leader_end_offset: int) -> None:
+    async def _cut(self, place: FollowedPartition, leader_epoch: int, leader_end_offset: int) -> None:
         partition, log = place.partition, place.partition.log
         offset = cut_by_epoch(
             log.epochs, log.end_offset, leader_epoch=leader_epoch, leader_end_offset=leader_end_offset
@@ -503,25 +543,27 @@ class Fetcher:
             "%s is cut from offset %d to %d: broker %d has another history from there on",
             *(partition.topic_partition, log.end_offset, offset, self._leader),
         )
-        async with self._housekeeper.distrusting(partition, offset), log.alone():
-            await distrust(log, offset)
+        durable = durable_after_cut(log, offset)
+        async with self._housekeeper.distrusting(partition, durable), log.alone():
+            await distrust(log, durable)
             if place.holds:
                 partition.cut(offset)
 
-    async def _start_over(self, place: Place, offset: int) -> None:
+    async def _start_over(self, place: FollowedPartition, offset: int) -> None:
         partition, log = place.partition, place.partition.log
         logger.warning(
             "%s starts over at offset %d, where the log of broker %d begins: it ended at %d",
             *(partition.topic_partition, offset, self._leader, log.end_offset),
         )
-        async with log.alone():
+        async with self._housekeeper.distrusting(partition, 0), log.alone():
+            await distrust(log, 0)
             if place.holds:
                 partition.start_over(offset)
 
     async def _flush(self) -> None:
         """Make durable what was copied. A flush that was begun in an earlier round is not waited for."""
         begun: list[asyncio.Task[None]] = []
-        for place in self._places.values():
+        for place in self._stirred.values():
             if place.partition.must_flush and (place.flushing is None or place.flushing.done()):
                 name = f"flush {place.partition.topic_partition}"
                 place.flushing = self._env.tasks.spawn(name, self._flush_one(place))
@@ -529,7 +571,7 @@ class Fetcher:
         if begun:
             await asyncio.wait(begun, timeout=SLOW_FLUSH_S)
 
-    async def _flush_one(self, place: Place) -> None:
+    async def _flush_one(self, place: FollowedPartition) -> None:
         partition = place.partition
         try:
             await partition.flush()
@@ -546,3 +588,13 @@ def address_of(broker: RegisteredBroker, listener: str | None) -> tuple[str, int
     """The address at which other brokers ask this broker."""
     endpoint = (broker.endpoint(listener) if listener is not None else None) or broker.endpoints[0]
     return endpoint.host, endpoint.port
+
+
+def _begins_inside(records: memoryview, log: PartitionLog) -> int | None:
+    """The base offset of the first batch, if this log is empty and stands inside that batch: the leader's log begins
+    there.
+    """
+    if log.start_offset < log.end_offset or len(records) < HEADER_BYTES:
+        return None
+    header = read_header(records)
+    return header.base_offset if header.base_offset < log.end_offset <= header.last_offset else None

@@ -19,7 +19,7 @@ served.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -35,6 +35,8 @@ TURN_BYTES = 256 << 10
 """How many bytes are replayed before other tasks run. A long log must not block the loop."""
 BATCH_WORTH_BYTES = 4 << 10
 """The bytes that a smaller batch counts as."""
+RECORDS_A_TURN = 250
+"""How many records of one batch are replayed before other tasks run."""
 NAMED_AT_MOST = 10
 """The most unreadable records that a replay logs one by one. Of further ones only the number is logged."""
 REST_MS_MIN, REST_MS_MAX = 1_000, 60_000
@@ -168,7 +170,10 @@ class Shard(Generic[MachineT]):
             while replayed_to < (end_offset := log.end_offset):  # a marker may come while we replay
                 turn_bytes = 0
                 for header, batch in log.scan(replayed_to, end_offset):
-                    self._replay(header, batch)
+                    for _ in self._replay(header, batch):
+                        await asyncio.sleep(0)
+                        if self.dropped:
+                            return
                     turn_bytes += max(header.size_bytes, BATCH_WORTH_BYTES)
                     if turn_bytes >= TURN_BYTES:
                         turn_bytes = 0
@@ -182,13 +187,16 @@ class Shard(Generic[MachineT]):
         self.loaded = True
         self._set_timer()
 
-    def _replay(self, header: BatchHeader, batch: memoryview) -> None:
+    def _replay(self, header: BatchHeader, batch: memoryview) -> Iterator[None]:
+        """Apply the records of a batch, and yield after each RECORDS_A_TURN of them."""
         if not checksum_ok(batch, header):
             raise CorruptBatch(f"the checksum of the batch at offset {header.base_offset} is wrong")
         try:
             if not header.is_control:
-                for record in read_records(batch, header):
+                for count, record in enumerate(read_records(batch, header), 1):
                     self._replay_record(record, header)
+                    if count % RECORDS_A_TURN == 0:
+                        yield
             elif (kind := read_marker(batch).type) is not None:
                 self.marked(header.producer_id, header.producer_epoch, kind)
         except CorruptBatch as error:
@@ -303,8 +311,13 @@ class Shard(Generic[MachineT]):
         now_ms = self._env.clock.wall_ms()
         producer_id, producer_epoch = decision.producer_id, decision.producer_epoch
         try:
-            for key, value in decision.records:
-                self._apply(key, value, producer_id, producer_epoch)
+            if producer_id < 0:
+                apply = self.machine.apply
+                for key, value in decision.records:
+                    apply(key, value)
+            else:
+                for key, value in decision.records:
+                    self._apply(key, value, producer_id, producer_epoch)
             batch = build_plain_batch(decision.records, now_ms, producer_id=producer_id, producer_epoch=producer_epoch)
         except Exception:
             logger.exception("%s: a decision can't be applied", self.partition.topic_partition)

@@ -8,7 +8,7 @@ import logging
 from collections import Counter, deque
 from typing import Final
 
-from idempotence.verdicts import Duplicate, Fenced, NotInTransaction, OutOfOrder, TransactionOpen, Verdict
+from idempotence.verdicts import Duplicate, NotInTransaction, OutOfOrder, StaleEpoch, TransactionOpen, Verdict
 from log.ids import TopicPartition
 from log.tally import Histogram
 from service.cluster.image import Delta
@@ -53,7 +53,7 @@ class PartitionTally:
                 self.duplicates += 1
             case OutOfOrder():
                 self.out_of_order += 1
-            case Fenced():
+            case StaleEpoch():
                 self.fenced += 1
             case NotInTransaction() | TransactionOpen():
                 self.outside_transaction += 1

@@ -33,6 +33,10 @@ class Throttle:
         self._rate = None if given is None else max(int(given), 1)
         self._paid_until_s = min(self._paid_until_s, self._env.clock.monotonic())
 
+    @property
+    def is_on(self) -> bool:
+        return self._rate is not None
+
     def concerns(self, partition: TopicPartition, follower: int) -> bool:
         """Whether the throttle applies to the copying of `partition` by `follower`."""
         if self._rate is None:

@@ -4,7 +4,7 @@ open transaction.
 From transaction version 2 on (Produce 12, TxnOffsetCommit 5) the partition's leader adds the partition to the
 transaction. Older clients add it themselves, and the leader asks the coordinator whether they did (KIP-890). In both
 cases a guard is taken before the coordinator is asked, and is checked at the append. If another batch of the producer
-was written in between, the answer could be about another transaction, and the guard is not valid any more.
+was written in between, the answer could be about another transaction, and the guard is not valid any more (R13).
 
 What always holds: a write that the coordinator did not confirm is refused. The error tells the client whether to try
 again, to abort, or to give up.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from idempotence.producers import Guard
 from log.ids import TopicPartition
-from service.broker.acceptance import Refused
+from service.broker.acceptance import RefusedBatch
 from service.broker.coordinators import Coordinators
 from service.broker.partition import Partition
 from service.broker.peers import PeerAway, Peers
@@ -28,7 +28,7 @@ from txn.commands import AddPartitions, VerifyPartitions
 from txn.coordinator import TxnCoordinator
 from txn.verdicts import Added, Busy, Fenced, InvalidRequest, TokenDecided, UnknownId, Verdict, Verified, WrongProducer
 
-TRY_AGAIN = Refused(ErrorCode.NOT_ENOUGH_REPLICAS, "The transaction coordinator could not be asked; try again.")
+TRY_AGAIN = RefusedBatch(ErrorCode.NOT_ENOUGH_REPLICAS, "The transaction coordinator could not be asked; try again.")
 ATTEMPTS = 3
 LANES = 8
 """The number of connections to another coordinator. It answers in order on each, and one transaction may wait for its
@@ -38,11 +38,11 @@ PATIENCE_MS = 1_000
 """How long a write waits for the markers of the producer's last transaction, before the client is told to try again."""
 
 
-Refusals = dict[TopicPartition, Refused]
+Refusals = dict[TopicPartition, RefusedBatch]
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class TransactionalWriter:
     """The producer of a write: its transaction, and what its protocol version can do."""
 
     transactional_id: str
@@ -62,13 +62,13 @@ class TransactionGate:
         self._env = env
 
     async def admit(
-        self, wanted: Sequence[tuple[Partition, Writer]], *, timeout_ms: int
-    ) -> list[Guard | Refused | None]:
+        self, wanted: Sequence[tuple[Partition, TransactionalWriter]], *, timeout_ms: int
+    ) -> list[Guard | RefusedBatch | None]:
         """Check the partitions that one producer is about to write to in a transaction. Returns for each partition the
         guard for the append, None if none is needed, or why the write is refused. The coordinator is asked once for
         all.
         """
-        admitted: list[Guard | Refused | None] = [None] * len(wanted)
+        admitted: list[Guard | RefusedBatch | None] = [None] * len(wanted)
         left = list(range(len(wanted)))
         for _ in range(ATTEMPTS):
             guards = {place: guard for place in left if (guard := self._guard(*wanted[place])) is not None}
@@ -95,7 +95,7 @@ class TransactionGate:
             admitted[place] = TRY_AGAIN
         return admitted
 
-    def _guard(self, partition: Partition, writer: Writer) -> Guard | None:
+    def _guard(self, partition: Partition, writer: TransactionalWriter) -> Guard | None:
         return partition.producers.start_verification(
             writer.producer_id,
             epoch=writer.producer_epoch,
@@ -104,7 +104,9 @@ class TransactionGate:
             now_ms=self._env.clock.wall_ms(),
         )
 
-    async def _ask(self, partitions: tuple[TopicPartition, ...], writer: Writer, timeout_ms: int) -> Refusals:
+    async def _ask(
+        self, partitions: tuple[TopicPartition, ...], writer: TransactionalWriter, timeout_ms: int
+    ) -> Refusals:
         pair = writer.producer_id, writer.producer_epoch
         command: AddPartitions | VerifyPartitions
         if writer.adds_itself:
@@ -119,12 +121,12 @@ class TransactionGate:
         except CoordinatorLoading:
             return dict.fromkeys(partitions, TRY_AGAIN)
         except DecisionFailed:
-            return dict.fromkeys(partitions, Refused(ErrorCode.UNKNOWN_SERVER_ERROR))
+            return dict.fromkeys(partitions, RefusedBatch(ErrorCode.UNKNOWN_SERVER_ERROR))
         concerned = verdict.missing if isinstance(verdict, Verified) else partitions
         refused = _refusal(verdict, writer)
         return {} if refused is None else dict.fromkeys(concerned, refused)
 
-    async def _ask_elsewhere(self, partitions: tuple[TopicPartition, ...], writer: Writer) -> Refusals:
+    async def _ask_elsewhere(self, partitions: tuple[TopicPartition, ...], writer: TransactionalWriter) -> Refusals:
         """Ask the broker that coordinates the transactional id, with AddPartitionsToTxn as brokers send it."""
         leader = self._coordinators.leader(writer.transactional_id)
         topics: dict[str, AddPartitionsToTxnTopic] = {}
@@ -154,7 +156,7 @@ class TransactionGate:
         return {partition: _refusal_of(ErrorCode(code), writer) for partition, code in told.items() if code}
 
 
-def _refusal_of(code: ErrorCode, writer: Writer) -> Refused:
+def _refusal_of(code: ErrorCode, writer: TransactionalWriter) -> RefusedBatch:
     """The refusal for the client, given the error of a coordinator on another broker."""
     match code:
         case ErrorCode.TRANSACTION_ABORTABLE:
@@ -162,29 +164,29 @@ def _refusal_of(code: ErrorCode, writer: Writer) -> Refused:
         case ErrorCode.CONCURRENT_TRANSACTIONS:
             return _refusal(Busy(), writer) or TRY_AGAIN
         case ErrorCode.PRODUCER_FENCED | ErrorCode.INVALID_PRODUCER_EPOCH:
-            return Refused(ErrorCode.INVALID_PRODUCER_EPOCH)
+            return RefusedBatch(ErrorCode.INVALID_PRODUCER_EPOCH)
         case ErrorCode.INVALID_PRODUCER_ID_MAPPING | ErrorCode.INVALID_REQUEST | ErrorCode.UNKNOWN_SERVER_ERROR:
-            return Refused(code)
+            return RefusedBatch(code)
         case ErrorCode.INVALID_TXN_STATE:
-            return Refused(code)
+            return RefusedBatch(code)
         case _:
             return TRY_AGAIN  # loading, or moved, or its image lacks the partition
 
 
-def _refusal(verdict: Verdict, writer: Writer) -> Refused | None:
+def _refusal(verdict: Verdict, writer: TransactionalWriter) -> RefusedBatch | None:
     match verdict:
         case Added() | Verified(()):
             return None
         case Verified():
             error = ErrorCode.TRANSACTION_ABORTABLE if writer.knows_abortable else ErrorCode.INVALID_TXN_STATE
-            return Refused(error, "The partition is not in the transaction.")
+            return RefusedBatch(error, "The partition is not in the transaction.")
         case Busy():
-            return Refused(ErrorCode.CONCURRENT_TRANSACTIONS) if writer.adds_itself else TRY_AGAIN
+            return RefusedBatch(ErrorCode.CONCURRENT_TRANSACTIONS) if writer.adds_itself else TRY_AGAIN
         case Fenced() | TokenDecided():
-            return Refused(ErrorCode.INVALID_PRODUCER_EPOCH)
+            return RefusedBatch(ErrorCode.INVALID_PRODUCER_EPOCH)
         case UnknownId() | WrongProducer():
-            return Refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+            return RefusedBatch(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         case InvalidRequest():
-            return Refused(ErrorCode.INVALID_REQUEST)
+            return RefusedBatch(ErrorCode.INVALID_REQUEST)
         case _:
-            return Refused(ErrorCode.INVALID_TXN_STATE)
+            return RefusedBatch(ErrorCode.INVALID_TXN_STATE)

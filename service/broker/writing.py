@@ -24,16 +24,17 @@ from idempotence.verdicts import Duplicate
 from log.batch import CODEC_BITS, TRANSACTIONAL, CorruptBatch, read_header
 from log.config import LogConfig
 from log.disk import DiskFault
-from service.broker.acceptance import CODECS, Opened, Refused, hides_its_newest
+from service.broker.acceptance import CODECS, Inspected, RefusedBatch, hides_its_newest
 from service.broker.in_sync import InSyncSets
+from service.broker.inspector import Inspector
 from service.broker.internal_topics import INTERNAL_TOPICS
-from service.broker.opener import Opener
 from service.broker.partition import ACKS_ALL, Appended, Partition, PartitionLost
 from service.broker.partition_table import TopicPartitions
 from service.broker.session import Session
-from service.broker.transaction_gate import TransactionGate, Writer
+from service.broker.transaction_gate import TransactionalWriter, TransactionGate
 from service.ports import Clock
 from service.settings.broker import BrokerConfig
+from service.turns import in_turns
 from service.wire.error_codes import ErrorCode
 
 ATTRIBUTES_AT: Final = 22
@@ -48,6 +49,7 @@ LOOKS_MAX: Final = 10_000
 """The most turns of looking at MARKERS_LOOKED_AT markers. A client that expects an older offset is told that somebody
 has written since.
 """
+HEADERS_READ_AT_ONCE: Final = 500
 WRITES_AT_ONCE: Final = 64
 BYTES_AT_ONCE: Final = 4 << 20
 """The most batches, and the most bytes, that are appended in one turn of the loop. That takes a millisecond or two."""
@@ -79,12 +81,12 @@ class Means:
 
     config: BrokerConfig
     clock: Clock
-    opener: Opener
+    inspector: Inspector
     transaction_gate: TransactionGate
     in_sync: InSyncSets
 
 
-class Terms(NamedTuple):
+class WriteTerms(NamedTuple):
     """What a client asks for, for all batches that it sends together, and what its version of the protocol can do."""
 
     acks: int
@@ -106,20 +108,22 @@ class Write:
         "batch",
         "expected_offset",
         "index",
+        "inspected",
         "log_start_offset",
-        "opened",
         "outcome",
         "partitions",
         "was_appended",
     )
 
-    def __init__(self, partitions: TopicPartitions | Refused, index: int, batch: memoryview | Refused) -> None:
+    def __init__(
+        self, partitions: TopicPartitions | RefusedBatch, index: int, batch: memoryview | RefusedBatch
+    ) -> None:
         self.partitions = partitions
         self.index = index
         self.batch = batch
-        self.admitted: Guard | Refused | None = None
-        self.opened: Opened | None = None
-        self.outcome: Appended | Refused
+        self.admitted: Guard | RefusedBatch | None = None
+        self.inspected: Inspected | None = None
+        self.outcome: Appended | RefusedBatch
         self.log_start_offset = -1
         """-1 until the partition itself has judged the batch."""
         self.expected_offset: int | None = None
@@ -130,7 +134,7 @@ class Write:
     @property
     def partition(self) -> Partition | None:
         partitions = self.partitions
-        return None if isinstance(partitions, Refused) else partitions.get(self.index)
+        return None if isinstance(partitions, RefusedBatch) else partitions.get(self.index)
 
 
 class Writing:
@@ -138,7 +142,7 @@ class Writing:
 
     __slots__ = ("_delay_s", "_final", "_means", "_needs_guard", "_terms", "_uncommitted", "writes")
 
-    def __init__(self, means: Means, terms: Terms, writes: Sequence[Write]) -> None:
+    def __init__(self, means: Means, terms: WriteTerms, writes: Sequence[Write]) -> None:
         self.writes = writes
         self._means = means
         self._terms = terms
@@ -150,7 +154,7 @@ class Writing:
 
     def begin(self) -> bool:
         """Whether the batches may be appended at once. If not, call `keep` and `append_when_ready`."""
-        return not any(self._unconfirmed()) and self._open_now()
+        return not any(self._unconfirmed()) and self._inspect_now()
 
     @property
     def looks_far(self) -> bool:
@@ -166,7 +170,7 @@ class Writing:
         pair = b""
         for write in self.writes:
             batch = write.batch
-            if isinstance(batch, Refused) or not batch[ATTRIBUTES_AT] & TRANSACTIONAL:
+            if isinstance(batch, RefusedBatch) or not batch[ATTRIBUTES_AT] & TRANSACTIONAL:
                 continue
             if self._terms.transactional_id is None:
                 return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -178,41 +182,47 @@ class Writing:
     def keep(self) -> None:
         """Copy the batches, because the request's bytes are reused after the call."""
         for write in self.writes:
-            if not isinstance(write.batch, Refused):
+            if not isinstance(write.batch, RefusedBatch):
                 write.batch = memoryview(bytearray(write.batch))
 
     async def _prepare(self) -> None:
-        await self._open(self.writes)
-        unconfirmed = list(self._unconfirmed())
+        if not self.takes_turns:
+            await self._open(self.writes)
+        looked_at = in_turns(self._unconfirmed(), HEADERS_READ_AT_ONCE)
+        unconfirmed = [each async for each in looked_at if each is not None]
         wanted = [(partition, writer) for partition, _, writer in unconfirmed]
         admitted = await self._means.transaction_gate.admit(wanted, timeout_ms=self._terms.timeout_ms)
         for (_, write, _), answer in zip(unconfirmed, admitted, strict=True):
             write.admitted = answer
-        await self._open(self.writes)  # for topics whose settings changed meanwhile
+        if not self.takes_turns:
+            await self._open(self.writes)  # for topics whose settings changed meanwhile
         for write in self.writes:
             await _look_far(write)
 
     # -- before
 
-    def _unconfirmed(self) -> Iterator[tuple[Partition, Write, Writer]]:
-        """The transactional batches whose transaction is not yet known to be open by the partition."""
+    def _unconfirmed(self) -> Iterator[tuple[Partition, Write, TransactionalWriter] | None]:
+        """The transactional batches whose transaction is not yet known to be open by the partition; None for each of
+        the others.
+        """
         terms = self._terms
         if terms.transactional_id is None or not self._needs_guard:
             return
         for write in self.writes:
             partition = write.partition
-            if partition is None or partition.replicas is None or isinstance(write.batch, Refused):
+            if partition is None or partition.replicas is None or isinstance(write.batch, RefusedBatch):
                 continue
             try:
                 batch = read_header(write.batch)
             except CorruptBatch:
                 continue  # the append refuses it
+            yield None
             pair = batch.producer_id, batch.producer_epoch
             if batch.is_transactional and not partition.producers.has_open_transaction(*pair):
                 yield (
                     partition,
                     write,
-                    Writer(
+                    TransactionalWriter(
                         terms.transactional_id,
                         batch.producer_id,
                         batch.producer_epoch,
@@ -229,18 +239,18 @@ class Writing:
             if partition is None:
                 continue
             config = partition.log.config
-            if partition.replicas is None or isinstance(write.batch, Refused):
+            if partition.replicas is None or isinstance(write.batch, RefusedBatch):
                 continue
             if not config.opens_batches and not hides_its_newest(*_read_times(write.batch, TIMES_AT)):
                 continue
-            if write.opened is None or write.opened.config is not config:
+            if write.inspected is None or write.inspected.config is not config:
                 yield write, write.batch, config
 
-    def _open_now(self) -> bool:
+    def _inspect_now(self) -> bool:
         """Look at the records. Returns False if that would take longer than one turn of the loop may."""
         for write, batch, config in self._to_open(self.writes):
-            write.opened = self._means.opener.open_now(batch, config, self._means.clock.wall_ms())
-            if write.opened is None:
+            write.inspected = self._means.inspector.inspect_now(batch, config, self._means.clock.wall_ms())
+            if write.inspected is None:
                 return False
         return True
 
@@ -248,11 +258,13 @@ class Writing:
         """Look at the records of all batches that need it, until each has been looked at under the settings that hold
         when this returns.
         """
-        opener, clock = self._means.opener, self._means.clock
+        inspector, clock = self._means.inspector, self._means.clock
         while unknown := list(self._to_open(writes)):
             for write, batch, config in unknown:
                 now_ms = clock.wall_ms()
-                write.opened = opener.open_now(batch, config, now_ms) or await opener.open(batch, config, now_ms)
+                write.inspected = inspector.inspect_now(batch, config, now_ms) or await inspector.inspect(
+                    batch, config, now_ms
+                )
 
     # -- the append
 
@@ -270,7 +282,7 @@ class Writing:
 
     @property
     def size_bytes(self) -> int:
-        return sum(len(write.batch) for write in self.writes if not isinstance(write.batch, Refused))
+        return sum(len(write.batch) for write in self.writes if not isinstance(write.batch, RefusedBatch))
 
     async def append_when_ready(self, *, is_ready: bool) -> None:
         """Append, after the preparations that are needed. `is_ready` is what `begin` returned."""
@@ -291,7 +303,7 @@ class Writing:
             size_bytes = 0
             while left and len(some) < WRITES_AT_ONCE and size_bytes < BYTES_AT_ONCE:
                 some.append(write := left.pop())
-                size_bytes += 0 if isinstance(write.batch, Refused) else len(write.batch)
+                size_bytes += 0 if isinstance(write.batch, RefusedBatch) else len(write.batch)
             await self._open(some)  # for topics whose settings changed meanwhile
             now_ms = self._means.clock.wall_ms()
             for write in some:
@@ -301,33 +313,33 @@ class Writing:
 
     def refuse(self, error: ErrorCode) -> None:
         for write in self.writes:
-            write.outcome = Refused(error)
+            write.outcome = RefusedBatch(error)
 
-    def _append(self, write: Write, now_ms: int) -> Appended | Refused:
+    def _append(self, write: Write, now_ms: int) -> Appended | RefusedBatch:
         terms, batch, partitions = self._terms, write.batch, write.partitions
-        if isinstance(partitions, Refused):
+        if isinstance(partitions, RefusedBatch):
             return partitions
         partition = partitions.get(write.index)
         if partition is None:
-            return Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        if isinstance(batch, Refused):
+            return RefusedBatch(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if isinstance(batch, RefusedBatch):
             return batch
-        if isinstance(write.admitted, Refused):
+        if isinstance(write.admitted, RefusedBatch):
             return write.admitted
         if partition.topic_partition.topic in INTERNAL_TOPICS and not terms.may_write_internal:
-            return Refused(ErrorCode.INVALID_TOPIC_EXCEPTION)
+            return RefusedBatch(ErrorCode.INVALID_TOPIC_EXCEPTION)
         if not terms.knows_zstd and batch[ATTRIBUTES_AT] & CODEC_BITS == CODECS["zstd"]:
-            return Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
+            return RefusedBatch(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
         if write.expected_offset is not None and self._came_between(partition, write, now_ms):
             message = f"The log ends at {partition.log.end_offset}: somebody else has written to it."
-            return Refused(ErrorCode.OFFSET_OUT_OF_RANGE, message)
+            return RefusedBatch(ErrorCode.OFFSET_OUT_OF_RANGE, message)
         outcome = partition.append_from_client(
             batch,
             acks=terms.acks,
             now_ms=now_ms,
             guard=write.admitted,
             needs_guard=self._needs_guard,
-            opened=write.opened,
+            inspected=write.inspected,
         )
         write.log_start_offset = partition.log.start_offset
         if isinstance(outcome, Appended):
@@ -374,12 +386,12 @@ class Writing:
             with session.waits():
                 error = await committed_or_error(partition, leader_epoch, appended.end_offset, deadline)
             if error:
-                write.outcome, write.log_start_offset = Refused(error), -1
+                write.outcome, write.log_start_offset = RefusedBatch(error), -1
             self._delay_s = max(self._delay_s, partition.folder.headroom.delay_s)
         for partition, write in self._final:
             with session.waits():
                 if not await self._means.in_sync.leads_still(partition):
-                    write.outcome, write.log_start_offset = Refused(ErrorCode.NOT_LEADER_OR_FOLLOWER), -1
+                    write.outcome, write.log_start_offset = RefusedBatch(ErrorCode.NOT_LEADER_OR_FOLLOWER), -1
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
         return int(self._delay_s * 1000)

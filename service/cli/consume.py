@@ -21,7 +21,7 @@ from service.cli.topic import choose_partitions
 from service.client.cluster import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, Cluster
 from service.client.groups import committed_offsets
 from service.client.member import Member
-from service.client.reader import Reader, ReadRecord, Wanted
+from service.client.reader import Reader, ReadRecord, Selection
 
 COMMIT_EVERY_S = 1.0
 _TERMINATED = 128 + signal.SIGTERM
@@ -110,7 +110,7 @@ async def command(
     printer_name, start = _split_words(words)
     if numbers and (group or len(topics) != 1):
         raise click.UsageError("--partition needs one topic, and no group.")
-    wanted = Wanted(
+    wanted = Selection(
         isolation=READ_COMMITTED if isolation == "committed" else READ_UNCOMMITTED,
         control=show_control,
         aborted=show_aborted,
@@ -209,7 +209,7 @@ async def _consume_alone(
     cluster: Cluster,
     partitions: Sequence[TopicPartition],
     start: Start,
-    wanted: Wanted,
+    wanted: Selection,
     sink: _Sink,
     *,
     exit_at_end: bool,
@@ -276,7 +276,7 @@ async def _consume_in_group(
     group: str,
     topics: Sequence[str],
     start: Start,
-    wanted: Wanted,
+    wanted: Selection,
     sink: _Sink,
     *,
     exit_at_end: bool,
@@ -300,7 +300,7 @@ async def _until_rebalance(
     group: str,
     partitions: Sequence[TopicPartition],
     start: Start,
-    wanted: Wanted,
+    wanted: Selection,
     sink: _Sink,
     exit_at_end: bool,
 ) -> bool:

@@ -19,7 +19,7 @@ from service.cli.failures import CliError, Exit
 
 if TYPE_CHECKING:
     from service.cli.companions import Companions
-    from service.supervisor import Member
+    from service.supervisor import BrokerProcess
 
 PATIENCE_S = 30.0
 
@@ -70,7 +70,7 @@ def command(brokers: int, zookeeper: bool, load: bool, spark: bool, port: int) -
     raise click.exceptions.Exit(status)
 
 
-def _begin(members: list[Member], *, log: Path, companions: Companions) -> str:
+def _begin(members: list[BrokerProcess], *, log: Path, companions: Companions) -> str:
     """The brokers are up: start the other processes, and say where everything is."""
     companions.begin(
         ",".join(member.facts["bootstrap"] for member in members),
@@ -79,7 +79,7 @@ def _begin(members: list[Member], *, log: Path, companions: Companions) -> str:
     return _describe(members, log, companions.told())
 
 
-def _describe(members: list[Member], log: Path, beside: list[str]) -> str:
+def _describe(members: list[BrokerProcess], log: Path, beside: list[str]) -> str:
     bootstrap = ",".join(member.facts["bootstrap"] for member in members)
     first = members[0].facts["bootstrap"]
     victim = members[-1].facts

@@ -18,7 +18,7 @@ from service.client.cluster import Cluster
 from service.client.failures import ClientFailure
 from service.client.pool import Address
 from service.client.transaction import Transaction
-from service.client.writer import Outgoing, Writer
+from service.client.writer import OutgoingRecord, Writer
 
 TOPIC = "transfers"
 PRODUCERS = 3
@@ -30,13 +30,13 @@ ACCOUNTS = ("anna", "berta", "carl", "dora", "emil", "frida")
 TIMEOUT_S = 10.0
 
 
-def transfers(chance: random.Random, numbers: Iterator[int]) -> list[Outgoing]:
+def transfers(chance: random.Random, numbers: Iterator[int]) -> list[OutgoingRecord]:
     found = []
     for _ in range(TRANSFERS):
         payer, payee = chance.sample(ACCOUNTS, 2)
         told = {"id": next(numbers), "payer": payer, "payee": payee, "amount": chance.randrange(1, 100)}
         record = (payer.encode(), json.dumps(told).encode(), (), time.time_ns() // 1_000_000)
-        found += [Outgoing(record)] * (2 if chance.random() < TWICE else 1)
+        found += [OutgoingRecord(record)] * (2 if chance.random() < TWICE else 1)
     return found
 
 

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import click
 
-from service.client.failures import ClientFailure, Kind
+from service.client.failures import ClientFailure, FailureKind
 
 
 class Exit(enum.IntEnum):
@@ -30,11 +30,11 @@ class Exit(enum.IntEnum):
 
 
 _EXIT_OF = {
-    Kind.REFUSED: Exit.FAILED,
-    Kind.NOT_FOUND: Exit.NOT_FOUND,
-    Kind.NOT_AUTHORIZED: Exit.AUTH,
-    Kind.UNREACHABLE: Exit.UNREACHABLE,
-    Kind.OUTCOME_UNKNOWN: Exit.OUTCOME_UNKNOWN,
+    FailureKind.REFUSED: Exit.FAILED,
+    FailureKind.NOT_FOUND: Exit.NOT_FOUND,
+    FailureKind.NOT_AUTHORIZED: Exit.AUTH,
+    FailureKind.UNREACHABLE: Exit.UNREACHABLE,
+    FailureKind.OUTCOME_UNKNOWN: Exit.OUTCOME_UNKNOWN,
 }
 
 

@@ -17,12 +17,12 @@ from service.cli.timestamps import parse_moment
 from service.cli.topic import choose_partitions
 from service.client.cluster import EARLIEST, LATEST, Cluster, by_topic
 from service.client.failures import refused
-from service.client.groups import Group, commit_offsets, committed_offsets, describe_group, list_groups
+from service.client.groups import GroupWithMembers, commit_offsets, committed_offsets, describe_group, list_groups
 from service.wire.messages import DeleteGroupsRequest
 
 
 @dataclass(frozen=True, slots=True)
-class GroupRow:
+class GroupLine:
     """One group in a list."""
 
     group: str
@@ -107,9 +107,9 @@ async def list_all(cluster: Cluster, states: Sequence[str], output: Output) -> N
     show(rows, output, columns=LIST_COLUMNS, wide=("protocol_type",))
 
 
-async def _groups(cluster: Cluster) -> list[GroupRow]:
+async def _groups(cluster: Cluster) -> list[GroupLine]:
     return [
-        GroupRow(each.group_id, each.group_state, each.group_type, each.protocol_type)
+        GroupLine(each.group_id, each.group_state, each.group_type, each.protocol_type)
         for each in await list_groups(cluster)
     ]
 
@@ -143,7 +143,7 @@ async def describe(cluster: Cluster, name: str, output: Output) -> None:
         show(lags, output, columns=LAG_COLUMNS[1:], wide=("client_id", "host"))
 
 
-def _member_rows(group: Group) -> list[MemberRow]:
+def _member_rows(group: GroupWithMembers) -> list[MemberRow]:
     return [
         MemberRow(
             group=group.name,
@@ -157,7 +157,7 @@ def _member_rows(group: Group) -> list[MemberRow]:
     ]
 
 
-async def lags_of(cluster: Cluster, group: Group) -> list[LagRow]:
+async def lags_of(cluster: Cluster, group: GroupWithMembers) -> list[LagRow]:
     """The lag in every partition that the group has committed or reads now."""
     committed = await committed_offsets(cluster, group.name)
     readers = {partition: member for member in group.members for partition in member.partitions}

@@ -20,7 +20,7 @@ from service.cli.failures import CliError, Exit
 from service.cli.log_stats import stats
 from service.cli.output import Output, Progress, output_option, remark, show, show_stream
 from service.cli.segment_files import (
-    Damage,
+    FileDamage,
     FoundBatch,
     SegmentCheck,
     codec_name,
@@ -182,7 +182,7 @@ def _files_to_dump(path: Path) -> Iterator[Path]:
 
 def _batch_rows(path: Path) -> Iterator[BatchRow]:
     for found in walk(path):
-        if isinstance(found, Damage):
+        if isinstance(found, FileDamage):
             warn_of(found)
             continue
         header = found.header
@@ -223,7 +223,7 @@ def _control(found: FoundBatch) -> str | None:
 
 def _record_rows(path: Path) -> Iterator[RecordRow]:
     for found in walk(path):
-        if isinstance(found, Damage):
+        if isinstance(found, FileDamage):
             warn_of(found)
             continue
         try:
@@ -282,14 +282,16 @@ def verify(paths: Sequence[Path], output: Output) -> None:
 def _verify_folder(folder: Path, progress: Progress) -> VerifiedRow:
     segments = segments_in(folder)
     crashed = not (folder.absolute().parent / MANIFEST).exists()
-    problems: list[Damage] = []
+    problems: list[FileDamage] = []
     batches = records = next_offset = 0
     for segment in segments:
         check = SegmentCheck(segment, next_offset)
         for problem in check.problems():
             # Only a crash leaves a tail, and only where the log ends.
             torn = problem.torn_tail and crashed and segment == segments[-1]
-            problems.append(Damage(problem.file, problem.position, problem.size_bytes, problem.reason, torn_tail=torn))
+            problems.append(
+                FileDamage(problem.file, problem.position, problem.size_bytes, problem.reason, torn_tail=torn)
+            )
         batches, records, next_offset = batches + check.batches, records + check.records, check.next_offset
         progress.advance(segment.stat().st_size)
     problems += snapshot_problems(folder)

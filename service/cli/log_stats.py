@@ -15,7 +15,7 @@ from log.ids import NO_TIMESTAMP, partition_of
 from log.segment import OFFSET_SUFFIX, TIME_SUFFIX
 from service.cli.output import Output, Progress, output_option, show
 from service.cli.segment_files import (
-    Damage,
+    FileDamage,
     codec_name,
     folders_to_read,
     paths_argument,
@@ -199,7 +199,7 @@ def _of_partition(folder: Path, bar: Progress) -> _Tally:
         size_bytes = _size_bytes(segment)
         try:
             for found in walk(segment):
-                if isinstance(found, Damage):
+                if isinstance(found, FileDamage):
                     warn_of(found)
                     tally.damaged_bytes += found.size_bytes
                 else:

@@ -27,7 +27,7 @@ MOVES_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ReplicaMove:
     """A partition, who holds it, and who shall."""
 
     topic: str
@@ -43,7 +43,7 @@ class Elected:
     outcome: str
 
 
-def without(brokers: Sequence[int], topics: Iterable[MetadataResponseTopic], alive: Sequence[int]) -> list[Move]:
+def without(brokers: Sequence[int], topics: Iterable[MetadataResponseTopic], alive: Sequence[int]) -> list[ReplicaMove]:
     """What moves so that `brokers` hold nothing: to those who hold least, and the others stay where they are."""
     topics = list(topics)
     load = _load(topics)
@@ -57,7 +57,7 @@ def without(brokers: Sequence[int], topics: Iterable[MetadataResponseTopic], ali
             for place, broker in enumerate(held):
                 if broker in brokers:
                     _replace(target, place, [one for one in alive if one not in brokers], load)
-            moves.append(Move(topic.name or "", each.partition_index, held, [one for one in target if one >= 0]))
+            moves.append(ReplicaMove(topic.name or "", each.partition_index, held, [one for one in target if one >= 0]))
     return moves
 
 
@@ -74,7 +74,7 @@ def _replace(target: list[int], place: int, free: Sequence[int], load: Counter[i
 
 def with_factor(
     topic: MetadataResponseTopic, factor: int, everybody: Iterable[MetadataResponseTopic], alive: Sequence[int]
-) -> list[Move]:
+) -> list[ReplicaMove]:
     """As many replicas of each partition: more on those who hold least, or the last ones less."""
     load = _load(everybody)
     moves = []
@@ -88,7 +88,7 @@ def with_factor(
                 raise CliError(f"{factor} replicas need {factor} brokers, and there are {len(alive)}")
             _replace(target, len(target) - 1, free, load)
         if target != held:
-            moves.append(Move(topic.name or "", each.partition_index, held, target))
+            moves.append(ReplicaMove(topic.name or "", each.partition_index, held, target))
     return moves
 
 
@@ -96,7 +96,7 @@ def _load(topics: Iterable[MetadataResponseTopic]) -> Counter[int]:
     return Counter(broker for topic in topics for each in topic.partitions for broker in each.replica_nodes)
 
 
-async def carry_out(cluster: Cluster, moves: list[Move], output: Output, *, yes: bool) -> None:
+async def carry_out(cluster: Cluster, moves: list[ReplicaMove], output: Output, *, yes: bool) -> None:
     """Show the plan, do it when the user agrees, and return when it is done."""
     if not moves:
         remark("nothing has to move")
@@ -112,7 +112,7 @@ async def carry_out(cluster: Cluster, moves: list[Move], output: Output, *, yes:
     remark(f"{len(moves)} partition(s) have moved")
 
 
-async def _ask(cluster: Cluster, moves: Sequence[Move]) -> None:
+async def _ask(cluster: Cluster, moves: Sequence[ReplicaMove]) -> None:
     topics: dict[str, ReassignableTopic] = {}
     for move in moves:
         topic = topics.setdefault(move.topic, ReassignableTopic(move.topic))

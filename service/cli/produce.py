@@ -26,9 +26,9 @@ import click
 
 from service.cli.connect import complete_topic, with_cluster
 from service.cli.output import Output, Progress, remark, report_option, show
-from service.cli.records import BadRecord, from_json
+from service.cli.records import BadInput, from_json
 from service.client.failures import ClientFailure
-from service.client.writer import Outgoing
+from service.client.writer import OutgoingRecord
 
 if TYPE_CHECKING:
     from service.client.cluster import Cluster
@@ -153,7 +153,7 @@ class _Sent:
         self._uncommitted: list[tuple[int, int, list[int]]] = []
         self.count = 0
 
-    async def write(self, records: Iterator[Outgoing]) -> None:
+    async def write(self, records: Iterator[OutgoingRecord]) -> None:
         while piece := list(islice(records, self._room)):
             for number, base_offset, batch in await self._writer.write(piece):
                 self.count += len(batch)
@@ -262,7 +262,7 @@ def _parser(
     headers: tuple[tuple[str, bytes | None], ...],
     partition: int | None,
     key_sep: str | None,
-) -> Callable[[bytes], Iterator[Outgoing]]:
+) -> Callable[[bytes], Iterator[OutgoingRecord]]:
     """What makes records of a chunk of input."""
     if key_sep is not None and (key is not None or kind != "lines"):
         raise click.UsageError("--key-sep goes with --input lines, and without --key.")
@@ -271,12 +271,12 @@ def _parser(
     fixed_key = None if key is None else key.encode("utf-8", "surrogateescape")
     separator = None if key_sep is None else key_sep.encode("utf-8", "surrogateescape")
 
-    def plain(value: bytes) -> Outgoing:
+    def plain(value: bytes) -> OutgoingRecord:
         record_key = fixed_key
         if separator is not None:
             before, found, after = value.partition(separator)
             record_key, value = (before, after) if found else (None, value)
-        return Outgoing((record_key, value, headers, _now_ms()), partition)
+        return OutgoingRecord((record_key, value, headers, _now_ms()), partition)
 
     def documents(chunk: bytes) -> Iterator[object]:
         for text in [chunk] if kind == "json" else chunk.split(b"\n"):
@@ -288,16 +288,16 @@ def _parser(
                 raise _bad_input(f"not JSON: {error}") from None
             yield from document if kind == "json" and isinstance(document, list) else [document]
 
-    def objects(chunk: bytes) -> Iterator[Outgoing]:
+    def objects(chunk: bytes) -> Iterator[OutgoingRecord]:
         for document in documents(chunk):
             try:
                 outgoing = from_json(document, now_ms=_now_ms())
-            except BadRecord as error:
+            except BadInput as error:
                 raise _bad_input(str(error)) from None
             # A copied record names the partition it came from; only --partition says where to write.
-            yield Outgoing(outgoing.record, partition)
+            yield OutgoingRecord(outgoing.record, partition)
 
-    def lines(chunk: bytes) -> Iterator[Outgoing]:
+    def lines(chunk: bytes) -> Iterator[OutgoingRecord]:
         return (plain(line) for line in chunk.split(b"\n"))
 
     return {"lines": lines, "raw": lambda chunk: iter([plain(chunk)]), "json": objects, "ndjson": objects}[kind]

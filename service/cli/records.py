@@ -15,10 +15,10 @@ from typing import Any
 
 from service.cli.timestamps import parse_moment, rfc3339
 from service.client.reader import ReadRecord
-from service.client.writer import Outgoing
+from service.client.writer import OutgoingRecord
 
 
-class BadRecord(ValueError):
+class BadInput(ValueError):
     """Input that is not a record; the message says why."""
 
 
@@ -117,33 +117,33 @@ over it would be to write null.
 """
 
 
-def from_json(document: object, *, now_ms: int) -> Outgoing:
+def from_json(document: object, *, now_ms: int) -> OutgoingRecord:
     """A record from an object like those `to_json` prints; of these, what writing does not need is ignored. Raises
-    BadRecord.
+    BadInput.
     """
     if not isinstance(document, dict):
-        raise BadRecord("a record is a JSON object")
+        raise BadInput("a record is a JSON object")
     for name in document:
         if name not in _COPIED:
-            raise BadRecord(
+            raise BadInput(
                 f'a record has no field {name!r}, but "key", "value", "headers", "timestamp"; to write a JSON'
                 " document as it is: --input lines (one a line) or --input raw"
             )
     headers = document.get("headers") or []
     if not isinstance(headers, list) or not all(isinstance(header, dict) for header in headers):
-        raise BadRecord('headers are a list of {"key": …, "value": …}')
+        raise BadInput('headers are a list of {"key": …, "value": …}')
     partition = document.get("partition")
     if partition is not None and (not isinstance(partition, int) or isinstance(partition, bool)):
-        raise BadRecord("partition is a number")
+        raise BadInput("partition is a number")
     named = tuple((_header_name(header), _bytes_of(header, "value")) for header in headers)
     timestamp = _timestamp(document.get("timestamp"), now_ms)
-    return Outgoing((_bytes_of(document, "key"), _bytes_of(document, "value"), named, timestamp), partition)
+    return OutgoingRecord((_bytes_of(document, "key"), _bytes_of(document, "value"), named, timestamp), partition)
 
 
 def _header_name(header: dict[str, Any]) -> str:
     name = header.get("key")
     if not isinstance(name, str):
-        raise BadRecord("a header's key is text")
+        raise BadInput("a header's key is text")
     return name
 
 
@@ -153,7 +153,7 @@ def _bytes_of(document: dict[str, Any], name: str) -> bytes | None:
         try:
             return base64.b64decode(encoded, validate=True)
         except (binascii.Error, TypeError, ValueError):
-            raise BadRecord(f"{name}_base64 is not base64") from None
+            raise BadInput(f"{name}_base64 is not base64") from None
     value = document.get(name)
     if value is None:
         return None
@@ -167,4 +167,4 @@ def _timestamp(value: object, now_ms: int) -> int:
     try:
         return parse_moment(str(value))
     except ValueError:
-        raise BadRecord(f"{value!r} is not a time") from None
+        raise BadInput(f"{value!r} is not a time") from None

@@ -1,7 +1,8 @@
 """Reads the segment and index files of a stopped broker, including damaged ones, and never writes.
 
-What always holds: every byte of a segment belongs to a batch that was found, or to a `Damage`. Batches after damaged
-bytes are searched for. The formats are those of `log/FORMAT.md`; Apache Kafka's files of magic 2 can be read, too.
+What always holds: every byte of a segment belongs to a batch that was found, or to a `FileDamage`. Batches after
+damaged bytes are searched for. The formats are those of `log/FORMAT.md`. Apache Kafka's files of magic 2 can be read,
+too.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class FoundBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class FileDamage:
     """Bytes that are not as they were written. `torn_tail`: the end of the last segment, as a crash may leave it."""
 
     file: str
@@ -50,7 +51,7 @@ class Damage:
     torn_tail: bool = False
 
 
-def walk(path: Path) -> Iterator[FoundBatch | Damage]:
+def walk(path: Path) -> Iterator[FoundBatch | FileDamage]:
     """Every batch of a segment, and the damage between them. The views are valid until the next step."""
     if path.stat().st_size == 0:
         return
@@ -62,7 +63,7 @@ def walk(path: Path) -> Iterator[FoundBatch | Damage]:
             view.release()
 
 
-def _walk(path: Path, content: mmap.mmap, view: memoryview) -> Iterator[FoundBatch | Damage]:
+def _walk(path: Path, content: mmap.mmap, view: memoryview) -> Iterator[FoundBatch | FileDamage]:
     position, end = 0, len(view)
     while position < end:
         try:
@@ -72,7 +73,7 @@ def _walk(path: Path, content: mmap.mmap, view: memoryview) -> Iterator[FoundBat
             reason = str(error)
         if reason:
             following = _next_batch(content, view, position + 1)
-            yield Damage(str(path), position, following - position, reason, torn_tail=following == end)
+            yield FileDamage(str(path), position, following - position, reason, torn_tail=following == end)
             position = following
             continue
         with view[position : position + header.size_bytes] as data:
@@ -126,7 +127,7 @@ def folders_to_read(path: Path) -> list[Path]:
     return folders
 
 
-def warn_of(damage: Damage) -> None:
+def warn_of(damage: FileDamage) -> None:
     where = f"{damage.file} at {damage.position}"
     click.echo(f"{where}: {damage.size_bytes} bytes are no batch: {damage.reason}", err=True)
 
@@ -171,12 +172,12 @@ class SegmentCheck:
         self.positions: dict[int, int] = {}
         self.overlap = next_offset > self.base_offset
 
-    def problems(self) -> Iterator[Damage]:
+    def problems(self) -> Iterator[FileDamage]:
         """Everything that is wrong, in the order of the file. Counts and offsets are known at the end."""
         if self.overlap:
-            yield Damage(str(self.path), 0, 0, f"begins at offset {self.base_offset}, inside the segment before")
+            yield FileDamage(str(self.path), 0, 0, f"begins at offset {self.base_offset}, inside the segment before")
         for found in walk(self.path):
-            if isinstance(found, Damage):
+            if isinstance(found, FileDamage):
                 yield found
                 continue
             reason = self._what_is_wrong(found)
@@ -185,10 +186,12 @@ class SegmentCheck:
             self._count(found)
         yield from self._index_problems()
 
-    def _damage(self, found: FoundBatch, reason: str) -> Damage:
+    def _damage(self, found: FoundBatch, reason: str) -> FileDamage:
         size_bytes = found.header.size_bytes
         is_last = found.position + size_bytes == self.path.stat().st_size
-        return Damage(str(self.path), found.position, size_bytes, reason, torn_tail=is_last and not found.checksum_ok)
+        return FileDamage(
+            str(self.path), found.position, size_bytes, reason, torn_tail=is_last and not found.checksum_ok
+        )
 
     def _what_is_wrong(self, found: FoundBatch) -> str:
         header = found.header
@@ -209,25 +212,25 @@ class SegmentCheck:
         self.epoch = max(self.epoch, found.header.leader_epoch)
         self.positions[found.header.last_offset] = found.position
 
-    def _index_problems(self) -> Iterator[Damage]:
+    def _index_problems(self) -> Iterator[FileDamage]:
         """Index entries that point to no batch. A missing index is no damage: it is rebuilt when needed."""
         offsets = self.path.with_suffix(OFFSET_SUFFIX)
         if offsets.exists():
             for number, (offset, position) in enumerate(offset_entries(offsets)):
                 if self.positions.get(offset) != position:
                     reason = f"no batch that ends with offset {offset} at position {position}"
-                    yield Damage(str(offsets), number * OFFSET_ENTRY.size, OFFSET_ENTRY.size, reason)
+                    yield FileDamage(str(offsets), number * OFFSET_ENTRY.size, OFFSET_ENTRY.size, reason)
         times = self.path.with_suffix(TIME_SUFFIX)
         if times.exists():
             latest = -1
             for number, (timestamp, offset) in enumerate(time_entries(times)):
                 if timestamp < latest or not self.base_offset <= offset < max(self.next_offset, self.base_offset + 1):
                     reason = f"offset {offset} for timestamp {timestamp} cannot be"
-                    yield Damage(str(times), number * TIME_ENTRY.size, TIME_ENTRY.size, reason)
+                    yield FileDamage(str(times), number * TIME_ENTRY.size, TIME_ENTRY.size, reason)
                 latest = max(latest, timestamp)
 
 
-def snapshot_problems(folder: Path) -> Iterator[Damage]:
+def snapshot_problems(folder: Path) -> Iterator[FileDamage]:
     """Snapshots with a wrong checksum. Snapshots are hints: without one the log is replayed."""
     for path in sorted(folder.glob(f"*{SNAPSHOT_SUFFIX}")):
         data = path.read_bytes()
@@ -236,4 +239,4 @@ def snapshot_problems(folder: Path) -> Iterator[Damage]:
         except BadSnapshot as error:
             # Kafka's own files of that name hold something else.
             if data[:4] == SNAPSHOT_MAGIC or not data:
-                yield Damage(str(path), 0, len(data), f"not a whole snapshot: {error}")
+                yield FileDamage(str(path), 0, len(data), f"not a whole snapshot: {error}")

@@ -28,9 +28,9 @@ from service.cli.data_lock import FolderUnusable, locked
 
 if TYPE_CHECKING:
     from service.broker.node import Broker
-    from service.broker.opening import Opening
+    from service.broker.opening import OpeningProgress
     from service.settings.broker import BrokerConfig, Endpoint
-    from service.supervisor import Member
+    from service.supervisor import BrokerProcess
 
 # If the addresses take longer than this, say what the start is doing.
 SILENCE_S = 1.5
@@ -84,11 +84,11 @@ def command(
     settings = [override for override in overrides if override != "json"]
     config = _load(path, settings, data=data, host=host, port=port)
     _log_to_stderr()
-    for warning in config.warnings:
-        logging.getLogger("oncelog.config").warning("%s", warning)
     if brokers is not None:
         flags = [*(("-c", str(path)) if path is not None else ()), *(f"-o{override}" for override in settings)]
         raise click.exceptions.Exit(serve_several(config, how_many(brokers), flags, as_json=as_json))
+    for warning in config.warnings:  # of several brokers each says its own: here none would be known to have company
+        logging.getLogger("oncelog.config").warning("%s", warning)
     try:
         folders = [Path(folder) for folder in config.data_folders]
         with locked(folders):
@@ -119,7 +119,7 @@ def serve_several(
     as_json: bool = False,
     defaults: dict[str, str] | None = None,
     log: Path | None = None,
-    describe: Callable[[list[Member]], str] | None = None,
+    describe: Callable[[list[BrokerProcess]], str] | None = None,
 ) -> int:
     from service.broker.data_folder import StartError
     from service.supervisor import ON_ONE_MACHINE, Supervisor
@@ -127,7 +127,7 @@ def serve_several(
     gc.enable()
     supervisor = Supervisor(config, count, flags, defaults=ON_ONE_MACHINE if defaults is None else defaults, log=log)
 
-    def ready(members: list[Member]) -> None:
+    def ready(members: list[BrokerProcess]) -> None:
         facts = [member.facts for member in members]
         if as_json:
             click.echo(json.dumps({"bootstrap": ",".join(each["bootstrap"] for each in facts), "brokers": facts}))
@@ -160,7 +160,7 @@ def serve_several(
         raise _failure(str(error)) from None
 
 
-def _describe_several(members: list[Member]) -> str:
+def _describe_several(members: list[BrokerProcess]) -> str:
     lines = [f"oncelog is up with {len(members)} brokers. Ctrl-C stops them all.", ""]
     for member in members:
         facts = member.facts
@@ -294,7 +294,7 @@ async def _serve(config: BrokerConfig, print_banner: Callable[[Broker, Sequence[
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
-    waiting = _Waiting(loop)
+    waiting = _StartReport(loop)
 
     def ready(broker: Broker, web: Sequence[Endpoint]) -> None:
         nonlocal up
@@ -323,18 +323,18 @@ def _say_and_leave(text: str, status: int) -> None:
     os._exit(status)
 
 
-class _Waiting:
+class _StartReport:
     """Tells the progress of a long start: a terminal is updated, a log gets a line now and then."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.also: asyncio.Task[None] | None = None
-        self._opening: Opening | None = None
+        self._opening: OpeningProgress | None = None
         self._terminal = sys.stderr.isatty()
         self._said = False
         self._timer = loop.call_later(SILENCE_S, self._say)
 
-    def watch(self, opening: Opening) -> None:
+    def watch(self, opening: OpeningProgress) -> None:
         self._opening = opening
 
     def end(self) -> None:

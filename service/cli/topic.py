@@ -21,7 +21,7 @@ from service.cli.config_client import (
 )
 from service.cli.connect import complete_topic, with_cluster
 from service.cli.failures import CliError, Exit
-from service.cli.moving import Move, carry_out, elect, with_factor
+from service.cli.moving import ReplicaMove, carry_out, elect, with_factor
 from service.cli.output import Output, confirm, output_option, remark, report_option, show, show_one, yes_option
 from service.cli.timestamps import parse_moment
 from service.client.cluster import EARLIEST, LATEST, RETRY_PAUSE_S, Cluster, Deadline, by_topic
@@ -378,7 +378,7 @@ async def reassign_topic(
     await carry_out(cluster, moves, output, yes=yes)
 
 
-def _taking_turns(topic: MetadataResponseTopic, brokers: str) -> list[Move]:
+def _taking_turns(topic: MetadataResponseTopic, brokers: str) -> list[ReplicaMove]:
     try:
         ids = [int(broker) for broker in brokers.split(",")]
     except ValueError:
@@ -388,7 +388,7 @@ def _taking_turns(topic: MetadataResponseTopic, brokers: str) -> list[Move]:
         turn = each.partition_index % len(ids)
         target = ids[turn:] + ids[:turn]
         if target != list(each.replica_nodes):
-            moves.append(Move(topic.name or "", each.partition_index, list(each.replica_nodes), target))
+            moves.append(ReplicaMove(topic.name or "", each.partition_index, list(each.replica_nodes), target))
     return moves
 
 

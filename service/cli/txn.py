@@ -23,7 +23,7 @@ from service.client.failures import refused
 from service.client.transactions import (
     ONGOING,
     OPEN_STATES,
-    Stable,
+    ReadableEnds,
     TransactionState,
     fence,
     find_root,
@@ -41,7 +41,7 @@ STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit",
 
 
 @dataclass(frozen=True, slots=True)
-class TxnRow:
+class TxnLine:
     """One transactional id in a list."""
 
     transactional_id: str
@@ -203,7 +203,7 @@ async def list_all(
         longer_than_ms=-1 if longer_than_ms is None else longer_than_ms,
     )
     rows = [
-        TxnRow(each.transactional_id, each.transaction_state, each.producer_id, coordinator)
+        TxnLine(each.transactional_id, each.transaction_state, each.producer_id, coordinator)
         for each, coordinator in found
     ]
     show(rows, output, columns=LIST_COLUMNS)
@@ -382,7 +382,7 @@ def judge(
     partition: TopicPartition,
     producer: ProducerState,
     transactions: Sequence[TransactionState],
-    stable: Stable,
+    stable: ReadableEnds,
     now_ms: int,
 ) -> PinRow:
     """How a transaction that is open in a partition is to be judged, given what coordinators know of

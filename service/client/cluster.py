@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from log.ids import TopicPartition
-from service.client.failures import ClientFailure, Kind, refused
+from service.client.failures import ClientFailure, FailureKind, refused
 from service.client.pool import Address, Pool
 from service.wire.base import Request, Struct
 from service.wire.error_codes import ErrorCode
@@ -75,7 +75,7 @@ class Patience:
     def bear(self, error: ClientFailure) -> None:
         """Return if the caller should try again; otherwise raise the error."""
         self._deadline = self._deadline or Deadline(self._timeout_s)
-        if error.kind is not Kind.UNREACHABLE or self._deadline.passed():
+        if error.kind is not FailureKind.UNREACHABLE or self._deadline.passed():
             raise error
 
     def restore(self) -> None:
@@ -185,7 +185,9 @@ class Cluster:
         if partition not in self._leaders:
             await self.topic(partition.topic)
         if partition not in self._leaders:
-            raise ClientFailure(f"topic {partition.topic} has no partition {partition.partition}", Kind.NOT_FOUND)
+            raise ClientFailure(
+                f"topic {partition.topic} has no partition {partition.partition}", FailureKind.NOT_FOUND
+            )
         return self._leaders[partition]
 
     def forget_leader(self, partition: TopicPartition) -> None:
@@ -201,7 +203,7 @@ class Cluster:
         if self.controller_id not in self._brokers:
             await self.metadata([])
         if self.controller_id not in self._brokers:
-            raise ClientFailure("the cluster has no controller now", Kind.UNREACHABLE)
+            raise ClientFailure("the cluster has no controller now", FailureKind.UNREACHABLE)
         return self.controller_id
 
     async def coordinator(self, group: str) -> int:
@@ -262,7 +264,7 @@ class Cluster:
             while (leader := await self.leader(partition)) not in self._brokers:
                 if deadline.passed():
                     raise ClientFailure(
-                        f"{partition.topic} partition {partition.partition} has no leader", Kind.UNREACHABLE
+                        f"{partition.topic} partition {partition.partition} has no leader", FailureKind.UNREACHABLE
                     )
                 self.forget_leader(partition)
                 await asyncio.sleep(RETRY_PAUSE_S)

@@ -7,7 +7,7 @@ from enum import Enum
 from service.wire.error_codes import ErrorCode
 
 
-class Kind(Enum):
+class FailureKind(Enum):
     """The kind of a failure says what a caller can do about it."""
 
     REFUSED = "refused"
@@ -23,7 +23,7 @@ class Kind(Enum):
 class ClientFailure(Exception):
     """What was asked for was not done, or it is unknown whether it was."""
 
-    def __init__(self, message: str, kind: Kind = Kind.REFUSED) -> None:
+    def __init__(self, message: str, kind: FailureKind = FailureKind.REFUSED) -> None:
         super().__init__(message)
         self.message = message
         self.kind = kind
@@ -70,15 +70,15 @@ def error_name(code: int) -> str:
         return f"error {code}"
 
 
-def kind_of(code: int) -> Kind:
+def kind_of(code: int) -> FailureKind:
     """What kind of failure a broker's error code stands for."""
     if code in _NOT_FOUND:
-        return Kind.NOT_FOUND
+        return FailureKind.NOT_FOUND
     if code in _NOT_AUTHORIZED:
-        return Kind.NOT_AUTHORIZED
+        return FailureKind.NOT_AUTHORIZED
     if code in _UNREACHABLE:
-        return Kind.UNREACHABLE
-    return Kind.REFUSED
+        return FailureKind.UNREACHABLE
+    return FailureKind.REFUSED
 
 
 def refused(what: str, code: int, message: str | None = None) -> ClientFailure:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from log.ids import TopicPartition
 from service.client.cluster import MOVED, RETRY_PAUSE_S, Cluster, Deadline, by_topic
-from service.client.failures import ClientFailure, Kind, refused
+from service.client.failures import ClientFailure, FailureKind, refused
 from service.wire.codec import decode_data
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -41,7 +41,7 @@ class GroupMember:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupWithMembers:
     """A group with its members."""
 
     name: str
@@ -63,7 +63,7 @@ async def list_groups(cluster: Cluster, nodes: Sequence[int] | None = None) -> l
     return [found[name] for name in sorted(found)]
 
 
-async def describe_group(cluster: Cluster, name: str) -> Group:
+async def describe_group(cluster: Cluster, name: str) -> GroupWithMembers:
     """One group. A group that does not exist is a `ClientFailure` of the kind NOT_FOUND."""
     deadline = Deadline(cluster.timeout_s)
     while True:
@@ -75,16 +75,16 @@ async def describe_group(cluster: Cluster, name: str) -> Group:
         older = (await cluster.ask(DescribeGroupsRequest(groups=[name]), node=node)).groups[0]
         if older.error_code == ErrorCode.NONE:
             if older.group_state == "Dead" and not older.members:
-                raise ClientFailure(f"group {name} does not exist", Kind.NOT_FOUND)
+                raise ClientFailure(f"group {name} does not exist", FailureKind.NOT_FOUND)
             return _older_group(older, node)
         if older.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
-            raise ClientFailure(f"group {name} does not exist", Kind.NOT_FOUND)
+            raise ClientFailure(f"group {name} does not exist", FailureKind.NOT_FOUND)
         if older.error_code not in MOVED or deadline.passed():
             raise refused(f"group {name}", older.error_code, older.error_message)
         await asyncio.sleep(RETRY_PAUSE_S)
 
 
-def _newer_group(group: ConsumerGroupDescribeResponseDescribedGroup, node: int) -> Group:
+def _newer_group(group: ConsumerGroupDescribeResponseDescribedGroup, node: int) -> GroupWithMembers:
     members = [
         GroupMember(
             member_id=member.member_id,
@@ -99,10 +99,10 @@ def _newer_group(group: ConsumerGroupDescribeResponseDescribedGroup, node: int) 
         )
         for member in group.members
     ]
-    return Group(group.group_id, group.group_state, "consumer", group.assignor_name, node, members)
+    return GroupWithMembers(group.group_id, group.group_state, "consumer", group.assignor_name, node, members)
 
 
-def _older_group(group: DescribeGroupsResponseDescribedGroup, node: int) -> Group:
+def _older_group(group: DescribeGroupsResponseDescribedGroup, node: int) -> GroupWithMembers:
     members = [
         GroupMember(
             member_id=member.member_id,
@@ -113,7 +113,7 @@ def _older_group(group: DescribeGroupsResponseDescribedGroup, node: int) -> Grou
         )
         for member in group.members
     ]
-    return Group(group.group_id, group.group_state, "classic", group.protocol_data, node, members)
+    return GroupWithMembers(group.group_id, group.group_state, "classic", group.protocol_data, node, members)
 
 
 def _assigned(protocol_type: str, data: bytes) -> list[TopicPartition]:

@@ -14,7 +14,7 @@ import socket
 from typing import NamedTuple, TypeVar
 
 from service.client.connection import Client, ClientError
-from service.client.failures import ClientFailure, Kind
+from service.client.failures import ClientFailure, FailureKind
 from service.wire.base import Request, Struct
 
 R = TypeVar("R", bound=Struct)
@@ -75,7 +75,7 @@ class Pool:
         except OSError as error:
             message = f"{address}: the connection broke: {reason(error)}"
         await self._forget(address, client)
-        raise ClientFailure(message, Kind.UNREACHABLE)
+        raise ClientFailure(message, FailureKind.UNREACHABLE)
 
     async def client(self, address: Address) -> Client:
         """The connection to `address`, made if there is none."""
@@ -95,7 +95,7 @@ class Pool:
             message = f"no broker at {address}: {reason(error)}"
         else:
             return client
-        raise ClientFailure(message, Kind.UNREACHABLE)
+        raise ClientFailure(message, FailureKind.UNREACHABLE)
 
     async def _forget(self, address: Address, client: Client) -> None:
         """Drop the connection that failed, and no other: another caller may have made a new one meanwhile."""

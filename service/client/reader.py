@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
-from isolation.read_filter import AbortedRanges
+from isolation.read_filter import AbortedBatches
 from log.batch import HEADER_BYTES, BatchHeader, CorruptBatch, Record, checksum_ok, read_header, read_records
 from log.control import read_marker
 from log.ids import TopicPartition
 from service.client.cluster import MOVED, READ_COMMITTED, RETRY_PAUSE_S, Cluster, Patience, by_topic
-from service.client.failures import ClientFailure, Kind, refused
+from service.client.failures import ClientFailure, FailureKind, refused
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     FetchPartition,
@@ -33,7 +33,7 @@ FETCH_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Selection:
     """What to hand out."""
 
     isolation: int = READ_COMMITTED
@@ -55,7 +55,7 @@ class ReadRecord:
 class Reader:
     """Fetches from every leader at once and hands out what comes, partition by partition."""
 
-    def __init__(self, cluster: Cluster, positions: dict[TopicPartition, int], wanted: Wanted) -> None:
+    def __init__(self, cluster: Cluster, positions: dict[TopicPartition, int], wanted: Selection) -> None:
         self.positions = positions
         self._cluster = cluster
         self._wanted = wanted
@@ -151,14 +151,14 @@ class Reader:
             self.positions[partition] = data.log_start_offset  # retention has removed the records at the position
         elif data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
             raise ClientFailure(
-                f"{partition.topic} partition {partition.partition} has no offset {offset}", Kind.NOT_FOUND
+                f"{partition.topic} partition {partition.partition} has no offset {offset}", FailureKind.NOT_FOUND
             )
         else:
             raise refused(f"{partition.topic} partition {partition.partition}", data.error_code)
 
     def _records(self, partition: TopicPartition, data: FetchResponsePartitionData) -> Iterator[ReadRecord]:
         """Open the batches. A broker sends whole batches, so the first one may begin below the position."""
-        aborted = AbortedRanges((each.producer_id, each.first_offset) for each in data.aborted_transactions or ())
+        aborted = AbortedBatches((each.producer_id, each.first_offset) for each in data.aborted_transactions or ())
         for header, batch in _whole_batches(_joined(data.records)):
             if not checksum_ok(batch, header):
                 where = f"{partition.topic} partition {partition.partition}"

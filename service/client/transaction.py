@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from log.ids import TopicPartition
 from service.client.cluster import MOVED, RETRY_PAUSE_S, Cluster, Deadline, by_topic
-from service.client.failures import ClientFailure, Kind, refused
+from service.client.failures import ClientFailure, FailureKind, refused
 from service.client.transactions import coordinator_of
 from service.wire.base import Request, Struct
 from service.wire.error_codes import ErrorCode
@@ -104,7 +104,7 @@ class Transaction:
             try:
                 code = await self._end(committed=True)
             except ClientFailure as error:
-                if error.kind is not Kind.UNREACHABLE:
+                if error.kind is not FailureKind.UNREACHABLE:
                     raise
                 in_doubt = True
                 if deadline.passed():
@@ -125,7 +125,7 @@ class Transaction:
             try:
                 code = await self._end(committed=True)
             except ClientFailure as error:
-                if error.kind is not Kind.UNREACHABLE:
+                if error.kind is not FailureKind.UNREACHABLE:
                     return
             else:
                 if code not in MOVED and code != ErrorCode.CONCURRENT_TRANSACTIONS:
@@ -165,4 +165,6 @@ class Transaction:
 
 
 def _unknown(message: str) -> ClientFailure:
-    return ClientFailure(f"{message}; whether the last transaction was committed is unknown", Kind.OUTCOME_UNKNOWN)
+    return ClientFailure(
+        f"{message}; whether the last transaction was committed is unknown", FailureKind.OUTCOME_UNKNOWN
+    )

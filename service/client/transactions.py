@@ -125,7 +125,7 @@ class Listed(NamedTuple):
     coordinator: int
 
 
-class Stable(NamedTuple):
+class ReadableEnds(NamedTuple):
     """How far readers of committed data can read a partition, and how far all others can."""
 
     last_stable_offset: int
@@ -285,7 +285,7 @@ async def producers_of(
     return found
 
 
-async def stable_offsets(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Stable]:
+async def stable_offsets(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, ReadableEnds]:
     """For each partition how far readers of committed data can read, and how far all others can."""
     wanted: Mapping[TopicPartition, int] = dict.fromkeys(partitions, LATEST)
     # The stable offset is asked for first. If a transaction ends in between, the partition looks blocked although it no
@@ -293,7 +293,7 @@ async def stable_offsets(cluster: Cluster, partitions: Iterable[TopicPartition])
     # below the stable offset.
     stable = await cluster.list_offsets(wanted, isolation=READ_COMMITTED)
     ends = await cluster.list_offsets(wanted)
-    return {each: Stable(stable[each].offset, ends[each].offset) for each in wanted}
+    return {each: ReadableEnds(stable[each].offset, ends[each].offset) for each in wanted}
 
 
 async def fence(cluster: Cluster, transactional_id: str) -> int:

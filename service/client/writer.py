@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from log.batch import NewRecord, build_batch
 from log.ids import NO_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, TopicPartition
 from service.client.cluster import MOVED, RETRY_PAUSE_S, Cluster, Deadline
-from service.client.failures import ClientFailure, Kind, refused
+from service.client.failures import ClientFailure, FailureKind, refused
 from service.client.partitioner import partition_for_key
 from service.client.transaction import LOST, PRODUCE_VERSION, Transaction
 from service.wire.error_codes import ErrorCode
@@ -37,7 +37,7 @@ Written = tuple[int, int, list[NewRecord]]
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingRecord:
     """A record to be written. Partition None: the key decides."""
 
     record: NewRecord
@@ -78,7 +78,7 @@ class Writer:
                 raise refused("producer id", response.error_code)
             await asyncio.sleep(RETRY_PAUSE_S)
 
-    async def write(self, records: Iterable[Outgoing]) -> list[Written]:
+    async def write(self, records: Iterable[OutgoingRecord]) -> list[Written]:
         """Write all records. Returns where they are, sorted by partition."""
         by_partition: dict[int, list[NewRecord]] = {}
         keyless = self._next_partition
@@ -90,7 +90,7 @@ class Writer:
                 # All records without a key go to one partition, for fuller batches. The next call takes the next one.
                 partition = keyless if key is None else partition_for_key(key, self._partition_count)
             elif partition >= self._partition_count:
-                raise ClientFailure(f"topic {self._topic} has no partition {partition}", Kind.NOT_FOUND)
+                raise ClientFailure(f"topic {self._topic} has no partition {partition}", FailureKind.NOT_FOUND)
             by_partition.setdefault(partition, []).append(outgoing.record)
         results = await asyncio.gather(
             *(self._write_partition(number, by_partition[number]) for number in sorted(by_partition)),
@@ -128,7 +128,7 @@ class Writer:
             try:
                 answer = await self._try_to_send(partition, data)
             except ClientFailure as error:
-                if error.kind is not Kind.UNREACHABLE:
+                if error.kind is not FailureKind.UNREACHABLE:
                     raise
                 in_doubt = True
                 failure = error
@@ -145,7 +145,7 @@ class Writer:
                     ErrorCode.REQUEST_TIMED_OUT,
                     ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
                 )
-                if answer.error_code not in MOVED and failure.kind is not Kind.UNREACHABLE:
+                if answer.error_code not in MOVED and failure.kind is not FailureKind.UNREACHABLE:
                     raise _unsure(failure) if in_doubt else failure
             # Only with a producer id is it safe to send again a batch that may be in the log already.
             if deadline.passed() or (in_doubt and self._producer_id == NO_PRODUCER_ID):
@@ -193,4 +193,6 @@ def _cut(records: Sequence[NewRecord]) -> Iterable[list[NewRecord]]:
 
 
 def _unsure(failure: ClientFailure) -> ClientFailure:
-    return ClientFailure(f"{failure.message}; whether the last records were written is unknown", Kind.OUTCOME_UNKNOWN)
+    return ClientFailure(
+        f"{failure.message}; whether the last records were written is unknown", FailureKind.OUTCOME_UNKNOWN
+    )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from service.cluster.controller import Decision
+from service.cluster.controller import DECIDED_A_TURN, ItemRefused, MetadataDecision
 from service.cluster.image import (
     ALL_BROKERS,
     NO_CONFIG,
@@ -27,8 +27,11 @@ from service.settings.group import check_group_config
 from service.settings.setting import ConfigError, ConfigType, Mode, Status, split_list
 from service.settings.topic import TOPIC_SETTINGS, check_topic_config
 from service.stores.port import Create, Delete, Op, Put
+from service.turns import Steps, Turn
 from service.wire.error_codes import ErrorCode
 
+MAX_CHANGES = 1_000
+"""The most settings of one resource that a command changes. Kafka has some three hundred for a broker."""
 _ListOf = Callable[[str], tuple[str, ...] | None]
 """The value that a list key has if nothing is set; None if the key is no list."""
 
@@ -78,13 +81,6 @@ class ResourceResult:
     message: str | None = None
 
 
-class _Refused(Exception):
-    def __init__(self, error: ErrorCode, message: str | None = None) -> None:
-        super().__init__(message)
-        self.error = error
-        self.message = message
-
-
 @dataclass(frozen=True, slots=True)
 class AlterConfigs:
     """`config` is the configuration of the broker that decides. A change that appends to a list appends to the value
@@ -98,23 +94,26 @@ class AlterConfigs:
     kept: Mapping[str, Mapping[str, str]]
     validate_only: bool = False
 
-    def decide(self, image: Image, *, retried: bool) -> Decision[list[ResourceResult]]:
+    def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[list[ResourceResult]]]:
+        turn = Turn(DECIDED_A_TURN)
         results: list[ResourceResult] = []
         ops: list[Op] = []
         times = Counter((resource.kind, resource.name) for resource in self.resources)
         for resource in self.resources:
+            if turn.is_over(1 + min(len(resource.changes), MAX_CHANGES)):
+                yield
             try:
                 if times[resource.kind, resource.name] > 1:
-                    raise _Refused(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
+                    raise ItemRefused(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
                 _check_changes(resource)
                 op = self._alter(resource, image)
-            except _Refused as refused:
+            except ItemRefused as refused:
                 results.append(ResourceResult(resource.kind, resource.name, refused.error, refused.message))
                 continue
             results.append(ResourceResult(resource.kind, resource.name))
             if op is not None:
                 ops.append(op)
-        return Decision(results, () if self.validate_only else tuple(ops))
+        return MetadataDecision(results, () if self.validate_only else tuple(ops))
 
     def _alter(self, resource: ResourceChange, image: Image) -> Op | None:
         match resource.kind:
@@ -126,30 +125,30 @@ class AlterConfigs:
                 return self._alter_group(resource, image)
             case ResourceType.CLIENT_METRICS | ResourceType.BROKER_LOGGER:
                 kind = ResourceType(resource.kind).name
-                raise _Refused(ErrorCode.INVALID_REQUEST, f"Resources of type {kind} can't be configured here.")
+                raise ItemRefused(ErrorCode.INVALID_REQUEST, f"Resources of type {kind} can't be configured here.")
             case _:
-                raise _Refused(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.kind}")
+                raise ItemRefused(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.kind}")
 
     def _alter_topic(self, resource: ResourceChange, image: Image) -> Op | None:
         if not resource.name:
-            raise _Refused(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
+            raise ItemRefused(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
         if (problem := check_topic_name(resource.name)) is not None:
-            raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+            raise ItemRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
         topic = image.topics.get(resource.name)
         present = topic.config if topic is not None else {}
         values = _changed(resource, present, self._list_of_topic)
         try:
             check_topic_config(values)
         except ConfigError as error:
-            raise _Refused(ErrorCode.INVALID_CONFIG, str(error)) from error
+            raise ItemRefused(ErrorCode.INVALID_CONFIG, str(error)) from error
         if topic is None:
             message = f"The topic '{resource.name}' does not exist."
-            raise _Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
+            raise ItemRefused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
         if values == topic.config:
             return None
         for key, value in self.kept.get(topic.name, {}).items():
             if values.get(key) != value:
-                raise _Refused(ErrorCode.INVALID_CONFIG, f"The {key} of topic '{topic.name}' stays {value}.")
+                raise ItemRefused(ErrorCode.INVALID_CONFIG, f"The {key} of topic '{topic.name}' stays {value}.")
         return Put(topic_key(topic.name), encode_topic(topic.id, len(topic.partitions), values), topic.version)
 
     def _alter_broker(self, resource: ResourceChange, image: Image) -> Op | None:
@@ -161,20 +160,20 @@ class AlterConfigs:
             for name, value in values.items():
                 broker_setting(name).parse(value)
         except ConfigError as error:
-            raise _Refused(ErrorCode.INVALID_REQUEST, str(error)) from error
+            raise ItemRefused(ErrorCode.INVALID_REQUEST, str(error)) from error
         if values == stored.values:
             return None
         return _store(broker_config_key(whose), values, stored)
 
     def _alter_group(self, resource: ResourceChange, image: Image) -> Op | None:
         if not resource.name:
-            raise _Refused(ErrorCode.INVALID_REQUEST, "Default group resources are not allowed.")
+            raise ItemRefused(ErrorCode.INVALID_REQUEST, "Default group resources are not allowed.")
         stored = image.group_configs.get(resource.name, NO_CONFIG)
         values = _changed(resource, stored.values, lambda key: None)
         try:
             check_group_config(values, self.config)
         except ConfigError as error:
-            raise _Refused(ErrorCode.INVALID_CONFIG, str(error)) from error
+            raise ItemRefused(ErrorCode.INVALID_CONFIG, str(error)) from error
         return None if values == stored.values else _store(group_config_key(resource.name), values, stored)
 
     def _whose(self, name: str) -> str:
@@ -183,10 +182,10 @@ class AlterConfigs:
         try:
             broker_id = int(name)
         except ValueError:
-            raise _Refused(ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}") from None
+            raise ItemRefused(ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}") from None
         if broker_id != self.node_id:
             message = f"Unexpected broker id, expected {self.node_id}, but received {name}"
-            raise _Refused(ErrorCode.INVALID_REQUEST, message)
+            raise ItemRefused(ErrorCode.INVALID_REQUEST, message)
         return str(broker_id)
 
     def _list_of_topic(self, key: str) -> tuple[str, ...] | None:
@@ -201,7 +200,7 @@ class AlterConfigs:
     def _list_of_broker(self, key: str) -> tuple[str, ...] | None:
         setting = broker_setting(key)
         if setting.kind is ConfigType.UNKNOWN:
-            raise _Refused(ErrorCode.INVALID_CONFIG, f"Unknown config name: {key}")
+            raise ItemRefused(ErrorCode.INVALID_CONFIG, f"Unknown config name: {key}")
         if setting.kind is not ConfigType.LIST or setting.status is not Status.IMPLEMENTED:
             return None
         return tuple(getattr(self.config, setting.attribute) or ())
@@ -214,27 +213,29 @@ def _store(key: str, values: Mapping[str, str], stored: StoredConfig) -> Op:
 
 
 def _check_changes(resource: ResourceChange) -> None:
+    if len(resource.changes) > MAX_CHANGES:
+        raise ItemRefused(ErrorCode.INVALID_REQUEST, f"More than {MAX_CHANGES} settings of one resource.")
     keys = [change.key for change in resource.changes]
     if len(set(keys)) < len(keys):
-        raise _Refused(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
+        raise ItemRefused(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
     nulls = [change.key for change in resource.changes if change.value is None and change.operation != Operation.DELETE]
     if nulls:
-        raise _Refused(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {','.join(nulls)}")
+        raise ItemRefused(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {','.join(nulls)}")
     for change in resource.changes:
         if change.operation not in _OPERATIONS:
-            raise _Refused(ErrorCode.INVALID_REQUEST, f"Unknown operation type {change.operation}")
+            raise ItemRefused(ErrorCode.INVALID_REQUEST, f"Unknown operation type {change.operation}")
 
 
 def _check_dynamic(resource: ResourceChange, *, cluster_wide: bool) -> None:
     for change in resource.changes:
         setting = broker_setting(change.key)
         if setting.mode is Mode.READ_ONLY:
-            raise _Refused(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: [{change.key}]")
+            raise ItemRefused(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: [{change.key}]")
         if cluster_wide and setting.mode is Mode.PER_BROKER:
             message = (
                 f"Cannot update these configs at default cluster level, broker id must be specified: [{change.key}]"
             )
-            raise _Refused(ErrorCode.INVALID_REQUEST, message)
+            raise ItemRefused(ErrorCode.INVALID_REQUEST, message)
 
 
 def _changed(resource: ResourceChange, present: Mapping[str, str], list_of: _ListOf) -> dict[str, str]:
@@ -250,7 +251,7 @@ def _changed(resource: ResourceChange, present: Mapping[str, str], list_of: _Lis
                 if default is None:
                     name = Operation(operation).name
                     message = f"Can't {name} to key {key} because its type is not LIST."
-                    raise _Refused(ErrorCode.INVALID_CONFIG, message)
+                    raise ItemRefused(ErrorCode.INVALID_CONFIG, message)
                 items = split_list(values[key]) if key in values else default
                 named = split_list(value)
                 if operation == Operation.APPEND:

@@ -39,12 +39,15 @@ from service.cluster.image import (
 )
 from service.settings.broker import Endpoint
 from service.stores.port import Check, Create, Delete, Op, Put
+from service.turns import Steps
 from service.wire.error_codes import ErrorCode
 
 Reply_co = TypeVar("Reply_co", covariant=True)
 
 LAST_EPOCH_TO_JUMP_TO = 2**31 - 1 - 2**20
 """Leader epochs end at 2^31 - 1. No jump goes beyond this, so that epochs are left for elections."""
+DECIDED_A_TURN = 250
+"""How many things of a request are decided about in one turn of the loop. Each takes five to twenty microseconds."""
 MOST_AT_ONCE = 1000
 """The most partitions that one commit changes."""
 FINALIZED_FEATURES = {"group.version": 1, "transaction.version": 2}
@@ -54,7 +57,7 @@ each time.
 
 
 @dataclass(frozen=True, slots=True)
-class Decision(Generic[Reply_co]):
+class MetadataDecision(Generic[Reply_co]):
     """`reply` may be sent once `ops` are committed; immediately if there are none."""
 
     reply: Reply_co
@@ -62,8 +65,10 @@ class Decision(Generic[Reply_co]):
 
 
 class Command(Protocol[Reply_co]):
-    def decide(self, image: Image, *, retried: bool) -> Decision[Reply_co]:
-        """With `retried`, an earlier decision of this same command may have been committed."""
+    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[Reply_co] | Steps[MetadataDecision[Reply_co]]:
+        """With `retried`, an earlier decision of this same command may have been committed. A command that names any
+        number of things decides in steps.
+        """
         ...
 
 
@@ -73,6 +78,15 @@ class Refusal:
 
     error: ErrorCode
     message: str | None = None
+
+
+class ItemRefused(Exception):
+    """One item of a command is not carried out; the others may be."""
+
+    def __init__(self, error: ErrorCode, message: str | None = None) -> None:
+        super().__init__(message)
+        self.error = error
+        self.message = message
 
 
 def raised(key: str, counter: Counter, value: int) -> Op:
@@ -91,23 +105,23 @@ class FoundCluster:
 
     cluster_id: str
 
-    def decide(self, image: Image, *, retried: bool) -> Decision[str]:
+    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[str]:
         if image.cluster_id:
-            return Decision(image.cluster_id)
+            return MetadataDecision(image.cluster_id)
         made = Create(CLUSTER, encode_cluster(self.cluster_id)), Create(FEATURES, encode_features(FINALIZED_FEATURES))
-        return Decision(self.cluster_id, made)
+        return MetadataDecision(self.cluster_id, made)
 
 
 @dataclass(frozen=True, slots=True)
 class TakeBrokerId:
     """An id for a broker that has none: higher than all ids that were ever given out or are in use."""
 
-    def decide(self, image: Image, *, retried: bool) -> Decision[int]:
+    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[int]:
         replicas = (
             id for topic in image.topics.values() for state in topic.partitions.values() for id in state.replicas
         )
         taken = max((image.broker_ids.value, *image.brokers, *replicas))
-        return Decision(taken + 1, (raised(BROKER_IDS, image.broker_ids, taken + 1),))
+        return MetadataDecision(taken + 1, (raised(BROKER_IDS, image.broker_ids, taken + 1),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +147,19 @@ class RegisterBroker:
     """
     min_in_sync: int = 1
 
-    def decide(self, image: Image, *, retried: bool) -> Decision[int | Refusal]:
+    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[int | Refusal]:
         present = image.brokers.get(self.broker_id)
         if present is not None and present.session == self.session:
-            return Decision(present.epoch)
+            return MetadataDecision(present.epoch)
         former: tuple[Op, ...] = ()
         if present is not None:
             if not self.home or present.home != self.home:
                 message = f"Another broker is registered with that broker id: {self.broker_id}."
-                return Decision(Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION, message))
+                return MetadataDecision(Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION, message))
             former = (Delete(broker_key(self.broker_id), present.version),)
         epoch = image.broker_epoch.value + 1
         registration = encode_broker(epoch, self.session, self.endpoints, self.rack, self.home)
-        return Decision(
+        return MetadataDecision(
             epoch,
             (
                 raised(BROKER_EPOCH, image.broker_epoch, epoch),
@@ -194,10 +208,10 @@ class RemoveFromLeadership:
     broker_id: int
     min_in_sync: int = 1
 
-    def decide(self, image: Image, *, retried: bool) -> Decision[int]:
+    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[int]:
         alive = tuple(broker for broker in image.brokers if broker != self.broker_id)
         ops = tuple(_without(image, alive, lambda state: self.broker_id in state.isr, self.min_in_sync))
-        return Decision(len(ops), ops)
+        return MetadataDecision(len(ops), ops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +229,7 @@ class RemoveDead:
     unclean: Callable[[Topic], bool] = lambda topic: False
     min_in_sync: int = 1
 
-    def decide(self, image: Image, *, retried: bool) -> Decision[int]:
+    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[int]:
         alive = image.brokers
         touched: dict[tuple[int, ...], bool] = {}  # many partitions have the same members
 
@@ -225,7 +239,7 @@ class RemoveDead:
             return known or state.leader not in alive
 
         ops = tuple(islice(_without(image, alive, concerned, self.min_in_sync, self.unclean), MOST_AT_ONCE))
-        return Decision(len(ops), ops)
+        return MetadataDecision(len(ops), ops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +250,9 @@ class PreferLeaders:
 
     only: frozenset[TopicPartition] | None = None
 
-    def decide(self, image: Image, *, retried: bool) -> Decision[int]:
+    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[int]:
         ops = tuple(islice(self._moves(image), MOST_AT_ONCE))
-        return Decision(len(ops), ops)
+        return MetadataDecision(len(ops), ops)
 
     def _moves(self, image: Image) -> Iterator[Op]:
         for topic in image.topics.values():
@@ -261,13 +275,13 @@ class FenceBroker:
     broker_id: int
     broker_epoch: int
 
-    def decide(self, image: Image, *, retried: bool) -> Decision[bool]:
+    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[bool]:
         broker = image.brokers.get(self.broker_id)
         if broker is None or broker.epoch != self.broker_epoch:
-            return Decision(False)
+            return MetadataDecision(False)
         controls = image.controller_id == self.broker_id
         resigned = (Delete(CONTROLLER, image.controller_version),) if controls else ()
-        return Decision(True, (*resigned, Delete(broker_key(self.broker_id), broker.version)))
+        return MetadataDecision(True, (*resigned, Delete(broker_key(self.broker_id), broker.version)))
 
 
 def _without(
@@ -298,7 +312,7 @@ class Together:
 
     proposals: "tuple[AlterPartition, ...]"
 
-    def decide(self, image: Image, *, retried: bool) -> "Decision[list[PartitionState | Refusal]]":
+    def decide(self, image: Image, *, retried: bool) -> "MetadataDecision[list[PartitionState | Refusal]]":
         replies: list[PartitionState | Refusal] = []
         ops: dict[Op, None] = {}
         touched: dict[str, None] = {}
@@ -311,7 +325,7 @@ class Together:
             touched |= dict.fromkeys([key] if decision.ops else [])
             ops |= dict.fromkeys(decision.ops)
             replies.append(decision.reply)
-        return Decision(replies, tuple(ops))
+        return MetadataDecision(replies, tuple(ops))
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,16 +343,16 @@ class AlterPartition:
     isr: tuple[tuple[int, int], ...]
     min_in_sync: int = 1
 
-    def decide(self, image: Image, *, retried: bool) -> Decision[PartitionState | Refusal]:
+    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[PartitionState | Refusal]:
         topic = image.topic_by_id(self.topic_id)
         state = topic.partitions.get(self.index) if topic is not None else None
         if topic is None or state is None:
-            return Decision(Refusal(ErrorCode.UNKNOWN_TOPIC_ID))
+            return MetadataDecision(Refusal(ErrorCode.UNKNOWN_TOPIC_ID))
         members = tuple(member for member, _ in self.isr)
         if retried and state.isr == members and state.partition_epoch == self.partition_epoch + 1:
-            return Decision(state)
+            return MetadataDecision(state)
         if (refusal := self._refusal(image, state)) is not None:
-            return Decision(refusal)
+            return MetadataDecision(refusal)
         # When this is committed, each new member must be alive, in the same life in which it caught up (R8).
         admitted = [image.brokers[member] for member in members if member not in state.isr]
         lives = [Check(broker_key(broker.id), broker.version) for broker in admitted]
@@ -348,7 +362,7 @@ class AlterPartition:
         new = with_isr(state, members, least)._replace(partition_epoch=state.partition_epoch + 1)
         if (new.adding or new.removing) and is_caught_up(new, least):
             new = settled(new, image.brokers, least)
-        return Decision(new, (*lives, changed(self.topic_id, self.index, state, new)))
+        return MetadataDecision(new, (*lives, changed(self.topic_id, self.index, state, new)))
 
     def _refusal(self, image: Image, state: PartitionState) -> Refusal | None:
         proposer = image.brokers.get(self.broker_id)
@@ -384,18 +398,18 @@ class GiveUpReplica:
     broker_id: int
     min_in_sync: int = 1
 
-    def decide(self, image: Image, *, retried: bool) -> Decision[bool]:
+    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[bool]:
         topic = image.topic_by_id(self.topic_id)
         state = topic.partitions.get(self.index) if topic is not None else None
         if topic is None or state is None or self.broker_id not in (*state.isr, *state.eligible):
-            return Decision(False)
+            return MetadataDecision(False)
         least = least_in_sync(topic, self.min_in_sync)
         new = with_isr(state, _but(self.broker_id, state.isr), least, lost=(self.broker_id,))
         if state.leader == self.broker_id:
             new = elect(new, tuple(broker for broker in image.brokers if broker != self.broker_id), least)
         if not new.isr or new.leader == NO_LEADER:
-            return Decision(False)
-        return Decision(True, (changed(self.topic_id, self.index, state, new),))
+            return MetadataDecision(False)
+        return MetadataDecision(True, (changed(self.topic_id, self.index, state, new),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,12 +423,12 @@ class ConfirmLeader:
     broker_id: int
     leader_epoch: int
 
-    def decide(self, image: Image, *, retried: bool) -> Decision[bool]:
+    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[bool]:
         topic = image.topic_by_id(self.topic_id)
         state = topic.partitions.get(self.index) if topic is not None else None
         if state is None or (state.leader, state.leader_epoch) != (self.broker_id, self.leader_epoch):
-            return Decision(False)
-        return Decision(True, (Check(partition_key(self.topic_id, self.index), state.partition_epoch),))
+            return MetadataDecision(False)
+        return MetadataDecision(True, (Check(partition_key(self.topic_id, self.index), state.partition_epoch),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,23 +441,25 @@ class RaiseLeaderEpoch:
     broker_id: int
     at_least: int
 
-    def decide(self, image: Image, *, retried: bool) -> Decision[int | Refusal]:
+    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[int | Refusal]:
         topic = image.topics.get(self.partition.topic)
         state = topic.partitions.get(self.partition.partition) if topic is not None else None
         if topic is None or state is None or state.leader != self.broker_id:
-            return Decision(Refusal(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+            return MetadataDecision(Refusal(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         if self.at_least > LAST_EPOCH_TO_JUMP_TO:
-            return Decision(Refusal(ErrorCode.INVALID_REQUEST, f"There is no room above leader epoch {self.at_least}."))
+            return MetadataDecision(
+                Refusal(ErrorCode.INVALID_REQUEST, f"There is no room above leader epoch {self.at_least}.")
+            )
         if state.leader_epoch >= self.at_least:
-            return Decision(state.leader_epoch)
+            return MetadataDecision(state.leader_epoch)
         new = state._replace(leader_epoch=self.at_least)
-        return Decision(self.at_least, (changed(topic.id, self.partition.partition, state, new),))
+        return MetadataDecision(self.at_least, (changed(topic.id, self.partition.partition, state, new),))
 
 
 @dataclass(frozen=True, slots=True)
 class AllocateProducerIds:
     """A block of producer ids. If the answer is lost, the block may be lost too. There are enough ids for that."""
 
-    def decide(self, image: Image, *, retried: bool) -> Decision[ProducerIdBlock]:
+    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[ProducerIdBlock]:
         block = next_block(image.producer_ids.value)
-        return Decision(block, (raised(PRODUCER_IDS, image.producer_ids, block.end),))
+        return MetadataDecision(block, (raised(PRODUCER_IDS, image.producer_ids, block.end),))

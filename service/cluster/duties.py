@@ -8,10 +8,12 @@ everything, one step after the other (R11).
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TypeVar
 
 from service.cluster.controller import Command, FenceBroker, PreferLeaders, RemoveDead
 from service.cluster.image import NO_BROKER, Delta, RegisteredBroker, Topic
+from service.cluster.lookout import Lookout
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
 from service.settings.broker import BrokerConfig
@@ -25,10 +27,17 @@ AGAIN_S = 0.2
 
 
 class Duties:
-    def __init__(self, env: Env, config: BrokerConfig, metadata: ClusterMetadata) -> None:
+    def __init__(
+        self,
+        env: Env,
+        config: BrokerConfig,
+        metadata: ClusterMetadata,
+        address_of: Callable[[RegisteredBroker], tuple[str, int]],
+    ) -> None:
         self._env = env
         self._config = config
         self._metadata = metadata
+        self._lookout = Lookout(env, metadata, address_of, self._replace_dead)
         self._stirred = asyncio.Event()
         self._rebalance_at_s = 0.0
         self.elected = 0
@@ -38,14 +47,15 @@ class Duties:
         """Take note of a change of the image; it must see every change."""
         if delta.brokers or delta.old.controller_session != delta.new.controller_session:
             self._stirred.set()
+        self._lookout.heard(delta)
 
     def stir(self) -> None:
-        """This broker is in session again, so there may be work."""
+        """This broker is in session, for the first time or again, so there may be work."""
         self._stirred.set()
+        self._lookout.look()
 
     async def run(self) -> None:
         self._plan_rebalance()
-        self._stirred.set()
         while True:
             await self._stirred_or_due()
             try:
@@ -61,7 +71,7 @@ class Duties:
         await asyncio.sleep(AGAIN_S)
         self._stirred.set()
 
-    async def replace_dead(self, broker: RegisteredBroker) -> None:
+    async def _replace_dead(self, broker: RegisteredBroker) -> None:
         """The process of `broker` has died, although its session has not ended yet. Do not wait for the end of the
         session.
         """

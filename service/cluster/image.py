@@ -35,7 +35,7 @@ from urllib.parse import quote, unquote
 
 from log.ids import TopicId, TopicPartition, format_topic_id, parse_topic_id
 from service.settings.broker import Endpoint
-from service.stores.port import Change, Entry, Snapshot
+from service.stores.port import Change, Entry, StoreSnapshot
 
 NO_LEADER = -1
 NO_BROKER = -1
@@ -165,7 +165,7 @@ class Image:
         return self.broker_configs.get(whose, NO_CONFIG)
 
     def after(self, change: Change) -> "Delta":
-        draft = _Draft(self)
+        draft = _ImageDraft(self)
         draft.apply(change.entries)
         return draft.finish(change.number)
 
@@ -184,12 +184,12 @@ class Delta:
     broker_configs: tuple[str, ...] = ()
 
 
-def load(snapshot: Snapshot) -> Image:
+def load(snapshot: StoreSnapshot) -> Image:
     """The image of everything the store holds."""
     # Topics come first: a partition's key names its topic by id only.
     entries = snapshot.entries
     topics_first = sorted(entries, key=lambda key: not key.startswith(TOPICS))
-    draft = _Draft(Image())
+    draft = _ImageDraft(Image())
     draft.apply((key, entries[key]) for key in topics_first)
     return draft.finish(snapshot.number).new
 
@@ -282,7 +282,7 @@ def _decode_partition(entry: Entry) -> PartitionState:
 # --- the next image --------------------------------------------------------------------------------------------------
 
 
-class _Draft:
+class _ImageDraft:
     """The image that is being made. It copies what is touched, once, and shares the rest."""
 
     def __init__(self, old: Image) -> None:

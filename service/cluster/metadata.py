@@ -15,7 +15,7 @@ session is void (R11). The broker then joins again by itself, in a new session a
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeVar
 
 from log.ids import TopicId
@@ -51,11 +51,12 @@ from service.stores.port import (
     Op,
     Result,
     SessionExpired,
-    Snapshot,
     StoreError,
     StoreFailed,
     StoreSession,
+    StoreSnapshot,
 )
+from service.turns import done_in_turns
 from service.wire.error_codes import ErrorCode
 
 logger = logging.getLogger("oncelog.metadata")
@@ -150,7 +151,8 @@ class ClusterMetadata:
 
     async def register(self, endpoints: tuple[Endpoint, ...], *, rack: str | None, clean: bool, home: str = "") -> int:
         """Register this broker, and return its broker epoch. `clean` says that its former life ended in order; `home`
-        is the id of its data folder. Raises `MetadataLost` while another broker has its id.
+        is the id of its data folder. Raises `MetadataLost` while another broker has its id, or while the store can't be
+        asked. After a session that ends meanwhile another one is begun, however often.
         """
         self._registration = _Registration(endpoints, rack, home)
         deadline_s = self._env.clock.monotonic() + 2 * self._session_timeout_s
@@ -167,6 +169,9 @@ class ClusterMetadata:
                 why = MetadataLost(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
             except MetadataLost as lost:
                 why = lost
+                if lost.error is ErrorCode.NOT_CONTROLLER:
+                    logger.warning("This broker could not register: %s It tries again.", lost)
+                    deadline_s = self._env.clock.monotonic() + 2 * self._session_timeout_s
             # The session of a former life of this broker may have to expire first. If the other registration outlives
             # that, it belongs to a living broker.
             if self._env.clock.monotonic() > deadline_s:
@@ -354,7 +359,9 @@ class ClusterMetadata:
             if self._session is None:
                 raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
             image = self.image
-            decision = command.decide(image, retried=retried)
+            decided = command.decide(image, retried=retried)
+            # Whatever changes meanwhile makes the commit fail.
+            decision = await done_in_turns(decided) if isinstance(decided, Generator) else decided
             if not decision.ops:
                 return decision.reply
             guard = self._guard(image)
@@ -461,18 +468,19 @@ class ClusterMetadata:
             self._lost(str(over))
 
     async def _watch(self, session: StoreSession, begun: asyncio.Future[None]) -> MetadataLost | None:
-        """Follow the store until the session is over. Returns why the store must not be followed any further, if that
-        is the reason to stop.
+        """Follow the store until the session is over. Commits that are known already are passed over, and after a gap
+        everything is read again (R10). Returns why the store must not be followed any further, if that is the reason to
+        stop.
         """
         async for event in session.watch():
             match event:
-                case Snapshot(number) if number < self.image.number and not begun.done():
+                case StoreSnapshot(number) if number < self.image.number and not begun.done():
                     return MetadataLost(
                         ErrorCode.KAFKA_STORAGE_ERROR,
                         f"The metadata store has gone back from commit {self.image.number} to {number}: bring back what"
                         " it has lost.",
                     )
-                case Snapshot(number) if number > self.image.number:
+                case StoreSnapshot(number) if number > self.image.number:
                     new = load(event)
                     self._announce(difference(self.image, new))
                 case Change(number) if number > self.image.number:

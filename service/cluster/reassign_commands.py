@@ -5,20 +5,22 @@ leader's proposal that says so also ends the reassignment (`AlterPartition`). Un
 cancelled. Checks and messages are Kafka's.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from log.ids import TopicPartition
-from service.cluster.controller import Decision, changed
+from service.cluster.controller import DECIDED_A_TURN, MetadataDecision, changed
 from service.cluster.election import are_enough, elect, held_by, is_caught_up, least_in_sync, settled, target_of
 from service.cluster.image import NO_LEADER, Image, PartitionState
 from service.stores.port import Op
+from service.turns import Steps, Turn
 from service.wire.error_codes import ErrorCode
 
 PREFERRED, UNCLEAN = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionResult:
+class ReassignResult:
     partition: TopicPartition
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
@@ -32,30 +34,33 @@ class Reassign:
     may_change_factor: bool = True
     min_in_sync: int = 1
 
-    def decide(self, image: Image, *, retried: bool) -> Decision[list[PartitionResult]]:
-        results: list[PartitionResult] = []
+    def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[list[ReassignResult]]]:
+        turn = Turn(DECIDED_A_TURN)
+        results: list[ReassignResult] = []
         ops: list[Op] = []
         for partition, replicas in self.wanted:
+            if turn.is_over(1 + len(replicas or ())):
+                yield
             topic = image.topics.get(partition.topic)
             state = topic.partitions.get(partition.partition) if topic is not None else None
             if topic is None or state is None:
                 message = "The topic does not exist." if topic is None else "The partition does not exist."
-                results.append(PartitionResult(partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
+                results.append(ReassignResult(partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
                 continue
             least = least_in_sync(topic, self.min_in_sync)
             new = (
                 _taken_back(state, image, least) if replicas is None else self._assigned(state, replicas, image, least)
             )
             if isinstance(new, PartitionState):
-                results.append(PartitionResult(partition))
+                results.append(ReassignResult(partition))
                 if new != state:
                     ops.append(changed(topic.id, partition.partition, state, new))
             elif retried and replicas is None:
-                results.append(PartitionResult(partition))
+                results.append(ReassignResult(partition))
             else:
                 error, message = new
-                results.append(PartitionResult(partition, error, message))
-        return Decision(results, tuple(ops))
+                results.append(ReassignResult(partition, error, message))
+        return MetadataDecision(results, tuple(ops))
 
     def _assigned(
         self, state: PartitionState, replicas: tuple[int, ...], image: Image, least: int
@@ -105,28 +110,31 @@ class ElectLeaders:
     only: tuple[TopicPartition, ...] | None
     min_in_sync: int = 1
 
-    def decide(self, image: Image, *, retried: bool) -> Decision[list[PartitionResult]]:
-        results: list[PartitionResult] = []
+    def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[list[ReassignResult]]]:
+        turn = Turn(DECIDED_A_TURN)
+        results: list[ReassignResult] = []
         ops: list[Op] = []
         for partition in self._partitions(image):
+            if turn.is_over():
+                yield
             topic = image.topics.get(partition.topic)
             state = topic.partitions.get(partition.partition) if topic is not None else None
             if topic is None or state is None:
                 message = f"No such partition as {partition.topic}-{partition.partition}"
-                results.append(PartitionResult(partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
+                results.append(ReassignResult(partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
                 continue
             new = self._elected(state, image, least_in_sync(topic, self.min_in_sync))
             if isinstance(new, PartitionState):
-                results.append(PartitionResult(partition))
+                results.append(ReassignResult(partition))
                 ops.append(changed(topic.id, partition.partition, state, new))
             elif new is not ErrorCode.ELECTION_NOT_NEEDED or self.only is not None:
-                results.append(PartitionResult(partition, ErrorCode.NONE if retried else new))
-        return Decision(results, tuple(ops))
+                results.append(ReassignResult(partition, ErrorCode.NONE if retried else new))
+        return MetadataDecision(results, tuple(ops))
 
-    def _partitions(self, image: Image) -> tuple[TopicPartition, ...]:
+    def _partitions(self, image: Image) -> Iterable[TopicPartition]:
         if self.only is not None:
             return self.only
-        return tuple(TopicPartition(topic.name, index) for topic in image.topics.values() for index in topic.partitions)
+        return (TopicPartition(topic.name, index) for topic in image.topics.values() for index in topic.partitions)
 
     def _elected(self, state: PartitionState, image: Image, least: int) -> PartitionState | ErrorCode:
         if self.kind == UNCLEAN:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from log.ids import ZERO_TOPIC_ID, TopicId
-from service.cluster.controller import Decision, raised
+from service.cluster.controller import DECIDED_A_TURN, ItemRefused, MetadataDecision, raised
 from service.cluster.image import (
     DOTTED_NAMES,
     Image,
@@ -24,6 +24,7 @@ from service.cluster.placement import place
 from service.settings.setting import ConfigError
 from service.settings.topic import check_topic_config
 from service.stores.port import Create, Delete, Op, Put
+from service.turns import Steps, Turn
 from service.wire.error_codes import ErrorCode
 
 MAX_NAME_LENGTH = 249
@@ -61,13 +62,6 @@ class TopicResult:
     id: TopicId = ZERO_TOPIC_ID
 
 
-class _Refused(Exception):
-    def __init__(self, error: ErrorCode, message: str | None = None) -> None:
-        super().__init__(message)
-        self.error = error
-        self.message = message
-
-
 def check_topic_name(name: str) -> str | None:
     """Why a topic can't have this name; None if it can."""
     problem = None
@@ -94,60 +88,65 @@ class CreateTopics:
     default_replication_factor: int
     validate_only: bool = False
 
-    def decide(self, image: Image, *, retried: bool) -> Decision[list[TopicResult]]:
+    def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[list[TopicResult]]]:
+        turn = Turn(DECIDED_A_TURN)
         results: list[TopicResult] = []
         ops: list[Op] = []
         room = MAX_NEW_PARTITIONS
         start = sum(len(topic.partitions) for topic in image.topics.values())
         by_folded = {_folded(name): name for name in image.topics}
+        has_dots = False
         for new in self.topics:
+            if turn.is_over(1 + len(new.config) + len(new.assignment)):
+                yield
             existing = image.topics.get(new.name)
             if retried and existing is not None and existing.id == new.id:
                 results.append(TopicResult(new.name, topic=existing, id=existing.id))
                 continue
             try:
                 topic = self._create(new, image, by_folded, start, room)
-            except _Refused as refused:
+            except ItemRefused as refused:
                 results.append(TopicResult(new.name, refused.error, refused.message))
                 continue
             room -= len(topic.partitions)
             start += len(topic.partitions)
             by_folded[_folded(new.name)] = new.name
+            has_dots = has_dots or "." in new.name or "_" in new.name
             results.append(TopicResult(new.name, topic=topic, id=topic.id))
             ops.append(Create(topic_key(topic.name), encode_topic(topic.id, len(topic.partitions), topic.config)))
-            ops.extend(_new_partitions(topic.id, topic.partitions))
-        if any("." in new.name or "_" in new.name for new in self.topics) and ops:
+            ops += yield from _new_partitions(topic.id, topic.partitions, turn)
+        if has_dots and ops:
             # Two names that collide have different keys, so two brokers could create them at the same time. Raising
             # this counter makes one of the two commits fail.
             ops.append(raised(DOTTED_NAMES, image.dotted_names, image.dotted_names.value + 1))
-        return Decision(results, () if self.validate_only else tuple(ops))
+        return MetadataDecision(results, () if self.validate_only else tuple(ops))
 
     def _create(self, new: NewTopic, image: Image, by_folded: Mapping[str, str], start: int, room: int) -> Topic:
         if (problem := check_topic_name(new.name)) is not None:
-            raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+            raise ItemRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
         if new.name in image.topics:
-            raise _Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{new.name}' already exists.")
+            raise ItemRefused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{new.name}' already exists.")
         if (other := by_folded.get(_folded(new.name))) is not None:
             message = f"Topic '{new.name}' collides with existing topic: {other}"
-            raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, message)
+            raise ItemRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, message)
         config = _checked_config(new.config)
         replicas = _assigned(new, image) if new.assignment else self._placed(new, image, start, room)
         if len(replicas) > room:
-            raise _Refused(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+            raise ItemRefused(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
         return Topic(new.name, new.id, 0, config, {index: _fresh(ids) for index, ids in enumerate(replicas)})
 
     def _placed(self, new: NewTopic, image: Image, start: int, room: int) -> Sequence[tuple[int, ...]]:
         partitions, replicas = new.partitions, new.replication_factor
         if replicas < USE_DEFAULT or replicas == 0:
             message = "Replication factor must be larger than 0, or -1 to use the default value."
-            raise _Refused(ErrorCode.INVALID_REPLICATION_FACTOR, message)
+            raise ItemRefused(ErrorCode.INVALID_REPLICATION_FACTOR, message)
         if partitions < USE_DEFAULT or partitions == 0:
             message = "Number of partitions was set to an invalid non-positive value."
-            raise _Refused(ErrorCode.INVALID_PARTITIONS, message)
+            raise ItemRefused(ErrorCode.INVALID_PARTITIONS, message)
         partitions = self.default_partitions if partitions == USE_DEFAULT else partitions
         replicas = self.default_replication_factor if replicas == USE_DEFAULT else replicas
         if partitions > room:
-            raise _Refused(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+            raise ItemRefused(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
         _check_replication(replicas, image)
         return place(image.brokers.values(), partitions=partitions, replicas=replicas, start=start)
 
@@ -155,7 +154,7 @@ class CreateTopics:
 def _check_replication(replicas: int, image: Image) -> None:
     registered = len(image.brokers)
     if replicas > registered:
-        raise _Refused(
+        raise ItemRefused(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"Unable to replicate the partition {replicas} time(s): The target replication factor of {replicas} "
             f"cannot be reached "
@@ -168,62 +167,69 @@ def _checked_config(given: tuple[tuple[str, str | None], ...]) -> dict[str, str]
     config: dict[str, str] = {}
     for name, value in given:
         if value is None:
-            raise _Refused(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {name}")
+            raise ItemRefused(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {name}")
         config[name] = value
     try:
         check_topic_config(config)
     except ConfigError as error:
-        raise _Refused(ErrorCode.INVALID_CONFIG, str(error)) from error
+        raise ItemRefused(ErrorCode.INVALID_CONFIG, str(error)) from error
     return config
 
 
 def _assigned(new: NewTopic, image: Image) -> list[tuple[int, ...]]:
     if new.replication_factor != USE_DEFAULT:
         message = "A manual partition assignment was specified, but replication factor was not set to -1."
-        raise _Refused(ErrorCode.INVALID_REQUEST, message)
+        raise ItemRefused(ErrorCode.INVALID_REQUEST, message)
     if new.partitions != USE_DEFAULT:
         message = "A manual partition assignment was specified, but numPartitions was not set to -1."
-        raise _Refused(ErrorCode.INVALID_REQUEST, message)
+        raise ItemRefused(ErrorCode.INVALID_REQUEST, message)
+    if len(new.assignment) > MAX_NEW_PARTITIONS:
+        raise ItemRefused(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
     assignment: dict[int, tuple[int, ...]] = {}
     factor: int | None = None
     for index, replicas in new.assignment:
         if index in assignment:
             message = f"Found multiple manual partition assignments for partition {index}"
-            raise _Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+            raise ItemRefused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
         _check_replicas(replicas, image, factor)
         factor = len(replicas)
         assignment[index] = replicas
     if sorted(assignment) != list(range(len(assignment))):
         message = "partitions should be a consecutive 0-based integer sequence"
-        raise _Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+        raise ItemRefused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
     return [assignment[index] for index in range(len(assignment))]
 
 
 def _check_replicas(replicas: tuple[int, ...], image: Image, factor: int | None) -> None:
     if not replicas:
         message = "The manual partition assignment includes an empty replica list."
-        raise _Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+        raise ItemRefused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
     for position, broker in enumerate(replicas):
         if broker in replicas[:position]:
             message = f"The manual partition assignment includes the broker {broker} more than once."
-            raise _Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+            raise ItemRefused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
         if broker not in image.brokers:
             message = f"The manual partition assignment includes broker {broker}, but no such broker is registered."
-            raise _Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+            raise ItemRefused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
     if factor is not None and factor != len(replicas):
         message = (
             f"The manual partition assignment includes a partition with {len(replicas)} replica(s), but this is not "
             f"consistent with previous partitions, which have {factor} replica(s)."
         )
-        raise _Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+        raise ItemRefused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
 
 
 def _fresh(replicas: tuple[int, ...]) -> PartitionState:
     return PartitionState(replicas, replicas, leader=replicas[0], leader_epoch=0)
 
 
-def _new_partitions(topic_id: TopicId, partitions: Mapping[int, PartitionState]) -> list[Op]:
-    return [Create(partition_key(topic_id, index), encode_partition(state)) for index, state in partitions.items()]
+def _new_partitions(topic_id: TopicId, partitions: Mapping[int, PartitionState], turn: Turn) -> Steps[list[Op]]:
+    ops: list[Op] = []
+    for index, state in partitions.items():
+        if turn.is_over():
+            yield
+        ops.append(Create(partition_key(topic_id, index), encode_partition(state)))
+    return ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +238,13 @@ class DeleteTopics:
 
     ids: tuple[TopicId, ...]
 
-    def decide(self, image: Image, *, retried: bool) -> Decision[list[TopicResult]]:
+    def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[list[TopicResult]]]:
+        turn = Turn(DECIDED_A_TURN)
         results: list[TopicResult] = []
         ops: list[Op] = []
         for topic_id in self.ids:
+            if turn.is_over():
+                yield
             topic = image.topic_by_id(topic_id)
             if topic is None:
                 error = ErrorCode.NONE if retried else ErrorCode.UNKNOWN_TOPIC_ID
@@ -243,11 +252,11 @@ class DeleteTopics:
                 continue
             results.append(TopicResult(topic.name, id=topic_id))
             ops.append(Delete(topic_key(topic.name), topic.version))
-            ops.extend(
-                Delete(partition_key(topic_id, index), state.partition_epoch)
-                for index, state in topic.partitions.items()
-            )
-        return Decision(results, tuple(ops))
+            for index, state in topic.partitions.items():
+                if turn.is_over():
+                    yield
+                ops.append(Delete(partition_key(topic_id, index), state.partition_epoch))
+        return MetadataDecision(results, tuple(ops))
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,38 +275,42 @@ class CreatePartitions:
     topics: tuple[MorePartitions, ...]
     validate_only: bool = False
 
-    def decide(self, image: Image, *, retried: bool) -> Decision[list[TopicResult]]:
+    def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[list[TopicResult]]]:
+        turn = Turn(DECIDED_A_TURN)
         results: list[TopicResult] = []
         ops: list[Op] = []
         room = MAX_NEW_PARTITIONS
         for wanted in self.topics:
+            if turn.is_over(1 + len(wanted.assignment or ())):
+                yield
             topic = image.topics.get(wanted.name)
             try:
                 if topic is None:
-                    raise _Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                    raise ItemRefused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
                 if not (retried and len(topic.partitions) == wanted.count):
                     made = _added(wanted, topic, image, room)
                     room -= len(made)
                     value = encode_topic(topic.id, wanted.count, topic.config)
-                    ops += [Put(topic_key(topic.name), value, topic.version), *_new_partitions(topic.id, made)]
+                    ops.append(Put(topic_key(topic.name), value, topic.version))
+                    ops += yield from _new_partitions(topic.id, made, turn)
                 results.append(TopicResult(wanted.name, topic=topic, id=topic.id))
-            except _Refused as refused:
+            except ItemRefused as refused:
                 results.append(TopicResult(wanted.name, refused.error, refused.message))
-        return Decision(results, () if self.validate_only else tuple(ops))
+        return MetadataDecision(results, () if self.validate_only else tuple(ops))
 
 
 def _added(wanted: MorePartitions, topic: Topic, image: Image, room: int) -> dict[int, PartitionState]:
     present = len(topic.partitions)
     if wanted.count == present:
-        raise _Refused(ErrorCode.INVALID_PARTITIONS, f"Topic already has {present} partition(s).")
+        raise ItemRefused(ErrorCode.INVALID_PARTITIONS, f"Topic already has {present} partition(s).")
     if wanted.count < present:
         message = (
             f"The topic {topic.name} currently has {present} partition(s); {wanted.count} would not be an increase."
         )
-        raise _Refused(ErrorCode.INVALID_PARTITIONS, message)
+        raise ItemRefused(ErrorCode.INVALID_PARTITIONS, message)
     added = wanted.count - present
-    if added > room:
-        raise _Refused(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+    if max(added, len(wanted.assignment or ())) > room:
+        raise ItemRefused(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
     factor = len(topic.partitions[0].replicas)
     if wanted.assignment is None:
         _check_replication(factor, image)
@@ -311,7 +324,7 @@ def _added(wanted: MorePartitions, topic: Topic, image: Image, room: int) -> dic
                 f"Attempted to add {added} additional partition(s), but only {len(replicas)} assignment(s) "
                 f"were specified."
             )
-            raise _Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
+            raise ItemRefused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
         for ids in replicas:
             _check_replicas(ids, image, factor)
     return {present + number: _fresh(ids) for number, ids in enumerate(replicas)}

@@ -5,9 +5,6 @@ records and answers into the draft. The token of a JoinGroup or SyncGroup that m
 later decision answers it. Such a request is called parked.
 """
 
-from collections.abc import Iterator
-from itertools import islice
-
 from service.groups.classic_group import ClassicGroup, ClassicMember, leader_or_nobody
 from service.groups.commands import (
     NO_MEMBER,
@@ -22,8 +19,9 @@ from service.groups.commands import (
     SyncGroup,
     SyncReply,
 )
-from service.groups.deadlines import RESUMED_AT_ONCE, DeadlineName, Deadlines
+from service.groups.deadlines import DeadlineName, Deadlines
 from service.groups.records import classic_group_record, instance_renamed_record, note_member
+from service.groups.resuming import Resuming
 from service.groups.settings import GroupSettings
 from service.groups.states import ClassicState
 from service.groups.verdicts import Draft, Fault, Token
@@ -50,7 +48,7 @@ class ClassicDecisions:
         self._deadlines = deadlines
         # By group: the present delay of a new group, and how long it may go on waiting for members after that.
         self._initial_remaining_ms: dict[str, tuple[int, int]] = {}
-        self._resuming: dict[str, Iterator[str]] = {}  # by group: members whose sessions have still to begin anew
+        self.resuming = Resuming(deadlines, self._await_heartbeat)
 
     # Joining ----------------------------------------------------------------------------------------------------------
 
@@ -421,31 +419,16 @@ class ClassicDecisions:
     # Beginning and end ------------------------------------------------------------------------------------------------
 
     def resume(self, group: ClassicGroup, draft: Draft) -> None:
-        """Begin all sessions anew after the log was read: meanwhile no member could send heartbeats."""
-        self._resuming[group.group_id] = iter(list(group.members))
-        self.resume_some(group, draft)
+        """Take the group up after the log was read."""
+        self.resuming.begin(group, draft)
         if len(group.members) > self._settings.group_max_size:
             self.prepare_rebalance(group, draft)
-
-    def resume_some(self, group: ClassicGroup, draft: Draft) -> None:
-        """Begin the sessions of some members, those of many members in several turns. A member that was heard of
-        meanwhile has a session already.
-        """
-        some = list(islice(self._resuming.get(group.group_id, ()), RESUMED_AT_ONCE))
-        for member_id in some:
-            member = group.members.get(member_id)
-            if member is not None and ("session", group.group_id, member_id) not in self._deadlines:
-                self._await_heartbeat(group, member, draft)
-        if len(some) == RESUMED_AT_ONCE:
-            self._deadlines.set(("resume", group.group_id, ""), draft.now_ms)
-        else:
-            self._resuming.pop(group.group_id, None)
 
     def forget(self, group: ClassicGroup) -> None:
         """Cancel all deadlines of a group that is removed."""
         self._initial_remaining_ms.pop(group.group_id, None)
-        self._resuming.pop(group.group_id, None)
-        for what in ("join", "initial", "sync", "answers", "resume", "prepare"):
+        self.resuming.forget(group.group_id)
+        for what in ("join", "initial", "sync", "answers", "prepare"):
             self._deadlines.cancel((what, group.group_id, ""))
         for member_id in (*group.members, *group.pending_joins):
             self._deadlines.cancel(("session", group.group_id, member_id))

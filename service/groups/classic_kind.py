@@ -60,7 +60,7 @@ class ClassicKind:
             "join": lambda group, _, draft: decisions.complete_join(group, draft),
             "sync": lambda group, _, draft: decisions.sync_deadline_over(group, draft),
             "answers": lambda group, _, draft: decisions.answer_some(group, draft),
-            "resume": lambda group, _, draft: decisions.resume_some(group, draft),
+            "resume": lambda group, _, draft: decisions.resuming.go_on(group, draft),
         }
 
     # Commands ---------------------------------------------------------------------------------------------------------

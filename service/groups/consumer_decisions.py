@@ -9,8 +9,7 @@ epoch. Second, if the group's epoch is ahead of the target assignment, a new tar
 group is large (assignment_round.py). Third, the member takes its next step towards the target.
 """
 
-from collections.abc import Generator, Iterable, Iterator
-from itertools import islice
+from collections.abc import Generator, Iterable
 from typing import NamedTuple
 
 from service.groups.assignment_round import (
@@ -31,7 +30,7 @@ from service.groups.commands import (
     PartitionsByTopic,
 )
 from service.groups.consumer_group import ConsumerGroup, ConsumerMember, EpochsByTopic, ResolvedRegex, TargetByTopic
-from service.groups.deadlines import RESUMED_AT_ONCE, DeadlineName, Deadlines
+from service.groups.deadlines import DeadlineName, Deadlines
 from service.groups.reconciliation import Walk, reconcile
 from service.groups.records import (
     consumer_epoch_record,
@@ -46,10 +45,11 @@ from service.groups.records import (
     target_record,
 )
 from service.groups.regex import MATCHED_AT_ONCE, InvalidRegex, RegexRound, TopicMatches, TopicRegex
+from service.groups.resuming import Resuming
 from service.groups.settings import GroupSettings
 from service.groups.states import MemberState
 from service.groups.topics import TopicView, fingerprint
-from service.groups.verdicts import Draft, Fault, Refusal, Token
+from service.groups.verdicts import Draft, Fault, GroupRefusal, Token
 
 # A group resolves its regular expressions at most once in the first interval, except for the first expression of a
 # group. While its members send heartbeats it resolves them at least once in the second interval. Both numbers are
@@ -76,11 +76,11 @@ class ConsumerDecisions:
         self._settings = settings
         self._topics = topics
         self._deadlines = deadlines
-        self._resuming: dict[str, Iterator[str]] = {}  # by group: members whose sessions have still to begin anew
+        self.resuming = Resuming(deadlines, self._begin_session)
 
     # The request by itself --------------------------------------------------------------------------------------------
 
-    def refuse_malformed(self, ask: ConsumerHeartbeat) -> Refusal | None:
+    def refuse_malformed(self, ask: ConsumerHeartbeat) -> GroupRefusal | None:
         """What is wrong with a heartbeat, whatever the state of the group is."""
         epoch = ask.member_epoch
         if (ask.member_names_itself or epoch > 0 or epoch == LEAVE_EPOCH) and _is_blank(ask.member_id):
@@ -106,28 +106,30 @@ class ConsumerDecisions:
             return _invalid("no such member epoch")
         if ask.server_assignor is not None and ask.server_assignor not in self._settings.group_consumer_assignors:
             known = ", ".join(self._settings.group_consumer_assignors)
-            return Refusal(Fault.UNSUPPORTED_ASSIGNOR, f"no assignor {ask.server_assignor} here, only: {known}")
+            return GroupRefusal(Fault.UNSUPPORTED_ASSIGNOR, f"no assignor {ask.server_assignor} here, only: {known}")
         return None
 
     # Heartbeats -------------------------------------------------------------------------------------------------------
 
-    def heartbeat(self, group: ConsumerGroup, ask: ConsumerHeartbeat, draft: Draft) -> ConsumerHeartbeatReply | Refusal:
+    def heartbeat(
+        self, group: ConsumerGroup, ask: ConsumerHeartbeat, draft: Draft
+    ) -> ConsumerHeartbeatReply | GroupRefusal:
         if (full := self.refuse_when_full(group, ask.member_id)) is not None:
             return full
         member_id = ask.member_id or ask.fresh_id
         found = self._find_member(group, ask, member_id, draft)
-        if isinstance(found, Refusal):
+        if isinstance(found, GroupRefusal):
             return found
         member = _as_it_says(found, ask)
         regex_change = self.change_regex(group, found, member, draft)
-        if isinstance(regex_change, Refusal):
+        if isinstance(regex_change, GroupRefusal):
             return regex_change
         names_changed = self.record_member(group, found, member, draft)
         epoch = self.maybe_raise_epoch(group, member, names_changed or regex_change.is_resolved, draft)
         goal = self.maybe_assign(group, epoch, member, draft)
         walked = self.walk(group, member, goal, ask.owned, names_changed or regex_change.has_changed, draft)
         if walked is None:
-            return Refusal(Fault.FENCED_MEMBER_EPOCH, "the member's state is not understood; it must rejoin")
+            return GroupRefusal(Fault.FENCED_MEMBER_EPOCH, "the member's state is not understood; it must rejoin")
         self._keep_session(group, walked, draft)
         is_full_request = (
             ask.rebalance_timeout_ms != -1
@@ -142,15 +144,15 @@ class ConsumerDecisions:
             assignment=_partitions(walked.assigned) if tells else None,
         )
 
-    def refuse_when_full(self, group: ConsumerGroup, member_id: str) -> Refusal | None:
+    def refuse_when_full(self, group: ConsumerGroup, member_id: str) -> GroupRefusal | None:
         limit = self._settings.group_consumer_max_size
         if len(group.members) >= limit and member_id not in group.members:
-            return Refusal(Fault.GROUP_MAX_SIZE_REACHED, f"the group has {limit} members, which is the limit")
+            return GroupRefusal(Fault.GROUP_MAX_SIZE_REACHED, f"the group has {limit} members, which is the limit")
         return None
 
     def _find_member(
         self, group: ConsumerGroup, ask: ConsumerHeartbeat, member_id: str, draft: Draft
-    ) -> ConsumerMember | Refusal:
+    ) -> ConsumerMember | GroupRefusal:
         joins = ask.member_epoch == JOIN_EPOCH
         if ask.instance_id is None:
             member = group.members.get(member_id)
@@ -162,12 +164,12 @@ class ConsumerDecisions:
             if owner is None:
                 return group.members.get(member_id, ConsumerMember(member_id))
             if owner.classic is None and owner.member_epoch != STATIC_LEAVE_EPOCH:
-                return Refusal(
+                return GroupRefusal(
                     Fault.UNRELEASED_INSTANCE_ID, f"instance {ask.instance_id} is member {owner.member_id} at present"
                 )
             return self.take_over(group, owner, member_id, draft)
         if owner is None:
-            return Refusal(Fault.UNKNOWN_MEMBER_ID, f"no instance {ask.instance_id} in group {group.group_id}")
+            return GroupRefusal(Fault.UNKNOWN_MEMBER_ID, f"no instance {ask.instance_id} in group {group.group_id}")
         return _refuse_instance(owner, member_id) or _refuse_epoch(owner, ask) or owner
 
     def take_over(self, group: ConsumerGroup, owner: ConsumerMember, member_id: str, draft: Draft) -> ConsumerMember:
@@ -189,7 +191,7 @@ class ConsumerDecisions:
 
     def change_regex(
         self, group: ConsumerGroup, old: ConsumerMember, new: ConsumerMember, draft: Draft
-    ) -> "RegexChange | Refusal":
+    ) -> "RegexChange | GroupRefusal":
         """Note a changed expression, and decide whether the group's expressions must be resolved again.
 
         Resolving reads the names of all topics, which takes long. So it is not done here: a deadline that is due at
@@ -210,7 +212,7 @@ class ConsumerDecisions:
                 try:
                     TopicRegex(after)
                 except InvalidRegex as error:
-                    return Refusal(Fault.INVALID_REGULAR_EXPRESSION, f"{after}: {error}")
+                    return GroupRefusal(Fault.INVALID_REGULAR_EXPRESSION, f"{after}: {error}")
                 is_new = True
         if group.tallies.using or is_new:
             self._maybe_resolve(group, is_new or bool(group.unresolved), draft)
@@ -430,7 +432,7 @@ class ConsumerDecisions:
 
     def _await_revocation(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:
         name: DeadlineName = ("rebalance", group.group_id, member.member_id)
-        if member.state is MemberState.UNREVOKED_PARTITIONS:
+        if member.state is MemberState.UNREVOKED_PARTITIONS and member.member_epoch != STATIC_LEAVE_EPOCH:
             self._deadlines.set(name, draft.now_ms + member.rebalance_timeout_ms)
         else:
             self._deadlines.cancel(name)
@@ -443,12 +445,12 @@ class ConsumerDecisions:
 
     # Leaving ----------------------------------------------------------------------------------------------------------
 
-    def find_leaving(self, group: ConsumerGroup, ask: ConsumerHeartbeat) -> ConsumerMember | Refusal:
+    def find_leaving(self, group: ConsumerGroup, ask: ConsumerHeartbeat) -> ConsumerMember | GroupRefusal:
         if ask.instance_id is None:
             return group.members.get(ask.member_id) or _unknown(group, ask.member_id)
         owner = group.static_member(ask.instance_id)
         if owner is None:
-            return Refusal(Fault.UNKNOWN_MEMBER_ID, f"no instance {ask.instance_id} in group {group.group_id}")
+            return GroupRefusal(Fault.UNKNOWN_MEMBER_ID, f"no instance {ask.instance_id} in group {group.group_id}")
         return _refuse_instance(owner, ask.member_id) or owner
 
     def leave_for_a_while(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:
@@ -458,6 +460,7 @@ class ConsumerDecisions:
         reset = {topic_id: dict.fromkeys(partitions, 0) for topic_id, partitions in member.assigned.items()}
         away = member._replace(member_epoch=STATIC_LEAVE_EPOCH, assigned=reset, revoking={})
         draft.records.append(current_record(group.group_id, away))
+        self._await_revocation(group, away, draft)
 
     def remove(self, group: ConsumerGroup, leaving: Iterable[ConsumerMember], draft: Draft) -> None:
         """Remove these members, and raise the group's epoch, so that the others get their partitions."""
@@ -480,45 +483,31 @@ class ConsumerDecisions:
 
     def forget(self, group: ConsumerGroup) -> None:
         """Cancel all deadlines of a group that is removed."""
-        self._resuming.pop(group.group_id, None)
-        for what in ("regex", "assign", "resume"):
+        self.resuming.forget(group.group_id)
+        for what in ("regex", "assign"):
             self._deadlines.cancel((what, group.group_id, ""))
         for member_id in group.members:
             self.forget_member(group.group_id, member_id)
 
-    def resume(self, group: ConsumerGroup, draft: Draft) -> None:
-        """Begin all sessions anew after the log was read: meanwhile no member could send heartbeats."""
-        self._resuming[group.group_id] = iter(list(group.members))
-        self.resume_some(group, draft)
-
-    def resume_some(self, group: ConsumerGroup, draft: Draft) -> None:
-        """Begin the sessions of some members, those of many members in several turns. A member that was heard of
-        meanwhile has a session already.
-        """
-        some = list(islice(self._resuming.get(group.group_id, ()), RESUMED_AT_ONCE))
-        for member_id in some:
-            member = group.members.get(member_id)
-            if member is not None and ("session", group.group_id, member_id) not in self._deadlines:
-                self._keep_session(group, member, draft)
-                if member.classic is None:
-                    self._await_revocation(group, member, draft)
-        if len(some) == RESUMED_AT_ONCE:
-            self._deadlines.set(("resume", group.group_id, ""), draft.now_ms)
-        else:
-            self._resuming.pop(group.group_id, None)
+    def _begin_session(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:
+        self._keep_session(group, member, draft)
+        if member.classic is None:
+            self._await_revocation(group, member, draft)
 
 
-def answer_beat(answer: ConsumerHeartbeatReply | Refusal, token: Token, draft: Draft) -> None:
-    """Answer a heartbeat. One that is refused changes nothing: the draft's records are dropped."""
-    if isinstance(answer, Refusal):
-        draft.records.clear()
+def answer_beat(answer: ConsumerHeartbeatReply | GroupRefusal, token: Token, draft: Draft, first: int) -> None:
+    """Answer a heartbeat, whose records are those of the draft from `first` on. One that is refused changes nothing:
+    its records are dropped.
+    """
+    if isinstance(answer, GroupRefusal):
+        del draft.records[first:]
         draft.replacement = None
         answer = ConsumerHeartbeatReply(answer.fault, answer.message)
     draft.answer(token, answer)
 
 
-def no_consumer_group(group_id: str) -> Refusal:
-    return Refusal(Fault.GROUP_ID_NOT_FOUND, f"there is no consumer group {group_id}")
+def no_consumer_group(group_id: str) -> GroupRefusal:
+    return GroupRefusal(Fault.GROUP_ID_NOT_FOUND, f"there is no consumer group {group_id}")
 
 
 class RegexChange(NamedTuple):
@@ -567,21 +556,21 @@ def _is_blank(text: str | None) -> bool:
     return text is not None and not text.strip()
 
 
-def _invalid(message: str) -> Refusal:
-    return Refusal(Fault.INVALID_REQUEST, message)
+def _invalid(message: str) -> GroupRefusal:
+    return GroupRefusal(Fault.INVALID_REQUEST, message)
 
 
-def _unknown(group: ConsumerGroup, member_id: str) -> Refusal:
-    return Refusal(Fault.UNKNOWN_MEMBER_ID, f"{member_id or NO_MEMBER} is not a member of group {group.group_id}")
+def _unknown(group: ConsumerGroup, member_id: str) -> GroupRefusal:
+    return GroupRefusal(Fault.UNKNOWN_MEMBER_ID, f"{member_id or NO_MEMBER} is not a member of group {group.group_id}")
 
 
-def _refuse_instance(owner: ConsumerMember, member_id: str) -> Refusal | None:
+def _refuse_instance(owner: ConsumerMember, member_id: str) -> GroupRefusal | None:
     if owner.member_id == member_id:
         return None
-    return Refusal(Fault.FENCED_INSTANCE_ID, f"instance {owner.instance_id} is member {owner.member_id} now")
+    return GroupRefusal(Fault.FENCED_INSTANCE_ID, f"instance {owner.instance_id} is member {owner.member_id} now")
 
 
-def _refuse_epoch(member: ConsumerMember, ask: ConsumerHeartbeat) -> Refusal | None:
+def _refuse_epoch(member: ConsumerMember, ask: ConsumerHeartbeat) -> GroupRefusal | None:
     """Refuse an epoch that is not the member's. The one before is accepted if the member may have missed the answer
     that raised it.
     """
@@ -590,7 +579,7 @@ def _refuse_epoch(member: ConsumerMember, ask: ConsumerHeartbeat) -> Refusal | N
     missed_answer = ask.member_epoch == member.previous_epoch and _owns_only(ask.owned, member.assigned)
     if ask.member_epoch < member.member_epoch and missed_answer:
         return None
-    return Refusal(
+    return GroupRefusal(
         Fault.FENCED_MEMBER_EPOCH,
         f"the member's epoch is {member.member_epoch}, not {ask.member_epoch}; it must give up all and rejoin",
     )

@@ -32,7 +32,7 @@ from service.groups.records import (
 )
 from service.groups.settings import GroupSettings
 from service.groups.topics import TopicView
-from service.groups.verdicts import Draft, RecordPair, Refusal, Token
+from service.groups.verdicts import Draft, GroupRefusal, RecordPair, Token
 from service.wire.messages import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
@@ -72,18 +72,19 @@ class ConsumerKind:
         self.deadlines: dict[str, FallDue] = {
             "regex": lambda group, _, draft: decisions.resolve_regexes(group, draft),
             "assign": lambda group, _, draft: decisions.assign_some(group, draft),
-            "resume": lambda group, _, draft: decisions.resume_some(group, draft),
+            "resume": lambda group, _, draft: decisions.resuming.go_on(group, draft),
             **dict.fromkeys(MEMBER_DEADLINES, self._member_is_lost),
         }
 
     # Commands ---------------------------------------------------------------------------------------------------------
 
     def _heartbeat(self, group: ConsumerGroup | None, ask: ConsumerHeartbeat, token: Token, draft: Draft) -> None:
-        answer_beat(self._decisions.refuse_malformed(ask) or self._beat(group, ask, draft), token, draft)
+        first = len(draft.records)
+        answer_beat(self._decisions.refuse_malformed(ask) or self._beat(group, ask, draft), token, draft, first)
 
     def _beat(
         self, group: ConsumerGroup | None, ask: ConsumerHeartbeat, draft: Draft
-    ) -> ConsumerHeartbeatReply | Refusal:
+    ) -> ConsumerHeartbeatReply | GroupRefusal:
         if group is None:
             if ask.member_epoch != JOIN_EPOCH:
                 return no_consumer_group(ask.group_id)
@@ -92,9 +93,11 @@ class ConsumerKind:
             return self._leave(group, ask, draft)
         return self._decisions.heartbeat(group, ask, draft)
 
-    def _leave(self, group: ConsumerGroup, ask: ConsumerHeartbeat, draft: Draft) -> ConsumerHeartbeatReply | Refusal:
+    def _leave(
+        self, group: ConsumerGroup, ask: ConsumerHeartbeat, draft: Draft
+    ) -> ConsumerHeartbeatReply | GroupRefusal:
         member = self._decisions.find_leaving(group, ask)
-        if isinstance(member, Refusal):
+        if isinstance(member, GroupRefusal):
             return member
         if ask.member_epoch == STATIC_LEAVE_EPOCH and ask.instance_id is not None:
             self._decisions.leave_for_a_while(group, member, draft)
@@ -120,7 +123,7 @@ class ConsumerKind:
     def refuse(self, group: Group, command: object, token: Token, draft: Draft) -> None:
         match command:
             case ConsumerHeartbeat():
-                answer_beat(no_consumer_group(command.group_id), token, draft)
+                answer_beat(no_consumer_group(command.group_id), token, draft, len(draft.records))
             case DescribeConsumerGroup():
                 draft.answer(token, not_a_consumer_group(group, command.group_id))
             case _:
@@ -145,7 +148,7 @@ class ConsumerKind:
             _apply_tombstone(group, read)
 
     def wake(self, group: ConsumerGroup, draft: Draft) -> ConsumerGroup:
-        self._decisions.resume(group, draft)
+        self._decisions.resuming.begin(group, draft)
         return group
 
     def heard_of(self, group: ConsumerGroup, member_id: str, draft: Draft) -> None:

@@ -5,17 +5,15 @@ newest known one. A coordinator mostly passes these bytes on unread. It needs th
 and to turn a group from one protocol into the other.
 """
 
+import struct
 from dataclasses import dataclass
 
-from service.wire.codec import MalformedRequest, decode_data, encode_data
-from service.wire.messages import (
-    ConsumerProtocolAssignment,
-    ConsumerProtocolAssignmentTopicPartition,
-    ConsumerProtocolSubscription,
-)
+from service.wire.codec import MalformedRequest, decode_data
+from service.wire.messages import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 PROTOCOL_TYPE = "consumer"
 NEWEST_VERSION = 3
+NO_USER_DATA = b"\xff\xff\xff\xff"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +77,12 @@ def read_assignment(data: bytes) -> Assignment | None:
 
 
 def write_assignment(partitions: list[tuple[str, list[int]]], version: int) -> bytes:
-    version = min(version, NEWEST_VERSION)
-    topics = [ConsumerProtocolAssignmentTopicPartition(topic, numbers) for topic, numbers in partitions]
-    return version.to_bytes(2, "big") + encode_data(ConsumerProtocolAssignment(topics, None), version)
+    """An assignment without user data, in the one form that all versions have. It is written by hand, because a group
+    that turns into a classic one needs those of thousands of members in one turn of the loop.
+    """
+    parts = [struct.pack(">hi", min(version, NEWEST_VERSION), len(partitions))]
+    for topic, numbers in partitions:
+        name = topic.encode()
+        parts += (struct.pack(">h", len(name)), name, struct.pack(f">{len(numbers) + 1}i", len(numbers), *numbers))
+    parts.append(NO_USER_DATA)
+    return b"".join(parts)

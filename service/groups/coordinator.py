@@ -48,7 +48,7 @@ from service.groups.offsets import CommittedOffset, Offsets
 from service.groups.records import OFFSET_KEYS, PREFIX_BYTES, read_offset, read_offset_key
 from service.groups.settings import GroupSettings
 from service.groups.topics import TopicView
-from service.groups.verdicts import Decision, Draft, RecordPair, Replacement, Token
+from service.groups.verdicts import Draft, GroupDecision, OffsetPut, RecordPair, Replacement, Token
 
 NO_PRODUCER_ID = -1
 
@@ -76,6 +76,7 @@ class GroupCoordinator:
         self._is_live = False
         self._replacement: Replacement | None = None  # what the last decision makes of a group
         self._applied = 0  # how many records of that decision were applied
+        self._put: list[OffsetPut] = []  # what the last decision commits and is not applied yet, the next one last
         self._asleep: dict[str, None] = {}  # groups as the log left them: the first command about a group wakes it
         self._offset_decisions = OffsetDecisions(settings, self._offsets)
         self._cleaning = Cleaning(
@@ -110,7 +111,7 @@ class GroupCoordinator:
 
     # The machine's four sides -----------------------------------------------------------------------------------------
 
-    def decide(self, command: Command, token: Token, now_ms: int) -> Decision:
+    def decide(self, command: Command, token: Token, now_ms: int) -> GroupDecision:
         draft = Draft(now_ms, self._wall_ms())
         self._become_live(draft)
         own = self._own.get(type(command))
@@ -126,7 +127,7 @@ class GroupCoordinator:
         """When `expire` must be called. Before the groups are live it is due at once."""
         return self._deadlines.next_ms() if self._is_live else 0
 
-    def expire(self, now_ms: int) -> Decision:
+    def expire(self, now_ms: int) -> GroupDecision:
         draft = Draft(now_ms, self._wall_ms())
         self._become_live(draft)
         for _ in range(DUE_AT_ONCE):
@@ -143,9 +144,11 @@ class GroupCoordinator:
                 break
         return self._sealed(draft)
 
-    def _sealed(self, draft: Draft) -> Decision:
+    def _sealed(self, draft: Draft) -> GroupDecision:
         self._replacement = draft.replacement
         self._applied = 0
+        self._put = draft.offsets
+        self._put.reverse()
         return draft.seal()
 
     def apply(
@@ -159,6 +162,10 @@ class GroupCoordinator:
         """Take up one record of the partition, in the order of the log. `producer_id`: if its batch is
         transactional.
         """
+        if self._put and self._put[-1][0] is key:
+            _, group_id, topic, partition, committed = self._put.pop()
+            self._put_offset(group_id, topic, partition, committed, producer_id)
+            return
         if self._replacement is not None and self._is_replaced_by(self._replacement):
             return
         if key[:PREFIX_BYTES] in OFFSET_KEYS:
@@ -297,7 +304,11 @@ class GroupCoordinator:
         if value is None:
             self._offsets.remove(group_id, topic, partition)
             return
-        committed = read_offset(value)
+        self._put_offset(group_id, topic, partition, read_offset(value), producer_id)
+
+    def _put_offset(
+        self, group_id: str, topic: str, partition: int, committed: CommittedOffset, producer_id: int
+    ) -> None:
         if group_id not in self._groups:
             self._groups[group_id] = self._hold_offsets(group_id)
         if producer_id == NO_PRODUCER_ID:

@@ -12,9 +12,6 @@ Name = TypeVar("Name", bound=Hashable)
 
 DeadlineName = tuple[str, str, str]  # what is due, of which group, of which member; the latter two may be empty
 
-# How many members' sessions begin anew in one turn of the loop.
-RESUMED_AT_ONCE = 1_000
-
 
 class Deadlines(Generic[Name]):
     def __init__(self) -> None:

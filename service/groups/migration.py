@@ -65,7 +65,7 @@ from service.groups.records import (
 from service.groups.settings import GroupSettings
 from service.groups.states import ClassicState, MemberState
 from service.groups.topics import TopicView, fingerprint
-from service.groups.verdicts import Draft, Fault, RecordPair, Refusal, Replacement, Token
+from service.groups.verdicts import Draft, Fault, GroupRefusal, RecordPair, Replacement, Token
 
 # How much an upgrade may write. All members must be in one batch, so that no crash leaves half a group, and a topic
 # takes batches of 1 MB. Kafka refuses a larger upgrade, too, with UNKNOWN_SERVER_ERROR.
@@ -118,11 +118,12 @@ class Migration:
     # From classic to consumer -----------------------------------------------------------------------------------------
 
     def _beat(self, group: ClassicGroup, ask: ConsumerHeartbeat, token: Token, draft: Draft) -> None:
-        answer_beat(self._consumer.refuse_malformed(ask) or self._beat_first(group, ask, draft), token, draft)
+        first = len(draft.records)
+        answer_beat(self._consumer.refuse_malformed(ask) or self._beat_first(group, ask, draft), token, draft, first)
 
     def _beat_first(
         self, group: ClassicGroup, ask: ConsumerHeartbeat, draft: Draft
-    ) -> ConsumerHeartbeatReply | Refusal:
+    ) -> ConsumerHeartbeatReply | GroupRefusal:
         """The first member of the new protocol. An empty classic group is replaced by a new consumer group; any other
         one is turned into a consumer group.
         """
@@ -138,9 +139,9 @@ class Migration:
 
     def _upgrade_by(
         self, group: ClassicGroup, ask: ConsumerHeartbeat, draft: Draft
-    ) -> ConsumerHeartbeatReply | Refusal:
+    ) -> ConsumerHeartbeatReply | GroupRefusal:
         upgraded = self._upgraded(group, draft)
-        if isinstance(upgraded, Refusal):
+        if isinstance(upgraded, GroupRefusal):
             return upgraded
         made, records = upgraded
         # The heartbeat is decided first, because it may be refused, and nothing must change then. Its records are
@@ -154,7 +155,7 @@ class Migration:
             draft.records.extend(attempt.records)
         return answer
 
-    def _upgraded(self, group: ClassicGroup, draft: Draft) -> tuple[ConsumerGroup, list[RecordPair]] | Refusal:
+    def _upgraded(self, group: ClassicGroup, draft: Draft) -> tuple[ConsumerGroup, list[RecordPair]] | GroupRefusal:
         """The consumer group that this group can be turned into, and the records that do it, or why it can't."""
         if not self._settings.may_upgrade:
             return _not_upgradable(group, "the migration policy does not allow it")
@@ -165,14 +166,16 @@ class Migration:
         if _upgrade_bytes(group) > UPGRADE_BYTES_MAX:
             return _not_upgradable(group, "what is to be written of its members is more than one batch may hold")
         if not self._is_prepared(group, draft):
-            return Refusal(Fault.COORDINATOR_LOAD_IN_PROGRESS, "the group's members are being made ready; ask again")
+            return GroupRefusal(
+                Fault.COORDINATOR_LOAD_IN_PROGRESS, "the group's members are being made ready; ask again"
+            )
         # The generation of a group that never had one is 0. It can't be a member epoch: 0 is the epoch of a join.
         epoch = max(group.generation, INITIAL_EPOCH)
         made = ConsumerGroup(group.group_id, epoch=epoch, assignment_epoch=epoch)
         parts: dict[str, Upgraded] = {}
         for classic_member in group.members.values():
             upgraded = self._upgraded_member(group, classic_member)
-            if isinstance(upgraded, Refusal):
+            if isinstance(upgraded, GroupRefusal):
                 return upgraded
             member = upgraded.member
             if any(made.is_held(topic_id, each) for topic_id, given in member.assigned.items() for each in given):
@@ -223,7 +226,7 @@ class Migration:
         due_ms = draft.now_ms if group.unprepared else draft.now_ms + PREPARED_KEPT_MS
         self._deadlines.set(("prepare", group.group_id, ""), due_ms)
 
-    def _upgraded_member(self, group: ClassicGroup, member: ClassicMember) -> Upgraded | Refusal:
+    def _upgraded_member(self, group: ClassicGroup, member: ClassicMember) -> Upgraded | GroupRefusal:
         # Before the first generation of a group no protocol is chosen, and a member that came after the last generation
         # may not support that one's protocol. Then the member's first protocol is read.
         _, metadata = next((each for each in member.protocols if each[0] == group.protocol_name), member.protocols[0])
@@ -271,7 +274,7 @@ class Migration:
         """Tell waiting members of the old group to join again, and begin the sessions of the new group's members."""
         self._classic.dismiss(old, draft)
         self._classic.forget(old)
-        self._consumer.resume(made, draft)
+        self._consumer.resuming.begin(made, draft)
 
     # From consumer to classic -----------------------------------------------------------------------------------------
 
@@ -383,7 +386,7 @@ class Migration:
             return
         member = _as_it_says(found, ask, subscription)
         regex_change = self._consumer.change_regex(group, found, member, draft)
-        assert not isinstance(regex_change, Refusal), "a classic member has no expression"
+        assert not isinstance(regex_change, GroupRefusal), "a classic member has no expression"
         changed = self._consumer.record_member(group, found, member, draft) or regex_change.has_changed
         epoch = self._consumer.maybe_raise_epoch(group, member, changed, draft)
         if replaced is not None and self._replacement_downgrades(group, replaced):
@@ -407,13 +410,13 @@ class Migration:
             ),
         )
 
-    def _refuse_join(self, group: ConsumerGroup, ask: JoinGroup) -> Refusal | None:
+    def _refuse_join(self, group: ConsumerGroup, ask: JoinGroup) -> GroupRefusal | None:
         if (full := self._consumer.refuse_when_full(group, ask.member_id)) is not None:
             return full
         supported = ask.protocol_type == PROTOCOL_TYPE and any(
             group.tallies.supporting.get(name, 0) == group.tallies.classic for name, _ in ask.protocols
         )
-        return None if supported else Refusal(Fault.INCONSISTENT_GROUP_PROTOCOL)
+        return None if supported else GroupRefusal(Fault.INCONSISTENT_GROUP_PROTOCOL)
 
     def _find_joining(
         self, group: ConsumerGroup, ask: JoinGroup, member_id: str, draft: Draft
@@ -618,7 +621,7 @@ def _find_leaving(group: ConsumerGroup, leaving: LeavingMember) -> ConsumerMembe
     return member if leaving.member_id in (NO_MEMBER, member.member_id) else Fault.FENCED_INSTANCE_ID
 
 
-def _not_upgradable(group: ClassicGroup, reason: str) -> Refusal:
-    return Refusal(
+def _not_upgradable(group: ClassicGroup, reason: str) -> GroupRefusal:
+    return GroupRefusal(
         Fault.GROUP_ID_NOT_FOUND, f"classic group {group.group_id} can't turn into a consumer group: {reason}"
     )

@@ -153,6 +153,7 @@ def _record(key: Key, value: Struct, version: int) -> RecordPair:
 
 # Offsets are most of what is written. So their bytes are written and read here by hand, if they are as usual: the
 # present version, a short metadata, a topic with an id. The parts that the offsets of one request share are made once.
+OFFSET_WITHOUT_METADATA = struct.Struct(">hqiBq3B16s")
 OFFSET_BEFORE_METADATA = struct.Struct(">hqiB")  # version, offset, leader epoch, length of the metadata plus one
 OFFSET_BEHIND_METADATA = struct.Struct(">q3B16s")  # time of the commit, then one tagged field: the topic's id
 ONE_TOPIC_ID = (1, 0, 16)  # how many tagged fields, which one, its length
@@ -161,15 +162,24 @@ NO_TOPIC_ID = bytes(16)
 
 
 def offset_record(group_id: str, topic: str, partition: int, committed: CommittedOffset) -> RecordPair:
-    return offset_key(group_id, topic, partition), _offset_value(committed)
+    key = _stem(group_id, topic) + _partition(partition)
+    offset, leader_epoch, metadata, commit_ms, expire_ms, topic_id, _ = committed
+    if metadata or expire_ms is not None or topic_id == NO_TOPIC_ID:
+        return key, _offset_value(committed)
+    return key, OFFSET_WITHOUT_METADATA.pack(
+        OFFSET_VERSION, offset, leader_epoch, 1, commit_ms, *ONE_TOPIC_ID, topic_id
+    )
 
 
 def offset_key(group_id: str, topic: str, partition: int) -> bytes:
-    return _stem(group_id, topic) + partition.to_bytes(4, "big", signed=True)
+    return _stem(group_id, topic) + _partition(partition)
 
 
 def offset_tombstone(group_id: str, topic: str, partition: int) -> RecordPair:
     return offset_key(group_id, topic, partition), None
+
+
+_partition = struct.Struct(">i").pack
 
 
 @lru_cache(maxsize=1_000)

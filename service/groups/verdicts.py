@@ -1,13 +1,15 @@
 """What a coordinator can answer besides success, and the shape of its decisions.
 
-A `Fault` has the name of the protocol's error; error numbers are found in `service/api`. A `Decision` holds the records
-that must become durable, in order, and the answers that may be sent after that. Each answer has the token that came
-with its command.
+A `Fault` has the name of the protocol's error; error numbers are found in `service/api`. A `GroupDecision` holds the
+records that must become durable, in order, and the answers that may be sent after that. Each answer has the token that
+came with its command.
 """
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
+
+from service.groups.offsets import CommittedOffset
 
 Token = object
 RecordPair = tuple[bytes, bytes | None]
@@ -42,14 +44,14 @@ class Fault(Enum):
     UNKNOWN_SERVER_ERROR = auto()
 
 
-class Refusal(NamedTuple):
+class GroupRefusal(NamedTuple):
     """A fault and, for the APIs that have a message, a sentence for the reader of the client's log."""
 
     fault: Fault
     message: str = ""
 
 
-class Decision(NamedTuple):
+class GroupDecision(NamedTuple):
     """Records to write in one batch, answers to send once they are committed.
 
     With a `producer_id` the records belong to that producer's open transaction: they are written as its batch.
@@ -74,6 +76,18 @@ class Replacement(NamedTuple):
     end: int
 
 
+class OffsetPut(NamedTuple):
+    """An offset that the record with this key puts. It is applied as it is: decoding it again would take as long as all
+    the rest of its decision.
+    """
+
+    key: bytes
+    group_id: str
+    topic: str
+    partition: int
+    committed: CommittedOffset
+
+
 @dataclass(slots=True)
 class Draft:
     """A decision in the making, and the time it is made at.
@@ -89,9 +103,10 @@ class Draft:
     producer_id: int = -1
     producer_epoch: int = -1
     replacement: Replacement | None = None
+    offsets: list[OffsetPut] = field(default_factory=list)
 
     def answer(self, token: Token, reply: object) -> None:
         self.answers.append((token, reply))
 
-    def seal(self) -> Decision:
-        return Decision(tuple(self.records), tuple(self.answers), (), self.producer_id, self.producer_epoch)
+    def seal(self) -> GroupDecision:
+        return GroupDecision(tuple(self.records), tuple(self.answers), (), self.producer_id, self.producer_epoch)

@@ -32,11 +32,11 @@ from service.stores.port import (
     Put,
     Result,
     SessionExpired,
-    Snapshot,
     StoreError,
+    StoreSnapshot,
 )
 from service.stores.seen_through import seen_through
-from service.stores.watching import Watcher
+from service.stores.watching import ChangeWatcher
 
 logger = logging.getLogger("oncelog.store")
 
@@ -52,7 +52,7 @@ REREAD_S: Final = 5.0
 """After this time the ledger is read without a hint, because a hint can be lost."""
 
 
-class Outcome(Enum):
+class AppendOutcome(Enum):
     """How an append ended."""
 
     OK = "ok"
@@ -75,7 +75,7 @@ class LedgerSession(Protocol):
         """The number of the newest record. It includes every append that was answered before the call."""
         ...
 
-    async def append(self, number: int, record: bytes) -> Outcome:
+    async def append(self, number: int, record: bytes) -> AppendOutcome:
         """Append `record` as `number`, if that is the next number and this session is not over."""
         ...
 
@@ -106,7 +106,7 @@ class LedgerAway(Exception):
     """The ledger does not answer now."""
 
 
-class Held(NamedTuple):
+class StoredValue(NamedTuple):
     """The value of a key, its version, and the session of an ephemeral key."""
 
     value: bytes
@@ -118,7 +118,7 @@ class _Conflict(Exception):
     """The condition of an op does not hold."""
 
 
-Changed = dict[str, Held | None]
+Changed = dict[str, StoredValue | None]
 
 
 async def slices(many: Sequence[T]) -> AsyncIterator[Sequence[T]]:
@@ -129,10 +129,10 @@ async def slices(many: Sequence[T]) -> AsyncIterator[Sequence[T]]:
         yield many[start : start + KEYS_A_TURN]
 
 
-def stage(changed: Changed, entries: Mapping[str, Held], ops: Sequence[Op], session: int) -> None:
+def stage(changed: Changed, entries: Mapping[str, StoredValue], ops: Sequence[Op], session: int) -> None:
     """Add to `changed` the results of `ops` on `entries`, in the order of the ops. Raises `_Conflict`."""
 
-    def at(key: str, version: int) -> Held:
+    def at(key: str, version: int) -> StoredValue:
         held = changed[key] if key in changed else entries.get(key)
         if held is None or held.version != version:
             raise _Conflict
@@ -143,9 +143,9 @@ def stage(changed: Changed, entries: Mapping[str, Held], ops: Sequence[Op], sess
             case Create(key, value, ephemeral):
                 if (changed[key] if key in changed else entries.get(key)) is not None:
                     raise _Conflict
-                _put(changed, key, Held(value, 0, session if ephemeral else None))
+                _put(changed, key, StoredValue(value, 0, session if ephemeral else None))
             case Put(key, value, version):
-                _put(changed, key, Held(value, version + 1, at(key, version).session))
+                _put(changed, key, StoredValue(value, version + 1, at(key, version).session))
             case Delete(key, version):
                 at(key, version)
                 _put(changed, key, None)
@@ -153,12 +153,12 @@ def stage(changed: Changed, entries: Mapping[str, Held], ops: Sequence[Op], sess
                 at(key, version)
 
 
-def _put(changed: Changed, key: str, held: Held | None) -> None:
+def _put(changed: Changed, key: str, held: StoredValue | None) -> None:
     changed.pop(key, None)  # keys are in the order of their last ops
     changed[key] = held
 
 
-async def encoded(changed: Mapping[str, Held | None]) -> bytes:
+async def encoded(changed: Mapping[str, StoredValue | None]) -> bytes:
     """The bytes of a record or a base. Values are usually small JSON, so a thousand of them compress well."""
     packer = zlib.compressobj(1)
     packed, before = bytearray(), "["
@@ -176,7 +176,7 @@ async def decoded(record: bytes) -> Changed:
     changed: Changed = {}
     async for some in slices(json.loads(zlib.decompress(record)) if record else []):
         for key, value, *rest in some:
-            changed[key] = None if value is None else Held(value.encode("latin-1"), *rest)
+            changed[key] = None if value is None else StoredValue(value.encode("latin-1"), *rest)
     return changed
 
 
@@ -187,9 +187,9 @@ class LedgerStoreSession:
         self.id = ledger.id
         self._ledger = ledger
         self._env = env
-        self._entries: dict[str, Held] = {}
+        self._entries: dict[str, StoredValue] = {}
         self._number = 0
-        self._watchers: list[Watcher] = []
+        self._watchers: list[ChangeWatcher] = []
         self._turn = asyncio.Lock()  # one task at a time reads, or decides and appends
         self._ended = False
 
@@ -217,7 +217,7 @@ class LedgerStoreSession:
     async def watch(self) -> AsyncIterator[Event]:
         if self._ended:
             return
-        watcher = Watcher(self._newest_snapshot)
+        watcher = ChangeWatcher(self._newest_snapshot)
         self._watchers.append(watcher)
         async for happened in watcher.events():
             yield happened
@@ -254,25 +254,25 @@ class LedgerStoreSession:
             await self._catch_up()
             return Result.CONFLICT if self._number == decided_on else None
         match await self._append(changed):
-            case Outcome.OK:
+            case AppendOutcome.OK:
                 return Result.OK
-            case Outcome.UNKNOWN:
+            case AppendOutcome.UNKNOWN:
                 return Result.UNKNOWN
-            case Outcome.EXPIRED:
+            case AppendOutcome.EXPIRED:
                 raise SessionExpired
-            case Outcome.BEHIND:
+            case AppendOutcome.BEHIND:
                 await self._catch_up()
                 return None
 
-    async def _append(self, changed: Changed) -> Outcome:
+    async def _append(self, changed: Changed) -> AppendOutcome:
         outcome = await self._ledger.append(self._number + 1, await encoded(changed))
-        if outcome is Outcome.OK:
+        if outcome is AppendOutcome.OK:
             self._apply(changed)
             if self._number % BASE_EVERY == 0:
                 self._env.tasks.spawn("metadata base", self._set_base(self._number, dict(self._entries)))
         return outcome
 
-    async def _set_base(self, number: int, entries: Mapping[str, Held | None]) -> None:
+    async def _set_base(self, number: int, entries: Mapping[str, StoredValue | None]) -> None:
         base = await encoded(entries)
         try:
             await self._ledger.set_base(number, base, drop_to=number - KEPT_RECORDS)
@@ -327,7 +327,7 @@ class LedgerStoreSession:
                 raise SessionExpired
             owners = ((key, held.session) for key, held in self._entries.items())
             left: Changed = {key: None for key, owner in owners if owner is not None and owner not in living}
-            if not left or await self._append(left) is Outcome.OK:
+            if not left or await self._append(left) is AppendOutcome.OK:
                 return
             await self._catch_up()
 
@@ -341,7 +341,7 @@ class LedgerStoreSession:
                 raise
             return {key: entry for key, entry in self._snapshot().entries.items() if key.startswith(prefix)}
 
-    async def _newest_snapshot(self) -> Snapshot:
+    async def _newest_snapshot(self) -> StoreSnapshot:
         async with self._turn:
             try:
                 await self._catch_up()
@@ -351,8 +351,8 @@ class LedgerStoreSession:
                 self._end()
             return self._snapshot()
 
-    def _snapshot(self) -> Snapshot:
-        return Snapshot(self._number, {key: Entry(*self._entries[key][:2]) for key in sorted(self._entries)})
+    def _snapshot(self) -> StoreSnapshot:
+        return StoreSnapshot(self._number, {key: Entry(*self._entries[key][:2]) for key in sorted(self._entries)})
 
     def _apply(self, changed: Changed) -> None:
         for key, held in changed.items():

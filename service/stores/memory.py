@@ -22,9 +22,9 @@ from service.stores.port import (
     Put,
     Result,
     SessionExpired,
-    Snapshot,
+    StoreSnapshot,
 )
-from service.stores.watching import Watcher
+from service.stores.watching import ChangeWatcher
 
 RENEWALS_PER_TIMEOUT = 3
 
@@ -62,7 +62,7 @@ class MemoryServer:
         self._entries: dict[str, _Stored] = {}
         self._expiry: dict[int, float] = {}
         self._last_session = 0
-        self._watchers: dict[int, list[Watcher]] = {}
+        self._watchers: dict[int, list[ChangeWatcher]] = {}
         self.number = 0
 
     def open_session(self, timeout_s: float) -> int:
@@ -111,11 +111,11 @@ class MemoryServer:
         self._publish(tuple(changed))
         return Result.OK
 
-    def snapshot(self, prefix: str = "") -> Snapshot:
+    def snapshot(self, prefix: str = "") -> StoreSnapshot:
         found = {key: self._entries[key] for key in sorted(self._entries) if key.startswith(prefix)}
-        return Snapshot(self.number, {key: Entry(one.value, one.version) for key, one in found.items()})
+        return StoreSnapshot(self.number, {key: Entry(one.value, one.version) for key, one in found.items()})
 
-    def add_watcher(self, session: int, watcher: Watcher) -> None:
+    def add_watcher(self, session: int, watcher: ChangeWatcher) -> None:
         self._watchers.setdefault(session, []).append(watcher)
 
     def _publish(self, changed: tuple[tuple[str, Entry | None], ...]) -> None:
@@ -172,7 +172,7 @@ class MemorySession:
 
     async def read(self, prefix: str) -> dict[str, Entry]:
         while True:  # a read changes nothing, so it is repeated until the session is over
-            found: list[Snapshot | None] = []
+            found: list[StoreSnapshot | None] = []
             ask = lambda: found.append(self._server.snapshot(prefix) if self._server.alive(self.id) else None)  # noqa: B023, E731
             if await self._request(ask):
                 if (snapshot := found[0]) is None:
@@ -182,7 +182,7 @@ class MemorySession:
     async def watch(self) -> AsyncIterator[Event]:
         if not self._server.alive(self.id):
             return
-        watcher = Watcher(self._snapshot)
+        watcher = ChangeWatcher(self._snapshot)
         self._server.add_watcher(self.id, watcher)
         async for event in watcher.events():
             yield event
@@ -191,7 +191,7 @@ class MemorySession:
         self._keeping.cancel()
         self._server.end_session(self.id)
 
-    async def _snapshot(self) -> Snapshot:
+    async def _snapshot(self) -> StoreSnapshot:
         await self._request(lambda: None)
         return self._server.snapshot()
 

@@ -10,8 +10,8 @@ implementation:
   comes back.
 - `UNKNOWN` means that the answer was lost: the commit may have happened or not, or may still happen. Read before
   deciding again.
-- A watch tells of commits in their order. It begins with a `Snapshot`. If it missed commits it gives a `Gap`, and after
-  that another `Snapshot`.
+- A watch tells of commits in their order. It begins with a `StoreSnapshot`. If it missed commits it gives a `Gap`, and
+  after that another `StoreSnapshot`.
 
 Implementations: `memory`, `sql`, `shared`, and `ledger` over `zookeeper` or `postgres`.
 """
@@ -68,7 +68,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StoreSnapshot:
     """All keys, as of commit `number`."""
 
     number: int
@@ -85,10 +85,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Changes were missed; a `Snapshot` follows."""
+    """Changes were missed; a `StoreSnapshot` follows."""
 
 
-Event = Snapshot | Change | Gap
+Event = StoreSnapshot | Change | Gap
 
 
 class StoreError(Exception):
@@ -126,7 +126,7 @@ class StoreSession(Protocol):
         ...
 
     def watch(self) -> AsyncIterator[Event]:
-        """A `Snapshot`, and then every commit from now on. Ends when the session ends."""
+        """A `StoreSnapshot`, and then every commit from now on. Ends when the session ends."""
         ...
 
     async def close(self) -> None:

@@ -49,7 +49,7 @@ from sqlalchemy.engine import URL, make_url
 
 from service.ports import Env
 from service.stores.lease import BEATS, Leased
-from service.stores.ledger import LedgerAway, Outcome
+from service.stores.ledger import AppendOutcome, LedgerAway
 from service.stores.port import SessionExpired, StoreError
 
 logger = logging.getLogger("oncelog.store")
@@ -207,26 +207,26 @@ class PostgresSession(Leased):
     async def newest(self) -> int:
         return await self._run(lambda connection: connection.execute(select(HEAD.c.number)).scalar_one())
 
-    async def append(self, number: int, record: bytes) -> Outcome:
-        def append(connection: Connection) -> Outcome:
+    async def append(self, number: int, record: bytes) -> AppendOutcome:
+        def append(connection: Connection) -> AppendOutcome:
             alive = select(SESSIONS.c.id).where(SESSIONS.c.id == self.id).with_for_update(read=True)
             if connection.execute(alive).first() is None:
-                return Outcome.EXPIRED
+                return AppendOutcome.EXPIRED
             raised = update(HEAD).where(HEAD.c.number == number - 1).values(number=number)
             if not connection.execute(raised).rowcount:
-                return Outcome.BEHIND
+                return AppendOutcome.BEHIND
             connection.execute(insert(RECORDS).values(number=number, record=record))
             _notify(connection)
-            return Outcome.OK
+            return AppendOutcome.OK
 
         try:
             outcome = await self._run(append)
         except LedgerAway as away:
             logger.warning("whether a change of the metadata was stored is unknown: %s", away)
-            return Outcome.UNKNOWN
+            return AppendOutcome.UNKNOWN
         except SessionExpired:
-            return Outcome.EXPIRED
-        if outcome is Outcome.EXPIRED:
+            return AppendOutcome.EXPIRED
+        if outcome is AppendOutcome.EXPIRED:
             self._end()
         return outcome
 

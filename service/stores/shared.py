@@ -30,10 +30,10 @@ from service.stores.port import (
     Put,
     Result,
     SessionExpired,
-    Snapshot,
     StoreError,
     StoreFailed,
     StoreSession,
+    StoreSnapshot,
 )
 
 logger = logging.getLogger("oncelog.store")
@@ -80,7 +80,7 @@ def decode_op(told: list[Any]) -> Op:
 
 def encode_event(event: Event) -> Any:
     match event:
-        case Snapshot(number, entries):
+        case StoreSnapshot(number, entries):
             return ["snapshot", number, {key: _entry(entry) for key, entry in entries.items()}]
         case Change(number, changed):
             return ["change", number, [[key, _entry(entry)] for key, entry in changed]]
@@ -91,7 +91,9 @@ def encode_event(event: Event) -> Any:
 def decode_event(told: Any) -> Event:
     match told:
         case ["snapshot", number, entries]:
-            return Snapshot(number, {key: Entry(value.encode("latin-1"), at) for key, (value, at) in entries.items()})
+            return StoreSnapshot(
+                number, {key: Entry(value.encode("latin-1"), at) for key, (value, at) in entries.items()}
+            )
         case ["change", number, changed]:
             return Change(number, tuple((key, _entry_of(entry)) for key, entry in changed))
         case _:
@@ -258,7 +260,7 @@ class SharedSession:
             self._end()
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, Snapshot):
+        if isinstance(event, StoreSnapshot):
             self._missed = False
         if self._missed:
             return

@@ -50,14 +50,14 @@ from service.stores.port import (
     Put,
     Result,
     SessionExpired,
-    Snapshot,
     StoreError,
     StoreFailed,
+    StoreSnapshot,
     StoreTooNew,
 )
 from service.stores.seen_through import seen_through
 from service.stores.sql_schema import COMMITS, ENTRIES, METADATA, REVISIONS, SESSIONS
-from service.stores.watching import Watcher
+from service.stores.watching import ChangeWatcher
 
 logger = logging.getLogger("oncelog.store")
 
@@ -154,13 +154,13 @@ class SqlDatabase:
             return connection.execute(select(SESSIONS.c.id).where(SESSIONS.c.id == session)).first() is not None
 
     @_one_at_a_time
-    def snapshot(self, prefix: str = "") -> Snapshot:
+    def snapshot(self, prefix: str = "") -> StoreSnapshot:
         found = select(ENTRIES.c.key, ENTRIES.c.value, ENTRIES.c.version).order_by(ENTRIES.c.key)
         if prefix:
             found = found.where(func.substr(ENTRIES.c.key, 1, len(prefix)) == prefix)
         with self.engine.begin() as connection:
             rows = connection.execute(found)
-            return Snapshot(_number(connection), {key: Entry(value, version) for key, value, version in rows})
+            return StoreSnapshot(_number(connection), {key: Entry(value, version) for key, value, version in rows})
 
     @_one_at_a_time
     def close(self) -> None:
@@ -293,7 +293,7 @@ class SqlSession:
     def __init__(self, store: "SqlStore", session: int) -> None:
         self.id = session
         self._store = store
-        self._watchers: list[Watcher] = []
+        self._watchers: list[ChangeWatcher] = []
         self._ended = False
 
     def lease_left(self) -> float:
@@ -318,7 +318,7 @@ class SqlSession:
     async def watch(self) -> AsyncIterator[Event]:
         if self._ended:
             return
-        watcher = Watcher(lambda: self._store.run(lambda database: database.snapshot()))
+        watcher = ChangeWatcher(lambda: self._store.run(lambda database: database.snapshot()))
         self._watchers.append(watcher)
         async for happened in watcher.events():
             yield happened

@@ -1,19 +1,19 @@
 """Watches, for a store that sees all its commits itself. Each watcher has a bounded queue. A watcher that falls behind
-gets a `Gap` and a new `Snapshot`.
+gets a `Gap` and a new `StoreSnapshot`.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from service.stores.port import Change, Event, Gap, Snapshot
+from service.stores.port import Change, Event, Gap, StoreSnapshot
 
 MAX_WAITING_CHANGES = 1000
 """The most changes in a watcher's queue. Beyond that it is cheaper to read everything again."""
 
 
-class Watcher:
-    def __init__(self, read: Callable[[], Awaitable[Snapshot]]) -> None:
+class ChangeWatcher:
+    def __init__(self, read: Callable[[], Awaitable[StoreSnapshot]]) -> None:
         self._read = read
         self._waiting: deque[Change] = deque()
         self._missed = False

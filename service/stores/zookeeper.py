@@ -37,7 +37,7 @@ from kazoo.security import make_digest_acl
 
 from service.ports import Env
 from service.stores.lease import BEATS, Leased
-from service.stores.ledger import LedgerAway, Outcome
+from service.stores.ledger import AppendOutcome, LedgerAway
 from service.stores.port import SessionExpired, StoreError
 
 logger = logging.getLogger("oncelog.store")
@@ -201,7 +201,7 @@ class ZooKeeperSession(Leased):
         self._head = max(self._head, head)
         return head
 
-    async def append(self, number: int, record: bytes) -> Outcome:
+    async def append(self, number: int, record: bytes) -> AppendOutcome:
         try:
             if len(record) <= PART_BYTES:
                 value = WHOLE + record
@@ -212,19 +212,19 @@ class ZooKeeperSession(Leased):
             transaction.create(_record_path(number), value)
             alive, appended, _ = await self._ask(transaction.commit_async)
         except LedgerAway:
-            return Outcome.UNKNOWN
+            return AppendOutcome.UNKNOWN
         except SessionExpired:
-            return Outcome.EXPIRED
+            return AppendOutcome.EXPIRED
         if isinstance(alive, NoNodeError):
             self._end()
-            return Outcome.EXPIRED
+            return AppendOutcome.EXPIRED
         if isinstance(appended, BadVersionError):
-            return Outcome.BEHIND
+            return AppendOutcome.BEHIND
         if isinstance(appended, Exception):
             logger.error("ZooKeeper refused a record of %d bytes: %r", len(record), appended)
-            return Outcome.UNKNOWN
+            return AppendOutcome.UNKNOWN
         self._head = max(self._head, number)
-        return Outcome.OK
+        return AppendOutcome.OK
 
     def _checked(self) -> TransactionRequest:
         transaction = self._client.transaction()

@@ -62,7 +62,7 @@ async def sha256_of(gateway: Gateway, *parts: bytes) -> str:
     """The digest of the parts, one after the other. Long parts are hashed beside the loop."""
     if sum(map(len, parts)) <= HASHED_AT_ONCE:
         return _sha256(*parts)
-    found: str = await gateway.broker.env.blocking(_sha256, *parts)
+    found: str = await gateway.env.blocking(_sha256, *parts)
     return found
 
 

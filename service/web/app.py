@@ -47,7 +47,7 @@ from service.web.lane import Lane, Lanes
 from service.web.members import Members
 from service.web.pages import routes as pages
 from service.web.problems import Problem, of_failure
-from service.web.producers import Producers
+from service.web.producers import ProducerPool
 from service.web.routing import NDJSON, STREAMING, Route
 from service.web.sending import Numbers
 from service.web.transactions import OpenTransactions
@@ -118,7 +118,7 @@ class WebServer:
         self.gateway = Gateway(broker, scraper)
         self.gateway.routes = [route for table in TABLES for route in table]
         self.gateway.numbers = Numbers(self.gateway)
-        self.gateway.producers = Producers(self.gateway)
+        self.gateway.producers = ProducerPool(self.gateway)
         self.gateway.keys = Keys(self.gateway)
         self.gateway.open_transactions = OpenTransactions()
         self.gateway.members = Members(self.gateway)
@@ -136,7 +136,7 @@ class WebServer:
     def _bound(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         gateway, handle, authorize, waits = self.gateway, route.handle, route.authorize, route.tag != "health"
         reads = route.body is not None or bool(route.body_media)
-        ready = gateway.broker.ready
+        ready = gateway.ready
 
         async def answered(request: web.Request) -> web.StreamResponse:
             if waits and not ready.is_set():
@@ -207,7 +207,7 @@ class WebServer:
 
     def begin(self) -> None:
         """The broker is registered: serve requests from now on."""
-        self.gateway.broker.env.tasks.spawn("transactions of HTTP", self.gateway.producers.recover())
+        self.gateway.env.tasks.spawn("transactions of HTTP", self.gateway.producers.recover())
 
     async def stop(self) -> None:
         for server in self._servers:
@@ -253,7 +253,7 @@ class WebServer:
         if codec is None or "Content-Encoding" in response.headers or not isinstance(body, bytes):
             return
         pack = CODECS[codec]
-        blocking = self.gateway.broker.env.blocking
+        blocking = self.gateway.env.blocking
         response.body = pack(body) if len(body) < PACKED_AT_ONCE_BYTES else await blocking(pack, body)
         response.headers["Content-Encoding"] = codec
         response.headers.add("Vary", "Accept-Encoding")

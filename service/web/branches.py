@@ -15,7 +15,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from service.broker.internal_topics import TRANSACTIONS
-from service.client.failures import ClientFailure, Kind
+from service.client.failures import ClientFailure, FailureKind
 from service.web.answers import as_json, read_json
 from service.web.gateway import Gateway
 from service.web.problems import Outcome, Problem, of_error
@@ -53,7 +53,7 @@ class Decide(msgspec.Struct, forbid_unknown_fields=True):
     """The epoch of the root's owner; -1 if the root has no owner. A former owner can't decide."""
 
 
-class Decision(msgspec.Struct, omit_defaults=True):
+class DecisionOnBranches(msgspec.Struct, omit_defaults=True):
     """`decided_now` is false if the token was decided before. The branches that were named are aborted then."""
 
     outcome: Outcome
@@ -100,7 +100,7 @@ async def decide(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     try:
         answer = await gateway.ask_coordinator(TRANSACTIONS, root, question)
     except ClientFailure as failure:
-        is_unknown = failure.kind is Kind.OUTCOME_UNKNOWN
+        is_unknown = failure.kind is FailureKind.OUTCOME_UNKNOWN
         slug = "outcome-unknown" if is_unknown else "not-now"
         raise Problem(slug, failure.message, outcome="unknown" if is_unknown else "none") from None
     if answer.error_code:
@@ -108,7 +108,7 @@ async def decide(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     if answer.decided_now:
         await _until_visible(gateway, named)
     outcome = _outcome(answer, token, wanted)
-    return as_json(Decision(outcome, answer.decided_now, answer.last_token, answer.decided_by or UNSET))
+    return as_json(DecisionOnBranches(outcome, answer.decided_now, answer.last_token, answer.decided_by or UNSET))
 
 
 def _outcome(answer: EndBranchesResponse, token: int, wanted: Decide) -> Outcome:
@@ -153,5 +153,5 @@ ROUTES = (
     Route("PUT", _ROOT + "/decisions/{token}", decide,
           "Decide over all branches of a token: those that are named show together, the others never. May be"
           " repeated: a token that is decided is answered, not decided again.",
-          "transactions", body=Decide, answer=Decision, problems=(400, 409, 413, 422, 503, 504)),
+          "transactions", body=Decide, answer=DecisionOnBranches, problems=(400, 409, 413, 422, 503, 504)),
 )  # fmt: skip

@@ -39,7 +39,7 @@ class ClusterOut(msgspec.Struct):
 
 
 def _brokers(gateway: Gateway) -> list[BrokerOut]:
-    image = gateway.broker.image
+    image = gateway.image
     led: dict[int, int] = {}
     for topic in image.topics.values():
         for state in topic.partitions.values():
@@ -68,11 +68,11 @@ async def broker(gateway: Gateway, request: web.Request) -> web.Response:
 
 
 async def cluster(gateway: Gateway, request: web.Request) -> web.Response:
-    image = gateway.broker.image
+    image = gateway.image
     partitions = sum(len(topic.partitions) for topic in image.topics.values())
     return as_json(
         ClusterOut(
-            *(gateway.broker.cluster_id, image.controller_id, sorted(image.brokers)), len(image.topics), partitions
+            *(gateway.image.cluster_id, image.controller_id, sorted(image.brokers)), len(image.topics), partitions
         )
     )
 

@@ -18,12 +18,12 @@ from aiohttp import web
 from log.batch import NewRecord, build_batch
 from log.ids import TopicPartition
 from service.web.gateway import Gateway
-from service.web.instances import Refused
+from service.web.instances import InstanceProblem
 from service.web.problems import PROBLEMS, Problem
-from service.web.producing import Placed, cut, topic_to_write
+from service.web.producing import PlacedRecords, cut, topic_to_write
 from service.web.records import Partitioner, encoded, from_base64, milliseconds
 from service.web.routing import JSON, STREAMING, Route
-from service.web.sending import Outgoing, send
+from service.web.sending import OutgoingBatch, send
 
 V2_FORMS = {"json": "json", "binary": "binary", "text": "text"}
 BATCH_MAX = 10_000
@@ -138,14 +138,14 @@ async def _write(
 ) -> dict[str, Any]:
     topic = await topic_to_write(gateway, topic_name)
     place = Partitioner(gateway.next_turn()).place(topic, partition, record[0])
-    batch = Outgoing(place, build_batch([record]), 1)
+    batch = OutgoingBatch(place, build_batch([record]), 1)
     await send(gateway, [batch])
     if batch.error:
         raise batch.problem()
     moment_ms = batch.append_time_ms if batch.append_time_ms >= 0 else record[3]
     return {
         "error_code": 200,
-        "cluster_id": gateway.broker.cluster_id,
+        "cluster_id": gateway.image.cluster_id,
         "topic_name": topic_name,
         "partition_id": place.partition,
         "offset": batch.base_offset,
@@ -184,7 +184,7 @@ async def v3_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
     _is_here(gateway, request)
     topic_name = request.match_info["topic"]
     response: web.StreamResponse | None = None
-    now_ms = gateway.broker.env.clock.wall_ms
+    now_ms = gateway.env.clock.wall_ms
     try:
         async for value in _values(request, RECORD_BYTES_MAX):
             try:
@@ -221,7 +221,7 @@ async def v3_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse
         try:
             if not isinstance(name, str) or not 0 < len(name) <= 80:
                 raise Problem("invalid-record", "an entry has an id of 1 to 80 characters")
-            now_ms = gateway.broker.env.clock.wall_ms()
+            now_ms = gateway.env.clock.wall_ms()
             written = await _write(gateway, request.match_info["topic"], *_v3_record(entry, now_ms))
             successes.append({"id": name} | written)
         except Problem as problem:
@@ -230,8 +230,8 @@ async def v3_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse
 
 
 def _is_here(gateway: Gateway, request: web.Request) -> None:
-    if request.match_info["cluster"] != gateway.broker.cluster_id:
-        raise Problem("not-found", f"this is cluster {gateway.broker.cluster_id}")
+    if request.match_info["cluster"] != gateway.image.cluster_id:
+        raise Problem("not-found", f"this is cluster {gateway.image.cluster_id}")
 
 
 def _decoded(body: bytes) -> dict[str, Any]:
@@ -262,13 +262,13 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
         return _v2_error(415, 415, "HTTP 415 Unsupported Media Type", media)
     name = request.match_info["topic"]
     given_partition = request.match_info.get("partition")
-    now_ms = gateway.broker.env.clock.wall_ms()
+    now_ms = gateway.env.clock.wall_ms()
     try:
         records = _decoded(await request.read()).get("records")
         if not isinstance(records, list) or not records:
             raise Problem("invalid-request", "records is missing")
         topic = await topic_to_write(gateway, name)
-        placed = Placed({}, [])
+        placed = PlacedRecords({}, [])
         partitioner = Partitioner(gateway.next_turn())
         for each in records:
             if not isinstance(each, dict):
@@ -277,17 +277,17 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
             if partition is not None and (not isinstance(partition, int) or isinstance(partition, bool)):
                 raise Problem("malformed", "partition is a number")
             if partition is not None and partition not in topic.partitions:
-                raise Refused("unknown-topic", 40402, "Partition not found.")
+                raise InstanceProblem("unknown-topic", 40402, "Partition not found.")
             key, value = _bytes_of(kind, each.get("key")), _bytes_of(kind, each.get("value"))
             placed.add(partitioner.place(topic, partition, key), (key, value, (), now_ms))
     except Problem as problem:
         status = PROBLEMS[problem.slug].status
         code = {404: 40401, 400: 400}.get(status, 422)
-        if isinstance(problem, Refused):
+        if isinstance(problem, InstanceProblem):
             code = problem.code
         return _v2_error(status, code, problem.detail or PROBLEMS[problem.slug].title, media)
     batches = [
-        Outgoing(where, build_batch(run), len(run))
+        OutgoingBatch(where, build_batch(run), len(run))
         for where, all_of in placed.by_partition.items()
         for run in cut(all_of)
     ]

@@ -16,7 +16,7 @@ from log.ids import TopicPartition
 from service.web.answers import query_int
 from service.web.consuming import PAGE_BYTES, PAGE_BYTES_MAX, WAIT_MS_MAX
 from service.web.gateway import Gateway
-from service.web.instances import Form, Instance, RecordV2, Refused, Wishes, not_in_form
+from service.web.instances import Form, Instance, InstanceProblem, RecordV2, Wishes, not_in_form
 from service.web.members import EARLIEST, LATEST, committed_by, home
 from service.web.problems import Problem
 from service.web.routing import JSON, Route, integer
@@ -42,7 +42,7 @@ class ErrorV2(msgspec.Struct):
 def refuse(problem: Problem) -> web.Response:
     status = problem.kind.status
     known = CODES.get(problem.slug, status if status < 500 else 50002)
-    code = problem.code if isinstance(problem, Refused) else known
+    code = problem.code if isinstance(problem, InstanceProblem) else known
     message = problem.detail or problem.kind.title
     return _answer(ErrorV2(code, message), status=status, headers=problem.all_headers)
 
@@ -77,7 +77,7 @@ class Made(msgspec.Struct):
     base_uri: str
 
 
-class Subscription(msgspec.Struct, forbid_unknown_fields=True):
+class SubscriptionIn(msgspec.Struct, forbid_unknown_fields=True):
     """Topics or a pattern. A pattern is RE2's and matches whole names."""
 
     topics: list[Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_MAX)]] | None = None
@@ -110,7 +110,7 @@ class OffsetsV2(msgspec.Struct, forbid_unknown_fields=True):
 
 _new_instances = msgspec.json.Decoder(NewInstance, strict=False)
 _made = msgspec.json.Decoder(Made)
-_subscriptions = msgspec.json.Decoder(Subscription)
+_subscriptions = msgspec.json.Decoder(SubscriptionIn)
 _partitions = msgspec.json.Decoder(PartitionsV2)
 _offsets = msgspec.json.Decoder(OffsetsV2)
 
@@ -118,7 +118,7 @@ _offsets = msgspec.json.Decoder(OffsetsV2)
 async def _body(request: web.Request) -> bytes:
     body = await request.read()
     if body and request.content_type not in (MEDIA, JSON, *MEDIA_OF.values(), *WITH_SCHEMAS):
-        raise Refused("unsupported-media-type", 415, "HTTP 415 Unsupported Media Type")
+        raise InstanceProblem("unsupported-media-type", 415, "HTTP 415 Unsupported Media Type")
     if len(body) > BODY_BYTES_MAX:
         raise Problem("record-too-large", f"such a body has at most {BODY_BYTES_MAX} bytes")
     return body
@@ -128,9 +128,9 @@ def _read(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise Refused("invalid-request", 422, str(error)) from None
+        raise InstanceProblem("invalid-request", 422, str(error)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Refused("malformed", 400, f"the body is not JSON: {error}") from None
+        raise InstanceProblem("malformed", 400, f"the body is not JSON: {error}") from None
 
 
 def _named(partitions: Iterable[PartitionV2]) -> list[TopicPartition]:
@@ -167,8 +167,8 @@ async def make(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     )  # the client goes on with the address that it has asked, wherever the instance lives
 
 
-def _invalid(message: str) -> Refused:
-    return Refused("invalid-request", 42204, f"Invalid consumer configuration: {message}")
+def _invalid(message: str) -> InstanceProblem:
+    return InstanceProblem("invalid-request", 42204, f"Invalid consumer configuration: {message}")
 
 
 def _new_instance(body: bytes) -> NewInstance:
@@ -176,7 +176,7 @@ def _new_instance(body: bytes) -> NewInstance:
         return NewInstance()
     try:
         return _read(body, _new_instances)
-    except Refused as problem:
+    except InstanceProblem as problem:
         raise (problem if problem.code == 400 else _invalid(str(problem.detail))) from None
 
 
@@ -190,7 +190,7 @@ def _wishes(given: NewInstance) -> Wishes:
     if form in SCHEMA_FORMS:
         raise _invalid(f"format {form} needs a schema registry: binary and json don't")
     if form not in {each.value for each in Form}:
-        raise Refused("invalid-request", 422, "Invalid format type.")
+        raise InstanceProblem("invalid-request", 422, "Invalid format type.")
     reset = given.auto_offset_reset or "latest"
     if reset not in ("earliest", "latest", "none"):
         raise _invalid("auto.offset.reset is one of earliest, latest and none")
@@ -217,9 +217,11 @@ async def subscribe(gateway: Gateway, request: web.Request) -> web.StreamRespons
     body = await _body(request)
     wanted = _read(body, _subscriptions)
     if wanted.topics is None and wanted.topic_pattern is None:
-        raise Refused("invalid-request", 422, "topics or topic_pattern says what to subscribe to")
+        raise InstanceProblem("invalid-request", 422, "topics or topic_pattern says what to subscribe to")
     if wanted.topics is not None and wanted.topic_pattern is not None:
-        raise Refused("conflict", 40903, "Subscription to topics, partitions and pattern are mutually exclusive.")
+        raise InstanceProblem(
+            "conflict", 40903, "Subscription to topics, partitions and pattern are mutually exclusive."
+        )
     if (elsewhere := await home(gateway, request, body)) is not None:
         return elsewhere
     instance = _instance(gateway, request)
@@ -294,7 +296,7 @@ def _accepted(request: web.Request) -> Form | None:
         try:
             accepted.append((float(quality), media.count("*") == 0, media))
         except ValueError:
-            raise Refused("malformed", 400, "the Accept header can't be read") from None
+            raise InstanceProblem("malformed", 400, "the Accept header can't be read") from None
     for _, _, media in sorted(accepted, key=lambda each: each[:2], reverse=True):
         if media in ("*/*", "application/*", MEDIA, MEDIA_OF[Form.BINARY]):
             return Form.BINARY
@@ -302,7 +304,7 @@ def _accepted(request: web.Request) -> Form | None:
             return Form.JSON
         if media in WITH_SCHEMAS:
             return None
-    raise Refused("not-acceptable", 406, "HTTP 406 Not Acceptable")
+    raise InstanceProblem("not-acceptable", 406, "HTTP 406 Not Acceptable")
 
 
 # -- offsets
@@ -331,13 +333,13 @@ async def commit(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 
 def _look_up(gateway: Gateway, partition: TopicPartition) -> None:
     if partition.partition not in gateway.topic(partition.topic).partitions:
-        raise Refused("unknown-topic", 40402, "Partition not found.")
+        raise InstanceProblem("unknown-topic", 40402, "Partition not found.")
 
 
 async def committed(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     body = await _body(request)
     if not body:
-        raise Refused("unknown-topic", 40402, "Partition not found.")
+        raise InstanceProblem("unknown-topic", 40402, "Partition not found.")
     partitions = _named(_read(body, _partitions).partitions)
     if (elsewhere := await home(gateway, request, body)) is not None:
         return elsewhere
@@ -405,7 +407,7 @@ ROUTES = (
         _ONE + "/subscription",
         subscribe,
         "Subscribe to topics, or to all that match a pattern: it reads what its group gives it.",
-        body=Subscription,
+        body=SubscriptionIn,
         status=204,
     ),
     _route("GET", _ONE + "/subscription", subscription, "What an instance is subscribed to.", answer=Subscribed),

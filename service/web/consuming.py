@@ -15,7 +15,7 @@ from aiohttp import web
 from isolation.read_view import Isolation
 from log.ids import TopicPartition
 from service.client.cluster import MOVED
-from service.client.failures import ClientFailure, Kind
+from service.client.failures import ClientFailure, FailureKind
 from service.web.answers import as_json, path_int, query_choice, query_int
 from service.web.event_format import BATCHED, CURSOR, STRUCTURED, EventOut
 from service.web.fetching import Lens, Piece, Shown, fetch, left_ms, opened
@@ -408,7 +408,7 @@ async def stream(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         until = {
             each: await start_of(gateway, TopicPartition(name, each), "latest", lens.isolation) for each in indexes
         }
-    with gateway.waiting(gateway.broker.config.http_max_streams):
+    with gateway.waiting(gateway.config.http_max_streams):
         media = SSE if is_sse else NDJSON
         response = web.StreamResponse(
             headers={"Content-Type": media, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -429,7 +429,7 @@ def passes(failure: Problem | ClientFailure) -> bool:
     """Whether waiting may help."""
     if isinstance(failure, Problem):
         return failure.slug == "not-now"
-    return failure.kind is Kind.UNREACHABLE
+    return failure.kind is FailureKind.UNREACHABLE
 
 
 async def _guarded(run: Callable[[], Awaitable[None]], failed: Callable[[Problem], Awaitable[None]]) -> None:

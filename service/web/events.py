@@ -19,7 +19,7 @@ from service.web.problems import Problem
 from service.web.producing import (
     KEY_HEADER,
     BatchOut,
-    Placed,
+    PlacedRecords,
     Seal,
     of_topic,
     once,
@@ -43,7 +43,7 @@ _events = msgspec.json.Decoder(list[msgspec.Raw])
 async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     name = request.match_info["topic"]
     body = await request.read()
-    now_ms = gateway.broker.env.clock.wall_ms()
+    now_ms = gateway.env.clock.wall_ms()
     media = request.content_type
     if media == BATCHED:
         records = [from_structured(bytes(each), now_ms) for each in read_json(body, _events)]
@@ -56,7 +56,7 @@ async def receive(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     if not records:
         raise Problem("invalid-request", "there are no events")
     topic = await topic_to_write(gateway, name)
-    placed, partitioner = Placed({}, []), Partitioner(gateway.next_turn())
+    placed, partitioner = PlacedRecords({}, []), Partitioner(gateway.next_turn())
     for record in records:
         placed.add(partitioner.place(topic, None, record[0]), record)
 

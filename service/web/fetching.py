@@ -11,14 +11,14 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from isolation.read_filter import AbortedRanges
+from isolation.read_filter import AbortedBatches
 from isolation.read_view import Isolation
 from log.batch import HEADER_BYTES, BatchHeader, CorruptBatch, Record, read_header, read_records
 from log.control import read_marker
 from log.disk import DiskFault
 from log.ids import TopicPartition
-from service.broker.fetch_sessions import SessionKey, Wanted
-from service.broker.reading import Reading, Terms
+from service.broker.fetch_sessions import SessionKey, WantedPartition
+from service.broker.reading import Reading, ReadTerms
 from service.broker.session import Session
 from service.client.cluster import by_topic
 from service.web.event_format import EventOut, shown_event
@@ -93,9 +93,9 @@ async def fetch(
     wait_ms: int,
 ) -> list[Piece]:
     """What one leader has. If it has nothing, it waits for this long."""
-    if node == gateway.broker.node_id:
+    if node == gateway.node_id:
         return await _fetch_here(gateway, positions, isolation, max_bytes, wait_ms)
-    image = gateway.broker.image
+    image = gateway.image
     topics = [
         FetchTopic(
             name,
@@ -128,12 +128,12 @@ async def fetch(
 async def _fetch_here(
     gateway: Gateway, positions: Mapping[TopicPartition, int], isolation: Isolation, max_bytes: int, wait_ms: int
 ) -> list[Piece]:
-    wanted: dict[SessionKey, Wanted] = {
-        (each.topic, each.partition): Wanted(each.partition, offset, max_bytes, -1, -1, -1)
+    wanted: dict[SessionKey, WantedPartition] = {
+        (each.topic, each.partition): WantedPartition(each.partition, offset, max_bytes, -1, -1, -1)
         for each, offset in positions.items()
     }
-    terms = Terms(isolation, 1, max_bytes, wait_ms)
-    reading = Reading(gateway.broker.partitions, Session(CLIENT_ID, 0), terms, wanted, keeps_order=True)
+    terms = ReadTerms(isolation, 1, max_bytes, wait_ms)
+    reading = Reading(gateway.partitions, Session(CLIENT_ID, 0), terms, wanted)
     if not reading.read() and wait_ms > 0:
         await reading.wait()
     pieces = []
@@ -148,7 +148,7 @@ async def _fetch_here(
             try:
                 piece.data = found.records.read()
             except DiskFault as fault:
-                partition = gateway.broker.partitions.get(piece.partition)
+                partition = gateway.partitions.get(piece.partition)
                 piece.error = ErrorCode.KAFKA_STORAGE_ERROR if partition is None else partition.unreadable(fault)
         pieces.append(piece)
     return pieces
@@ -158,7 +158,7 @@ async def opened(
     gateway: Gateway, piece: Piece, offset: int, lens: Lens, most: int
 ) -> AsyncIterator[tuple[list[Shown], int]]:
     """The records to show from `offset` on, in portions, `most` in all. Each portion comes with the next position."""
-    aborted = AbortedRanges(piece.aborted or ())
+    aborted = AbortedBatches(piece.aborted or ())
     view = memoryview(piece.data)
     at = looked_at = 0
     while at + HEADER_BYTES <= len(view) and most > 0:
@@ -178,7 +178,7 @@ async def opened(
                 continue
             records: Iterable[Record]
             if header.codec and header.size_bytes > PACKED_AT_ONCE:
-                records = await gateway.broker.env.blocking(_unpacked, batch, header)
+                records = await gateway.env.blocking(_unpacked, batch, header)
             else:
                 records = read_records(batch, header)
         except CorruptBatch as failure:

@@ -21,14 +21,14 @@ HOP_BY_HOP = frozenset(
 
 async def forward(gateway: Gateway, node: int, request: web.Request, body: bytes) -> web.StreamResponse:
     """The other broker's answer. The body is forwarded unpacked, as it was read here."""
-    broker = gateway.broker.image.brokers.get(node)
+    broker = gateway.image.brokers.get(node)
     endpoint = None if broker is None else broker.endpoint(WEB)
     if request.headers.get(FORWARDED) is not None:
         raise Problem("not-now", f"broker {node} shall answer, and passed it on")
     if endpoint is None:
         raise Problem("not-now", f"broker {node} shall answer, which has no HTTP or is away")
     headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
-    headers[FORWARDED] = str(gateway.broker.node_id)
+    headers[FORWARDED] = str(gateway.node_id)
     url = URL(
         f"http://{endpoint.address}{request.raw_path}", encoded=True
     )  # the path must stay the same to the letter: idempotency keys are known by it

@@ -26,9 +26,9 @@ from service.broker.node import Broker
 from service.broker.session import Session
 from service.client.cluster import MOVED, Cluster
 from service.client.connection import api_key_of
-from service.client.failures import ClientFailure, Kind
+from service.client.failures import ClientFailure, FailureKind
 from service.client.pool import Address, Pool
-from service.cluster.image import NO_LEADER, PartitionState, Topic
+from service.cluster.image import NO_LEADER, Image, PartitionState, Topic
 from service.net.door import Held
 from service.web.problems import Problem, of_error
 from service.wire.base import Request, Struct
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from service.web.idempotency import Keys
     from service.web.instances import Instances
     from service.web.members import Members
-    from service.web.producers import Producers
+    from service.web.producers import ProducerPool
     from service.web.routing import Route
     from service.web.sending import Numbers
     from service.web.transactions import OpenTransactions
@@ -57,8 +57,18 @@ NEWEST = {key: newest - (key in NEWEST_IS_UNSTABLE) for key, (_, newest) in OFFE
 
 
 class Gateway:
+    """The parts of the broker that HTTP uses, and the ways to ask other brokers."""
+
     def __init__(self, broker: Broker, scraper: Scraper) -> None:
-        self.broker = broker
+        self.env = broker.env
+        self.config = broker.config
+        self.metadata = broker.metadata
+        self.partitions = broker.partitions
+        self.folders = broker.folders
+        self.coordination = broker.coordination
+        self.writing = broker.writing
+        self.requests = broker.requests
+        self.ready = broker.ready
         self.scraper = scraper
         self.pages: object | None = None
         """What the pages keep from one drawing to the next."""
@@ -68,7 +78,7 @@ class Gateway:
         self.document: bytes | None = None
         """The OpenAPI document, made at the first request for it."""
         self.numbers: Numbers
-        self.producers: Producers
+        self.producers: ProducerPool
         self.keys: Keys
         self.open_transactions: OpenTransactions
         self.members: Members
@@ -82,6 +92,14 @@ class Gateway:
         self._listener = broker.config.endpoints[0].listener
         self.own_session = Session(CLIENT_ID, 0, listener=self._listener)
         """The session for this broker's own questions."""
+
+    @property
+    def image(self) -> Image:
+        return self.metadata.image
+
+    @property
+    def node_id(self) -> int:
+        return self.metadata.broker_id
 
     def end_waiting(self) -> None:
         """End streams and long polls. Requests that write go on."""
@@ -126,13 +144,13 @@ class Gateway:
     # Who is where
 
     def topic(self, name: str) -> Topic:
-        topic = self.broker.image.topics.get(name)
+        topic = self.image.topics.get(name)
         if topic is None:
             raise Problem("unknown-topic", f"topic {name!r} does not exist", error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return topic
 
     def state(self, partition: TopicPartition) -> PartitionState:
-        state = self.broker.image.partition(partition)
+        state = self.image.partition(partition)
         if state is None:
             self.topic(partition.topic)
             raise Problem(
@@ -154,7 +172,7 @@ class Gateway:
         """The coordinator of the key. If its internal topic is just being created, that is waited for."""
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
         while True:
-            found = self.broker.internal_topics.coordinator_of(topic, key, self._listener)
+            found = self.coordination.internal_topics.coordinator_of(topic, key, self._listener)
             if not isinstance(found, ErrorCode):
                 return found.node_id
             if asyncio.get_running_loop().time() > deadline:
@@ -174,11 +192,11 @@ class Gateway:
         refusal = ROUTES[key].refusal(session, request)
         if refusal is not None:
             return cast(R, refusal)
-        if node != self.broker.node_id:
-            broker = self.broker.image.brokers.get(node)
+        if node != self.node_id:
+            broker = self.image.brokers.get(node)
             endpoint = None if broker is None else broker.endpoint(self._listener) or broker.endpoints[0]
             if endpoint is None:
-                raise ClientFailure(f"broker {node} is away", Kind.UNREACHABLE)
+                raise ClientFailure(f"broker {node} is away", FailureKind.UNREACHABLE)
             return await self._pool.ask(Address(endpoint.host, endpoint.port), request, wait_s=wait_s)
         header = RequestHeader(key, NEWEST[key], 0, CLIENT_ID)
         answer: Any = self._handlers[key](session, header, request)
@@ -199,8 +217,8 @@ class Gateway:
             await asyncio.sleep(PAUSE_S)
 
     async def ask_controller(self, request: Request[R]) -> R:
-        controller = self.broker.image.controller_id
-        return await self.ask(controller if controller >= 0 else self.broker.node_id, request)
+        controller = self.image.controller_id
+        return await self.ask(controller if controller >= 0 else self.node_id, request)
 
 
 class Inside(Cluster):
@@ -213,7 +231,7 @@ class Inside(Cluster):
     async def ask(
         self, request: Request[R], *, node: int | None = None, wait_s: float = 0.0, version: int | None = None
     ) -> R:
-        return await self._gateway.ask(self._gateway.broker.node_id if node is None else node, request, wait_s=wait_s)
+        return await self._gateway.ask(self._gateway.node_id if node is None else node, request, wait_s=wait_s)
 
     async def offers(self, request: Struct) -> bool:
         return True

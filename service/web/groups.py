@@ -138,7 +138,7 @@ async def offsets(gateway: Gateway, request: web.Request) -> web.Response:
 
 async def lag(gateway: Gateway, request: web.Request) -> web.Response:
     found = await _offsets(gateway, request.match_info["group"])
-    found = {each: offset for each, offset in found.items() if gateway.broker.image.partition(each) is not None}
+    found = {each: offset for each, offset in found.items() if gateway.image.partition(each) is not None}
     ends = await stable_offsets(gateway.cluster, found)
     partitions = [
         Lag(

@@ -11,7 +11,7 @@ from service.web.gateway import Gateway
 from service.web.routing import Route, flag
 
 
-class Check(msgspec.Struct):
+class ReadinessCheck(msgspec.Struct):
     """A condition that must hold before the broker can be used."""
 
     name: str
@@ -22,19 +22,19 @@ class Check(msgspec.Struct):
 class Readiness(msgspec.Struct, omit_defaults=True):
     ready: bool
     node_id: int
-    checks: list[Check] | None = None
+    checks: list[ReadinessCheck] | None = None
 
 
 class Liveness(msgspec.Struct):
     alive: bool
 
 
-def checks(gateway: Gateway) -> Iterator[Check]:
-    broker = gateway.broker
-    failed = [folder.name for folder in broker.folders if folder.failed is not None]
-    yield Check("serving", broker.ready.is_set(), "logs are open and the broker is registered")
-    yield Check("controller", broker.image.controller_id != NO_BROKER, f"broker {broker.image.controller_id}")
-    yield Check("folders", not failed, ", ".join(failed) or None)
+def checks(gateway: Gateway) -> Iterator[ReadinessCheck]:
+    failed = [folder.name for folder in gateway.folders if folder.failed is not None]
+    yield ReadinessCheck("serving", gateway.ready.is_set(), "logs are open and the broker is registered")
+    controller = gateway.image.controller_id
+    yield ReadinessCheck("controller", controller != NO_BROKER, f"broker {controller}")
+    yield ReadinessCheck("folders", not failed, ", ".join(failed) or None)
 
 
 async def live(gateway: Gateway, request: web.Request) -> web.Response:
@@ -45,7 +45,7 @@ async def ready(gateway: Gateway, request: web.Request) -> web.Response:
     found = list(checks(gateway))
     is_ready = all(check.ok for check in found)
     shown = found if "verbose" in request.query or not is_ready else None
-    return as_json(Readiness(is_ready, gateway.broker.node_id, shown), status=200 if is_ready else 503)
+    return as_json(Readiness(is_ready, gateway.node_id, shown), status=200 if is_ready else 503)
 
 
 _LIVE = "Whether the process answers."

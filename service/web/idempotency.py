@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from isolation.read_filter import AbortedRanges
+from isolation.read_filter import AbortedBatches
 from log.batch import CorruptBatch, read_records
 from log.disk import DiskFault
 from log.ids import TopicPartition
@@ -109,7 +109,7 @@ class Keys:
         gateway = self._gateway
         key, fingerprint = key_of(request), await fingerprint_of(gateway, request, body)
         leader = await gateway.coordinator(HTTP_KEYS, key)
-        if leader != gateway.broker.node_id:
+        if leader != gateway.node_id:
             return await forward(gateway, leader, request, body)
         memory = await self._memory(key)
         memory.forget_old(gateway)
@@ -143,7 +143,7 @@ class Keys:
     ) -> web.StreamResponse:
         answer = b""
         offset = -1
-        now_ms = self._gateway.broker.env.clock.wall_ms()
+        now_ms = self._gateway.env.clock.wall_ms()
 
         async def seal(producer: Producer, written: BatchOut) -> None:
             nonlocal answer, offset
@@ -177,7 +177,7 @@ class Keys:
         where = TopicPartition(HTTP_KEYS.name, index)
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
         while True:
-            partition = self._gateway.broker.partitions.get(where)
+            partition = self._gateway.partitions.get(where)
             if partition is not None and partition.replicas is not None:
                 memory = self._memories.get(index)
                 if memory is None or memory.partition is not partition or memory.epoch != partition.leader_epoch:
@@ -224,7 +224,7 @@ class Memory:
 
     async def _scan(self) -> None:
         partition, log = self.partition, self.partition.log
-        aborted = AbortedRanges(partition.stable.aborted(log.start_offset, self._until))
+        aborted = AbortedBatches(partition.stable.aborted(log.start_offset, self._until))
         for count, (header, batch) in enumerate(log.scan(log.start_offset, self._until)):
             if not aborted.covers(header, batch) and not header.is_control:
                 for record in read_records(batch, header):
@@ -252,7 +252,7 @@ class Memory:
 
     def forget_old(self, gateway: Gateway) -> None:
         """Forget keys whose time is over, so that they may be used again."""
-        oldest_ms = gateway.broker.env.clock.wall_ms() - gateway.broker.config.http_idempotency_retention_ms
+        oldest_ms = gateway.env.clock.wall_ms() - gateway.config.http_idempotency_retention_ms
         while self.offsets:
             digest, (_, written_ms) = next(iter(self.offsets.items()))
             if written_ms >= oldest_ms:

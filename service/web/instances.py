@@ -35,8 +35,8 @@ from service.web.members import (
     MEMBERS_MAX,
     POLL_BEAT_S,
     STEP_MS,
+    HttpMember,
     Join,
-    Member,
     Members,
     commit_by,
     committed_by,
@@ -61,7 +61,7 @@ class Form(Enum):
     JSON = "json"
 
 
-class Refused(Problem):
+class InstanceProblem(Problem):
     """A refusal with an error code of the REST Proxy."""
 
     def __init__(self, slug: str, code: int, message: str) -> None:
@@ -69,16 +69,16 @@ class Refused(Problem):
         self.code = code
 
 
-def not_found() -> Refused:
-    return Refused("not-found", 40403, "Consumer instance not found.")
+def not_found() -> InstanceProblem:
+    return InstanceProblem("not-found", 40403, "Consumer instance not found.")
 
 
-def conflict(message: str) -> Refused:
-    return Refused("conflict", 40903, f"Illegal state: {message}")
+def conflict(message: str) -> InstanceProblem:
+    return InstanceProblem("conflict", 40903, f"Illegal state: {message}")
 
 
-def not_in_form(message: str) -> Refused:
-    return Refused("not-acceptable", 40601, message)
+def not_in_form(message: str) -> InstanceProblem:
+    return InstanceProblem("not-acceptable", 40601, message)
 
 
 class RecordV2(msgspec.Struct):
@@ -103,7 +103,7 @@ class Wishes:
 
 
 @dataclass(slots=True, eq=False)
-class Instance(Member):
+class Instance(HttpMember):
     wishes: Wishes = field(default_factory=Wishes)
     is_named: bool = False
     """The client chose the name, and may make the instance again."""
@@ -143,19 +143,19 @@ class Instances(Members):
         self._kept_bytes = 0
 
     def make(self, group: str, name: str | None, wishes: Wishes) -> Instance:
-        broker = self._gateway.broker
-        known = name or f"rest-consumer-{UUID(bytes=broker.env.unique(), version=4)}"
+        gateway = self._gateway
+        known = name or f"rest-consumer-{UUID(bytes=gateway.env.unique(), version=4)}"
         if (group, known) in self._members:
             taken = "Consumer with specified consumer ID already exists in the specified consumer group."
-            raise Refused("exists", 40902, taken)
+            raise InstanceProblem("exists", 40902, taken)
         if len(self._members) >= MEMBERS_MAX:
             raise Problem("throttled", f"{MEMBERS_MAX} consumer instances are here")
-        join = Join([], session_timeout_ms=broker.config.http_consumer_instance_timeout_ms)
+        join = Join([], session_timeout_ms=gateway.config.http_consumer_instance_timeout_ms)
         now_s = asyncio.get_running_loop().time()
         instance = Instance(group, known, join, now_s, pattern="", wishes=wishes, is_named=name is not None)
         instance.committed_s = now_s
         self._members[group, known] = instance
-        broker.env.tasks.spawn(f"consumer instance {known}", self._live(instance))
+        gateway.env.tasks.spawn(f"consumer instance {known}", self._live(instance))
         return instance
 
     def find(self, group: str, member_id: str) -> Instance:
@@ -167,7 +167,7 @@ class Instances(Members):
         instance.shown.clear()
         return instance
 
-    def forget(self, member: Member) -> None:
+    def forget(self, member: HttpMember) -> None:
         assert isinstance(member, Instance)
         super().forget(member)
         self._keep(member, 0)
@@ -178,13 +178,13 @@ class Instances(Members):
             raise Problem("throttled", "the consumer instances here read too many topics")
         self._kept_bytes, instance.kept_bytes = kept, size
 
-    async def leave(self, member: Member) -> None:
+    async def leave(self, member: HttpMember) -> None:
         """Delete an instance. Its client has asked for it, so it has seen the last answer."""
         assert isinstance(member, Instance)
         await self._commit_itself(member)
         await super().leave(member)
 
-    async def expire(self, member: Member, *, has_moved: bool) -> None:
+    async def expire(self, member: HttpMember, *, has_moved: bool) -> None:
         """Remove a silent instance. If its client chose the name, it may have made the instance again elsewhere; that
         one has its place in the group by now.
         """
@@ -194,7 +194,7 @@ class Instances(Members):
         else:
             await super().leave(member)
 
-    async def depart(self, member: Member) -> None:
+    async def depart(self, member: HttpMember) -> None:
         if member.epoch > 0:
             await super().depart(member)
 
@@ -233,16 +233,16 @@ class Instances(Members):
                 each.clear()
             self._keep(instance, 0)
 
-    async def beat(self, member: Member) -> None:
+    async def beat(self, member: HttpMember) -> None:
         assert isinstance(member, Instance)
         if member.is_subscribed:
             await super().beat(member)
 
-    async def give_up(self, member: Member, partitions: list[TopicPartition]) -> None:
+    async def give_up(self, member: HttpMember, partitions: list[TopicPartition]) -> None:
         assert isinstance(member, Instance)
         await self._commit_itself(member)
 
-    async def starts(self, member: Member, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+    async def starts(self, member: HttpMember, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """No positions yet: like any consumer, an instance finds them when it reads."""
         return dict.fromkeys(partitions, SOMEWHERE)
 
@@ -263,7 +263,7 @@ class Instances(Members):
         """Find the position of each partition that has none: where the group is, or else where the client's setting
         says.
         """
-        image = self._gateway.broker.image
+        image = self._gateway.image
         fresh = [
             each
             for each, offset in instance.positions.items()
@@ -293,7 +293,7 @@ class Instances(Members):
             async with instance.reading:
                 if loop.time() - instance.committed_s >= COMMIT_EVERY_S:
                     await self._commit_itself(instance)
-                answer = Answer(self._gateway, instance, max_bytes)
+                answer = RecordsAnswer(self._gateway, instance, max_bytes)
                 try:
                     await self._fill(answer, deadline)
                 except (Problem, ClientFailure):
@@ -302,7 +302,7 @@ class Instances(Members):
                 instance.touched_s = loop.time()
                 return answer.given()
 
-    async def _fill(self, answer: Answer, deadline: float) -> None:
+    async def _fill(self, answer: RecordsAnswer, deadline: float) -> None:
         loop = asyncio.get_running_loop()
         wait_ms = 0
         while True:
@@ -316,7 +316,7 @@ class Instances(Members):
                 return
             await asyncio.sleep(0 if answer.instance.positions else PAUSE_S)
 
-    async def _fill_once(self, answer: Answer, wait_ms: int) -> None:
+    async def _fill_once(self, answer: RecordsAnswer, wait_ms: int) -> None:
         instance = answer.instance
         if instance.is_gone:
             raise not_found()
@@ -350,7 +350,7 @@ class Instances(Members):
     async def _commit_itself(self, instance: Instance) -> None:
         """Commit without being asked. An error is not told to the client; the next attempt comes later."""
         instance.committed_s = asyncio.get_running_loop().time()
-        topics = self._gateway.broker.image.topics
+        topics = self._gateway.image.topics
         ready = {
             each: offset
             for each, offset in instance.uncommitted.items()
@@ -371,7 +371,7 @@ class Instances(Members):
                 del instance.uncommitted[each]
 
 
-class Answer:
+class RecordsAnswer:
     """The records for one answer. The instance's position moves only when they are handed over (`given`)."""
 
     def __init__(self, gateway: Gateway, instance: Instance, max_bytes: int) -> None:
@@ -404,7 +404,7 @@ class Answer:
         """Read on; if there is nothing, wait for this long. Returns the partitions whose position is not in their log
         any more.
         """
-        image = self._gateway.broker.image
+        image = self._gateway.image
         by_leader: dict[int, dict[TopicPartition, int]] = {}
         for partition, offset in self.instance.positions.items():
             state = image.partition(partition)

@@ -54,7 +54,7 @@ Writes = Callable[[Gateway, str, bytes], quick.Answer]
 _WRITE: dict[bytes, Writes] = {b"application/json": quick.write_json, b"application/octet-stream": quick.write_bytes}
 
 
-class Asked(NamedTuple):
+class QuickRequest(NamedTuple):
     """The head of a request that may go the short way."""
 
     path: str
@@ -66,7 +66,7 @@ class Asked(NamedTuple):
     """The codec that the client prefers for its answer."""
 
 
-def read_head(head: bytes) -> Asked | None:
+def read_head(head: bytes) -> QuickRequest | None:
     """The parsed head; None if it does not have the simple form."""
     first, *lines = head.split(b"\r\n")
     asked = _ASKED.fullmatch(first)
@@ -87,7 +87,7 @@ def read_head(head: bytes) -> Asked | None:
         return None
     if not found.keys() <= _HARMLESS:
         return None
-    return Asked(asked[1].decode(), {"topic": asked[2].decode()}, write, int(length), codec)
+    return QuickRequest(asked[1].decode(), {"topic": asked[2].decode()}, write, int(length), codec)
 
 
 class Lanes:
@@ -98,7 +98,7 @@ class Lanes:
         self.session = session
         """Makes the session for a connection: the client at its other end."""
         self.authorize = next(each.authorize for each in gateway.routes if (each.method, each.path) == ("POST", PATH))
-        self.heads: dict[bytes, Asked] = {}
+        self.heads: dict[bytes, QuickRequest] = {}
         self.writing: set[asyncio.Task[None]] = set()
         """Requests whose answers are not ready yet."""
         self.are_closed = False
@@ -262,10 +262,10 @@ class Lane(asyncio.Protocol):
         self._on_leave(self._slow)
         self._slow.data_received(data)
 
-    def _serve(self, asked: Asked, body: bytes) -> bool:
+    def _serve(self, asked: QuickRequest, body: bytes) -> bool:
         """Serve a request the short way. False: nothing was done, and the request must go the general way."""
-        broker = self._gateway.broker
-        if not broker.ready.is_set() or self._lanes.are_closed or len(body) > broker.config.http_max_body_bytes:
+        gateway = self._gateway
+        if not gateway.ready.is_set() or self._lanes.are_closed or len(body) > gateway.config.http_max_body_bytes:
             return False
         if not self._lanes.authorize(self._session, asked.names):
             return False  # the general way tells what is wrong
@@ -286,8 +286,8 @@ class Lane(asyncio.Protocol):
             self._lanes.writing.add(self._task)
         return True
 
-    async def _later(self, asked: Asked, answer: Awaitable[bytes], began_s: float) -> None:
-        tally = self._gateway.broker.requests.http
+    async def _later(self, asked: QuickRequest, answer: Awaitable[bytes], began_s: float) -> None:
+        tally = self._gateway.requests.http
         tally.under_way += 1
         try:
             self._answer(asked, 200, await answer, began_s)
@@ -303,14 +303,14 @@ class Lane(asyncio.Protocol):
             self._task = None
         self._resume()
 
-    def _answer_problem(self, asked: Asked, problem: Problem, began_s: float) -> None:
-        self._gateway.broker.requests.http.problems[problem.slug] += 1
+    def _answer_problem(self, asked: QuickRequest, problem: Problem, began_s: float) -> None:
+        self._gateway.requests.http.problems[problem.slug] += 1
         more = "".join(f"{name}: {value}\r\n" for name, value in problem.all_headers.items())
         self._answer(asked, problem.kind.status, problem.body(asked.path), began_s, more.encode())
 
-    def _answer(self, asked: Asked, status: int, body: bytes, began_s: float, more: bytes = b"") -> None:
+    def _answer(self, asked: QuickRequest, status: int, body: bytes, began_s: float, more: bytes = b"") -> None:
         now_s = self._loop.time()
-        tally = self._gateway.broker.requests.http
+        tally = self._gateway.requests.http
         tally.answered[PATH, "POST", status] += 1
         tally.seconds.setdefault(PATH, Histogram()).add(now_s - began_s)
         if asked.codec is not None and len(body) >= PACKED_FROM_BYTES:

@@ -32,7 +32,7 @@ TOP, LIST, RECORD = 1, 2, 3
 """The depths of the body's members, of its records, and of a record's members."""
 
 
-class Look:
+class BodyScan:
     """The scan of one body."""
 
     def __init__(self, text: bytes, record: int = RECORD) -> None:
@@ -132,7 +132,7 @@ def refuse_doubles(body: bytes, records: Sequence[RecordIn], *, is_record: bool 
     whole body is scanned.
     """
     if body.count(b":") != (not is_record) + _colons(records) or b"\\u" in body:
-        Look(body, 1 if is_record else RECORD).all()
+        BodyScan(body, 1 if is_record else RECORD).all()
 
 
 def _colons(records: Sequence[RecordIn]) -> int:

@@ -41,6 +41,7 @@ from service.web.event_format import BATCHED
 from service.web.fetching import Lens, Shown, fetch, left_ms, opened
 from service.web.forwarding import forward
 from service.web.gateway import PAUSE_S, Gateway
+from service.web.groups import Assigned
 from service.web.problems import Problem, of_error
 from service.web.records import RecordOut, with_text_numbers
 from service.web.routing import JSON, Route, integer
@@ -78,12 +79,7 @@ class Join(msgspec.Struct, forbid_unknown_fields=True):
     session_timeout_ms: int = 60_000
 
 
-class Assigned(msgspec.Struct):
-    topic: str
-    partition: int
-
-
-class MemberState(msgspec.Struct):
+class MemberJoined(msgspec.Struct):
     member_id: str
     generation: int
     assignment: list[Assigned]
@@ -98,7 +94,7 @@ class Polled(msgspec.Struct):
     assignment: list[Assigned]
 
 
-class OffsetIn(msgspec.Struct, forbid_unknown_fields=True):
+class MemberOffsetIn(msgspec.Struct, forbid_unknown_fields=True):
     topic: str
     partition: int
     offset: int
@@ -107,7 +103,7 @@ class OffsetIn(msgspec.Struct, forbid_unknown_fields=True):
 
 class Commit(msgspec.Struct, forbid_unknown_fields=True):
     commit_token: str | None = None
-    offsets: list[OffsetIn] = []
+    offsets: list[MemberOffsetIn] = []
 
 
 _joins = msgspec.json.Decoder(Join)
@@ -117,7 +113,7 @@ _tokens = msgspec.json.Decoder(Token)
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class HttpMember:
     group: str
     member_id: str
     join: Join
@@ -139,8 +135,8 @@ class Member:
         return [Assigned(*each) for each in sorted(self.positions)]
 
     @property
-    def state(self) -> MemberState:
-        return MemberState(self.member_id, self.epoch, self.assignment)
+    def state(self) -> MemberJoined:
+        return MemberJoined(self.member_id, self.epoch, self.assignment)
 
 
 class Members:
@@ -148,47 +144,47 @@ class Members:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._members: dict[tuple[str, str], Member] = {}
+        self._members: dict[tuple[str, str], HttpMember] = {}
 
-    async def add(self, group: str, join: Join) -> Member:
+    async def add(self, group: str, join: Join) -> HttpMember:
         if len(self._members) >= MEMBERS_MAX:
             raise Problem("throttled", f"{MEMBERS_MAX} members read by HTTP here")
-        member_id = str(UUID(bytes=self._gateway.broker.env.unique(), version=4))
-        member = Member(group, member_id, join, asyncio.get_running_loop().time())
+        member_id = str(UUID(bytes=self._gateway.env.unique(), version=4))
+        member = HttpMember(group, member_id, join, asyncio.get_running_loop().time())
         await self.beat(member)
         self._members[group, member_id] = member
-        self._gateway.broker.env.tasks.spawn(f"member {member_id}", self._live(member))
+        self._gateway.env.tasks.spawn(f"member {member_id}", self._live(member))
         return member
 
-    def find(self, group: str, member_id: str) -> Member:
+    def find(self, group: str, member_id: str) -> HttpMember:
         member = self._members.get((group, member_id))
         if member is None or member.is_gone:
             raise Problem("member-expired", f"group {group!r} has no such member here: join again")
         member.touched_s = asyncio.get_running_loop().time()
         return member
 
-    async def leave(self, member: Member) -> None:
+    async def leave(self, member: HttpMember) -> None:
         self.forget(member)
         await self.depart(member)
 
-    async def expire(self, member: Member, *, has_moved: bool) -> None:
+    async def expire(self, member: HttpMember, *, has_moved: bool) -> None:
         """Remove a member whose client is silent. With `has_moved` another broker coordinates the group, and the client
         can't reach the member here any more.
         """
         await self.leave(member)
 
-    def forget(self, member: Member) -> None:
+    def forget(self, member: HttpMember) -> None:
         member.is_gone = True
         member.positions.clear()
         if self._members.get((member.group, member.member_id)) is member:
             del self._members[member.group, member.member_id]
 
-    async def depart(self, member: Member) -> None:
+    async def depart(self, member: HttpMember) -> None:
         """Leave the group, so that others take over the partitions."""
         request = ConsumerGroupHeartbeatRequest(member.group, member.member_id, LEAVE, member.join.instance_id)
         await self._gateway.ask_coordinator(GROUPS, member.group, request)
 
-    async def _live(self, member: Member) -> None:
+    async def _live(self, member: HttpMember) -> None:
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -197,7 +193,7 @@ class Members:
                     return
                 is_silent = loop.time() - member.touched_s > member.join.session_timeout_ms / 1000
                 home = await self._gateway.coordinator(GROUPS, member.group)
-                has_moved = home != self._gateway.broker.node_id
+                has_moved = home != self._gateway.node_id
                 if is_silent or has_moved:
                     await self.expire(member, has_moved=has_moved)
                     return
@@ -207,7 +203,7 @@ class Members:
         finally:
             self.forget(member)
 
-    async def beat(self, member: Member) -> None:
+    async def beat(self, member: HttpMember) -> None:
         """Send a heartbeat and take over what the group assigns. If the assignment changed, send
         another one at once.
         """
@@ -217,8 +213,8 @@ class Members:
                 if not await self._beat_once(member):
                     return
 
-    async def _beat_once(self, member: Member) -> bool:
-        image = self._gateway.broker.image
+    async def _beat_once(self, member: HttpMember) -> bool:
+        image = self._gateway.image
         joins = member.epoch == 0
         says_topics = joins or member.has_new_topics
         owned = [
@@ -261,12 +257,12 @@ class Members:
             member.positions.update(await self.starts(member, fresh))
         return changed
 
-    async def give_up(self, member: Member, partitions: list[TopicPartition]) -> None:
+    async def give_up(self, member: HttpMember, partitions: list[TopicPartition]) -> None:
         """The group wants these partitions back. It gives them to another member after the next heartbeat, which says
         that they are no longer read.
         """
 
-    async def starts(self, member: Member, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+    async def starts(self, member: HttpMember, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Where the group is in these partitions. If a transaction is about to commit offsets, its end
         is waited for.
         """
@@ -293,7 +289,7 @@ async def committed_by(
     """What the group has committed for these partitions. If a transaction is about to commit offsets, its end is waited
     for.
     """
-    image = gateway.broker.image
+    image = gateway.image
     topics = [
         OffsetFetchRequestTopics(name, image.topics[name].id, [each.partition for each in of_topic])
         for name, of_topic in by_topic(partitions).items()
@@ -354,7 +350,7 @@ async def commit_by(
 async def home(gateway: Gateway, request: web.Request, body: bytes) -> web.StreamResponse | None:
     """The answer of the broker that coordinates the group; None if this broker does."""
     node = await gateway.coordinator(GROUPS, request.match_info["group"])
-    return None if node == gateway.broker.node_id else await forward(gateway, node, request, body)
+    return None if node == gateway.node_id else await forward(gateway, node, request, body)
 
 
 async def join(gateway: Gateway, request: web.Request) -> web.StreamResponse:
@@ -376,7 +372,7 @@ async def describe(gateway: Gateway, request: web.Request) -> web.StreamResponse
     return as_json(_member(gateway, request).state)
 
 
-def _member(gateway: Gateway, request: web.Request) -> Member:
+def _member(gateway: Gateway, request: web.Request) -> HttpMember:
     return gateway.members.find(request.match_info["group"], request.match_info["member"])
 
 
@@ -402,7 +398,7 @@ async def poll(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 
 
 async def _poll(
-    gateway: Gateway, member: Member, lens: Lens, most: int, max_bytes: int, deadline: float
+    gateway: Gateway, member: HttpMember, lens: Lens, most: int, max_bytes: int, deadline: float
 ) -> list[Shown]:
     loop = asyncio.get_running_loop()
     while True:
@@ -417,7 +413,9 @@ async def _poll(
         await asyncio.sleep(0 if member.positions else PAUSE_S)
 
 
-async def _read(gateway: Gateway, member: Member, lens: Lens, most: int, max_bytes: int, wait_ms: int) -> list[Shown]:
+async def _read(
+    gateway: Gateway, member: HttpMember, lens: Lens, most: int, max_bytes: int, wait_ms: int
+) -> list[Shown]:
     by_leader: dict[int, dict[TopicPartition, int]] = {}
     for partition, offset in member.positions.items():
         by_leader.setdefault(gateway.leader(partition), {})[partition] = offset
@@ -447,7 +445,7 @@ async def _read(gateway: Gateway, member: Member, lens: Lens, most: int, max_byt
     return records
 
 
-def _token(member: Member) -> str:
+def _token(member: HttpMember) -> str:
     content: Token = member.epoch, [(*each, offset) for each, offset in sorted(member.positions.items())]
     return base64.urlsafe_b64encode(msgspec.json.encode(content)).decode()
 
@@ -491,8 +489,8 @@ _MEMBERS = "/v1/groups/{group}/members"
 _ONE = _MEMBERS + "/{member}"
 ROUTES = (
     Route("POST", _MEMBERS, join, "Join a group; the broker beats for the member while its client asks now and then.",
-          "groups", body=Join, answer=MemberState, status=201, problems=(400, 409, 422, 429, 503)),
-    Route("GET", _ONE, describe, "What a member reads.", "groups", answer=MemberState, problems=(410, 503)),
+          "groups", body=Join, answer=MemberJoined, status=201, problems=(400, 409, 422, 429, 503)),
+    Route("GET", _ONE, describe, "What a member reads.", "groups", answer=MemberJoined, problems=(410, 503)),
     Route("GET", _ONE + "/records", poll, "Records of the member's partitions.", "groups", answer=Polled,
           more_media=(BATCHED,), problems=(400, 406, 409, 410, 503), parameters=(
               integer("max_records", "At most so many records.", least=1, most=RECORDS_MAX),

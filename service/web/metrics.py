@@ -7,10 +7,10 @@ from importlib.metadata import PackageNotFoundError, version
 from aiohttp import web
 
 from log.ids import TopicPartition
+from monitoring import shapes
 from monitoring.collectors import Scrape
 from monitoring.scraping import Elsewhere, Holders, Places, Scraper, content_type, wants_openmetrics
 from service.broker.internal_topics import TRANSACTIONS
-from service.broker.node import Broker
 from service.client.cluster import LATEST, READ_COMMITTED
 from service.client.failures import ClientFailure
 from service.client.transactions import transactions_of
@@ -29,7 +29,7 @@ def our_version() -> str:
         return "unknown"
 
 
-def scraper_of(broker: Broker, elsewhere: Elsewhere | None = None, holders: Holders | None = None) -> Scraper:
+def scraper_of(broker: shapes.Broker, elsewhere: Elsewhere | None = None, holders: Holders | None = None) -> Scraper:
     return Scraper(Scrape(broker, version=our_version()), elsewhere, holders)
 
 
@@ -38,7 +38,7 @@ async def offsets_elsewhere(gateway: Gateway, wanted: Places) -> dict[tuple[str,
     hold up a scrape.
     """
     cluster = NearCluster(gateway)
-    image = gateway.broker.image
+    image = gateway.image
     partitions = [TopicPartition(*place) for place in wanted]
     there = [each for each in partitions if (state := image.partition(each)) and leader_of(image, state) >= 0]
     if not there:
@@ -62,7 +62,7 @@ async def holders_elsewhere(gateway: Gateway, producer_ids: Collection[int]) -> 
     """Open transactions, as all coordinators tell them within a short time. If one coordinator does not answer, the
     list is unknown.
     """
-    image = gateway.broker.image
+    image = gateway.image
     if any(leader_of(image, state) < 0 for state in image.topics[TRANSACTIONS.name].partitions.values()):
         return None
     try:

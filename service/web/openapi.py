@@ -14,7 +14,7 @@ from aiohttp import web
 
 from service.web.documents import documents
 from service.web.gateway import Gateway
-from service.web.problems import MEDIA_TYPE, PROBLEMS, Kinds, Problem, ProblemDetails
+from service.web.problems import MEDIA_TYPE, PROBLEMS, Problem, ProblemDetails, ProblemKind
 from service.web.routing import JSON, Parameter, Route
 
 _BRACES = re.compile(r"\{(\w+)(?::[^{}]*(?:\{[^{}]*\}[^{}]*)*)?\}")
@@ -182,7 +182,7 @@ async def docs(gateway: Gateway, request: web.Request) -> web.Response:
 async def problem(gateway: Gateway, request: web.Request) -> web.Response:
     """What a problem's type means."""
     slug = request.match_info["slug"]
-    kind: Kinds | None = PROBLEMS.get(slug)
+    kind: ProblemKind | None = PROBLEMS.get(slug)
     if kind is None:
         raise Problem("not-found", "there is no such problem")
     again = "The same request may be sent again." if kind.retriable else "Sent again as it is it will not be better."

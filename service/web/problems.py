@@ -12,58 +12,58 @@ import msgspec
 from aiohttp import web
 
 from service.broker.writing import MAY_BE_WRITTEN
-from service.client.failures import ClientFailure, Kind
+from service.client.failures import ClientFailure, FailureKind
 from service.wire.error_codes import ErrorCode as E
 
 Outcome = Literal["none", "applied", "unknown"]
 MEDIA_TYPE = "application/problem+json"
 
 
-class Kinds(msgspec.Struct, frozen=True):
+class ProblemKind(msgspec.Struct, frozen=True):
     status: int
     title: str
     retriable: bool = False
 
 
-PROBLEMS: Mapping[str, Kinds] = {
-    "malformed": Kinds(400, "The request can't be read"),
-    "bad-key": Kinds(400, "The Idempotency-Key is not a string as the draft wants it"),
-    "unauthenticated": Kinds(401, "The caller's identity is not known"),
-    "denied": Kinds(403, "The caller may not do this"),
-    "not-found": Kinds(404, "There is no such thing"),
-    "unknown-topic": Kinds(404, "There is no such topic or partition"),
-    "unknown-group": Kinds(404, "There is no such group"),
-    "unknown-transaction": Kinds(404, "There is no such transaction"),
-    "method-not-allowed": Kinds(405, "The resource knows no such method"),
-    "not-acceptable": Kinds(406, "No representation that the client accepts"),
-    "too-slow": Kinds(408, "The body took too long", retriable=True),
-    "request-in-flight": Kinds(409, "A request with this Idempotency-Key is under way", retriable=True),
-    "expected-offset-mismatch": Kinds(409, "Another request has appended before"),
-    "producer-fenced": Kinds(409, "Another producer has taken the transactional id over"),
-    "concurrent-transactions": Kinds(409, "The last transaction of this id is being finished", retriable=True),
-    "invalid-txn-state": Kinds(409, "The transaction is not in a state for this"),
-    "batch-gap": Kinds(409, "A batch before this one is missing"),
-    "stale-member": Kinds(409, "The group has moved on; join again"),
-    "rebalance": Kinds(409, "The group is rebalancing", retriable=True),
-    "exists": Kinds(409, "It exists already"),
-    "group-active": Kinds(409, "The group has members"),
-    "conflict": Kinds(409, "It contradicts what is there"),
-    "member-expired": Kinds(410, "There is no such member any more"),
-    "transaction-expired": Kinds(410, "The transaction is over"),
-    "record-too-large": Kinds(413, "Too large"),
-    "unsupported-media-type": Kinds(415, "The body's media type or encoding is not known here"),
-    "offset-out-of-range": Kinds(416, "The partition has no such offset"),
-    "invalid-record": Kinds(422, "A record is not acceptable"),
-    "invalid-request": Kinds(422, "What is asked for is not acceptable"),
-    "invalid-config": Kinds(422, "A setting is not acceptable"),
-    "key-reused": Kinds(422, "The Idempotency-Key belongs to another request"),
-    "batch-changed": Kinds(422, "A batch of this number was written with other records"),
-    "too-many-streams": Kinds(429, "Too many streams are open", retriable=True),
-    "throttled": Kinds(429, "Too much at once", retriable=True),
-    "server-error": Kinds(500, "The broker failed"),
-    "not-now": Kinds(503, "Not now; try again", retriable=True),
-    "not-enough-replicas": Kinds(503, "Not enough replicas are in sync", retriable=True),
-    "outcome-unknown": Kinds(504, "It is not known whether it was done"),
+PROBLEMS: Mapping[str, ProblemKind] = {
+    "malformed": ProblemKind(400, "The request can't be read"),
+    "bad-key": ProblemKind(400, "The Idempotency-Key is not a string as the draft wants it"),
+    "unauthenticated": ProblemKind(401, "The caller's identity is not known"),
+    "denied": ProblemKind(403, "The caller may not do this"),
+    "not-found": ProblemKind(404, "There is no such thing"),
+    "unknown-topic": ProblemKind(404, "There is no such topic or partition"),
+    "unknown-group": ProblemKind(404, "There is no such group"),
+    "unknown-transaction": ProblemKind(404, "There is no such transaction"),
+    "method-not-allowed": ProblemKind(405, "The resource knows no such method"),
+    "not-acceptable": ProblemKind(406, "No representation that the client accepts"),
+    "too-slow": ProblemKind(408, "The body took too long", retriable=True),
+    "request-in-flight": ProblemKind(409, "A request with this Idempotency-Key is under way", retriable=True),
+    "expected-offset-mismatch": ProblemKind(409, "Another request has appended before"),
+    "producer-fenced": ProblemKind(409, "Another producer has taken the transactional id over"),
+    "concurrent-transactions": ProblemKind(409, "The last transaction of this id is being finished", retriable=True),
+    "invalid-txn-state": ProblemKind(409, "The transaction is not in a state for this"),
+    "batch-gap": ProblemKind(409, "A batch before this one is missing"),
+    "stale-member": ProblemKind(409, "The group has moved on; join again"),
+    "rebalance": ProblemKind(409, "The group is rebalancing", retriable=True),
+    "exists": ProblemKind(409, "It exists already"),
+    "group-active": ProblemKind(409, "The group has members"),
+    "conflict": ProblemKind(409, "It contradicts what is there"),
+    "member-expired": ProblemKind(410, "There is no such member any more"),
+    "transaction-expired": ProblemKind(410, "The transaction is over"),
+    "record-too-large": ProblemKind(413, "Too large"),
+    "unsupported-media-type": ProblemKind(415, "The body's media type or encoding is not known here"),
+    "offset-out-of-range": ProblemKind(416, "The partition has no such offset"),
+    "invalid-record": ProblemKind(422, "A record is not acceptable"),
+    "invalid-request": ProblemKind(422, "What is asked for is not acceptable"),
+    "invalid-config": ProblemKind(422, "A setting is not acceptable"),
+    "key-reused": ProblemKind(422, "The Idempotency-Key belongs to another request"),
+    "batch-changed": ProblemKind(422, "A batch of this number was written with other records"),
+    "too-many-streams": ProblemKind(429, "Too many streams are open", retriable=True),
+    "throttled": ProblemKind(429, "Too much at once", retriable=True),
+    "server-error": ProblemKind(500, "The broker failed"),
+    "not-now": ProblemKind(503, "Not now; try again", retriable=True),
+    "not-enough-replicas": ProblemKind(503, "Not enough replicas are in sync", retriable=True),
+    "outcome-unknown": ProblemKind(504, "It is not known whether it was done"),
 }
 
 OF_ERROR: Mapping[E, str] = {
@@ -167,7 +167,7 @@ class Problem(Exception):
         self.more = more
 
     @property
-    def kind(self) -> Kinds:
+    def kind(self) -> ProblemKind:
         return PROBLEMS[self.slug]
 
     def body(self, instance: str | None = None) -> bytes:
@@ -219,12 +219,12 @@ def of_failure(failure: ClientFailure) -> Problem:
     """The problem for a question to another broker that was not answered."""
     slug, outcome = "not-now", "none"
     match failure.kind:
-        case Kind.NOT_FOUND:
+        case FailureKind.NOT_FOUND:
             slug = "not-found"
-        case Kind.NOT_AUTHORIZED:
+        case FailureKind.NOT_AUTHORIZED:
             slug = "denied"
-        case Kind.REFUSED:
+        case FailureKind.REFUSED:
             slug = "conflict"
-        case Kind.OUTCOME_UNKNOWN:
+        case FailureKind.OUTCOME_UNKNOWN:
             slug, outcome = "outcome-unknown", "unknown"
     return Problem(slug, failure.message, outcome=outcome)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from service.client.failures import ClientFailure
 from service.client.transactions import ONGOING, list_transactions
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem, of_error
-from service.web.sending import Outgoing, rounds, send_one_each
+from service.web.sending import OutgoingBatch, rounds, send_one_each
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     DescribeTransactionsRequest,
@@ -62,7 +62,7 @@ class Producer:
         self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
         self.sequences.clear()
 
-    def build(self, partition: TopicPartition, records: Sequence[NewRecord], codec: int = 0) -> Outgoing:
+    def build(self, partition: TopicPartition, records: Sequence[NewRecord], codec: int = 0) -> OutgoingBatch:
         """A batch with the next sequence numbers of its partition."""
         sequence = self.sequences.get(partition, 0)
         self.sequences[partition] = (sequence + len(records)) & 0x7FFFFFFF
@@ -74,9 +74,9 @@ class Producer:
             base_sequence=sequence,
             transactional=True,
         )
-        return Outgoing(partition, batch, len(records), numbered=True)
+        return OutgoingBatch(partition, batch, len(records), numbered=True)
 
-    async def write(self, batches: Sequence[Outgoing], *, internal: bool = False) -> None:
+    async def write(self, batches: Sequence[OutgoingBatch], *, internal: bool = False) -> None:
         """Write batches of the open transaction. Batches of the same partition are written one after the other, because
         they have sequence numbers.
         """
@@ -157,7 +157,7 @@ class Producer:
         return answer.transaction_states[0].transaction_state
 
 
-class Producers:
+class ProducerPool:
     """The transactional ids of one broker. While all are in use, a request waits."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -169,11 +169,11 @@ class Producers:
 
     @property
     def _prefix(self) -> str:
-        return f"__http-{self._gateway.broker.node_id}-"
+        return f"__http-{self._gateway.node_id}-"
 
     async def recover(self) -> None:
         """Abort what a former life of this broker left open, so that readers need not wait until it times out."""
-        if TRANSACTIONS.name in self._gateway.broker.image.topics:
+        if TRANSACTIONS.name in self._gateway.image.topics:
             pause_s = PAUSE_S
             while True:
                 try:

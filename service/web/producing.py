@@ -22,13 +22,13 @@ from service.client.partitioner import partition_for_key
 from service.cluster.image import Topic
 from service.web.answers import as_json, query_int, read_json
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
-from service.web.looking import Look, refuse_doubles
+from service.web.looking import BodyScan, refuse_doubles
 from service.web.problems import Outcome, Problem, of_error
 from service.web.producers import Producer
 from service.web.quick import read_lines
 from service.web.records import Partitioner, RecordIn, milliseconds, new_record
 from service.web.routing import NDJSON, STREAMING, Parameter, Route, header, integer, text
-from service.web.sending import Outgoing, send
+from service.web.sending import OutgoingBatch, send
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     MetadataRequest,
@@ -86,7 +86,7 @@ class BatchIn(msgspec.Struct, forbid_unknown_fields=True):
     expected: list[ExpectedIn] = []
 
 
-class Place(msgspec.Struct, omit_defaults=True, gc=False):
+class RecordPlace(msgspec.Struct, omit_defaults=True, gc=False):
     """The place of a record."""
 
     partition: int
@@ -104,7 +104,7 @@ class BatchOut(msgspec.Struct, omit_defaults=True):
     """The answer if everything was written."""
 
     outcome: Outcome
-    results: list[Place]
+    results: list[RecordPlace]
     topic: str | UnsetType = UNSET
     transaction: TransactionOut | UnsetType = UNSET
 
@@ -120,17 +120,17 @@ _encode = msgspec.json.Encoder().encode
 
 async def topic_to_write(gateway: Gateway, name: str) -> Topic:
     """The topic. If it does not exist, it is created, provided the settings allow that."""
-    topic = gateway.broker.image.topics.get(name)
+    topic = gateway.image.topics.get(name)
     if topic is not None:
         return topic
-    if not gateway.broker.config.auto_create_topics_enable:
+    if not gateway.config.auto_create_topics_enable:
         return gateway.topic(name)
     deadline = asyncio.get_running_loop().time() + TIMEOUT_S
     while True:
         request = MetadataRequest([MetadataRequestTopic(name=name)], allow_auto_topic_creation=True)
-        answer = await gateway.ask(gateway.broker.node_id, request)
+        answer = await gateway.ask(gateway.node_id, request)
         code = answer.topics[0].error_code
-        topic = gateway.broker.image.topics.get(name)
+        topic = gateway.image.topics.get(name)
         if topic is not None and all(state.leader >= 0 for state in topic.partitions.values()):
             return topic
         if code not in (0, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
@@ -144,7 +144,7 @@ async def topic_to_write(gateway: Gateway, name: str) -> Topic:
 
 
 @dataclass(slots=True)
-class Placed:
+class PlacedRecords:
     """The records of a request by their partitions. `order` has the order in which they came."""
 
     by_partition: dict[TopicPartition, list[NewRecord]]
@@ -162,7 +162,7 @@ async def read_batch(body: bytes) -> tuple[BatchIn, list[RecordIn]]:
         batch = read_json(body, _batches)
         refuse_doubles(body, batch.records)
         return batch, batch.records
-    look = Look(body)
+    look = BodyScan(body)
     for _ in look.steps():
         await asyncio.sleep(0)
     if look.records_end < 0:
@@ -180,9 +180,9 @@ async def read_batch(body: bytes) -> tuple[BatchIn, list[RecordIn]]:
 
 async def place_all(
     gateway: Gateway, records: Sequence[RecordIn], topic_name: str | None, partitioner: Partitioner
-) -> Placed:
-    now_ms = gateway.broker.env.clock.wall_ms()
-    placed = Placed({}, [])
+) -> PlacedRecords:
+    now_ms = gateway.env.clock.wall_ms()
+    placed = PlacedRecords({}, [])
     topics: dict[str, Topic] = {}
     for index, given in enumerate(records):
         name = given.topic or topic_name
@@ -215,7 +215,7 @@ def cut(records: Sequence[NewRecord]) -> list[list[NewRecord]]:
     return runs
 
 
-async def in_runs(placed: Placed) -> list[tuple[TopicPartition, list[NewRecord]]]:
+async def in_runs(placed: PlacedRecords) -> list[tuple[TopicPartition, list[NewRecord]]]:
     """All runs, made in several turns of the loop. Each partition's records keep their order."""
     runs: list[tuple[TopicPartition, list[NewRecord]]] = []
     for partition, records in placed.by_partition.items():
@@ -232,7 +232,7 @@ Seal = Callable[[Producer, BatchOut], Awaitable[None]]
 
 async def write_together(
     gateway: Gateway,
-    placed: Placed,
+    placed: PlacedRecords,
     offsets: OffsetsIn | None = None,
     expected: Sequence[ExpectedIn] = (),
     seal: Seal | None = None,
@@ -252,7 +252,7 @@ async def write_together(
     runs = await in_runs(placed)
     if len(runs) == 1 and offsets is None and seal is None:
         ((partition, run),) = runs
-        batches = [Outgoing(partition, build_batch(run), len(run), wanted.get(partition))]
+        batches = [OutgoingBatch(partition, build_batch(run), len(run), wanted.get(partition))]
         await send(gateway, batches)
         if batches[0].error:
             raise batches[0].problem()
@@ -297,23 +297,23 @@ async def commit_offsets(producer: Producer, offsets: OffsetsIn) -> None:
     )
 
 
-async def results_of(placed: Placed, batches: Sequence[Outgoing]) -> list[Place]:
+async def results_of(placed: PlacedRecords, batches: Sequence[OutgoingBatch]) -> list[RecordPlace]:
     """The place of each record, in the order in which they came. Made in several turns of the loop."""
-    of_partition: dict[TopicPartition, list[Outgoing]] = {}
+    of_partition: dict[TopicPartition, list[OutgoingBatch]] = {}
     for batch in batches:
         of_partition.setdefault(batch.partition, []).append(batch)
     offsets = {partition: _offsets(those) for partition, those in of_partition.items()}
-    results: list[Place] = []
+    results: list[RecordPlace] = []
     for partition, number in placed.order:
         offset, append_time_ms = next(offsets[partition])
         timestamp = append_time_ms if append_time_ms >= 0 else placed.by_partition[partition][number][3]
-        results.append(Place(partition.partition, offset, partition.topic, timestamp))
+        results.append(RecordPlace(partition.partition, offset, partition.topic, timestamp))
         if len(results) % RUN_RECORDS == 0:
             await asyncio.sleep(0)
     return results
 
 
-def _offsets(batches: Sequence[Outgoing]) -> Iterator[tuple[int, int]]:
+def _offsets(batches: Sequence[OutgoingBatch]) -> Iterator[tuple[int, int]]:
     """The offset of each record, and the time at which the broker says that it was appended."""
     for batch in batches:
         for offset in range(batch.base_offset, batch.base_offset + batch.records):
@@ -377,7 +377,7 @@ async def write_octets(gateway: Gateway, request: web.Request, topic_name: str) 
     number = query_int(request, "partition", -1, most=2**31 - 1)
     given_time = request.query.get("timestamp")
     if given_time is None:
-        timestamp = gateway.broker.env.clock.wall_ms()
+        timestamp = gateway.env.clock.wall_ms()
     else:
         is_number = given_time.isascii() and given_time.isdigit() and len(given_time) < 19
         timestamp = milliseconds(int(given_time) if is_number else given_time)
@@ -386,7 +386,7 @@ async def write_octets(gateway: Gateway, request: web.Request, topic_name: str) 
         for name, content in request.headers.items()
         if name.lower().startswith(RECORD_HEADER)
     )
-    placed = Placed({}, [])
+    placed = PlacedRecords({}, [])
     partition = Partitioner(gateway.next_turn()).place(topic, None if number < 0 else number, key)
     placed.add(partition, (key, value, headers, timestamp))
 
@@ -416,7 +416,7 @@ async def write_stream(gateway: Gateway, request: web.Request, topic_name: str |
     request[STREAMING] = True
     number = 0
     try:
-        async for lines in _lines(request, gateway.broker.config.http_max_body_bytes):
+        async for lines in _lines(request, gateway.config.http_max_body_bytes):
             for at in range(0, len(lines), RECORDS_AT_ONCE):
                 some = lines[at : at + RECORDS_AT_ONCE]
                 told = None if topic_name is None else await _write_plain_lines(gateway, some, number, topic_name)
@@ -450,7 +450,7 @@ async def _write_plain_lines(
     """The reports on lines that have nothing but keys and values, at half the cost of `_write_lines`. None: other lines
     are among them, and nothing was done.
     """
-    topic = gateway.broker.image.topics.get(topic_name)
+    topic = gateway.image.topics.get(topic_name)
     if topic is None or sum(map(len, lines)) > BATCH_BYTES or (records := read_lines(lines)) is None:
         return None
     count, turn = len(topic.partitions), gateway.next_turn()
@@ -458,11 +458,11 @@ async def _write_plain_lines(
     for number, (key, _) in enumerate(records):
         place = 0 if count == 1 else turn % count if key is None else partition_for_key(key, count)
         of_partition.setdefault(place, []).append(number)
-    now_ms = gateway.broker.env.clock.wall_ms()
+    now_ms = gateway.env.clock.wall_ms()
     batches = []
     for index, those in of_partition.items():
         batch = build_plain_batch([records[each] for each in those], now_ms)
-        batches.append(Outgoing(TopicPartition(topic_name, index), batch, len(those)))
+        batches.append(OutgoingBatch(TopicPartition(topic_name, index), batch, len(those)))
     await send(gateway, batches)
     reports = [b""] * len(records)
     for sent, those in zip(batches, of_partition.values(), strict=True):
@@ -481,9 +481,9 @@ async def _write_lines(
     gateway: Gateway, lines: Sequence[bytes], first_number: int, topic_name: str | None
 ) -> list[Report]:
     reports: list[Report] = []
-    placed = Placed({}, [])
+    placed = PlacedRecords({}, [])
     of_line: list[Report] = []
-    now_ms = gateway.broker.env.clock.wall_ms()
+    now_ms = gateway.env.clock.wall_ms()
     partitioner = Partitioner(gateway.next_turn())
     topics: dict[str, Topic] = {}
     for index, line in enumerate(lines):
@@ -505,13 +505,13 @@ async def _write_lines(
         except Problem as problem:
             report.problem = Raw(problem.body())
     batches = [
-        Outgoing(partition, build_batch(run), len(run))
+        OutgoingBatch(partition, build_batch(run), len(run))
         for partition, records in placed.by_partition.items()
         for run in cut(records)
     ]
     if batches:
         await send(gateway, batches)
-    by_partition: dict[TopicPartition, list[tuple[Outgoing, int]]] = {}
+    by_partition: dict[TopicPartition, list[tuple[OutgoingBatch, int]]] = {}
     for batch in batches:
         by_partition.setdefault(batch.partition, []).extend((batch, each) for each in range(batch.records))
     for report, (partition, place) in zip(of_line, placed.order, strict=True):

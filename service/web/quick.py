@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from log.batch import build_plain_batch
 from log.ids import TopicPartition
-from service.broker.acceptance import Refused
+from service.broker.acceptance import RefusedBatch
 from service.broker.partition import Appended
 from service.broker.session import Session
 from service.broker.writing import Write, Writing
@@ -23,7 +23,7 @@ from service.client.partitioner import partition_for_key
 from service.cluster.image import Topic
 from service.web.gateway import CLIENT_ID, Gateway
 from service.web.records import NULL
-from service.web.sending import TERMS, Outgoing
+from service.web.sending import TERMS, OutgoingBatch
 
 BODY_BYTES_MAX = 128 << 10
 """A longer body is handled in several turns of the loop."""
@@ -89,21 +89,20 @@ def write_bytes(gateway: Gateway, topic_name: str, body: bytes) -> Answer:
 
 
 def _write(gateway: Gateway, topic_name: str, records: Sequence[Plain]) -> Answer:
-    broker = gateway.broker
-    topic = broker.image.topics.get(topic_name)
-    partitions = broker.partitions.topic(topic_name)
+    topic = gateway.image.topics.get(topic_name)
+    partitions = gateway.partitions.topic(topic_name)
     if topic is None or partitions is None:
         return None
     index = _partition(gateway, topic, records)
     if index < 0:
         return None
     partition = partitions.get(index)
-    if partition is None or partition.replicas is None or topic.partitions[index].leader != broker.node_id:
+    if partition is None or partition.replicas is None or topic.partitions[index].leader != gateway.node_id:
         return None
-    now_ms = broker.env.clock.wall_ms()
+    now_ms = gateway.env.clock.wall_ms()
     batch = build_plain_batch(records, now_ms)
     write = Write(partitions, index, memoryview(batch))
-    writing = Writing(broker.writing, TERMS, (write,))
+    writing = Writing(gateway.writing, TERMS, (write,))
     if not writing.begin():
         return None
     writing.append()
@@ -129,8 +128,8 @@ async def _when_settled(topic_name: str, index: int, writing: Writing, records: 
     await writing.settle(Session(CLIENT_ID, 0))
     (write,) = writing.writes
     outcome = write.outcome
-    if isinstance(outcome, Refused):
-        refused = Outgoing(TopicPartition(topic_name, index), b"", records, in_doubt=True)
+    if isinstance(outcome, RefusedBatch):
+        refused = OutgoingBatch(TopicPartition(topic_name, index), b"", records, in_doubt=True)
         refused.refused(outcome.error, outcome.message)
         raise refused.problem()
     return _answer(topic_name, index, outcome, records, now_ms)

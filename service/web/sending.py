@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from log.batch import set_producer
 from log.ids import TopicPartition
-from service.broker.acceptance import Refused
+from service.broker.acceptance import RefusedBatch
 from service.broker.partition import ACKS_ALL, Appended
 from service.broker.partition_table import TopicPartitions
 from service.broker.session import Session
-from service.broker.writing import MAY_BE_WRITTEN, Terms, Write, Writing
+from service.broker.writing import MAY_BE_WRITTEN, Write, WriteTerms, Writing
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
 from service.cluster.image import NO_LEADER
@@ -27,7 +27,7 @@ from service.web.problems import Problem, of_error
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import ConditionalBatch, ConditionalProduceRequest, InitProducerIdRequest
 
-TERMS = Terms(
+TERMS = WriteTerms(
     ACKS_ALL,
     int(TIMEOUT_S * 1000),
     None,
@@ -38,7 +38,7 @@ TERMS = Terms(
 )
 """The batch attributes of a plain batch."""
 REPLICAS_WITHIN_S = 3.0
-NOWHERE = Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+NOWHERE = RefusedBatch(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 TOO_FEW = frozenset({ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
 """Too few replicas are in sync, or a transaction's coordinator could not be asked."""
 PASSING = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.CONCURRENT_TRANSACTIONS})
@@ -46,7 +46,7 @@ PASSING = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.CONCURRENT_TRANSACTI
 
 
 @dataclass(slots=True)
-class Outgoing:
+class OutgoingBatch:
     """A batch for a partition, and later its outcome."""
 
     partition: TopicPartition
@@ -101,7 +101,7 @@ class Numbers:
         if self._idle:
             return self._idle.pop()
         request = InitProducerIdRequest(None, int(TIMEOUT_S * 1000))
-        answer = await self._gateway.ask(self._gateway.broker.node_id, request)
+        answer = await self._gateway.ask(self._gateway.node_id, request)
         if answer.error_code:
             return ErrorCode.LEADER_NOT_AVAILABLE  # for these batches both errors mean: not now
         return Lent(answer.producer_id, answer.producer_epoch)
@@ -116,21 +116,21 @@ class Lent:
     epoch: int
     sequences: dict[TopicPartition, int] = field(default_factory=dict)
 
-    def number(self, batch: Outgoing) -> None:
+    def number(self, batch: OutgoingBatch) -> None:
         """Give the batch the next sequence numbers of its partition."""
         sequence = self.sequences.get(batch.partition, 0)
         batch.batch = bytearray(batch.batch)
         set_producer(batch.batch, self.producer_id, self.epoch, sequence)
         batch.numbered = True
 
-    def used(self, batch: Outgoing) -> None:
+    def used(self, batch: OutgoingBatch) -> None:
         sequence = self.sequences.get(batch.partition, 0)
         self.sequences[batch.partition] = (sequence + batch.records) & 0x7FFFFFFF
 
 
-def rounds(batches: Sequence[Outgoing]) -> list[list[Outgoing]]:
+def rounds(batches: Sequence[OutgoingBatch]) -> list[list[OutgoingBatch]]:
     """The batches in rounds: in each round there is at most one of each partition, and their order is kept."""
-    found: list[list[Outgoing]] = []
+    found: list[list[OutgoingBatch]] = []
     counts: dict[TopicPartition, int] = {}
     for each in batches:
         turn = counts.get(each.partition, 0)
@@ -141,7 +141,7 @@ def rounds(batches: Sequence[Outgoing]) -> list[list[Outgoing]]:
     return found
 
 
-async def send(gateway: Gateway, batches: Sequence[Outgoing]) -> None:
+async def send(gateway: Gateway, batches: Sequence[OutgoingBatch]) -> None:
     """Write independent batches, each to its leader. Afterwards each has its outcome."""
     for together in rounds(batches):
         await send_one_each(gateway, together)
@@ -149,7 +149,7 @@ async def send(gateway: Gateway, batches: Sequence[Outgoing]) -> None:
 
 async def send_one_each(
     gateway: Gateway,
-    batches: Sequence[Outgoing],
+    batches: Sequence[OutgoingBatch],
     *,
     transactional_id: str | None = None,
     internal: bool = False,
@@ -178,7 +178,7 @@ async def send_one_each(
             _settle(gateway, lent, batches)
 
 
-async def _number(gateway: Gateway, batches: Sequence[Outgoing]) -> Lent | None:
+async def _number(gateway: Gateway, batches: Sequence[OutgoingBatch]) -> Lent | None:
     """Give the batches sequence numbers. None: there are none now, and all batches are refused."""
     lent = await gateway.numbers.borrow()
     for each in batches:
@@ -189,7 +189,7 @@ async def _number(gateway: Gateway, batches: Sequence[Outgoing]) -> Lent | None:
     return lent if isinstance(lent, Lent) else None
 
 
-def _settle(gateway: Gateway, lent: Lent, batches: Sequence[Outgoing]) -> None:
+def _settle(gateway: Gateway, lent: Lent, batches: Sequence[OutgoingBatch]) -> None:
     """Give back the lent producer id, unless its next sequence number is not known."""
     if any(each.in_doubt or (not each.error and each.base_offset < 0) for each in batches):
         return
@@ -201,13 +201,15 @@ def _settle(gateway: Gateway, lent: Lent, batches: Sequence[Outgoing]) -> None:
     gateway.numbers.give_back(lent)
 
 
-def _by_leader(gateway: Gateway, batches: Sequence[Outgoing]) -> tuple[list[Outgoing], dict[int, list[Outgoing]]]:
+def _by_leader(
+    gateway: Gateway, batches: Sequence[OutgoingBatch]
+) -> tuple[list[OutgoingBatch], dict[int, list[OutgoingBatch]]]:
     """The batches that this broker leads, and the others by their leader's id. A batch whose partition has no leader
     gets that as its outcome.
     """
-    here: list[Outgoing] = []
-    elsewhere: dict[int, list[Outgoing]] = {}
-    own, image = gateway.broker.node_id, gateway.broker.image
+    here: list[OutgoingBatch] = []
+    elsewhere: dict[int, list[OutgoingBatch]] = {}
+    own, image = gateway.node_id, gateway.image
     for each in batches:
         state = image.partition(each.partition)
         if state is None:
@@ -221,7 +223,7 @@ def _by_leader(gateway: Gateway, batches: Sequence[Outgoing]) -> tuple[list[Outg
     return here, elsewhere
 
 
-def _may_pass(batch: Outgoing, left_s: float) -> bool:
+def _may_pass(batch: OutgoingBatch, left_s: float) -> bool:
     """Whether a refused batch may be taken soon, and is written once however often it is sent."""
     if not batch.error or left_s <= 0 or (batch.in_doubt and not batch.numbered):
         return False
@@ -231,19 +233,18 @@ def _may_pass(batch: Outgoing, left_s: float) -> bool:
 
 
 async def _send_here(
-    gateway: Gateway, batches: Sequence[Outgoing], transactional_id: str | None, internal: bool
+    gateway: Gateway, batches: Sequence[OutgoingBatch], transactional_id: str | None, internal: bool
 ) -> None:
     if not batches:
         return
-    broker = gateway.broker
     writes = []
     for each in batches:
-        topic: TopicPartitions | Refused = broker.partitions.topic(each.partition.topic) or NOWHERE
+        topic: TopicPartitions | RefusedBatch = gateway.partitions.topic(each.partition.topic) or NOWHERE
         write = Write(topic, each.partition.partition, memoryview(bytearray(each.batch)))
         write.expected_offset = each.expected_offset
         writes.append(write)
     terms = TERMS._replace(transactional_id=transactional_id, may_write_internal=internal)
-    writing = Writing(broker.writing, terms, writes)
+    writing = Writing(gateway.writing, terms, writes)
     await writing.append_when_ready(is_ready=not writing.looks_far and writing.begin())
     if not writing.is_settled:
         await writing.settle(Session(CLIENT_ID, 0))
@@ -257,7 +258,9 @@ async def _send_here(
             each.in_doubt |= each.error in MAY_BE_WRITTEN or write.was_appended
 
 
-async def _send_there(gateway: Gateway, node: int, batches: Sequence[Outgoing], transactional_id: str | None) -> None:
+async def _send_there(
+    gateway: Gateway, node: int, batches: Sequence[OutgoingBatch], transactional_id: str | None
+) -> None:
     request = ConditionalProduceRequest(transactional_id, int(TIMEOUT_S * 1000))
     for each in batches:
         expected = -1 if each.expected_offset is None else each.expected_offset

@@ -13,8 +13,8 @@ import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from monitoring.spans import Spans, document
-from service.broker.node import Broker
 from service.web.metrics import our_version
+from txn.tally import TxnTally
 
 logger = logging.getLogger("oncelog.telemetry")
 
@@ -24,16 +24,16 @@ AT_ONCE: Final = 500
 TIMEOUT_S: Final = 10.0
 
 
-async def export_spans(broker: Broker, endpoint: str) -> None:
+async def export_spans(tally: TxnTally, endpoint: str, *, broker_id: int) -> None:
     """Send spans for as long as the broker lives."""
-    spans = broker.txn_tally.follower = Spans()
+    spans = tally.follower = Spans()
     url = f"{endpoint.rstrip('/')}/v1/traces"
     failing = False
     async with ClientSession(timeout=ClientTimeout(total=TIMEOUT_S)) as session:
         while True:
             await asyncio.sleep(EVERY_S)
             while taken := spans.take(AT_ONCE):
-                told = document(taken, instance=str(broker.node_id), version=our_version())
+                told = document(taken, instance=str(broker_id), version=our_version())
                 try:
                     async with session.post(
                         url, data=msgspec.json.encode(told), headers={"Content-Type": "application/json"}

@@ -44,7 +44,7 @@ EARLIEST = -2
 PATIENCE_MS = 30_000
 
 
-class NewTopic(msgspec.Struct, forbid_unknown_fields=True):
+class TopicToCreate(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     partitions: int = -1
     replication_factor: int = -1
@@ -126,7 +126,7 @@ class Truncated(msgspec.Struct):
     log_start_offset: int
 
 
-_new_topics = msgspec.json.Decoder(NewTopic)
+_new_topics = msgspec.json.Decoder(TopicToCreate)
 _patches = msgspec.json.Decoder(Patch)
 _widenings = msgspec.json.Decoder(Widen)
 
@@ -146,7 +146,7 @@ def is_dry(request: web.Request) -> bool:
 
 async def list_topics(gateway: Gateway, request: web.Request) -> web.Response:
     with_internal = request.query.get("internal", "false") not in ("false", "0")
-    names = sorted(name for name in gateway.broker.image.topics if with_internal or name not in INTERNAL_TOPICS)
+    names = sorted(name for name in gateway.image.topics if with_internal or name not in INTERNAL_TOPICS)
     return as_json(Topics(names))
 
 
@@ -166,7 +166,7 @@ async def create(gateway: Gateway, request: web.Request) -> web.Response:
     if is_dry(request):
         return as_json(TopicOut(new.name, format_topic_id(result.topic_id), False, [], {}))
     deadline = asyncio.get_running_loop().time() + TIMEOUT_S
-    while (made := gateway.broker.image.topics.get(new.name)) is None:  # another broker made it
+    while (made := gateway.image.topics.get(new.name)) is None:  # another broker made it
         if asyncio.get_running_loop().time() > deadline:
             raise Problem("not-now", "the topic is made, and this broker has not heard of it yet", outcome="applied")
         await asyncio.sleep(PAUSE_S)
@@ -216,7 +216,7 @@ async def configs(gateway: Gateway, request: web.Request) -> web.Response:
     topic = gateway.topic(request.match_info["topic"])
     resource = DescribeConfigsResource(OF_TOPICS, topic.name, None)
     asked = DescribeConfigsRequest([resource], include_documentation="documentation" in request.query)
-    (result,) = (await gateway.ask(gateway.broker.node_id, asked)).results
+    (result,) = (await gateway.ask(gateway.node_id, asked)).results
     if result.error_code:
         raise of_error(result.error_code, result.error_message)
     found = {
@@ -297,7 +297,7 @@ _PARTITION = _TOPIC + "/partitions/{partition}"
 ROUTES = (
     Route("GET", "/v1/topics", list_topics, "The names of all topics.", "topics", answer=Topics,
           parameters=(flag("internal", "Those of the coordinators too."),)),
-    Route("POST", "/v1/topics", create, "Make a topic.", "topics", body=NewTopic, answer=TopicOut, status=201,
+    Route("POST", "/v1/topics", create, "Make a topic.", "topics", body=TopicToCreate, answer=TopicOut, status=201,
           also=(200,), problems=(400, 409, 422, 503), parameters=_DRY),
     Route("GET", _TOPIC, describe, "A topic, its partitions and settings.", "topics", answer=TopicOut, problems=(404,)),
     Route("DELETE", _TOPIC, delete, "Delete a topic with all its records.", "topics", status=204,

@@ -50,7 +50,7 @@ from service.web.producing import (
 )
 from service.web.records import Partitioner
 from service.web.routing import JSON, Route, integer, text
-from service.web.sending import Outgoing
+from service.web.sending import OutgoingBatch
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import ProducerState
 from txn.branches import branch_of
@@ -80,7 +80,7 @@ class Begun(msgspec.Struct):
     """Milliseconds since 1970. A transaction that is not committed by then is aborted."""
 
 
-class State(msgspec.Struct, omit_defaults=True):
+class TransactionStatus(msgspec.Struct, omit_defaults=True):
     """What became of a transaction: nothing is visible (`none`), all is visible (`applied`), or this is not known
     (`unknown`).
     """
@@ -119,15 +119,15 @@ class OffsetName(msgspec.Struct, forbid_unknown_fields=True):
     leader_epoch: int = -1
 
 
-class Listed(msgspec.Struct):
+class TransactionInList(msgspec.Struct):
     transactional_id: str
     state: str
     producer_id: int
     coordinator: int
 
 
-class Transactions(msgspec.Struct):
-    transactions: list[Listed]
+class TransactionList(msgspec.Struct):
+    transactions: list[TransactionInList]
 
 
 class HangingOut(msgspec.Struct):
@@ -196,7 +196,7 @@ def name_of(text: str) -> Name:
 
 
 @dataclass(slots=True)
-class Written:
+class WrittenOnce:
     fingerprint: str
     answer: bytes
 
@@ -207,7 +207,7 @@ class Open:
 
     producer: Producer
     until_s: float
-    batches: list[Written] = field(default_factory=list)
+    batches: list[WrittenOnce] = field(default_factory=list)
     is_empty: bool = True
     in_part: str | None = None
     """The fingerprint of a batch of which only a part may be written. It must be sent again unchanged, or the
@@ -244,7 +244,7 @@ class OpenTransactions:
 async def _elsewhere(gateway: Gateway, transactional_id: str) -> int | None:
     """The broker that coordinates the id; None if this broker does."""
     node = await gateway.coordinator(TRANSACTIONS, transactional_id)
-    return None if node == gateway.broker.node_id else node
+    return None if node == gateway.node_id else node
 
 
 # -- begin, write, end
@@ -267,7 +267,7 @@ async def begin(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     await producer.own()
     name = Name(wanted.transactional_id, producer.producer_id, producer.epoch)
     gateway.open_transactions.add(name, producer)
-    expires_ms = gateway.broker.env.clock.wall_ms() + wanted.timeout_ms
+    expires_ms = gateway.env.clock.wall_ms() + wanted.timeout_ms
     begun = Begun(str(name), wanted.transactional_id, producer.producer_id, producer.epoch, expires_ms)
     return as_json(begun, status=201, headers={"Location": f"/v1/transactions/{name}"})
 
@@ -303,7 +303,7 @@ async def put_batch(gateway: Gateway, request: web.Request) -> web.StreamRespons
         answer = await _write(gateway, name, open_one, number, body, fingerprint)
         encoded = _encode(answer)
         open_one.in_part = None
-        open_one.batches.append(Written(fingerprint, encoded))
+        open_one.batches.append(WrittenOnce(fingerprint, encoded))
         return web.Response(body=encoded, content_type=JSON)
 
 
@@ -315,7 +315,7 @@ async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body
     placed = await place_all(gateway, records, None, Partitioner(number))
     producer = open_one.producer
     before = dict(producer.sequences)
-    batches: list[Outgoing] = []
+    batches: list[OutgoingBatch] = []
     for partition, run in await in_runs(placed):
         batches.append(producer.build(partition, run))
         await asyncio.sleep(0)
@@ -423,7 +423,7 @@ async def _end(gateway: Gateway, request: web.Request, *, is_commit: bool, recor
         if is_commit and (branch := branch_of(name.transactional_id)) is not None:
             if known is not None:
                 known.is_sealed = True
-            sealed = State("Sealed", "none", name.transactional_id, name.producer_id, name.epoch)
+            sealed = TransactionStatus("Sealed", "none", name.transactional_id, name.producer_id, name.epoch)
             sealed.branch = BranchName(branch.name, producer.producer_id, producer.epoch)
             return as_json(sealed)
     gateway.open_transactions.close(name)
@@ -449,7 +449,7 @@ async def describe(gateway: Gateway, request: web.Request) -> web.StreamResponse
     return as_json(state)
 
 
-def _shown(name: Name, found: TransactionState | None) -> State:
+def _shown(name: Name, found: TransactionState | None) -> TransactionStatus:
     """What became of this transaction, judged by the present epoch of its id. Each decision and each seal of a branch
     raises the epoch, or takes the next producer id when all epochs are used up.
     """
@@ -463,7 +463,7 @@ def _shown(name: Name, found: TransactionState | None) -> State:
             state, outcome = found.state, "applied"
         elif ((is_same or is_next or is_renamed) and found.state in ABORTED) or is_same:
             state, outcome = found.state, "none"
-    shown = State(state, outcome, name.transactional_id, name.producer_id, name.epoch)  # type: ignore[arg-type]
+    shown = TransactionStatus(state, outcome, name.transactional_id, name.producer_id, name.epoch)  # type: ignore[arg-type]
     if found is not None and state != "Superseded":
         shown.coordinator, shown.timeout_ms = found.coordinator, found.timeout_ms
         shown.partitions = [PartitionName(*each) for each in found.partitions]
@@ -477,7 +477,7 @@ async def _complain(gateway: Gateway, name: Name) -> None:
     _complain_of(name, _shown(name, found))
 
 
-def _complain_of(name: Name, state: State) -> None:
+def _complain_of(name: Name, state: TransactionStatus) -> None:
     """Raise the problem for a transaction that can't be written to or ended any more."""
     if state.state in ("Ongoing", "Empty"):
         return
@@ -506,20 +506,20 @@ async def list_all(gateway: Gateway, request: web.Request) -> web.Response:
         longer_than_ms=query_int(request, "min_age_ms", -1),
     )
     found = [
-        Listed(
+        TransactionInList(
             *(each.transaction.transactional_id, each.transaction.transaction_state, each.transaction.producer_id),
             each.coordinator,
         )
         for each in listed
     ]
-    return as_json(Transactions(found))
+    return as_json(TransactionList(found))
 
 
 async def find_hanging(gateway: Gateway, request: web.Request) -> web.Response:
     """Transactions that are open in a partition and that no coordinator knows. Nothing will ever end them by itself."""
     body = await request.read()
     wanted = read_json(body or b"{}", _finds)
-    names = wanted.topics or list(gateway.broker.image.topics)
+    names = wanted.topics or list(gateway.image.topics)
     partitions = [TopicPartition(name, index) for name in names for index in gateway.topic(name).partitions]
     return as_json(Hanging(await _hanging(gateway, partitions)))
 
@@ -572,13 +572,13 @@ _ONE = _ALL + "/{txn:[^/:]+}"
 ROUTES = (
     Route("POST", _ALL, begin, "Begin a transaction; what the id's former owner left open is aborted.", "transactions",
           body=Begin, answer=Begun, status=201, problems=(400, 403, 409, 422, 503)),
-    Route("GET", _ALL, list_all, "Transactional ids and what they do.", "transactions", answer=Transactions,
+    Route("GET", _ALL, list_all, "Transactional ids and what they do.", "transactions", answer=TransactionList,
           problems=(400, 503), parameters=(
               text("state", "Those in this state.", "Empty", "Ongoing", "PrepareCommit", "PrepareAbort",
                    "CompleteCommit", "CompleteAbort"),
               integer("min_age_ms", "Only transactions that are open for longer."),
               integer("producer_id", "Those of this producer."))),
-    Route("GET", _ONE, describe, "What became of a transaction.", "transactions", answer=State,
+    Route("GET", _ONE, describe, "What became of a transaction.", "transactions", answer=TransactionStatus,
           problems=(404, 503, 504)),
     Route("PUT", _ONE + "/batches/{number}", put_batch,
           "Write a batch: 0, then 1, and so on. The same number again is answered again, and written once.",
@@ -586,11 +586,11 @@ ROUTES = (
     Route("PUT", _ONE + "/offsets/{group}", put_offsets, "Commit what a group has read, with the transaction.",
           "transactions", body=GroupOffsetsIn, status=204, problems=(400, 404, 409, 410, 422, 503, 504)),
     Route("POST", _ONE + ":commit", commit, "Make everything visible at once. May be repeated.", "transactions",
-          answer=State, problems=(400, 404, 409, 410, 503, 504), parameters=(
+          answer=TransactionStatus, problems=(400, 404, 409, 410, 503, 504), parameters=(
               integer("records", "Only if so many were written; it must be said once the transaction's broker is"
                                  " another, or was started anew."),)),
     Route("POST", _ONE + ":abort", abort, "Let nothing become visible. May be repeated.", "transactions",
-          answer=State, problems=(404, 409, 410, 503, 504)),
+          answer=TransactionStatus, problems=(404, 409, 410, 503, 504)),
     Route("POST", _ALL + ":find-hanging", find_hanging, "Transactions that no coordinator will end.", "transactions",
           body=Find, answer=Hanging, problems=(400, 404, 503)),
     Route("POST", "/v1/partitions:abort-transaction", abort_in_partition, "End a hanging transaction in a partition.",

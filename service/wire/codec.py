@@ -33,9 +33,10 @@ RESPONSE_HEADER_WITH_TAGS = Format(">iix")  # an empty section of tagged fields
 # each, and some 15 MB at worst. Answers come from a broker that was chosen, and name every partition of a cluster
 # several times.
 MAX_REQUEST_ELEMENTS = 60_000
-# A Produce is read and answered in one turn. As many would be topics of one partition each on a broker that leads ten
-# thousand, and no producer has a batch for each of them at once.
-MAX_PRODUCE_ELEMENTS = 20_000
+# A Produce is read in one turn. As many would be topics of one partition each on a broker that leads five thousand, and
+# no producer has a batch for each of them at once.
+MAX_PRODUCE_ELEMENTS = 10_000
+MOST_ELEMENTS: dict[int, int] = dict.fromkeys((ApiKey.PRODUCE, ApiKey.CONDITIONAL_PRODUCE), MAX_PRODUCE_ELEMENTS)
 MAX_ELEMENTS = 20_000_000
 
 
@@ -160,7 +161,7 @@ def decode_request(api_key: int, version: int, body: memoryview | bytes) -> Any:
     decode = _request_decoders.get(api_key << 16 | version)
     if decode is None:
         decode = _request_decoders[api_key << 16 | version] = _new_decoder(api_key, version, "Request")
-    return _decoded(decode, body, MAX_PRODUCE_ELEMENTS if api_key == ApiKey.PRODUCE else MAX_REQUEST_ELEMENTS)
+    return _decoded(decode, body, MOST_ELEMENTS.get(api_key, MAX_REQUEST_ELEMENTS))
 
 
 def encode_response(api_key: int, version: int, response: Struct) -> list[bytes | FileSlice]:
@@ -179,7 +180,7 @@ def decode_request_in_steps(api_key: int, version: int, body: bytes) -> Generato
         decode = _new_decoder(api_key, version, "Request", in_steps=True)
         _step_decoders[api_key << 16 | version] = decode
     try:
-        request: Any = yield from decode(body, 0, len(body), MAX_REQUEST_ELEMENTS)
+        request: Any = yield from decode(body, 0, len(body), MOST_ELEMENTS.get(api_key, MAX_REQUEST_ELEMENTS))
     except (struct.error, IndexError, UnicodeDecodeError, Malformed) as wrong:
         raise MalformedRequest(str(wrong)) from wrong
     return request

@@ -33,6 +33,7 @@ from service.wire.layout import (
     FIXED_FORMATS,
     FIXED_SIZES,
     Field,
+    FunctionBody,
     is_flexible,
     layout_of,
     least_element_bytes,
@@ -46,7 +47,7 @@ SMALL_BYTES = 8192
 # Kafka's readers refuse longer ones too.
 LONGEST_STRING = 2**15 - 1
 
-ELEMENTS_A_STEP = 2_000  # one to two milliseconds
+ELEMENTS_A_STEP = 1_000  # a millisecond or two
 
 Decode = Callable[[memoryview | bytes, int, int, int], Any]
 
@@ -92,7 +93,7 @@ class DecoderWriter:
         self.has_records = False
 
     def compile(self, message: str, *, in_steps: bool = False) -> Decode:
-        body = Body(self, in_steps=in_steps)
+        body = DecoderBody(self, in_steps=in_steps)
         if in_steps:
             body.line(f"step = {ELEMENTS_A_STEP}")
         body.struct(message, 0)
@@ -117,7 +118,7 @@ class DecoderWriter:
         """A function that reads `count` tagged fields into `o`. Rarely called: most messages carry no tags."""
         name = f"tags_{len(self.functions)}"
         self.functions.append("")  # takes the name
-        body = Body(self)
+        body = DecoderBody(self)
         body.lines = [
             f"def {name}(buf, at, end, left, count, o0):",
             " text = bytes.decode if isinstance(buf, bytes) else view_text",
@@ -148,20 +149,13 @@ class DecoderWriter:
         return name
 
 
-class Body:
+class DecoderBody(FunctionBody):
     """The lines of one function, and the fields of fixed size that wait to be unpacked together."""
 
     def __init__(self, writer: DecoderWriter, *, in_steps: bool = False) -> None:
+        super().__init__(flexible=writer.flexible, in_steps=in_steps)
         self.writer = writer
-        self.in_steps = in_steps
-        self.flexible = writer.flexible
-        self.lines: list[str] = []
-        self.indent = 1
-        self.formats: list[str] = []
         self.targets: list[str] = []
-
-    def line(self, text: str) -> None:
-        self.lines.append(" " * self.indent + text)
 
     def fixed(self, format_character: str, target: str) -> None:
         self.formats.append(format_character)

@@ -13,7 +13,7 @@ from struct import Struct, pack
 from typing import TYPE_CHECKING, Any
 
 from service.wire.decoders import ELEMENTS_A_STEP, LONGEST_STRING
-from service.wire.layout import FIXED_FORMATS, Field, Layout, is_flexible, layout_of
+from service.wire.layout import FIXED_FORMATS, Field, FunctionBody, Layout, is_flexible, layout_of
 
 if TYPE_CHECKING:
     from log.disk import FileSlice
@@ -86,12 +86,12 @@ class EncoderWriter:
         }
 
     def compile(self, message: str, *, in_steps: bool = False) -> Encode:
-        body = Body(self, in_steps=in_steps)
+        body = EncoderBody(self, in_steps=in_steps)
         body.struct(message, 0)
         body.flush()
         lines = ["def encode(o0):", " done = []", " out = []", " write = out.append"]
         if in_steps:
-            lines.append(f" step = {ELEMENTS_A_STEP}")
+            lines.append(f" step = {ELEMENTS_A_STEP}; joined = 0")
         lines += [*body.lines, " if out: done.append(b''.join(out))", " return done"]
         if in_steps:
             lines.append(" yield")  # a generator, also where there is no array
@@ -110,7 +110,7 @@ class EncoderWriter:
         self.functions.append("")  # takes the name
         lines = [f"def {name}(o0):", " section = []"]
         for field in layout.tagged:
-            body = Body(self)
+            body = EncoderBody(self)
             body.indent = 2
             body.field(field, 0)
             body.flush()
@@ -133,20 +133,13 @@ def is_set(field: Field, own: str) -> str:
     return value if not field.default else f"{value} != {field.default!r}"
 
 
-class Body:
+class EncoderBody(FunctionBody):
     """The lines of one function, and the values of fixed size that wait to be packed together."""
 
     def __init__(self, writer: EncoderWriter, *, in_steps: bool = False) -> None:
+        super().__init__(flexible=writer.flexible, in_steps=in_steps)
         self.writer = writer
-        self.in_steps = in_steps
-        self.flexible = writer.flexible
-        self.lines: list[str] = []
-        self.indent = 1
-        self.formats: list[str] = []
         self.values: list[str] = []
-
-    def line(self, text: str) -> None:
-        self.lines.append(" " * self.indent + text)
 
     def packed(self) -> str:
         """The expression of what waits, which is then done; b'' if nothing does."""
@@ -274,7 +267,9 @@ class Body:
         self.indent += 1
         if self.in_steps:
             self.line("step -= 1")
-            self.line(f"if step < 0: step = {ELEMENTS_A_STEP}; yield")
+            self.line("if step < 0:")
+            # Joining all parts at the end would take longer than a turn.
+            self.line(f" out[joined:] = [b''.join(out[joined:])]; joined = len(out); step = {ELEMENTS_A_STEP}; yield")
         if field.is_struct:
             self.struct(field.type, depth + 1)
             self.flush()

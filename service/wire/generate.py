@@ -65,7 +65,7 @@ LINE = 120
 
 
 @dataclass
-class Field:
+class FieldDefinition:
     name: str
     type: str  # a primitive, a struct's Python name, or either behind []
     versions: str
@@ -76,14 +76,14 @@ class Field:
 
 
 @dataclass
-class Struct:
+class StructDefinition:
     name: str
     docstring: str
-    fields: list[Field] = field(default_factory=list)
+    fields: list[FieldDefinition] = field(default_factory=list)
 
 
 @dataclass
-class Message:
+class MessageDefinition:
     name: str
     kind: str
     api_key: int | None
@@ -154,12 +154,12 @@ class Module:
         definitions = [read_definition(path) for path in (*sorted(folder.glob("*.json")), *sorted(own.glob("*.json")))]
         self.definitions = {each["name"]: each for each in definitions if each.get("validVersions") != "none"}
         self.uses = Counter(struct for name in MESSAGES for struct in struct_names(self.definitions[name]))
-        self.structs: dict[str, Struct] = {}
-        self.messages: dict[str, Message] = {}
+        self.structs: dict[str, StructDefinition] = {}
+        self.messages: dict[str, MessageDefinition] = {}
 
     def add(self, name: str) -> None:
         definition = self.definitions[name]
-        message = Message(
+        message = MessageDefinition(
             name,
             definition["type"],
             definition.get("apiKey"),
@@ -171,18 +171,18 @@ class Module:
         shared = {struct["name"]: struct for struct in definition.get("commonStructs", [])}
         self.add_struct(message, name, definition["fields"], shared)
 
-    def python_name(self, message: Message, struct: str) -> str:
+    def python_name(self, message: MessageDefinition, struct: str) -> str:
         return struct if self.uses[struct] == 1 or struct == message.name else message.name + struct
 
     def add_struct(
-        self, message: Message, name: str, fields: list[dict[str, Any]], shared: dict[str, dict[str, Any]]
+        self, message: MessageDefinition, name: str, fields: list[dict[str, Any]], shared: dict[str, dict[str, Any]]
     ) -> None:
         docstring = f"Part of {message.name}."
         if name == message.name:
             docstring = f"Versions {message.versions}, flexible: {message.flexible}."
             if message.api_key is not None:
                 docstring = f"Key {message.api_key}, v" + docstring[1:]
-        struct = Struct(self.python_name(message, name), docstring)
+        struct = StructDefinition(self.python_name(message, name), docstring)
         for each in fields:
             type_name = each["type"]
             inner = struct_type(type_name)
@@ -195,11 +195,13 @@ class Module:
             nullable = each.get("nullableVersions", "none")
             default = default_of(type_name, each.get("default"), nullable != "none", tagged != "none")
             name_here = snake_case(each["name"])
-            struct.fields.append(Field(name_here, type_name, versions, nullable, tagged, each.get("tag"), default))
+            struct.fields.append(
+                FieldDefinition(name_here, type_name, versions, nullable, tagged, each.get("tag"), default)
+            )
         self.structs[struct.name] = struct
 
 
-def annotation(each: Field, in_response: bool) -> str:
+def annotation(each: FieldDefinition, in_response: bool) -> str:
     if each.type == "records":
         return "StoredRecords" if in_response else "bytes | memoryview | None"
     bare = each.type.removeprefix("[]")
@@ -210,7 +212,7 @@ def annotation(each: Field, in_response: bool) -> str:
     return text + (" | None" if optional else "")
 
 
-def default_text(each: Field) -> str:
+def default_text(each: FieldDefinition) -> str:
     if each.default is ...:
         return f"field(default_factory={each.type})"
     if each.default == [] and each.type.startswith("[]"):
@@ -224,7 +226,7 @@ def default_text(each: Field) -> str:
     return repr(each.default)
 
 
-def comment(each: Field) -> str:
+def comment(each: FieldDefinition) -> str:
     text = each.versions
     if each.nullable != "none":
         text += f", null {each.nullable}"
@@ -258,8 +260,8 @@ def write_messages(module: Module) -> str:
         "ZERO_UUID = bytes(16)",
     ]
     for struct in module.structs.values():
-        base = "Struct"
-        if module.messages.get(struct.name, Message("", "", None, "", "", False)).kind == "request":
+        base = "StructDefinition"
+        if module.messages.get(struct.name, MessageDefinition("", "", None, "", "", False)).kind == "request":
             base = f'Request["{struct.name.removesuffix("Request")}Response"]'
         out += ["", "", f"class {struct.name}({base}):", f'    """{struct.docstring}"""', ""]
         for each in struct.fields:
@@ -271,7 +273,7 @@ def write_messages(module: Module) -> str:
     return "\n".join(out) + "\n"
 
 
-def schema_line(each: Field) -> str:
+def schema_line(each: FieldDefinition) -> str:
     words = [each.name, each.type, each.versions]
     if each.nullable != "none":
         words.append(f"null={each.nullable}")

@@ -116,3 +116,19 @@ def least_element_bytes(field: Field, version: int, flexible: bool) -> int:
 
 def least_struct_bytes(struct: str, version: int, flexible: bool) -> int:
     return flexible + sum(least_bytes(field, version, flexible) for field in layout_of(struct, version).plain)
+
+
+class FunctionBody:
+    """The lines of a function that is being written, and the formats of the fields of fixed size that wait to be packed
+    or unpacked together.
+    """
+
+    def __init__(self, *, flexible: bool, in_steps: bool) -> None:
+        self.flexible = flexible
+        self.in_steps = in_steps
+        self.lines: list[str] = []
+        self.indent = 1
+        self.formats: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(" " * self.indent + text)

@@ -32,8 +32,8 @@ from service.stores.port import (
     Put,
     Result,
     SessionExpired,
-    Snapshot,
     StoreSession,
+    StoreSnapshot,
 )
 from service.stores.postgres import PostgresSession
 from service.stores.shared import SharedStore, StoreServer
@@ -391,7 +391,7 @@ def test_a_watch_opens_with_everything_and_then_tells_each_commit_in_order(holds
         one, other = await harness.session(), await harness.session()
         _, number = await one.commit(Create("a", b"1"))
         events = aiter(one.watch())
-        assert await anext(events) == Snapshot(number, {"a": Entry(b"1", 0)})
+        assert await anext(events) == StoreSnapshot(number, {"a": Entry(b"1", 0)})
         await other.commit(Create("b", b"2", ephemeral=True), Put("a", b"3", 0), Check("a", 1))
         await other.commit(Put("a", b"3", 0))  # a conflict is no news
         await other.commit(Delete("a", 1))
@@ -419,7 +419,7 @@ def test_a_watcher_too_slow_is_told_of_the_gap_and_given_everything(
         await one.commit(Put("a", b"", limit + 4))  # whose session has then seen all before it
         seen: list[Event] = [await anext(events), await anext(events)]
         assert isinstance(seen[0], Gap)
-        assert isinstance(seen[1], Snapshot)
+        assert isinstance(seen[1], StoreSnapshot)
         assert seen[1].entries == {"a": (b"", limit + 5)}
         _, number = await other.commit(Create("b", b""))
         assert await anext(events) == Change(number, (("b", Entry(b"", 0)),))

@@ -58,7 +58,7 @@ class Frame(NamedTuple):
     data: bytes
 
 
-class MarkingBody(encoders.Body):
+class MarkingBody(encoders.EncoderBody):
     """Notes in `marks` where the lengths and counts are."""
 
     def length(self, type_name: str) -> None:
@@ -72,11 +72,11 @@ def marking_encoder(name: str, version: int) -> tuple[Callable[[Any], Any], list
     writer = encoders.EncoderWriter(version, is_flexible(name, version))
     marks: list[int] = []
     writer.scope["marks"] = marks
-    plain, encoders.Body = encoders.Body, MarkingBody  # type: ignore[misc]
+    plain, encoders.EncoderBody = encoders.EncoderBody, MarkingBody  # type: ignore[misc]
     try:
         return writer.compile(name), marks
     finally:
-        encoders.Body = plain  # type: ignore[misc]
+        encoders.EncoderBody = plain  # type: ignore[misc]
 
 
 def well_made(chance: random.Random, target: Target) -> tuple[bytes, list[int]]:

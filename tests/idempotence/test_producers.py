@@ -4,14 +4,14 @@ nothing else.
 
 import pytest
 
-from idempotence.producers import IDLE_S, MAX_VERIFYING, Guard, Origin, ProducerStates
+from idempotence.producers import IDLE_S, MAX_VERIFYING, BatchOrigin, Guard, ProducerStates
 from idempotence.verdicts import (
     ACCEPTED,
     CoordinatorFenced,
     Duplicate,
-    Fenced,
     NotInTransaction,
     OutOfOrder,
+    StaleEpoch,
     TooManyProducers,
     TransactionOpen,
     Verdict,
@@ -64,7 +64,7 @@ class Partition:
     def write_offsets(self, producer_id: int = 1, *, epoch: int = 0, guard: Guard | None = None) -> Verdict:
         """A group coordinator's transactional batch."""
         header, batch = batches.data(producer_id, epoch=epoch, sequence=-1, offset=self.end_offset, transactional=True)
-        verdict = self.producers.check(header, now_ms=self.now_ms, origin=Origin.COORDINATOR, guard=guard)
+        verdict = self.producers.check(header, now_ms=self.now_ms, origin=BatchOrigin.COORDINATOR, guard=guard)
         if verdict is ACCEPTED:
             self.apply((header, batch))
         return verdict
@@ -154,7 +154,7 @@ def test_a_batch_across_the_wrap_is_recognised_again() -> None:
 def test_an_older_epoch_is_fenced() -> None:
     partition = Partition()
     partition.write(epoch=3)
-    assert partition.write(epoch=2) == Fenced(2, 3)
+    assert partition.write(epoch=2) == StaleEpoch(2, 3)
 
 
 @rule("B.1", "a duplicate is looked for under its own epoch only")
@@ -162,7 +162,7 @@ def test_the_same_sequences_of_an_older_epoch_are_fenced_not_repeated() -> None:
     partition = Partition()
     partition.write(epoch=1)
     partition.write(epoch=2)
-    assert partition.write(epoch=1) == Fenced(1, 2)
+    assert partition.write(epoch=1) == StaleEpoch(1, 2)
 
 
 @rule("B.1", "a new epoch begins at sequence 0")
@@ -262,7 +262,7 @@ def test_a_coordinators_batch_has_only_its_epoch_checked() -> None:
     assert partition.write_offsets() is ACCEPTED
     assert [facts.last_sequence for facts in partition.producers.describe()] == [-1]
     partition.end(epoch=1)
-    assert partition.write_offsets(epoch=0, guard=partition.verify(epoch=0)) == Fenced(0, 1)
+    assert partition.write_offsets(epoch=0, guard=partition.verify(epoch=0)) == StaleEpoch(0, 1)
 
 
 @rule("B.6", "a marker below the stored epoch is refused")
@@ -270,7 +270,7 @@ def test_a_coordinators_batch_has_only_its_epoch_checked() -> None:
 def test_a_marker_of_an_older_epoch_is_fenced(version: int) -> None:
     partition = Partition()
     partition.write(epoch=4, transactional=True)
-    assert partition.end(epoch=3, version=version) == Fenced(3, 4)
+    assert partition.end(epoch=3, version=version) == StaleEpoch(3, 4)
 
 
 @rule("B.6", "transaction version 0 and 1: a marker of the stored epoch ends the transaction")
@@ -288,7 +288,7 @@ def test_a_late_marker_does_not_end_the_next_transaction() -> None:
     partition.write(epoch=4, transactional=True)
     partition.end(epoch=5)
     partition.write(epoch=5, transactional=True)
-    assert partition.end(epoch=5) == Fenced(5, 5)
+    assert partition.end(epoch=5) == StaleEpoch(5, 5)
     assert partition.stable.open_transactions == {1: 2}
 
 
@@ -313,7 +313,7 @@ def test_a_zombie_coordinators_marker_is_refused() -> None:
 def test_a_marker_that_ends_nothing_moves_the_epoch() -> None:
     partition = Partition()
     assert partition.end(epoch=7) is ACCEPTED
-    assert partition.write(epoch=6) == Fenced(6, 7)
+    assert partition.write(epoch=6) == StaleEpoch(6, 7)
 
 
 @rule("B.8", "a control record of an unknown kind changes nothing")
@@ -339,7 +339,7 @@ def test_a_marker_whose_record_the_cleaner_took_still_fences() -> None:
     header, _ = batches.marker(commit=True, epoch=1, offset=1)
     emptied = build_from_stored(header, [])
     partition.apply((read_header(emptied), emptied))
-    assert partition.write(epoch=0, sequence=1, transactional=True) == Fenced(0, 1)
+    assert partition.write(epoch=0, sequence=1, transactional=True) == StaleEpoch(0, 1)
 
 
 # ---------------------------------------------------------------- verification
@@ -392,7 +392,7 @@ def test_a_guard_from_before_a_marker_opens_nothing() -> None:
 def test_a_stale_epoch_is_named_before_the_missing_guard() -> None:
     partition = Partition()
     partition.write(epoch=2)
-    assert partition.write(epoch=1, transactional=True, needs_guard=True) == Fenced(1, 2)
+    assert partition.write(epoch=1, transactional=True, needs_guard=True) == StaleEpoch(1, 2)
 
 
 @rule("B.2", "another producer's guard opens nothing")

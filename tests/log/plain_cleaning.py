@@ -6,7 +6,7 @@ from log import cleaning
 from log.batch import BatchHeader, CorruptBatch, StoredRecord, build_from_stored, checksum_ok, read_header
 from log.batch import read_stored_records as open_records
 from log.cleaning import clean
-from log.cleaning_job import Cleaned, CleaningJob, LastBatches, Transactions, groups_of
+from log.cleaning_job import AbortedTransactions, Cleaned, CleaningJob, LastBatches, groups_of
 from log.control import ControlType, read_marker
 from log.disk import Disk
 from log.segment import SUFFIXES, Segment, SegmentFacts, segment_name
@@ -26,7 +26,7 @@ class PlainCleaner:
         self.disk = disk
         self.job = job
         self.cleaned = Cleaned()
-        self.transactions = Transactions(job.aborted)
+        self.transactions = AbortedTransactions(job.aborted)
         self.last = LastBatches(job.last_batches, job.last_markers)
         self.with_data: set[int] = set()
         self.latest: dict[bytes, tuple[int, int]] = {}

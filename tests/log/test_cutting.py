@@ -1,13 +1,15 @@
 """Taking back the end of a log."""
 
 import asyncio
+import copy
 import random
 
 import pytest
 
 from log.batch import read_header, split
 from log.config import LogConfig
-from log.cutting import distrust, restart_at, truncate_to
+from log.cutting import distrust, durable_after_cut, restart_at, truncate_to
+from log.removal import raise_start_offset
 from log.time_search import max_timestamp
 from tests.log.building import base_offsets, contents, fill, open_log, stamped, unpack
 from tests.log.memory_disk import MemoryDisk
@@ -52,6 +54,38 @@ def test_a_restarted_log_goes_on_elsewhere() -> None:
     again, _ = open_log(disk, config=SMALL)
     assert (again.start_offset, again.end_offset) == (500, 502)
     assert base_offsets(again) == [500, 501]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nothing_of_a_restarted_log_counts_as_durable_before_a_flush(seed: int) -> None:
+    """Until then a power cut may leave any part of the old log. What is gone of it is no damage."""
+    disk = MemoryDisk()
+    log, _ = open_log(disk, config=SMALL)
+    fill(log, 10)
+    asyncio.run(log.flush())
+    restart_at(log, 500)
+    point, unflushed = log.flushed_offset, copy.deepcopy(disk)
+    unflushed.cut_power(random.Random(seed))
+    assert not open_log(unflushed, config=SMALL, recovery_point=point)[0].damage
+    assert asyncio.run(log.flush()) == 500
+    disk.cut_power(random.Random(seed))
+    again, _ = open_log(disk, config=SMALL)
+    assert (again.start_offset, again.end_offset) == (500, 500)
+
+
+@pytest.mark.parametrize("offset", [4, 7, 8, 12, 16])
+@pytest.mark.parametrize("seed", range(10))
+def test_what_a_cut_leaves_durable_is_no_damage_after_a_power_cut(offset: int, seed: int) -> None:
+    """The log starts in the middle of its second segment, or where a batch begins."""
+    disk = MemoryDisk()
+    log, _ = open_log(disk, config=SMALL)
+    fill(log, 5, records=4)
+    asyncio.run(raise_start_offset(log, 7))
+    asyncio.run(log.flush())
+    point = min(log.flushed_offset, durable_after_cut(log, offset))
+    truncate_to(log, offset)
+    disk.cut_power(random.Random(seed))
+    assert not open_log(disk, config=SMALL, recovery_point=point)[0].damage
 
 
 def test_reads_after_a_cut_see_what_was_written_since() -> None:

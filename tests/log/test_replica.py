@@ -247,3 +247,12 @@ def test_a_follower_is_cut_to_what_it_has_in_common_with_its_leader_and_no_furth
         common += 1
     led = logs[0] + [(100, len(logs[0]))]
     assert follow(led, logs[1]) == logs[0][:common]
+
+
+def test_a_follower_that_held_all_until_now_does_not_lag_at_the_first_append_after_a_pause() -> None:
+    replicas = three()
+    for member in (2, 3):
+        fetch(replicas, member, 5, at=0)
+    replicas.held_all(2, broker_epoch=LIVES[2], until_ms=10 * LAG_MS)
+    replicas.held_all(3, broker_epoch=LIVES[3] - 1, until_ms=10 * LAG_MS)  # a former life held it
+    assert proposal(replicas, end=6, at=10 * LAG_MS + 1) == ((1, LIVES[1]), (2, LIVES[2]))

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from monitoring.burrow import COMMITS, Status, Window
+from monitoring.burrow import COMMITS, BurrowStatus, Window
 
 SECOND = 1_000
 START = 1_700_000_000_000
 
 
-def judged(commits: Sequence[tuple[int, int]], *, later_s: int = 1) -> Status:
+def judged(commits: Sequence[tuple[int, int]], *, later_s: int = 1) -> BurrowStatus:
     """Commits as (offset, end of the partition), one every ten seconds; judged some seconds after the last."""
     window = Window()
     for number, (offset, end_offset) in enumerate(commits):
@@ -24,32 +24,32 @@ def judged(commits: Sequence[tuple[int, int]], *, later_s: int = 1) -> Status:
 @pytest.mark.parametrize(
     ("what", "commits", "later_s", "expected"),
     [
-        ("at the end", [(1, 5), (3, 5), (5, 5)], 1, Status.OK),
-        ("at the end since long ago", [(1, 5), (3, 5), (5, 5)], 900, Status.OK),
-        ("far behind and gaining", [(10, 1000), (200, 1010), (500, 1020)], 1, Status.OK),
-        ("falling behind", [(10, 20), (20, 40), (30, 60)], 1, Status.WARN),
-        ("was at the end in between", [(10, 20), (40, 40), (50, 70)], 1, Status.OK),
-        ("commits the same again and again", [(10, 20), (10, 40), (10, 60)], 1, Status.STALL),
-        ("went back", [(10, 20), (5, 40), (7, 60)], 1, Status.REWIND),
-        ("went back and got there again", [(10, 20), (5, 40), (12, 60)], 1, Status.WARN),
+        ("at the end", [(1, 5), (3, 5), (5, 5)], 1, BurrowStatus.OK),
+        ("at the end since long ago", [(1, 5), (3, 5), (5, 5)], 900, BurrowStatus.OK),
+        ("far behind and gaining", [(10, 1000), (200, 1010), (500, 1020)], 1, BurrowStatus.OK),
+        ("falling behind", [(10, 20), (20, 40), (30, 60)], 1, BurrowStatus.WARN),
+        ("was at the end in between", [(10, 20), (40, 40), (50, 70)], 1, BurrowStatus.OK),
+        ("commits the same again and again", [(10, 20), (10, 40), (10, 60)], 1, BurrowStatus.STALL),
+        ("went back", [(10, 20), (5, 40), (7, 60)], 1, BurrowStatus.REWIND),
+        ("went back and got there again", [(10, 20), (5, 40), (12, 60)], 1, BurrowStatus.WARN),
         (
             "commits no more, and was at the end while that is remembered",
             [(10, 20), (20, 40), (30, 60)],
             30,
-            Status.WARN,
+            BurrowStatus.WARN,
         ),
-        ("commits no more", [(10, 100), (20, 110), (30, 120)], 30, Status.STOP),
+        ("commits no more", [(10, 100), (20, 110), (30, 120)], 30, BurrowStatus.STOP),
     ],
 )
 def test_what_the_last_commits_show(
-    what: str, commits: Sequence[tuple[int, int]], later_s: int, expected: Status
+    what: str, commits: Sequence[tuple[int, int]], later_s: int, expected: BurrowStatus
 ) -> None:
     assert judged(commits, later_s=later_s) is expected, what
 
 
 def test_only_the_last_commits_count() -> None:
     went_back_long_ago = [(100, 200), *((offset, 300 + offset) for offset in range(10, 10 + COMMITS))]
-    assert judged(went_back_long_ago) is Status.WARN
+    assert judged(went_back_long_ago) is BurrowStatus.WARN
 
 
 def test_two_commits_within_a_second_count_as_one() -> None:
@@ -57,13 +57,15 @@ def test_two_commits_within_a_second_count_as_one() -> None:
     window.take(1, START, 10)
     window.take(5, START + 500, 10)
     window.take(4, START + 2_000, 10)
-    assert window.judge(6, START + 2_100) is Status.REWIND
+    assert window.judge(6, START + 2_100) is BurrowStatus.REWIND
     window.take(9, START + 4_000, 20)
-    assert window.judge(11, START + 4_100) is Status.WARN, "9 is beyond all that was committed"
+    assert window.judge(11, START + 4_100) is BurrowStatus.WARN, "9 is beyond all that was committed"
 
 
 def test_the_same_commit_seen_twice_is_one_commit() -> None:
     window = Window()
     for look in range(30):
         window.take(3, START, 5 + look)
-    assert window.judge(31, START + 10) is Status.STOP, "one commit, and the log went on for longer than is remembered"
+    assert window.judge(31, START + 10) is BurrowStatus.STOP, (
+        "one commit, and the log went on for longer than is remembered"
+    )

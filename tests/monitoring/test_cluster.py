@@ -19,7 +19,7 @@ import requests
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from monitoring.boards import BOARDS
-from monitoring.burrow import Status
+from monitoring.burrow import BurrowStatus
 from tests.monitoring.scraped import Scraped, read
 from tests.monitoring.test_prometheus import PATIENCE_S, in_transaction, prometheus, wait_for
 from tests.outside import needs
@@ -74,12 +74,12 @@ SUMMED, COUNTED, OPENED, JUDGED = "ledger", "payments", "orders", "judged"
 BURROW = os.environ.get("ONCELOG_TEST_BURROW", "")
 """A Burrow that can read what Kafka 4 writes; Debian's can't (docs/consoles.md)."""
 ROUNDS = 8
-BEHAVIOURS: dict[Status, Callable[[int], int | None]] = {
-    Status.OK: lambda number: 100 + 10 * number,
-    Status.WARN: lambda number: 50 + 5 * number,
-    Status.STALL: lambda number: 40,
-    Status.REWIND: lambda number: 50 + number if number > 1 else 70,
-    Status.STOP: lambda number: 50 + number if number <= 3 else None,
+BEHAVIOURS: dict[BurrowStatus, Callable[[int], int | None]] = {
+    BurrowStatus.OK: lambda number: 100 + 10 * number,
+    BurrowStatus.WARN: lambda number: 50 + 5 * number,
+    BurrowStatus.STALL: lambda number: 40,
+    BurrowStatus.REWIND: lambda number: 50 + number if number > 1 else 70,
+    BurrowStatus.STOP: lambda number: 50 + number if number <= 3 else None,
 }
 """What a group commits in each round, the first being 1, while the log grows by ten records from a hundred; and what is
 to be said of it in the end.
@@ -319,7 +319,7 @@ def test_burrow_itself_says_the_same_of_every_group(brokers: dict[int, Served], 
     def ours() -> dict[str, str]:
         told = [sample for broker in brokers.values() for sample in scrape(broker).samples]
         return {
-            each.labels["consumergroup"]: Status(int(each.value)).name
+            each.labels["consumergroup"]: BurrowStatus(int(each.value)).name
             for each in told
             if each.name == "oncelog_group_status" and each.labels["consumergroup"].startswith("burrow-")
         }

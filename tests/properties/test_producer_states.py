@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idempotence.producers import ProducerStates
-from idempotence.verdicts import ACCEPTED, Duplicate, Fenced, OutOfOrder, TransactionOpen, Verdict
+from idempotence.verdicts import ACCEPTED, Duplicate, OutOfOrder, StaleEpoch, TransactionOpen, Verdict
 from isolation.stable import StableOffsets
 from log.views import whole
 from tests import batches
@@ -40,7 +40,7 @@ class NaivePartition:
                 if (first, end) == (sequence, last):
                     return Duplicate(offset, offset + count - 1, 1_000)
         if epoch < known.epoch:
-            return Fenced(epoch, known.epoch)
+            return StaleEpoch(epoch, known.epoch)
         goes_on = epoch == known.epoch and known.sequences
         expected = (known.sequences[-1][1] + 1) % WRAP if goes_on else 0
         if sequence != expected:

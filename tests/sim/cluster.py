@@ -415,7 +415,7 @@ class ClusterSimulation:
         return all(
             shard.loaded and not shard.dropped
             for broker in self.brokers.values()
-            for coordinators in broker.coordinators.values()
+            for coordinators in broker.coordination.by_topic.values()
             for shard in coordinators.shards()
         )
 

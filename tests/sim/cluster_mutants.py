@@ -30,12 +30,12 @@ from log.epochs import LeaderEpochs
 from log.partition_log import PartitionLog
 from log.replica import ReplicaSet
 from log.snapshots import Snapshots
-from service.broker.acceptance import Refused
+from service.broker.acceptance import RefusedBatch
 from service.broker.in_sync import InSyncSets
 from service.broker.marker_courier import MarkerCourier
 from service.broker.partition import Appended, Following, Partition
-from service.broker.reading import Found, Reading
-from service.broker.replication import Fetcher, Place
+from service.broker.reading import PartitionRead, Reading
+from service.broker.replication import Fetcher, FollowedPartition
 from service.broker.shard import Shard
 from service.broker.transaction_gate import TransactionGate
 from service.cluster.controller import AlterPartition
@@ -78,7 +78,7 @@ def cut_to_the_high_watermark_and_not_by_epochs() -> Iterator[None]:
             truncate_to(partition.log, partition.high_watermark)
         return new
 
-    def without_epoch(fetcher: Fetcher, place: Place) -> FetchPartition:
+    def without_epoch(fetcher: Fetcher, place: FollowedPartition) -> FetchPartition:
         asked = wanted(fetcher, place)
         asked.last_fetched_epoch = -1
         return asked
@@ -91,7 +91,7 @@ def never_cut() -> Planting:
     """What another leader wrote in its place is taken for what this follower has."""
     original = Fetcher._wanted
 
-    def without_epoch(fetcher: Fetcher, place: Place) -> FetchPartition:
+    def without_epoch(fetcher: Fetcher, place: FollowedPartition) -> FetchPartition:
         asked = original(fetcher, place)
         asked.last_fetched_epoch = -1
         return asked
@@ -103,7 +103,7 @@ def counted_though_its_history_parted() -> Planting:
     """The offset from which a follower fetches counts before its history was compared."""
     original = Reading._read
 
-    def read(reading: Reading, partition: Partition, wanted: Any, *rest: Any, **limits: Any) -> Found:
+    def read(reading: Reading, partition: Partition, wanted: Any, *rest: Any, **limits: Any) -> PartitionRead:
         if reading.copier is not None and partition.replicas is not None:
             reading._count(partition, wanted, reading.copier)
         return original(reading, partition, wanted, *rest, **limits)
@@ -327,7 +327,7 @@ def aborted_ranges_are_not_copied() -> Planting:
 def a_repeated_batch_is_acknowledged_before_it_is_committed() -> Planting:
     original = Partition.append_from_client
 
-    def append(partition: Partition, *arguments: Any, **named: Any) -> Appended | Refused:
+    def append(partition: Partition, *arguments: Any, **named: Any) -> Appended | RefusedBatch:
         outcome = original(partition, *arguments, **named)
         if isinstance(outcome, Appended) and outcome.duplicate:
             return dataclasses.replace(outcome, end_offset=0)

@@ -435,10 +435,15 @@ class ClassicMember(Member):
         )  # others may have it now
         self.epoch = generation
         self.own(wanted)
-        if must_rejoin and not self.world.healed and self.chance.random() < 0.2:
+        if must_rejoin and self.dies_letting_go():
             self.restart()  # before it could tell what it has given up
         elif must_rejoin:
             self.join()
+
+    def dies_letting_go(self) -> bool:
+        if self.world.healed:
+            return self.world.static_die_letting_go and self.instance is not None
+        return self.chance.random() < 0.2
 
     def partitions_seen(self) -> tuple[tuple[bytes, int], ...]:
         """The topics it subscribes to; a leader minds those of all."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import service.groups.consumer_decisions
@@ -19,11 +19,12 @@ from service.groups.consumer_group import ConsumerGroup
 from service.groups.migration import Migration
 from service.groups.offsets import Offsets
 from service.groups.records import member_tombstones, target_epoch_record
+from service.groups.resuming import Resuming
 from service.groups.verdicts import Fault
 from tests.sim.groups import run
 from tests.sim.run import replaced
 
-MAX_SEEDS = 400
+MAX_SEEDS = 800
 
 Planting = contextlib.AbstractContextManager[None]
 
@@ -57,13 +58,8 @@ def pending_join_never_expired() -> Planting:
     return replaced(ClassicDecisions, "session_over", session_over)
 
 
-@contextlib.contextmanager
-def sessions_lost_on_restart() -> Iterator[None]:
-    def forget(decisions: Any, group: Any, draft: Any) -> None:
-        pass
-
-    with replaced(ClassicDecisions, "resume", forget), replaced(ConsumerDecisions, "resume", forget):
-        yield
+def sessions_lost_on_restart() -> Planting:
+    return replaced(Resuming, "begin", lambda resuming, group, draft: None)
 
 
 def offsets_of_open_transactions_visible() -> Planting:
@@ -108,11 +104,7 @@ def generation_unchecked() -> Planting:
 
 
 def rebalance_timer_lost_on_restart() -> Planting:
-    def resume(decisions: ConsumerDecisions, group: ConsumerGroup, draft: Any) -> None:
-        for member in group.members.values():
-            decisions._keep_session(group, member, draft)
-
-    return replaced(ConsumerDecisions, "resume", resume)
+    return replaced(ConsumerDecisions, "_begin_session", ConsumerDecisions._keep_session)
 
 
 def epoch_recorded_before_the_last_targets() -> Planting:

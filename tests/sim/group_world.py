@@ -17,10 +17,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from service.groups.commands import Command, CommitOffsets, ForgetTopic, OffsetToCommit
+from service.groups.commands import (
+    Command,
+    CommitOffsets,
+    CommitTransactionalOffsets,
+    ForgetTopic,
+    OffsetToCommit,
+)
 from service.groups.coordinator import GroupCoordinator
 from service.groups.settings import ConsumerTimes, GroupSettings
-from service.groups.verdicts import Decision
+from service.groups.verdicts import GroupDecision
 from tests.service.groups.driver import Entry, Topics
 
 CHAOS_MS = 40_000
@@ -127,6 +133,7 @@ class GroupWorld:
         self.plan = draw_plan(self.chance)
         self.now_ms = 1_000_000
         self.healed = False
+        self.static_die_letting_go = False  # in peace, too
         self.board = Board()
         self.topics = Topics(orders=self.chance.randint(1, 6), events=self.chance.randint(1, 3))
         self.log: list[Entry] = []
@@ -175,12 +182,18 @@ class GroupWorld:
         if self.machine is None:
             self.after(self.delay(), lambda: answered(None))
             return
+        if isinstance(command, CommitOffsets | CommitTransactionalOffsets) and self._is_of_a_deleted_topic(command):
+            self.after(self.delay(), lambda: answered(None))  # the handler refuses it: no coordinator hears of it
+            return
         self._tokens += 1
         self._asked[self._tokens] = answered
         decision = self.machine.decide(command, self._tokens, self.now_ms)
         if isinstance(command, CommitOffsets) and decision.records:
             self._check_commit(command.group_id, command.offsets[0])
         self._carry_out(decision)
+
+    def _is_of_a_deleted_topic(self, command: CommitOffsets | CommitTransactionalOffsets) -> bool:
+        return any(self.topics.by_id(offset.topic_id) is None for offset in command.offsets)
 
     def _check_commit(self, group_id: str, offset: OffsetToCommit) -> None:
         """A member that may commit a partition has it to itself, so each commit is ahead of all earlier ones."""
@@ -220,7 +233,7 @@ class GroupWorld:
         if self.machine is not None and self.machine.durable_facts() != self.replayed().durable_facts():
             raise Broken("LiveEqualsReplay: the machine that lives is not what its log makes")
 
-    def _carry_out(self, decision: Decision) -> None:
+    def _carry_out(self, decision: GroupDecision) -> None:
         machine = self.machine
         assert machine is not None
         if self._dies():
@@ -241,7 +254,7 @@ class GroupWorld:
     def _append(self, entry: Entry) -> None:
         self.log.append(entry)
 
-    def _commit(self, life: int, end: int, decision: Decision) -> None:
+    def _commit(self, life: int, end: int, decision: GroupDecision) -> None:
         if life != self._life:
             return
         self.durable = max(self.durable, end)

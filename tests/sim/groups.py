@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from service.groups import classic_decisions, consumer_decisions, migration
+from service.groups import consumer_decisions, migration, resuming
 from service.groups.states import ConsumerState
 from tests.sim.group_members import TOPICS, ClassicMember, ConsumerMember, Member
 from tests.sim.group_world import CHAOS_MS, SETTLE_MS, Broken, GroupWorld
@@ -43,8 +43,7 @@ def live(world: GroupWorld) -> None:
     with (
         replaced(consumer_decisions, "STEPS_AT_ONCE", steps),
         replaced(consumer_decisions, "TARGETS_AT_ONCE", members),
-        replaced(consumer_decisions, "RESUMED_AT_ONCE", members),
-        replaced(classic_decisions, "RESUMED_AT_ONCE", members),
+        replaced(resuming, "RESUMED_AT_ONCE", members),
         replaced(migration, "PREPARED_AT_ONCE", members),
     ):
         _live(world)
@@ -70,6 +69,8 @@ def _live(world: GroupWorld) -> None:
         if chance.random() < 0.5 and any(not isinstance(member, leaving) for member in members):
             for member in [each for each in members if isinstance(each, leaving)]:
                 member.depart()
+        elif world.plan.cooperative and leaving is ClassicMember and chance.random() < 0.5:
+            come_late(world)
         else:
             chance.choice(members).restart()
         world.run_until(world.now_ms + REPLACED_WITHIN_MS)
@@ -77,6 +78,16 @@ def _live(world: GroupWorld) -> None:
         were_in = [each for each in world.members if each.lineage in lineages and type(each) in speaking]
         still = {topic for member in were_in for topic in member.topics}
         check_all_is_read(world, topics & still, REPLACED_WITHIN_MS)
+
+
+def come_late(world: GroupWorld) -> None:
+    """Another member comes, and static members die when they are to let go of what it gets. Nothing that happens later
+    makes the group look again.
+    """
+    world.static_die_letting_go = True
+    newcomer = ClassicMember(world, "late", instance=world.chance.choice((None, "late")), topics=TOPICS[-1])
+    world.members.append(newcomer)
+    newcomer.start()
 
 
 def settle(world: GroupWorld) -> set[str]:

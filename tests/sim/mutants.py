@@ -41,15 +41,16 @@ import txn.markers
 import txn.records
 from idempotence.producers import ProducerStates
 from idempotence.sequence import MAX_SEQUENCE
-from idempotence.verdicts import ACCEPTED, CoordinatorFenced, Duplicate, Fenced, Verdict
+from idempotence.verdicts import ACCEPTED, CoordinatorFenced, Duplicate, StaleEpoch, Verdict
 from idempotence.window import BATCH, KEPT_BEFORE_PUSH
+from isolation.read_view import AnyIsolation
 from isolation.stable import StableOffsets
 from log.batch import BatchHeader, Buffer
 from log.checkpoints import START_OFFSET, read_offset
 from log.config import LogConfig
 from log.cutting import truncate_to
 from log.disk import Disk, DiskFault, FileSlice
-from log.durability import Durability
+from log.durability import LogDurability
 from log.ids import NO_TIMESTAMP, TopicPartition, folder_of
 from log.manifest import MANIFEST, Manifest, read_and_remove_manifest, write_recovery_points
 from log.partition_log import PartitionLog
@@ -59,7 +60,7 @@ from log.retention import SegmentAge
 from log.segment import Segment
 from log.swap import CLEANED, PLAN, SwapPlan
 from service.broker.coordinators import Coordinators
-from service.broker.fetch_sessions import FetchSession, SessionKey, Wanted
+from service.broker.fetch_sessions import FetchSession, SessionKey, WantedPartition, WatchedPartition
 from service.broker.headroom import Headroom
 from service.broker.holdings import Holdings
 from service.broker.housekeeper import Housekeeper
@@ -67,7 +68,7 @@ from service.broker.log_folder import LogFolder
 from service.broker.opening import PartitionMaker
 from service.broker.partition import Partition
 from service.broker.shard import Shard
-from service.broker.transaction_gate import TransactionGate, Writer
+from service.broker.transaction_gate import TransactionalWriter, TransactionGate
 from service.cluster.image import Image, PartitionState, Topic
 from service.groups.coordinator import GroupCoordinator
 from service.wire.error_codes import ErrorCode
@@ -150,10 +151,10 @@ def take_a_failed_fsync_for_done() -> contextlib.AbstractContextManager[None]:
 
 
 def roll_without_syncing_the_folder() -> contextlib.AbstractContextManager[None]:
-    async def nothing(durability: Durability) -> None:
+    async def nothing(durability: LogDurability) -> None:
         return
 
-    return replaced(Durability, "_sync_names", nothing)
+    return replaced(LogDurability, "_sync_names", nothing)
 
 
 def recovery_point_before_fsync() -> contextlib.AbstractContextManager[None]:
@@ -256,9 +257,8 @@ def a_snapshot_holds_the_batch_behind_it() -> contextlib.AbstractContextManager[
 def lose_the_newest_batch_of_a_coordinator_in_its_replay() -> contextlib.AbstractContextManager[None]:
     original = Shard._replay
 
-    def replay(shard: Shard[Any], header: BatchHeader, batch: memoryview) -> None:
-        if header.next_offset < shard.partition.log.end_offset:
-            original(shard, header, batch)
+    def replay(shard: Shard[Any], header: BatchHeader, batch: memoryview) -> Iterator[None]:
+        return original(shard, header, batch) if header.next_offset < shard.partition.log.end_offset else iter(())
 
     return replaced(Shard, "_replay", replay)
 
@@ -336,7 +336,7 @@ def zombies_not_fenced() -> Iterator[None]:
 
     def check(view: ProducerStates, header: BatchHeader, **circumstances: Any) -> Verdict:
         verdict = original(view, header, **{**circumstances, "needs_guard": False})
-        return ACCEPTED if isinstance(verdict, Fenced) else verdict
+        return ACCEPTED if isinstance(verdict, StaleEpoch) else verdict
 
     async def admit(gate: TransactionGate, wanted: Sequence[object], **_: Any) -> list[None]:
         return [None] * len(wanted)
@@ -363,6 +363,20 @@ def lost_on_restart(view: Any) -> Planting:
         original(itself, None)
 
     return lambda: replaced(view, "restore", restore)
+
+
+def markers_before_the_decision() -> contextlib.AbstractContextManager[None]:
+    """The markers of a transaction are sent when its decision is appended, and not when that is committed."""
+    original = Shard._write
+
+    def write(shard: Shard[Any], decision: Any) -> bool:
+        if not original(shard, decision):
+            return False
+        for effect in decision.effects:
+            shard._post(effect)
+        return True
+
+    return replaced(Shard, "_write", write)
 
 
 def markers_not_resumed_after_a_restart() -> contextlib.AbstractContextManager[None]:
@@ -436,7 +450,9 @@ def writes_not_confirmed() -> Iterator[None]:
     def check(view: ProducerStates, header: BatchHeader, **circumstances: Any) -> Verdict:
         return original(view, header, **{**circumstances, "needs_guard": False})
 
-    async def admit(gate: TransactionGate, wanted: Sequence[tuple[Partition, Writer]], **limits: Any) -> Any:
+    async def admit(
+        gate: TransactionGate, wanted: Sequence[tuple[Partition, TransactionalWriter]], **limits: Any
+    ) -> Any:
         if wanted and wanted[0][1].adds_itself:
             return await confirm(gate, wanted, **limits)
         return [None] * len(wanted)
@@ -513,19 +529,37 @@ def auto_durability_needs_no_fsync() -> contextlib.AbstractContextManager[None]:
 def a_session_forgets_a_partition() -> contextlib.AbstractContextManager[None]:
     """What had no data this time is never looked at again, until the reader names it once more."""
 
-    def answered(session: FetchSession, keys_with_data: Iterable[SessionKey]) -> None:
+    def answered(session: FetchSession, keys_with_data: Iterable[SessionKey], quiet: Iterable[SessionKey]) -> None:
         with_data = dict.fromkeys(keys_with_data)
         for key in [key for key in session.wanted if key not in with_data]:
-            del session.wanted[key]
+            session.wanted.pop(key).let_go()
+            session.stirred.pop(key, None)
 
     return replaced(FetchSession, "answered", answered)
+
+
+@contextlib.contextmanager
+def what_is_quiet_is_not_heard() -> Iterator[None]:
+    """A session does not watch what it does not look at, nor does it ever look around."""
+
+    def looked_at(wanted: WantedPartition, source: WatchedPartition) -> None:
+        wanted.has_moved = False
+
+    with replaced(WantedPartition, "looked_at", looked_at), replaced(FetchSession, "asked", _asked_at_first):
+        yield
+
+
+def _asked_at_first(
+    session: FetchSession, isolation: AnyIsolation, copier: tuple[int, int] | None, *, has_readers: bool, now_ms: int
+) -> None:
+    session.copier = copier
 
 
 def a_session_keeps_the_old_position() -> contextlib.AbstractContextManager[None]:
     original = FetchSession.update
 
     def update(
-        session: FetchSession, changed: Iterable[tuple[SessionKey, Wanted]], forgotten: Iterable[SessionKey]
+        session: FetchSession, changed: Iterable[tuple[SessionKey, WantedPartition]], forgotten: Iterable[SessionKey]
     ) -> None:
         original(session, [(key, wanted) for key, wanted in changed if key not in session.wanted], forgotten)
 
@@ -583,7 +617,7 @@ def the_cleaner_drops_markers() -> contextlib.AbstractContextManager[None]:
 
 def the_cleaner_keeps_what_was_aborted() -> contextlib.AbstractContextManager[None]:
     """And takes what was committed before for superseded by it."""
-    return replaced(log.cleaning_job.Transactions, "is_aborted", lambda transactions, header: False)
+    return replaced(log.cleaning_job.AbortedTransactions, "is_aborted", lambda transactions, header: False)
 
 
 # ---------------------------------------------------------------- markers, branches, what is prepared
@@ -673,7 +707,7 @@ def a_branch_is_sealed_twice() -> contextlib.AbstractContextManager[None]:
 
     def seal(branch: Txn, ask: EndTransaction, **circumstances: Any) -> Any:
         if branch.handed_on:
-            return txn.decisions.Outcome(Ended(*branch.holder), txn.decisions.commit_branch(branch, wall_ms=0))
+            return txn.decisions.Judgement(Ended(*branch.holder), txn.decisions.commit_branch(branch, wall_ms=0))
         return original(branch, ask, **circumstances)
 
     return replaced(txn.decisions, "_seal", seal)
@@ -791,6 +825,13 @@ MUTANTS = (
     Mutant("zombies not fenced", "a fenced producer goes on writing", zombies_not_fenced, True),
     Mutant("retries not recognized", "a batch sent again is appended again", retries_not_recognized, True),
     Mutant("window lost on restart", "producers are unknown after a restart", lost_on_restart(ProducerStates), True),
+    Mutant(
+        "markers before the decision",
+        "a transaction is committed and then aborted",
+        markers_before_the_decision,
+        True,
+        fault="power cut while the disk hangs",
+    ),
     Mutant("markers not resumed", "a restart forgets whom it owes markers", markers_not_resumed_after_a_restart, True),
     Mutant(
         "offsets outside the transaction",
@@ -837,6 +878,7 @@ MUTANTS = (
     Mutant("deleted topics served", "by id, after their deletion was answered", serve_deleted_topics),
     Mutant("auto needs no fsync", "a lone broker answers from its memory", auto_durability_needs_no_fsync),
     Mutant("session forgets a partition", "it gets no more data of it", a_session_forgets_a_partition),
+    Mutant("what is quiet is not heard", "a session's reader waits in vain", what_is_quiet_is_not_heard),
     Mutant("session keeps the old position", "it gets the same again", a_session_keeps_the_old_position),
     Mutant("retention too early", "records go at half their age", retention_in_half_the_time),
     Mutant("retention decides before the lock", "and removes what came since", retention_decides_before_the_lock),

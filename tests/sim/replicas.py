@@ -131,7 +131,7 @@ def unlike_its_log(coordinators: Coordinators[Any], facts: Callable[[Any], objec
         anew = Shard(partition, machine, shard._env, lambda _: None, Mishaps(), lambda _: None)
         try:
             for header, batch in partition.log.scan(partition.log.start_offset):
-                anew._replay(header, batch)
+                list(anew._replay(header, batch))  # its turns mean nothing here
         except (DiskFault, CorruptBatch):
             continue  # rotten: the next start refuses it
         alike = facts(shard.machine) == facts(machine)

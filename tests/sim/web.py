@@ -79,7 +79,9 @@ class WebSimulation(ClusterSimulation):
 
     @property
     def _checkers(self) -> tuple[Checker, ...]:
-        """What was repeated may stand in a log twice, if one of the two was aborted; readers must not see it twice."""
+        """All but `NothingIsInvented`. A record that a client has sent again may stand in a log twice, if one of the
+        two was aborted. Readers must not see it twice.
+        """
         return tuple(each for each in super()._checkers if not isinstance(each, NothingIsInvented))
 
     def _start(self) -> None:

@@ -91,7 +91,7 @@ class WebLine:
         return Answer(int(first.split()[1]), headers, content)
 
     def drop(self) -> None:
-        """What was asked may still be done."""
+        """Break the connection. The server may still do what the last request asked for."""
         if self._streams is not None:
             self._streams[1].transport.abort()
             self._streams = None

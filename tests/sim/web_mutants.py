@@ -20,7 +20,7 @@ from service.web.answers import path_int
 from service.web.idempotency import Keys, Memory
 from service.web.problems import Problem
 from service.web.producers import Producer
-from service.web.sending import Outgoing, send, send_one_each
+from service.web.sending import OutgoingBatch, send, send_one_each
 from tests.sim.run import fresh_seed, replaced
 from tests.sim.web import run
 
@@ -29,8 +29,8 @@ MAX_SEEDS = 40
 Planting = contextlib.AbstractContextManager[None]
 
 
-def make_plain(batches: Sequence[Outgoing]) -> None:
-    """They belong to no transaction."""
+def make_plain(batches: Sequence[OutgoingBatch]) -> None:
+    """Make these batches belong to no transaction."""
     for each in batches:
         records = read_records(memoryview(bytes(each.batch)))
         each.batch = build_batch([(one.key, one.value, one.headers, one.timestamp) for one in records])
@@ -38,10 +38,10 @@ def make_plain(batches: Sequence[Outgoing]) -> None:
 
 
 def the_keys_record_is_written_outside_the_transaction() -> Planting:
-    """It is there though the data was aborted, or the data is there without it."""
+    """The record may be there though the data was aborted, or the data without the record."""
     original = Producer.write
 
-    async def write(producer: Producer, batches: list[Outgoing], *, internal: bool = False) -> None:
+    async def write(producer: Producer, batches: list[OutgoingBatch], *, internal: bool = False) -> None:
         if not internal:
             await original(producer, batches)
             return
@@ -60,13 +60,13 @@ def an_answer_is_replayed_for_another_body() -> Planting:
 
 def a_new_leader_of_keys_knows_none_of_before() -> Planting:
     async def scan(memory: Memory) -> None:
-        """It begins with an empty memory."""
+        """The new leader begins with an empty memory."""
 
     return replaced(Memory, "_scan", scan)
 
 
 def undecided_keys_are_not_waited_for() -> Planting:
-    """What a new leader finds undecided may be committed a moment later."""
+    """A key that a new leader finds undecided may be committed a moment later."""
 
     async def load(memory: Memory, deadline: float) -> bool:
         if not memory._is_loaded:
@@ -107,7 +107,7 @@ def a_twin_is_not_told_to_wait() -> Planting:
 
 
 class Unordered(int):
-    """Neither before another number nor behind it."""
+    """No number stands before another one or behind it."""
 
     def __lt__(self, other: int) -> bool:
         return False
@@ -141,7 +141,7 @@ def offsets_are_committed_beside_the_transaction() -> Planting:
 def each_topic_is_written_for_itself() -> Planting:
     """A request over several partitions is several writes, none of which waits for the others."""
 
-    async def write(producer: Producer, batches: list[Outgoing], *, internal: bool = False) -> None:
+    async def write(producer: Producer, batches: list[OutgoingBatch], *, internal: bool = False) -> None:
         is_request = not internal and producer.transactional_id.startswith("__http-")
         mine = batches[:1] if is_request else batches
         await original(producer, mine, internal=internal)

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from service.wire.messages import EndBranchesRequest, EndTxnRequest, InitProducerIdRequest, ProduceRequest
 from spark_sink import sink
-from spark_sink.branch import Branch, Fenced, abandon, await_visible, decide, last_decided
+from spark_sink.branch import Branch, BranchFenced, abandon, await_visible, decide, last_decided
 from spark_sink.client import Client
 from spark_sink.encode import Encoder, RecordBatch, Rows, Target
 from spark_sink.errors import BrokerError, OncelogError, OptionError
@@ -152,9 +152,9 @@ def test_who_comes_after_the_decision_writes_nothing(client: Client, bootstrap: 
     loser.branch.flush()
     assert decide_over(client, name, 4, winner.branch.seal())
     loser.send(*range(30, 60))
-    with pytest.raises(Fenced):
+    with pytest.raises(BranchFenced):
         loser.branch.seal()
-    with pytest.raises(Fenced):
+    with pytest.raises(BranchFenced):
         Branch(client, name, 4, "attempt-2").open(60_000)
     assert last_decided(client, name) == 4
     assert values(bootstrap, topic) == texts(range(30))

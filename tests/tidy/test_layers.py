@@ -77,10 +77,13 @@ def test_handlers_take_parts_of_the_broker_and_few_know_the_whole() -> None:
         "service.process",
         "service.web.app",
         "service.web.gateway",
-        "service.web.metrics",
-        "service.web.pages.facts",
-        "service.web.telemetry",
     }
+
+
+def test_every_rule_of_the_cluster_is_named_where_it_is_kept() -> None:
+    rules = re.findall(r"^\| (R\d+) \|", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    assert len(rules) == len(set(rules)) >= 14
+    assert {rule for path in modules() for rule in re.findall(r"\bR\d+\b", path.read_text())} == set(rules)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

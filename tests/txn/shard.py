@@ -11,7 +11,7 @@ from txn.markers import SendMarkers
 from txn.records import read_key, read_value
 from txn.settings import TxnSettings
 from txn.states import Txn
-from txn.verdicts import Decision, Initialized, Verdict
+from txn.verdicts import Initialized, TxnDecision, Verdict
 
 Record = tuple[bytes, bytes | None]
 START_MS = 1_700_000_000_000
@@ -58,7 +58,7 @@ class PlainShard:
             self.machine.apply(key, value)
         self.effects += self.machine.owed_markers()
 
-    def _carry_out(self, decision: Decision, own_token: int = 0) -> None:
+    def _carry_out(self, decision: TxnDecision, own_token: int = 0) -> None:
         for key, value in decision.records:
             self.machine.apply(key, value)
         if decision.records:

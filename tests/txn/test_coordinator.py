@@ -9,7 +9,7 @@ from tests.rules import rule
 from tests.txn.shard import START_MS, PlainShard
 from txn.commands import AddPartitions, EndBranches, EndTransaction, InitProducer, MarkersWritten, VerifyPartitions
 from txn.coordinator import END_AT_ONCE, LOOKED_AT_ONCE, MAX_WAITING, TxnCoordinator
-from txn.deadlines import DECISION_RETENTION_MS, Deadlines
+from txn.deadlines import DECISION_RETENTION_MS, TxnDeadlines
 from txn.markers import SendMarkers
 from txn.records import write_key, write_value
 from txn.settings import TxnSettings
@@ -332,7 +332,7 @@ def test_a_coordinator_without_ids_has_nothing_to_do() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 50), st.booleans()), max_size=60))
 def test_the_next_deadline_is_the_least(steps: list[tuple[int, int, bool]]) -> None:
-    deadlines = Deadlines()
+    deadlines = TxnDeadlines()
     deadlines.note_time(0, 0)
     expected: dict[str, int] = {}
     for index, timeout_ms, is_open in steps:
@@ -349,7 +349,7 @@ def test_the_next_deadline_is_the_least(steps: list[tuple[int, int, bool]]) -> N
 
 
 def test_deadlines_of_ended_transactions_do_not_pile_up() -> None:
-    deadlines = Deadlines()
+    deadlines = TxnDeadlines()
     deadlines.note_time(0, 0)
     for started_ms in range(10_000):
         deadlines.follow(Txn("t", 1, 0, State.ONGOING, 60_000, 0, started_ms=started_ms))

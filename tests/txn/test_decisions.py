@@ -8,7 +8,7 @@ from log.ids import TopicPartition
 from tests.rules import rule
 from txn.commands import AddPartitions, EndTransaction, InitProducer, VerifyPartitions
 from txn.decisions import (
-    Outcome,
+    Judgement,
     complete,
     decide_add_partitions,
     decide_end,
@@ -72,7 +72,7 @@ def txn_in(state: State, *, epoch: int = 5, producer_id: int = 1, version: int =
     )
 
 
-def init(txn: Txn | None, ask: InitProducer, take_id: Callable[[], int | None] = fresh_id) -> Outcome:
+def init(txn: Txn | None, ask: InitProducer, take_id: Callable[[], int | None] = fresh_id) -> Judgement:
     return decide_init(txn, ask, wall_ms=NOW, take_id=take_id, settings=SETTINGS)
 
 
@@ -84,7 +84,7 @@ def end(
     producer_id: int = 1,
     version: int = 2,
     take_id: Callable[[], int | None] = fresh_id,
-) -> Outcome:
+) -> Judgement:
     ask = EndTransaction("pay", producer_id, epoch, commit, version)
     return decide_end(txn, ask, wall_ms=NOW, take_id=take_id)
 
@@ -127,13 +127,13 @@ def test_a_new_id_begins_with_epoch_zero(expected: tuple[int, int]) -> None:
 @rule("B.3", "without a producer id to give, the client is asked to come back")
 @pytest.mark.parametrize("txn", [None, txn_in(State.EMPTY, epoch=32766)])
 def test_nothing_changes_while_there_are_no_producer_ids(txn: Txn | None) -> None:
-    assert init(txn, InitProducer("pay", 1_000), no_id) == Outcome(NO_PRODUCER_IDS)
+    assert init(txn, InitProducer("pay", 1_000), no_id) == Judgement(NO_PRODUCER_IDS)
 
 
 @rule("B.3", "PrepareCommit, PrepareAbort: the client is asked to come back")
 @pytest.mark.parametrize("state", PREPARED)
 def test_init_waits_for_markers(state: State) -> None:
-    assert init(txn_in(state), InitProducer("pay", 1_000)) == Outcome(BUSY)
+    assert init(txn_in(state), InitProducer("pay", 1_000)) == Judgement(BUSY)
 
 
 @rule("B.3", "(b) nothing expected: the next epoch, and no way back for the client before")
@@ -165,7 +165,7 @@ def test_a_client_whose_answer_was_lost_gets_the_present_pair(state: State) -> N
 @pytest.mark.parametrize("expected", [(1, 3), (1, 6), (2, 5), (2, 4)])
 @pytest.mark.parametrize("state", STATES)
 def test_a_client_that_expects_anything_else_is_fenced(state: State, expected: tuple[int, int]) -> None:
-    assert init(txn_in(state), InitProducer("pay", 1_000, *expected)) == Outcome(Fenced(expected[1], 5))
+    assert init(txn_in(state), InitProducer("pay", 1_000, *expected)) == Judgement(Fenced(expected[1], 5))
 
 
 @rule(
@@ -206,7 +206,7 @@ def test_the_fence_moves_the_epoch_once() -> None:
 
 @rule("B.3", "an older client's delayed init does not abort the present one's transaction")
 def test_a_delayed_init_of_the_epoch_before_aborts_nothing() -> None:
-    assert init(txn_in(State.ONGOING), InitProducer("pay", 1_000, 1, 4)) == Outcome(Fenced(4, 5))
+    assert init(txn_in(State.ONGOING), InitProducer("pay", 1_000, 1, 4)) == Judgement(Fenced(4, 5))
 
 
 @rule("B.3", "a fence at the last epoch gives up the producer id (KAFKA-20090)")
@@ -234,7 +234,7 @@ def test_a_fence_at_the_last_epoch_without_a_fresh_id_tells_nobody_of_it() -> No
 def test_two_phase_commit_has_to_be_allowed() -> None:
     ask = InitProducer("pay", 1_000, two_phase_commit=True)
     outcome = decide_init(None, ask, wall_ms=NOW, take_id=fresh_id, settings=TxnSettings())
-    assert outcome == Outcome(TwoPhaseCommitDisabled())
+    assert outcome == Judgement(TwoPhaseCommitDisabled())
 
 
 @rule("B.3", "two-phase commit: the timeout asked for does not matter, none is kept")
@@ -280,13 +280,13 @@ def test_resuming_at_the_last_epoch_takes_a_fresh_producer_id() -> None:
     assert committed.moved is not None
     assert (committed.moved.producer_id, committed.moved.producer_epoch) == (1, 32767)
     assert complete(committed.moved, wall_ms=NOW).holder == (FRESH, 1)
-    assert resume(prepared, wall_ms=NOW, take_id=no_id) == Outcome(NO_PRODUCER_IDS)
+    assert resume(prepared, wall_ms=NOW, take_id=no_id) == Judgement(NO_PRODUCER_IDS)
 
 
 # ---------------------------------------------------------------- AddPartitionsToTxn, verification
 
 
-def add(txn: Txn | None, epoch: int = 5, producer_id: int = 1, *partitions: TopicPartition) -> Outcome:
+def add(txn: Txn | None, epoch: int = 5, producer_id: int = 1, *partitions: TopicPartition) -> Judgement:
     ask = AddPartitions("pay", producer_id, epoch, partitions or (ORDERS,))
     return decide_add_partitions(txn, ask, wall_ms=NOW)
 
@@ -308,7 +308,7 @@ def test_only_the_holder_adds_and_is_verified(state: State) -> None:
 @rule("B.4", "PrepareCommit, PrepareAbort: come back")
 @pytest.mark.parametrize("state", PREPARED)
 def test_adding_waits_for_markers(state: State) -> None:
-    assert add(txn_in(state)) == Outcome(BUSY)
+    assert add(txn_in(state)) == Judgement(BUSY)
     assert verify(txn_in(state)) is BUSY
 
 
@@ -325,7 +325,7 @@ def test_the_first_partitions_begin_a_transaction(state: State) -> None:
 @rule("B.4", "Ongoing and all in: nothing is written; else the union, the time going on")
 def test_further_partitions_join() -> None:
     ongoing = txn_in(State.ONGOING)
-    assert add(ongoing) == Outcome(ADDED)
+    assert add(ongoing) == Judgement(ADDED)
     outcome = add(ongoing, 5, 1, PAYMENTS, ORDERS)
     assert outcome.moved is not None
     assert (outcome.moved.partitions, outcome.moved.started_ms) == ((ORDERS, PAYMENTS), ongoing.started_ms)
@@ -349,7 +349,7 @@ def test_an_end_by_nobody_known() -> None:
     for state in STATES:
         for version in (0, 1, 2):
             found = end(txn_in(state), 5, producer_id=2, commit=True, version=version)
-            assert found == Outcome(WrongProducer(2, 1))
+            assert found == Judgement(WrongProducer(2, 1))
 
 
 PREPARES, BUMPS = "prepares", "bumps"
@@ -392,7 +392,7 @@ def test_the_table_of_version_two(state: State, commit: bool, repeated: bool, ex
             ANSWERED: Ended(1, 5),
             COME_BACK: BUSY,
         }
-        assert outcome == Outcome(said[expected])
+        assert outcome == Judgement(said[expected])
 
 
 # State: commit, abort, both with the present epoch.
@@ -423,22 +423,22 @@ def test_the_table_of_versions_zero_and_one(state: State, version: int, commit: 
         assert complete(outcome.moved, wall_ms=NOW).holder == (1, 5)
     else:
         said: dict[str, Verdict] = {WRONG_STATE: WrongState(state), ANSWERED: Ended(1, 5), COME_BACK: BUSY}
-        assert outcome == Outcome(said[expected])
+        assert outcome == Judgement(said[expected])
 
 
 @rule("B.5", "versions 0 and 1: the epoch must be the present one")
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("epoch", [4, 6])
 def test_an_older_protocol_repeats_nothing_with_another_epoch(state: State, epoch: int) -> None:
-    assert end(txn_in(state), epoch, commit=True, version=1) == Outcome(Fenced(epoch, 5))
+    assert end(txn_in(state), epoch, commit=True, version=1) == Judgement(Fenced(epoch, 5))
 
 
 @rule("B.5", "an epoch neither current nor the one before is fenced, whatever the state")
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("epoch", [3, 6])
 def test_any_other_epoch_is_fenced(state: State, epoch: int) -> None:
-    assert end(txn_in(state), epoch, commit=True) == Outcome(Fenced(epoch, 5))
-    assert end(txn_in(state), epoch, commit=False) == Outcome(Fenced(epoch, 5))
+    assert end(txn_in(state), epoch, commit=True) == Judgement(Fenced(epoch, 5))
+    assert end(txn_in(state), epoch, commit=False) == Judgement(Fenced(epoch, 5))
 
 
 @rule(
@@ -456,14 +456,14 @@ def test_the_last_epoch_ends_with_a_fresh_producer_id(commit: bool) -> None:
     done = complete(decided, wall_ms=NOW)
     assert done.holder == (FRESH, 0)
     assert end(done, 32766, commit=commit).verdict == Ended(FRESH, 0)
-    assert end(txn_in(State.ONGOING, epoch=32766), 32766, commit=commit, take_id=no_id) == Outcome(NO_PRODUCER_IDS)
+    assert end(txn_in(State.ONGOING, epoch=32766), 32766, commit=commit, take_id=no_id) == Judgement(NO_PRODUCER_IDS)
 
 
-def _decided_at_the_last_epoch() -> Outcome:
+def _decided_at_the_last_epoch() -> Judgement:
     return end(txn_in(State.ONGOING, epoch=32766), 32766, commit=True)
 
 
-def _decided_by_who_resumed() -> Outcome:
+def _decided_by_who_resumed() -> Judgement:
     prepared = txn_in(State.ONGOING)._replace(timeout_ms=TWO_PHASE_TIMEOUT_MS)
     resumed = init(prepared, InitProducer("pay", 0, two_phase_commit=True, keep_prepared=True)).moved
     assert resumed is not None
@@ -474,7 +474,7 @@ def _decided_by_who_resumed() -> Outcome:
     "B.5", "a writer that goes on with the pair that an end told waits for the markers, also when the pair is another"
 )
 @pytest.mark.parametrize("decide", [_decided_at_the_last_epoch, _decided_by_who_resumed])
-def test_the_pair_that_was_told_waits_for_the_markers(decide: Callable[[], Outcome]) -> None:
+def test_the_pair_that_was_told_waits_for_the_markers(decide: Callable[[], Judgement]) -> None:
     outcome = decide()
     decided, told = outcome.moved, outcome.verdict
     assert decided is not None

@@ -22,7 +22,7 @@ from service.web.metrics import scraper_of
 from service.web.pages import asking, moving, views
 from service.web.pages.facts import Told
 from service.web.pages.render import template
-from service.web.pages.views import Look, View, framed, kept_of
+from service.web.pages.views import PageView, View, framed, kept_of
 from service.wire.messages import OffsetCommitRequest, OffsetCommitRequestPartition, OffsetCommitRequestTopic
 from tests.service.api.txn_stage import TxnStage, Writer, on_txn_stage
 
@@ -78,7 +78,7 @@ async def scene(stage: TxnStage) -> None:
         async def look(name: str = name, view: View = view, match: Mapping[str, str] = match) -> str:
             told = Told()
             await asyncio.to_thread(template, f"{TEMPLATES.get(name, name)}.html")
-            found = await view(Look(gateway, kept, told, {}, match))
+            found = await view(PageView(gateway, kept, told, {}, match))
             return framed(gateway, TEMPLATES.get(name, name), {"missing": told.missing, **found})
 
         taken, turns = [], []

@@ -16,7 +16,7 @@ from service.web.metrics import scraper_of
 from service.web.pages import facts, views
 from service.web.pages.facts import Told
 from service.web.pages.render import render
-from service.web.pages.views import Look, View, kept_of
+from service.web.pages.views import PageView, View, kept_of
 from tests.service.api.txn_stage import TxnStage, Writer, on_txn_stage
 from tests.service.web.kit import PATIENCE_S, Served
 
@@ -24,7 +24,7 @@ from tests.service.web.kit import PATIENCE_S, Served
 async def looked(stage: TxnStage, name: str, view: View, **match: str) -> str:
     gateway = Gateway(stage.broker, scraper_of(stage.broker))
     told = Told(timeout_s=0.1)
-    found = await view(Look(gateway, kept_of(gateway), told, {}, match))
+    found = await view(PageView(gateway, kept_of(gateway), told, {}, match))
     common = {"here": name, "node_id": 1, "cluster_id": "c", "done": "", "search": "", "live": True}
     return render(f"{name}.html", **common, missing=told.missing, **found)
 

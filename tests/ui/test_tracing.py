@@ -9,7 +9,7 @@ from log.batch import build_batch
 from log.ids import TopicPartition
 from service.web.gateway import Gateway
 from service.web.metrics import scraper_of
-from service.web.pages.tracing import READ_BYTES, Found, History, Past, history, traced
+from service.web.pages.tracing import READ_BYTES, History, PartitionTrace, Past, history, traced
 from service.web.pages.views import kept_of
 from service.wire.messages import (
     PartitionProduceData,
@@ -32,7 +32,7 @@ class Looking:
     async def history(self, transactional_id: str) -> History:
         return await history(self.cluster, transactional_id)
 
-    async def trace(self, past: Past) -> dict[TopicPartition, Found]:
+    async def trace(self, past: Past) -> dict[TopicPartition, PartitionTrace]:
         return await traced(self.cluster, past, list(past.partitions), {})
 
 
@@ -47,7 +47,7 @@ async def ended(stage: TxnStage, name: str, *, count: int) -> History:
             await asyncio.sleep(0.01)
 
 
-def lines(found: Found) -> list[tuple[str, int]]:
+def lines(found: PartitionTrace) -> list[tuple[str, int]]:
     return [(each.what, each.header.base_offset) for each in found.batches]
 
 

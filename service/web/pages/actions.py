@@ -61,7 +61,7 @@ async def abort_in(gateway: Gateway, request: web.Request) -> web.StreamResponse
     if not chosen:
         return refuse(gateway, f"no open transaction begins at offset {start} there.", back)
     known = await transactions_of(cluster, [chosen[0].producer_id])
-    judged = standing(partition, known.get(chosen[0].producer_id, []), gateway.broker.env.clock.wall_ms())
+    judged = standing(partition, known.get(chosen[0].producer_id, []), gateway.env.clock.wall_ms())
     if judged.holder is not None:
         whose = judged.holder.transactional_id
         return refuse(gateway, f"its coordinator has it open: abort it by its id, {whose}.", back)

@@ -20,7 +20,7 @@ from yarl import URL
 
 from service.web.gateway import Gateway
 from service.web.pages.render import page
-from service.web.pages.views import Facts, Look, framed
+from service.web.pages.views import Facts, PageView, framed
 from service.web.problems import Problem
 from service.web.routing import JSON, Route
 
@@ -43,7 +43,7 @@ EXAMPLES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TriedRequest:
     """A request as a person has filled it in."""
 
     method: str
@@ -69,7 +69,7 @@ class Answered:
     took_ms: float
 
 
-async def ask_own(gateway: Gateway, request: web.Request, asked: Asked) -> Answered:
+async def ask_own(gateway: Gateway, request: web.Request, asked: TriedRequest) -> Answered:
     """Send the request to the address at which the page was asked for. No other address can be named."""
     assert request.transport is not None
     host, port = request.transport.get_extra_info("sockname")[:2]
@@ -134,18 +134,18 @@ async def form_of(request: web.Request) -> dict[str, str]:
 # --- any request -----------------------------------------------------------------------------------------------------
 
 
-async def playground(look: Look) -> Facts:
+async def playground(look: PageView) -> Facts:
     method, path = look.query.get("method", "GET"), look.query.get("path", "/v1/topics")
     template = (method, look.query.get("template", path))
     body = json.dumps(EXAMPLES[template], indent=1) if template in EXAMPLES else ""
-    asked = Asked(method if method in METHODS else "GET", path[:2000], _JSON if body else (), body)
+    asked = TriedRequest(method if method in METHODS else "GET", path[:2000], _JSON if body else (), body)
     return _playground(look.gateway, asked)
 
 
 _JSON: Final = (("Content-Type", JSON),)
 
 
-def _playground(gateway: Gateway, asked: Asked, **more: Any) -> Facts:
+def _playground(gateway: Gateway, asked: TriedRequest, **more: Any) -> Facts:
     by_tag: dict[str, list[dict[str, str]]] = {}
     for route in gateway.routes:
         if route.documented and route.method in METHODS:
@@ -181,9 +181,9 @@ async def play(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     form = await form_of(request)
     method, path = form.get("method", "GET"), form.get("path", "").strip()
     try:
-        asked = Asked(method, path, headers_of(form.get("headers", "")), form.get("body", ""))
+        asked = TriedRequest(method, path, headers_of(form.get("headers", "")), form.get("body", ""))
     except Problem as problem:
-        asked = Asked(method, path, (), form.get("body", ""))
+        asked = TriedRequest(method, path, (), form.get("body", ""))
         return _shown(gateway, "playground", _playground(gateway, asked, why=str(problem)), 400)
     why = ""
     if method not in METHODS:
@@ -209,7 +209,7 @@ def _shown(gateway: Gateway, name: str, found: Facts, status: int = 200) -> web.
 # --- records ---------------------------------------------------------------------------------------------------------
 
 
-async def producing(look: Look) -> Facts:
+async def producing(look: PageView) -> Facts:
     topic = look.gateway.topic(look.match["topic"])
     partition = look.query.get("partition", "")
     return _producing(look.gateway, topic.name, {"partition": partition if partition.isdigit() else ""})
@@ -252,7 +252,7 @@ async def _write(
 
     async def ask(method: str, path: str, body: object = None, *more: tuple[str, str]) -> dict[str, Any]:
         text = "" if body is None else json.dumps(body, ensure_ascii=False)
-        asked = Asked(method, path, (*(_JSON if text else ()), *more), text)
+        asked = TriedRequest(method, path, (*(_JSON if text else ()), *more), text)
         commands.append(asked.curl(here))
         answer = await ask_own(gateway, request, asked)
         told = json.loads(answer.text) if answer.text else {}

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
-from isolation.read_filter import AbortedRanges
+from isolation.read_filter import AbortedBatches
 from log.batch import BatchHeader, CorruptBatch, Record, checksum_ok, read_records
 from log.control import read_marker
 from log.ids import TopicPartition
-from service.broker.node import Broker
 from service.broker.partition import Partition
-from service.broker.turns import in_turns, slices_in_turns
 from service.client.cluster import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, by_topic
 from service.client.failures import ClientFailure, error_name
 from service.client.groups import committed_offsets
@@ -32,6 +30,8 @@ from service.client.transactions import (
     transactions_of,
 )
 from service.cluster.image import NO_LEADER, Image, PartitionState
+from service.turns import in_turns, slices_in_turns
+from service.web.gateway import Gateway
 from service.web.pages.near import TIMEOUT_S, NearCluster
 from service.web.pages.tracing import whole_batches
 from service.web.problems import Problem
@@ -125,7 +125,7 @@ def cut(rows: Sequence[T], number: int, size: int = PAGE) -> Cut:
 
 
 @dataclass(slots=True)
-class Offsets:
+class PartitionOffsets:
     start: int
     stable: int
     high: int
@@ -173,36 +173,38 @@ def placed(image: Image, topic: str | None = None) -> Iterator[tuple[str, int, P
 
 
 async def offsets_of(
-    told: Told, broker: Broker, cluster: NearCluster, partitions: Iterable[TopicPartition]
-) -> dict[TopicPartition, Offsets]:
+    told: Told, gateway: Gateway, cluster: NearCluster, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, PartitionOffsets]:
     """The offsets of partitions. Other leaders are asked; a partition without a leader has none."""
-    found: dict[TopicPartition, Offsets] = {}
+    found: dict[TopicPartition, PartitionOffsets] = {}
     elsewhere: list[TopicPartition] = []
     async for each in in_turns(partitions, PARTITIONS_A_TURN):
-        state, held = broker.image.partition(each), broker.partitions.get(each)
-        if state is None or (leader := leader_of(broker.image, state)) == NO_LEADER:
+        state, held = gateway.image.partition(each), gateway.partitions.get(each)
+        if state is None or (leader := leader_of(gateway.image, state)) == NO_LEADER:
             continue
-        if held is not None and leader == broker.node_id and not held.offline:
+        if held is not None and leader == gateway.node_id and not held.offline:
             log, high = held.log, held.high_watermark
-            found[each] = Offsets(log.start_offset, held.last_stable_offset, high, max(log.end_offset, high))
-        elif leader != broker.node_id:
+            found[each] = PartitionOffsets(log.start_offset, held.last_stable_offset, high, max(log.end_offset, high))
+        elif leader != gateway.node_id:
             elsewhere.append(each)
-    by_leader = _by_leader(broker, elsewhere[:ASKED_ELSEWHERE_MAX])
+    by_leader = _by_leader(gateway, elsewhere[:ASKED_ELSEWHERE_MAX])
     asks = {node: _offsets_there(cluster, led) for node, led in by_leader.items()}
     for there in (await told.ask_each("offsets", asks)).values():
         found |= there
     return found
 
 
-def _by_leader(broker: Broker, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+def _by_leader(gateway: Gateway, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
     found: dict[int, list[TopicPartition]] = {}
     for each in partitions:
-        if (state := broker.image.partition(each)) is not None:
-            found.setdefault(leader_of(broker.image, state), []).append(each)
+        if (state := gateway.image.partition(each)) is not None:
+            found.setdefault(leader_of(gateway.image, state), []).append(each)
     return found
 
 
-async def _offsets_there(cluster: NearCluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Offsets]:
+async def _offsets_there(
+    cluster: NearCluster, partitions: Sequence[TopicPartition]
+) -> dict[TopicPartition, PartitionOffsets]:
     await cluster.metadata(by_topic(partitions))
     latest = dict.fromkeys(partitions, LATEST)
     starts = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST), all_of_them=False)
@@ -212,12 +214,12 @@ async def _offsets_there(cluster: NearCluster, partitions: Sequence[TopicPartiti
     for each in partitions:
         if each in starts and each in stable and each in highs:
             high = highs[each].offset
-            found[each] = Offsets(starts[each].offset, min(stable[each].offset, high), high, high)
+            found[each] = PartitionOffsets(starts[each].offset, min(stable[each].offset, high), high, high)
     return found
 
 
 @dataclass(slots=True)
-class Blocker:
+class BlockingTransaction:
     """An open transaction that holds up the readers of a partition."""
 
     partition: TopicPartition
@@ -232,16 +234,18 @@ class Blocker:
     reason: str = ""
 
 
-async def blockers(told: Told, broker: Broker, cluster: NearCluster, topic: str | None = None) -> list[Blocker]:
+async def blockers(
+    told: Told, gateway: Gateway, cluster: NearCluster, topic: str | None = None
+) -> list[BlockingTransaction]:
     """The open transactions that hold up readers, the oldest first, as far as brokers tell. `topic`: only of this
     topic.
     """
-    found = await _opened_here(broker, topic)
-    elsewhere = await _led_elsewhere(broker, topic)
+    found = await _opened_here(gateway, topic)
+    elsewhere = await _led_elsewhere(gateway, topic)
     if elsewhere:
-        offsets = await offsets_of(told, broker, cluster, elsewhere)
+        offsets = await offsets_of(told, gateway, cluster, elsewhere)
         pinned = [each for each in elsewhere if each in offsets and offsets[each].held_up]
-        asks = {node: producers_of(cluster, led) for node, led in _by_leader(broker, pinned).items()}
+        asks = {node: producers_of(cluster, led) for node, led in _by_leader(gateway, pinned).items()}
         for there in (await told.ask_each("producers", asks)).values():
             for partition, producers in there.items():
                 found += [_blocker(partition, each, offsets[partition]) for each in producers if _is_open(each)]
@@ -250,16 +254,16 @@ async def blockers(told: Told, broker: Broker, cluster: NearCluster, topic: str 
     all_asked = True
     if found:
         ids = {each.producer_id for each in found}
-        nodes = list(broker.image.brokers)
+        nodes = list(gateway.image.brokers)
         answers = await told.ask_each("transactions", {each: transactions_of(cluster, ids, [each]) for each in nodes})
         for answer in answers.values():
             for producer_id, transactions in answer.items():
                 known.setdefault(producer_id, []).extend(transactions)
         all_asked = len(answers) == len(nodes)
-    now_ms = broker.env.clock.wall_ms()
+    now_ms = gateway.env.clock.wall_ms()
     still = []
     for each in found:
-        held = broker.partitions.get(each.partition)
+        held = gateway.partitions.get(each.partition)
         led_here = held is not None and held.replicas is not None
         if led_here and held is not None and held.stable.open_transactions.get(each.producer_id) != each.first_offset:
             continue  # it ended while we asked
@@ -272,9 +276,9 @@ async def blockers(told: Told, broker: Broker, cluster: NearCluster, topic: str 
     return still
 
 
-async def _opened_here(broker: Broker, topic: str | None) -> list[Blocker]:
+async def _opened_here(gateway: Gateway, topic: str | None) -> list[BlockingTransaction]:
     opened: list[Partition] = []
-    async for some in slices_in_turns(list(broker.partitions), PARTITIONS_A_TURN):
+    async for some in slices_in_turns(list(gateway.partitions), PARTITIONS_A_TURN):
         opened += [each for each in some if each.stable.open_transactions and each.replicas is not None]
     found = []
     for partition in opened:
@@ -282,7 +286,7 @@ async def _opened_here(broker: Broker, topic: str | None) -> list[Blocker]:
             continue
         high = partition.high_watermark
         found += [
-            Blocker(
+            BlockingTransaction(
                 partition.topic_partition,
                 each.producer_id,
                 -1,
@@ -295,12 +299,12 @@ async def _opened_here(broker: Broker, topic: str | None) -> list[Blocker]:
     return found
 
 
-async def _led_elsewhere(broker: Broker, topic: str | None) -> list[TopicPartition]:
-    image = broker.image
+async def _led_elsewhere(gateway: Gateway, topic: str | None) -> list[TopicPartition]:
+    image = gateway.image
     found: list[TopicPartition] = []
     async for some in slices_in_turns(placed(image, topic), PARTITIONS_A_TURN):
         for name, index, state in some:
-            if leader_of(image, state) not in (NO_LEADER, broker.node_id):
+            if leader_of(image, state) not in (NO_LEADER, gateway.node_id):
                 found.append(TopicPartition(name, index))
         if len(found) >= ASKED_ELSEWHERE_MAX:
             break
@@ -311,9 +315,9 @@ def _is_open(producer: ProducerState) -> bool:
     return producer.current_txn_start_offset >= 0
 
 
-def _blocker(partition: TopicPartition, producer: ProducerState, offsets: Offsets) -> Blocker:
+def _blocker(partition: TopicPartition, producer: ProducerState, offsets: PartitionOffsets) -> BlockingTransaction:
     first = producer.current_txn_start_offset
-    return Blocker(
+    return BlockingTransaction(
         partition,
         producer.producer_id,
         producer.producer_epoch,
@@ -337,15 +341,16 @@ class Totals:
     committed: int = 0
 
 
-async def totals(broker: Broker) -> Totals:
+async def totals(gateway: Gateway) -> Totals:
     found = Totals()
-    async for some in slices_in_turns(list(broker.partitions), PARTITIONS_A_TURN):
+    async for some in slices_in_turns(list(gateway.partitions), PARTITIONS_A_TURN):
         for partition in some:
             tally = partition.tally
             found.records_in += tally.records_in
             found.bytes_in += tally.bytes_in
             found.bytes_out += tally.bytes_out
-    for shard in broker.transactions.shards():
+    coordination = gateway.coordination
+    for shard in coordination.transactions.shards():
         if not shard.loaded:
             continue
         async for txn in in_turns(list(shard.machine.all()), PARTITIONS_A_TURN):
@@ -353,8 +358,9 @@ async def totals(broker: Broker) -> Totals:
                 found.open += 1
                 if txn.started_ms >= 0 and (found.oldest_ms is None or txn.started_ms < found.oldest_ms):
                     found.oldest_ms = txn.started_ms
-    found.groups = sum(sum(1 for _ in shard.machine.groups()) for shard in broker.groups.shards() if shard.loaded)
-    ended = broker.txn_tally.ended
+    loaded = [shard for shard in coordination.groups.shards() if shard.loaded]
+    found.groups = sum(sum(1 for _ in shard.machine.groups()) for shard in loaded)
+    ended = coordination.txn_tally.ended
     found.ended, found.committed = sum(ended.values()), ended["commit"]
     return found
 
@@ -377,10 +383,10 @@ class TxnRow:
 
 
 async def transactions(
-    told: Told, broker: Broker, cluster: NearCluster, *, which: str, search: str, number: int
+    told: Told, gateway: Gateway, cluster: NearCluster, *, which: str, search: str, number: int
 ) -> tuple[Cut, dict[str, int]]:
     """A page of transactional ids, those longest open first, and the number of ids in each state."""
-    asks = {node: list_transactions(cluster, nodes=[node]) for node in broker.image.brokers}
+    asks = {node: list_transactions(cluster, nodes=[node]) for node in gateway.image.brokers}
     answers = await told.ask_each("transactional ids", asks)
     listed = [each for answer in answers.values() for each in answer]
     counts: dict[str, int] = {}
@@ -395,7 +401,7 @@ async def transactions(
         rows.append(TxnRow(each.transactional_id, state, each.producer_id, node))
     rows.sort(key=lambda row: (not row.is_open, row.transactional_id))
     shown = cut(rows, number)
-    now_ms = broker.env.clock.wall_ms()
+    now_ms = gateway.env.clock.wall_ms()
     for row in shown.rows:
         row.detail = await told.ask(row.transactional_id, find_transaction(cluster, row.transactional_id), None)
         if row.detail is not None and row.detail.is_open and row.detail.started_ms >= 0:
@@ -426,20 +432,20 @@ class GroupRow:
 
 
 async def groups(
-    told: Told, broker: Broker, cluster: NearCluster, listed: Sequence[ListedGroup], *, search: str, number: int
+    told: Told, gateway: Gateway, cluster: NearCluster, listed: Sequence[ListedGroup], *, search: str, number: int
 ) -> Cut:
     shown = cut([each for each in listed if search in each.group_id], number, GROUPS_PAGE)
     rows = [GroupRow(each.group_id, each.group_state, each.group_type) for each in shown.rows]
     async for row in in_turns(rows, GROUPS_A_TURN):
-        row.partitions = await lags(told, broker, cluster, row.name)
+        row.partitions = await lags(told, gateway, cluster, row.name)
         row.lag = _sum(each.lag for each in row.partitions)
         row.stable_lag = _sum(each.stable_lag for each in row.partitions)
     return shown._replace(rows=rows)
 
 
-async def lags(told: Told, broker: Broker, cluster: NearCluster, group: str) -> list[PartitionLag]:
+async def lags(told: Told, gateway: Gateway, cluster: NearCluster, group: str) -> list[PartitionLag]:
     committed = await told.ask(f"offsets that {group} committed", committed_offsets(cluster, group), {})
-    offsets = await offsets_of(told, broker, cluster, committed)
+    offsets = await offsets_of(told, gateway, cluster, committed)
     found = []
     for partition, offset in sorted(committed.items()):
         there = offsets.get(partition)
@@ -462,7 +468,7 @@ def _sum(values: Iterable[int | None]) -> int | None:
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
-class Message(NamedTuple):
+class ShownRecord(NamedTuple):
     """A record, and whether readers see it."""
 
     record: Record
@@ -472,19 +478,19 @@ class Message(NamedTuple):
 
 
 async def messages(
-    broker: Broker,
+    gateway: Gateway,
     cluster: NearCluster,
     partition: TopicPartition,
-    offsets: Offsets,
+    offsets: PartitionOffsets,
     offset: int,
     isolation: str,
     search: bytes = b"",
-) -> tuple[list[Message], int]:
+) -> tuple[list[ShownRecord], int]:
     """Up to a hundred records from `offset`, and the offset to go on at. They are what readers of committed records
     see, or what all readers see, or everything, with markers and aborted records. `search`: only records with this in
     their key or value, as far as they are found in the time that a page may take.
     """
-    found: list[Message] = []
+    found: list[ShownRecord] = []
     loop = asyncio.get_running_loop()
     until_s = loop.time() + SEARCHED_S
     position, end = offset, offsets.stable if isolation == "committed" else offsets.high
@@ -503,11 +509,11 @@ async def messages(
                 is_shown, state = isolation != "committed", "aborted"
             else:
                 is_shown, state = True, "committed" if decided or not header.is_transactional else "open"
-            async for record in in_turns(await _opened(broker, batch, header) if is_shown else (), RECORDS_A_TURN):
+            async for record in in_turns(await _opened(gateway, batch, header) if is_shown else (), RECORDS_A_TURN):
                 if record.offset < offset or not (search in (record.key or b"") or search in (record.value or b"")):
                     continue
                 kind = read_marker(batch).type if header.is_control else None
-                found.append(Message(record, header, kind.name.lower() if kind else None, state))
+                found.append(ShownRecord(record, header, kind.name.lower() if kind else None, state))
                 if len(found) == MESSAGES:
                     return found, record.offset + 1
             position = max(position, header.next_offset)
@@ -518,7 +524,7 @@ async def messages(
 
 async def _fetched(
     cluster: NearCluster, partition: TopicPartition, offset: int, *, decided: bool
-) -> tuple[memoryview, AbortedRanges]:
+) -> tuple[memoryview, AbortedBatches]:
     """The stored batches, and which of them were aborted, as far as all is decided."""
     await cluster.metadata([partition.topic])
     wanted = FetchPartition(partition.partition, fetch_offset=offset, partition_max_bytes=READ_BYTES)
@@ -530,17 +536,17 @@ async def _fetched(
     if data.error_code:
         raise ClientFailure(error_name(data.error_code))
     assert not isinstance(data.records, list)
-    aborted = AbortedRanges((each.producer_id, each.first_offset) for each in data.aborted_transactions or ())
+    aborted = AbortedBatches((each.producer_id, each.first_offset) for each in data.aborted_transactions or ())
     return memoryview(data.records or b""), aborted
 
 
-async def _opened(broker: Broker, batch: memoryview, header: BatchHeader) -> list[Record]:
+async def _opened(gateway: Gateway, batch: memoryview, header: BatchHeader) -> list[Record]:
     """The records of a batch. A batch that is long, or may become long when it is unpacked, is opened
     beside the loop.
     """
     try:
         if header.codec or header.size_bytes > OPENED_BYTES:
-            return await broker.env.blocking(_unpacked, batch, header)
+            return await gateway.env.blocking(_unpacked, batch, header)
         return _unpacked(batch, header)
     except CorruptBatch as failure:
         raise ClientFailure(f"the batch at offset {header.base_offset} is damaged: {failure}") from None

@@ -21,7 +21,7 @@ from service.cluster.placement import place
 from service.web.gateway import Gateway
 from service.web.groups import Reset, new_offsets
 from service.web.pages.actions import not_meant, refuse
-from service.web.pages.views import Facts, Look, kept_of
+from service.web.pages.views import Facts, PageView, kept_of
 from service.web.problems import Problem
 from service.wire.messages import (
     AlterPartitionReassignmentsRequest,
@@ -45,7 +45,7 @@ class Moved:
     will_be: int
 
 
-async def reset_plan(look: Look) -> Facts:
+async def reset_plan(look: PageView) -> Facts:
     """Where the group would go on. Nothing is changed."""
     gateway, name = look.gateway, look.match["group"]
     asked = {key: look.query.get(key, "").strip() for key in ("to", "topic", "partition", "value")}
@@ -130,7 +130,7 @@ class Replicas:
     will_be: tuple[int, ...]
 
 
-async def replicas_plan(look: Look) -> Facts:
+async def replicas_plan(look: PageView) -> Facts:
     """Which brokers would hold which partitions. Nothing is changed."""
     gateway, name = look.gateway, look.match["topic"]
     topic = gateway.topic(name)
@@ -146,7 +146,7 @@ async def replicas_plan(look: Look) -> Facts:
         "title": f"Replicas of {name}",
         "name": name,
         "asked": asked,
-        "brokers": sorted(gateway.broker.image.brokers),
+        "brokers": sorted(gateway.image.brokers),
         "copies": _copies(topic),
         "partitions": len(topic.partitions),
         "rows": rows[:SHOWN],
@@ -164,7 +164,7 @@ def _placed(gateway: Gateway, name: str, asked: Mapping[str, str]) -> list[Repli
     """The changes that are needed. For one partition the brokers are taken in their order, for all
     partitions in turn.
     """
-    topic, image = gateway.topic(name), gateway.broker.image
+    topic, image = gateway.topic(name), gateway.image
     numbers = [part.strip() for part in asked["brokers"].split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in numbers):
         raise Problem("invalid-request", "brokers are numbers with commas between them, as 1,2,3")
@@ -227,7 +227,7 @@ async def _asked(
 ) -> web.StreamResponse:
     request = AlterPartitionReassignmentsRequest(topics=[ReassignableTopic(name, parts)])
     try:
-        answer = await gateway.ask(gateway.broker.node_id, request)
+        answer = await gateway.ask(gateway.node_id, request)
     except ClientFailure as failure:
         return refuse(gateway, str(failure), back)
     told = [each for topic in answer.responses for each in topic.partitions if each.error_code]

@@ -15,11 +15,11 @@ from log.batch import BatchHeader, CorruptBatch, read_header, read_records
 from log.control import read_marker
 from log.ids import NO_PRODUCER_EPOCH, TopicPartition
 from service.broker.internal_topics import GROUPS, TRANSACTIONS
-from service.broker.turns import in_turns
 from service.client.cluster import EARLIEST, LATEST, Cluster, by_topic
 from service.client.failures import ClientFailure, error_name
 from service.groups.records import read_key as read_group_key
 from service.groups.records import read_offset
+from service.turns import in_turns
 from service.wire.messages import FetchPartition, FetchRequest, FetchTopic, OffsetCommitKey
 from txn.records import BadRecord, read_state, read_value, write_key
 from txn.states import PREPARED, State, Txn
@@ -60,7 +60,7 @@ class Past:
         return "open" if self.decided_ms is None else "committed" if self.commits else "aborted"
 
 
-class Event(NamedTuple):
+class TraceEvent(NamedTuple):
     """One record of the coordinator, in words."""
 
     at_ms: int
@@ -73,7 +73,7 @@ class Event(NamedTuple):
 class History:
     """Transactions and events, the newest first."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[TraceEvent] = field(default_factory=list)
     transactions: list[Past] = field(default_factory=list)
     is_whole: bool = True
 
@@ -147,9 +147,11 @@ def told_of(records: Sequence[Txn | None], times_ms: Sequence[int]) -> History:
     before: Txn | None = None
     for txn, at_ms in zip(records, times_ms, strict=True):
         if txn is None:
-            told.events.append(Event(at_ms, "forgotten: it was not used for long", -1, -1))
+            told.events.append(TraceEvent(at_ms, "forgotten: it was not used for long", -1, -1))
         else:
-            told.events.append(Event(txn.updated_ms, _said(told, before, txn), txn.producer_id, txn.producer_epoch))
+            told.events.append(
+                TraceEvent(txn.updated_ms, _said(told, before, txn), txn.producer_id, txn.producer_epoch)
+            )
         before = txn
     told.events.reverse()
     told.transactions.reverse()
@@ -215,7 +217,7 @@ class Traced(NamedTuple):
 
 
 @dataclass(slots=True)
-class Found:
+class PartitionTrace:
     """What one partition has of a transaction, and what of it was not looked at."""
 
     batches: list[Traced] = field(default_factory=list)
@@ -225,7 +227,7 @@ class Found:
 
 async def traced(
     cluster: Cluster, past: Past, partitions: Sequence[TopicPartition], first_offsets: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, Found]:
+) -> dict[TopicPartition, PartitionTrace]:
     """The batches and markers of a transaction. `first_offsets` says where it begins in partitions in which it is open,
     as leaders tell.
     """
@@ -233,7 +235,7 @@ async def traced(
     unknown = [each for each in partitions if each not in first_offsets]
     began = await _at(cluster, unknown, past.began_ms - SLACK_MS)
     positions = {each: first_offsets.get(each, began.get(each, -1)) for each in partitions}
-    found = {each: Found() for each in partitions}
+    found = {each: PartitionTrace() for each in partitions}
     positions = {each: position for each, position in positions.items() if position >= 0}
     starts = dict(positions)
     for size_bytes in READ_BYTES:
@@ -265,7 +267,7 @@ async def _read_on(
     cluster: Cluster,
     past: Past,
     positions: dict[TopicPartition, int],
-    found: dict[TopicPartition, Found],
+    found: dict[TopicPartition, PartitionTrace],
     size_bytes: int,
 ) -> None:
     """Read a piece further in each partition. Partitions that are done are removed from `positions`."""
@@ -283,7 +285,7 @@ async def _read_on(
 
 
 async def _look_before(
-    cluster: Cluster, past: Past, starts: Mapping[TopicPartition, int], found: dict[TopicPartition, Found]
+    cluster: Cluster, past: Past, starts: Mapping[TopicPartition, int], found: dict[TopicPartition, PartitionTrace]
 ) -> None:
     """Look for the batches where only the marker was found. Clients may have any clock, and the batches are before the
     marker.
@@ -298,7 +300,7 @@ async def _look_before(
     firsts = await cluster.list_offsets(dict.fromkeys(earlier, EARLIEST), all_of_them=False)
     earlier = {each: max(at, firsts[each].offset) for each, at in earlier.items() if each in firsts}
     for each, batches in (await fetched(cluster, earlier, READ_BYTES[-1])).items():
-        before = Found()
+        before = PartitionTrace()
         for header, batch in batches:
             if header.base_offset >= starts[each]:
                 break
@@ -308,7 +310,7 @@ async def _look_before(
         found[each].batches[:0] = before.batches
 
 
-def _take(found: Found, past: Past, partition: TopicPartition, header: BatchHeader, batch: memoryview) -> None:
+def _take(found: PartitionTrace, past: Past, partition: TopicPartition, header: BatchHeader, batch: memoryview) -> None:
     if header.producer_id != past.producer_id or not header.is_transactional:
         return
     if not header.is_control:

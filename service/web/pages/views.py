@@ -19,9 +19,9 @@ from aiohttp import web
 
 from log.ids import TopicPartition
 from service.broker.internal_topics import INTERNAL_TOPICS
-from service.broker.turns import in_turns, slices_in_turns
 from service.client.groups import describe_group, list_groups
 from service.client.transactions import find_root, find_transaction, producers_of
+from service.turns import in_turns, slices_in_turns
 from service.web.gateway import Gateway
 from service.web.pages import facts, tracing
 from service.web.pages.facts import Told
@@ -50,7 +50,7 @@ NO_SESSION: Final = (
 BATCHES_MAX: Final = 300
 
 Facts = dict[str, Any]
-View = Callable[["Look"], Awaitable[Facts]]
+View = Callable[["PageView"], Awaitable[Facts]]
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Look:
+class PageView:
     """One drawing of a page."""
 
     gateway: Gateway
@@ -128,11 +128,10 @@ def kept_of(gateway: Gateway) -> Kept:
 
 def framed(gateway: Gateway, template: str, found: Facts, *, here: str = "") -> str:
     """The page with its frame. `here`: its place in the menu, if that is not the name of its template."""
-    broker = gateway.broker
     around = {
         "here": here or template,
-        "node_id": broker.node_id,
-        "cluster_id": broker.cluster_id,
+        "node_id": gateway.node_id,
+        "cluster_id": gateway.image.cluster_id,
         "live": False,
         "missing": [],
         "done": "",
@@ -173,11 +172,11 @@ def showing(
 
     async def _make(gateway: Gateway, kept: Kept, request: web.Request, query: Mapping[str, str]) -> tuple[str, int]:
         told = Told()
-        if not gateway.broker.metadata.in_session:
+        if not gateway.metadata.in_session:
             told.missing.append(NO_SESSION)
         if not is_compiled(f"{name}.html"):  # compiling may take longer than a turn of the loop
-            await gateway.broker.env.blocking(template, f"{name}.html")
-        look = Look(gateway, kept, told, query, request.match_info)
+            await gateway.env.blocking(template, f"{name}.html")
+        look = PageView(gateway, kept, told, query, request.match_info)
         try:
             found = await view(look)
         except Problem as problem:
@@ -236,14 +235,17 @@ def pause_between(cost_s: float, pages: int) -> float:
 # --- the pages -------------------------------------------------------------------------------------------------------
 
 
-async def overview(look: Look) -> Facts:
-    told, broker = look.told, look.gateway.broker
-    image = broker.image
-    totals = await facts.totals(broker)
-    blockers = await facts.blockers(told, broker, look.cluster)
+async def overview(look: PageView) -> Facts:
+    told, gateway = look.told, look.gateway
+    image = gateway.image
+    totals = await facts.totals(gateway)
+    blockers = await facts.blockers(told, gateway, look.cluster)
     loading = [
         kind
-        for kind, coordinators in (("groups", broker.groups), ("transactions", broker.transactions))
+        for kind, coordinators in (
+            ("groups", gateway.coordination.groups),
+            ("transactions", gateway.coordination.transactions),
+        )
         if not all(shard.loaded for shard in coordinators.shards())
     ]
     leaderless = under = 0
@@ -252,9 +254,9 @@ async def overview(look: Look) -> Facts:
         partitions += len(some)
         leaderless += sum(facts.leader_of(image, state) < 0 for _, _, state in some)
         under += sum(len(state.isr) < len(state.replicas) for _, _, state in some)
-    folders = [(folder.name, folder.failed is not None, folder.headroom.is_short) for folder in broker.folders]
+    folders = [(folder.name, folder.failed is not None, folder.headroom.is_short) for folder in gateway.folders]
     hanging = [each for each in blockers if each.hangs]
-    in_session = broker.metadata.in_session
+    in_session = gateway.metadata.in_session
     findings = [
         *([] if in_session else ["This broker has no session with the metadata store, and leads nothing."]),
         *([f"Partitions without a leader, which nobody can write to or read: {leaderless}."] if leaderless else []),
@@ -281,7 +283,7 @@ async def overview(look: Look) -> Facts:
         "totals": totals,
         "hanging": len(hanging),
         "blockers": blockers[:10],
-        "now_ms": broker.env.clock.wall_ms(),
+        "now_ms": gateway.env.clock.wall_ms(),
         "curves": [
             ("Records written, a second", _curve(history, "records_in"), "number"),
             ("Bytes written, a second", _curve(history, "bytes_in"), "size"),
@@ -311,25 +313,25 @@ def _curve(history: list[Sample], what: str, width: int = 240, height: int = 48)
     return Curve(rates[-1], " ".join(points))
 
 
-async def transactions(look: Look) -> Facts:
-    broker = look.gateway.broker
+async def transactions(look: PageView) -> Facts:
+    gateway = look.gateway
     which = look.query.get("which", "open")
     shown, counts = await facts.transactions(
-        look.told, broker, look.cluster, which=which, search=look.search, number=look.number
+        look.told, gateway, look.cluster, which=which, search=look.search, number=look.number
     )
-    blockers = await facts.blockers(look.told, broker, look.cluster)
+    blockers = await facts.blockers(look.told, gateway, look.cluster)
     return {
         "title": "Transactions",
         "which": which,
         "cut": shown,
         "counts": counts,
         "hanging": [each for each in blockers if each.hangs],
-        "now_ms": broker.env.clock.wall_ms(),
+        "now_ms": gateway.env.clock.wall_ms(),
     }
 
 
-async def transaction(look: Look) -> Facts:
-    name, broker, cluster = look.match["id"], look.gateway.broker, look.cluster
+async def transaction(look: PageView) -> Facts:
+    name, gateway, cluster = look.match["id"], look.gateway, look.cluster
     known = await look.told.ask("its coordinator", find_transaction(cluster, name), None)
     root = await look.told.ask("its branches", find_root(cluster, name), None)
     if known is None and not look.told.missing and (root is None or (root.last_token < 0 and not root.open_branches)):
@@ -343,7 +345,7 @@ async def transaction(look: Look) -> Facts:
     partitions = known.partitions if known is not None and is_open else [] if past is None else past.partitions
     shown = facts.cut(partitions, look.number, TRACED_PARTITIONS)
     rows, batches = await _traced(look, past, shown, is_open=is_open)
-    now_ms = broker.env.clock.wall_ms()
+    now_ms = gateway.env.clock.wall_ms()
     return {
         "title": name,
         "name": name,
@@ -360,14 +362,14 @@ async def transaction(look: Look) -> Facts:
 
 
 async def _traced(
-    look: Look, past: tracing.Past | None, shown: facts.Cut, *, is_open: bool
+    look: PageView, past: tracing.Past | None, shown: facts.Cut, *, is_open: bool
 ) -> tuple[list[dict[str, Any]], list[tracing.Traced]]:
     """For each shown partition, where the transaction lies in it; and all its batches by their time."""
-    broker, cluster = look.gateway.broker, look.cluster
-    there = [each for each in shown.rows if broker.image.partition(each) is not None]
+    gateway, cluster = look.gateway, look.cluster
+    there = [each for each in shown.rows if gateway.image.partition(each) is not None]
     if past is None or not there:
         return [{"partition": each, "first": None, "offsets": None, "found": None} for each in shown.rows], []
-    offsets = await facts.offsets_of(look.told, broker, cluster, there)
+    offsets = await facts.offsets_of(look.told, gateway, cluster, there)
     led = [each for each in there if each in offsets]
     firsts: dict[TopicPartition, int] = {}
     if is_open:
@@ -392,20 +394,22 @@ def _when(batch: tracing.Traced) -> tuple[bool, int]:
     return batch.header.is_control, batch.header.max_timestamp
 
 
-async def topics(look: Look) -> Facts:
-    broker = look.gateway.broker
+async def topics(look: PageView) -> Facts:
+    gateway = look.gateway
     internal = look.query.get("internal", "") == "1"
     names = sorted(
-        name for name in broker.image.topics if look.search in name and (internal or name not in INTERNAL_TOPICS)
+        name for name in gateway.image.topics if look.search in name and (internal or name not in INTERNAL_TOPICS)
     )
     shown = facts.cut(names, look.number)
     wanted = [
-        TopicPartition(name, index) for name in shown.rows for index in list(broker.image.topics[name].partitions)[:100]
+        TopicPartition(name, index)
+        for name in shown.rows
+        for index in list(gateway.image.topics[name].partitions)[:100]
     ]
-    offsets = await facts.offsets_of(look.told, broker, look.cluster, wanted)
+    offsets = await facts.offsets_of(look.told, gateway, look.cluster, wanted)
     rows = []
     for name in shown.rows:
-        states = broker.image.topics[name].partitions
+        states = gateway.image.topics[name].partitions
         there = [offsets[each] for index in states if (each := TopicPartition(name, index)) in offsets]
         rows.append(
             {
@@ -415,23 +419,23 @@ async def topics(look: Look) -> Facts:
                 "records": sum(each.high - each.start for each in there) if there else None,
                 "held_up": sum(each.held_up for each in there),
                 "under": sum(len(state.isr) < len(state.replicas) for state in states.values()),
-                "leaderless": sum(facts.leader_of(broker.image, state) < 0 for state in states.values()),
+                "leaderless": sum(facts.leader_of(gateway.image, state) < 0 for state in states.values()),
             }
         )
     return {"title": "Topics", "cut": shown._replace(rows=rows), "internal": internal}
 
 
-async def topic(look: Look) -> Facts:
-    name, broker = look.match["topic"], look.gateway.broker
+async def topic(look: PageView) -> Facts:
+    name, gateway = look.match["topic"], look.gateway
     described = look.gateway.topic(name)
     shown = facts.cut(list(described.partitions), look.number)
     wanted = [TopicPartition(name, index) for index in shown.rows]
-    offsets = await facts.offsets_of(look.told, broker, look.cluster, wanted)
-    blockers = await facts.blockers(look.told, broker, look.cluster, name)
-    configs = await look.told.ask("settings", facts.settings_of(look.cluster, broker.node_id, facts.TOPIC, name), [])
+    offsets = await facts.offsets_of(look.told, gateway, look.cluster, wanted)
+    blockers = await facts.blockers(look.told, gateway, look.cluster, name)
+    configs = await look.told.ask("settings", facts.settings_of(look.cluster, gateway.node_id, facts.TOPIC, name), [])
     rows = []
     for each in wanted:
-        held = broker.partitions.get(each)
+        held = gateway.partitions.get(each)
         aborted = []
         if held is not None and each in offsets:
             ranges = held.stable.aborted_ranges(offsets[each].start, offsets[each].end)
@@ -440,7 +444,7 @@ async def topic(look: Look) -> Facts:
             {
                 "partition": each.partition,
                 "state": described.partitions[each.partition],
-                "leader": facts.leader_of(broker.image, described.partitions[each.partition]),
+                "leader": facts.leader_of(gateway.image, described.partitions[each.partition]),
                 "offsets": offsets.get(each),
                 "aborted": aborted,
                 "blocker": next((found for found in blockers if found.partition == each), None),
@@ -453,20 +457,20 @@ async def topic(look: Look) -> Facts:
         "cut": shown._replace(rows=rows),
         "blockers": blockers,
         "configs": [each for each in configs if not facts.is_default(each)],
-        "now_ms": broker.env.clock.wall_ms(),
+        "now_ms": gateway.env.clock.wall_ms(),
     }
 
 
-async def messages(look: Look) -> Facts:
-    name, broker = look.match["topic"], look.gateway.broker
+async def messages(look: PageView) -> Facts:
+    name, gateway = look.match["topic"], look.gateway
     partition = TopicPartition(name, _whole(look.match["partition"], -1))
     look.gateway.state(partition)
     isolation = look.query.get("isolation", "committed")
     if isolation not in ("committed", "uncommitted", "everything"):
         isolation = "committed"
-    found = await facts.offsets_of(look.told, broker, look.cluster, [partition])
+    found = await facts.offsets_of(look.told, gateway, look.cluster, [partition])
     offsets = found.get(partition)
-    rows: list[facts.Message] = []
+    rows: list[facts.ShownRecord] = []
     offset = following = 0
     if offsets is not None:
         asked = look.query.get("offset", "")
@@ -474,7 +478,7 @@ async def messages(look: Look) -> Facts:
         offset = min(max(_whole(asked, offsets.start if look.search else max(end - 25, 0)), offsets.start), end)
         rows, following = await look.told.ask(
             "records",
-            facts.messages(broker, look.cluster, partition, offsets, offset, isolation, look.search.encode()),
+            facts.messages(gateway, look.cluster, partition, offsets, offset, isolation, look.search.encode()),
             (rows, offset),
         )
     return {
@@ -490,8 +494,8 @@ async def messages(look: Look) -> Facts:
     }
 
 
-async def producers(look: Look) -> Facts:
-    broker, wanted = look.gateway.broker, look.query.get("topic", "")
+async def producers(look: PageView) -> Facts:
+    gateway, wanted = look.gateway, look.query.get("topic", "")
     rows = []
     more = False
     if wanted:
@@ -501,8 +505,8 @@ async def producers(look: Look) -> Facts:
         rows = [(each, producer) for each in partitions for producer in found.get(each, [])]
         more = len(rows) > PRODUCERS_MAX
     counts = []
-    async for name in in_turns(sorted(broker.image.topics), TOPICS_A_TURN):
-        held = (broker.partitions.topic(name) or {}).values()
+    async for name in in_turns(sorted(gateway.image.topics), TOPICS_A_TURN):
+        held = (gateway.partitions.topic(name) or {}).values()
         if remembered := sum(len(each.producers) for each in held):
             tallies = [each.tally for each in held]
             counts.append(
@@ -522,15 +526,15 @@ async def producers(look: Look) -> Facts:
         "rows": rows[:PRODUCERS_MAX],
         "more": more,
         "cut": facts.cut(counts, look.number),
-        "now_ms": broker.env.clock.wall_ms(),
+        "now_ms": gateway.env.clock.wall_ms(),
     }
 
 
-async def _listed_groups(look: Look) -> list[ListedGroup]:
+async def _listed_groups(look: PageView) -> list[ListedGroup]:
     """All groups. To list ten thousand takes longer than a page may take, so the list is kept for a while."""
     kept, now_s = look.kept, asyncio.get_running_loop().time()
     if now_s - kept.groups_s > GROUPS_FRESH_S:
-        brokers = look.gateway.broker.image.brokers
+        brokers = look.gateway.image.brokers
         answers = await look.told.ask_each("groups", {each: list_groups(kept.cluster, [each]) for each in brokers})
         by_name = {group.group_id: group for answer in answers.values() for group in answer}
         listed = [by_name[name] for name in sorted(by_name)]
@@ -540,10 +544,10 @@ async def _listed_groups(look: Look) -> list[ListedGroup]:
     return kept.groups
 
 
-async def groups(look: Look) -> Facts:
-    broker = look.gateway.broker
+async def groups(look: PageView) -> Facts:
+    gateway = look.gateway
     listed = await _listed_groups(look)
-    shown = await facts.groups(look.told, broker, look.cluster, listed, search=look.search, number=look.number)
+    shown = await facts.groups(look.told, gateway, look.cluster, listed, search=look.search, number=look.number)
     return {
         "title": "Groups",
         "cut": shown,
@@ -551,10 +555,10 @@ async def groups(look: Look) -> Facts:
     }
 
 
-async def group(look: Look) -> Facts:
-    name, broker = look.match["group"], look.gateway.broker
+async def group(look: PageView) -> Facts:
+    name, gateway = look.match["group"], look.gateway
     described = await look.told.ask("its members", describe_group(look.cluster, name), None)
-    lags = await facts.lags(look.told, broker, look.cluster, name)
+    lags = await facts.lags(look.told, gateway, look.cluster, name)
     readers = {} if described is None else {each: member for member in described.members for each in member.partitions}
     return {
         "title": name,
@@ -566,8 +570,8 @@ async def group(look: Look) -> Facts:
     }
 
 
-async def brokers(look: Look) -> Facts:
-    image = look.gateway.broker.image
+async def brokers(look: PageView) -> Facts:
+    image = look.gateway.image
     led = dict.fromkeys(image.brokers, 0)
     held = dict.fromkeys(image.brokers, 0)
     behind = dict.fromkeys(image.brokers, 0)
@@ -586,10 +590,10 @@ async def brokers(look: Look) -> Facts:
     return {"title": "Brokers", "rows": rows, "controller": image.controller_id, "epoch": image.controller_epoch.value}
 
 
-async def settings(look: Look) -> Facts:
-    broker = look.gateway.broker
+async def settings(look: PageView) -> Facts:
+    gateway = look.gateway
     configs = await look.told.ask(
-        "settings", facts.settings_of(look.cluster, broker.node_id, facts.BROKER, str(broker.node_id)), []
+        "settings", facts.settings_of(look.cluster, gateway.node_id, facts.BROKER, str(gateway.node_id)), []
     )
     found = [each for each in configs if look.search.lower() in f"{each.name} {each.documentation}".lower()]
     return {

@@ -1,6 +1,6 @@
 """Further clients against our broker: kafkajs, @platformatic/kafka and cloudevents on Node.js; franz-go, sarama,
 kafka-go and confluent-kafka-go in Go; rskafka in Rust; older versions of the Java client; Kafka Streams and Connect;
-Apache Flink; quixstreams in Python.
+Apache Flink; Spring Kafka; quixstreams in Python.
 
     python -m tests.clients.more [PART OF A CHECK'S NAME]
 
@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.clients.more import connect, flink, java, quix
+from tests.clients.more import connect, flink, java, quix, spring
 from tests.clients.programs import Check, expect, main, run
 from tests.peers.process import CACHE
 from tests.service.web.kit import Served
@@ -104,6 +104,10 @@ def _available() -> dict[str, Check]:
         f"Apache Flink {flink.FLINK}, KafkaSink, ids from a pool (Java)": (JAVA, flink.copies("POOLING")),
         f"Apache Flink {flink.FLINK}, KafkaSink, ids counted on (Java)": (JAVA, flink.copies("INCREMENTING")),
         f"Apache Flink {flink.FLINK}, resumed transactions (Java)": (JAVA, flink.resumes),
+        **{
+            f"Spring Kafka {spring.SPRING}, groups by the {protocol} protocol (Java)": (JAVA, spring.copies(protocol))
+            for protocol in ("classic", "consumer")
+        },
         f"{quix.LIBRARY} (Python)": ((), quix.counts),
     }
     found = {}

@@ -5,18 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from service.wire.codec import encode_data
 from service.wire.messages import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatRequestTopicPartitions,
     ConsumerGroupHeartbeatResponse,
+    ConsumerProtocolAssignment,
+    ConsumerProtocolAssignmentTopicPartition,
+    ConsumerProtocolSubscription,
+    ConsumerProtocolSubscriptionTopicPartition,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
     HeartbeatRequest,
+    JoinGroupResponse,
     ListGroupsRequest,
 )
 from service.wire.messages.versions import ApiKey
-from tests.conformance.conversations.classic_groups import alone, joining
+from tests.conformance.conversations.classic_groups import (
+    alone,
+    beating,
+    joining,
+    leaving,
+    new_member_id,
+    syncing,
+)
 from tests.conformance.plain import Plain, sorted_by
 from tests.conformance.say import STRANGE_ID
 from tests.conformance.talk import Talk, stable_versions
@@ -299,6 +312,81 @@ def static_members(talk: Talk) -> None:
     talk.ask(beat(group, "two", -1, instance="place"), why="leaves for good")
 
 
+def instances_at_the_edges(talk: Talk) -> None:
+    topic = wanted_topic(talk, partitions=2)
+    group = talk.group()
+    answer = talk.ask(join(group, "one", topic, instance="place"), why="the first", keep=partitions_in_order)
+    talk.ask(beat(group, "one", 2, owned=held_by(answer), instance="place"), why="has them")
+    talk.ask(join(group, "one", topic, instance="place"), why="joins again with its own id, without having left")
+    talk.ask(join(group, "one", topic), why="joins again and names no place", keep=partitions_in_order)
+    talk.ask(beat(group, "one", 2), why="names no place")
+    talk.ask(join(group, "two", topic), why="without a place", keep=how_many)
+    talk.ask(beat(group, "two", 2, instance="place"), why="names a place that another has")
+    talk.ask(beat(group, "two", 2, instance="new place"), why="names a place that nobody has")
+    talk.ask(beat(group, "two", -2, instance="place"), why="leaves a place for a while that another has")
+    talk.ask(beat(group, "two", -1, instance="place"), why="leaves a place for good that another has")
+    talk.ask(beat(group, "two", -1, instance="new place"), why="leaves a place for good that nobody has")
+    talk.ask(join(group, "two", topic, instance="second"), why="takes a place", keep=how_many)
+    talk.ask(ConsumerGroupDescribeRequest(group_ids=[group]), why="two places", keep=sizes_of_assignments)
+    talk.ask(beat(group, "two", -2, instance="second"), why="leaves for a while")
+    talk.ask(beat(group, "two", -2, instance="second"), why="leaves for a while once more")
+    talk.ask(join(group, "two", topic, instance="second"), why="comes back as it was", keep=how_many)
+    talk.ask(beat(group, "two", -2, instance="second"), why="leaves again")
+    talk.ask(join(group, "two", topic), why="comes back without its place", keep=how_many)
+    talk.ask(beat(group, "two", -1), why="leaves and names no place")
+    talk.ask(beat(group, "one", -1), why="leaves and names no place")
+    talk.ask(ConsumerGroupDescribeRequest(group_ids=[group]), why="at last", keep=members_in_order)
+
+
+def both_protocols_in_one_group(talk: Talk) -> None:
+    topic = wanted_topic(talk, partitions=2)
+    group = talk.group()
+
+    def wishes(*owned: int) -> dict[str, bytes]:
+        held = [ConsumerProtocolSubscriptionTopicPartition(topic=topic, partitions=list(owned))] if owned else []
+        said = ConsumerProtocolSubscription(topics=[topic], owned_partitions=held)
+        return {"range": b"\0\1" + encode_data(said, 1)}
+
+    def generation_of(answer: JoinGroupResponse | None) -> int:
+        return answer.generation_id if answer is not None else -1
+
+    everything = ConsumerProtocolAssignment(
+        assigned_partitions=[ConsumerProtocolAssignmentTopicPartition(topic=topic, partitions=[0, 1])]
+    )
+    old = new_member_id(talk, group)
+    talk.ask(joining(group, old, protocols=wishes()), why="classic")
+    talk.ask(syncing(group, old, 1, {old: b"\0\1" + encode_data(everything, 1)}), why="classic")
+    talk.ask(beat(group, "new", 1), why="not joined")
+    talk.ask(join(group, "new", topic), why="the first of the new protocol", keep=partitions_in_order)
+    talk.ask(ConsumerGroupDescribeRequest(group_ids=[group]), why="of both", keep=members_in_order)
+    talk.ask(DescribeGroupsRequest(groups=[group]), why="of both")
+    talk.ask(beating(group, old, 2), why="in a generation to come")
+    talk.ask(beating(group, old, 1), why="is told to join again")
+    talk.ask(syncing(group, old, 1), why="syncs before it joins")
+    answer = talk.ask(joining(group, old, protocols=wishes(0, 1)), why="owns all")
+    talk.ask(syncing(group, old, generation_of(answer) - 1), why="in the generation before")
+    talk.ask(syncing(group, old, generation_of(answer), protocol_name="other"), why="of another name")
+    talk.ask(syncing(group, old, generation_of(answer), protocol_type="connect"), why="of another type")
+    talk.ask(syncing(group, old, generation_of(answer)), why="learns what is left")
+    talk.ask(beating(group, old, generation_of(answer)), why="has still to let go")
+    answer = talk.ask(joining(group, old, protocols=wishes(0)), why="has let go")
+    talk.ask(syncing(group, old, generation_of(answer)), why="once more")
+    talk.ask(beating(group, old, generation_of(answer)), why="at rest")
+    for epoch in (2, 3):
+        talk.ask(beat(group, "new", epoch), why=f"epoch {epoch}", keep=how_many)
+    talk.ask(joining(group, protocols=wishes(), instance="place"), 9, why="a place", keep=error_alone)
+    talk.ask(joining(group, "nobody", protocols=wishes()), why="an id nobody has", keep=error_alone)
+    talk.ask(joining(group, "new", protocols=wishes()), why="the id of the other protocol's member", keep=error_alone)
+    talk.ask(leaving(group, "nobody"), why="a stranger leaves")
+    talk.ask(beat(group, old, 1), why="a classic id in the new protocol")
+    talk.ask(beat(group, "new", -1), why="leaves")
+    talk.ask(ListGroupsRequest(types_filter=["CLASSIC", "nonsense"]), keep=lambda answer: answer.get("error_code", 0))
+
+
+def error_alone(answer: dict[str, Plain]) -> Plain:
+    return answer.get("error_code", 0)
+
+
 def silence(talk: Talk) -> None:
     topic = wanted_topic(talk)
     group = talk.group()
@@ -386,6 +474,8 @@ CONVERSATIONS = (
     assignors,
     patterns,
     static_members,
+    instances_at_the_edges,
+    both_protocols_in_one_group,
     silence,
     a_member_that_gives_nothing_up,
     described_and_listed,

@@ -8,7 +8,7 @@ import pytest
 from log.batch import build_batch
 from log.disk import DiskFault
 from log.ids import TopicPartition
-from service.broker.acceptance import Refused
+from service.broker.acceptance import RefusedBatch
 from service.broker.partition import Partition
 from service.ports import RealClock
 from service.stores.memory import MemoryServer
@@ -164,6 +164,6 @@ def test_a_broker_that_lost_its_session_leads_nothing(tmp_path: Path) -> None:
                 await asyncio.sleep(0.005)
         batch = bytearray(build_batch([(None, b"value", (), 1)]))
         refused = partition.append_from_client(memoryview(batch), acks=1, now_ms=1)
-        assert refused == Refused(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        assert refused == RefusedBatch(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     on_stage(tmp_path, scene, metadata=metadata)

@@ -9,6 +9,7 @@ import pytest
 
 from service.api.routes import OFFERED, ROUTES
 from service.broker.session import Session
+from service.net.door import Held
 from service.wire.base import Struct
 from service.wire.codec import RequestHeader
 from service.wire.messages import (
@@ -32,6 +33,9 @@ from service.wire.messages import (
     OffsetFetchRequestGroup,
 )
 from service.wire.messages.schemas import MESSAGES
+from service.wire.messages.versions import ApiKey
+from tests.bench.turns import Known, Maker
+from tests.fuzz.hostile import NAME_OF_KEY
 from tests.service.api.admin_stage import Stage, on_stage
 
 MANY = 1_000
@@ -55,6 +59,8 @@ async def ask(stage: Stage, request: Struct) -> Any:
     assert key is not None
     header = RequestHeader(key, OFFERED[key][1], 1, "client")
     answer = ROUTES[key].bound(stage.broker)(Session("10.0.0.9", 1234), header, request)
+    if isinstance(answer, Held):
+        answer = await answer.first
     return await answer if isinstance(answer, Awaitable) else answer
 
 
@@ -89,6 +95,7 @@ LISTING: dict[str, Struct] = {
     "ends of one topic": ListOffsetsRequest(
         topics=[ListOffsetsTopic("one", [ListOffsetsPartition(index) for index in range(MANY)])]
     ),
+    "ends of nothing": ListOffsetsRequest(topics=[ListOffsetsTopic(name) for name in NAMES]),
 }
 
 
@@ -126,5 +133,61 @@ def test_what_is_named_many_times_is_told_once(tmp_path: Path, what: str) -> Non
     async def scene(stage: Stage) -> None:
         request, field = TWICE[what]
         assert len(getattr(await ask(stage, request), field)) == 1
+
+    on_stage(tmp_path, scene)
+
+
+VERY_MANY = 5 * MANY
+LONG_ARRAYS: dict[ApiKey, tuple[str, ...]] = {
+    ApiKey.PRODUCE: ("topic_data", "partition_data"),
+    ApiKey.FETCH: ("topics",),
+    ApiKey.LIST_OFFSETS: ("topics",),
+    ApiKey.METADATA: ("topics",),
+    ApiKey.OFFSET_COMMIT: ("topics",),
+    ApiKey.OFFSET_FETCH: ("groups", "topics"),
+    ApiKey.SYNC_GROUP: ("assignments",),
+    ApiKey.LIST_GROUPS: ("states_filter",),
+    ApiKey.CREATE_TOPICS: ("topics",),
+    ApiKey.DELETE_TOPICS: ("topics",),
+    ApiKey.DELETE_RECORDS: ("topics", "partitions"),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: ("topics", "partitions"),
+    ApiKey.ADD_PARTITIONS_TO_TXN: ("transactions",),
+    ApiKey.WRITE_TXN_MARKERS: ("markers", "topics", "partition_indexes"),
+    ApiKey.TXN_OFFSET_COMMIT: ("topics",),
+    ApiKey.DESCRIBE_CONFIGS: ("resources",),
+    ApiKey.ALTER_CONFIGS: ("resources",),
+    ApiKey.ALTER_REPLICA_LOG_DIRS: ("dirs", "topics", "partitions"),
+    ApiKey.DESCRIBE_LOG_DIRS: ("topics",),
+    ApiKey.CREATE_PARTITIONS: ("topics",),
+    ApiKey.ELECT_LEADERS: ("topic_partitions", "partitions"),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: ("resources",),
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: ("topics", "partitions"),
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: ("topics",),
+    ApiKey.DESCRIBE_PRODUCERS: ("topics",),
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: ("topics",),
+    ApiKey.CONDITIONAL_PRODUCE: ("batches",),
+}
+
+
+@pytest.mark.parametrize("key", LONG_ARRAYS, ids=lambda key: key.name)
+def test_a_long_list_of_any_request_is_handled_in_turns(tmp_path: Path, key: ApiKey) -> None:
+    """`make bench-turns` tells how long the turns are. The things do not exist."""
+    known = Known({"wide": bytes(16)}, (5, 0))
+    maker = Maker(NAME_OF_KEY[key], ROUTES[key].highest, known, LONG_ARRAYS[key], spread=False, exists=False)
+    request = maker.of(VERY_MANY)
+
+    async def scene(stage: Stage) -> None:
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        await ask(stage, request)
+        task.cancel()
+        assert turns >= VERY_MANY / 500 - 1
 
     on_stage(tmp_path, scene)

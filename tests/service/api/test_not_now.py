@@ -89,12 +89,12 @@ def _coordinator(stage: TxnStage, topic: str) -> list[Partition]:
 def _load_again(stage: TxnStage, topic: str) -> None:
     """As after a change of leaders: the log is replayed, which takes until the loop has turned at least once."""
     for partition in _coordinator(stage, topic):
-        stage.broker.coordinators[topic].led(partition)
+        stage.broker.coordination.by_topic[topic].led(partition)
 
 
 def _lose(stage: TxnStage, topic: str) -> None:
     for partition in _coordinator(stage, topic):
-        stage.broker.coordinators[topic].lost(partition.topic_partition.partition)
+        stage.broker.coordination.by_topic[topic].lost(partition.topic_partition.partition)
 
 
 @pytest.mark.parametrize("ask", TRANSACTIONS, ids=lambda ask: ask.__name__.strip("_"))

@@ -28,7 +28,7 @@ from log.removal import expired_segments
 from service.api.broker_door import BrokerDoor
 from service.api.listener import Listener
 from service.api.routes import ROUTES
-from service.broker.acceptance import RECORDS_AT_ONCE, Opening
+from service.broker.acceptance import RECORDS_AT_ONCE, BatchInspection
 from service.broker.partition import Partition
 from service.broker.session import Session
 from service.broker.writing import WRITES_AT_ONCE
@@ -85,13 +85,13 @@ def test_no_turn_of_the_loop_looks_into_more_records_than_it_may(
 ) -> None:
     """Several clients send long batches and short ones at once; every callback of the loop is watched."""
     looked_at: list[int] = [0]
-    judge = Opening.judge
+    judge = BatchInspection.judge
 
-    def counted(opening: Opening, records: int) -> bool:
+    def counted(opening: BatchInspection, records: int) -> bool:
         looked_at[-1] += min(records, opening.header.record_count)
         return judge(opening, records)
 
-    monkeypatch.setattr(Opening, "judge", counted)
+    monkeypatch.setattr(BatchInspection, "judge", counted)
 
     async def scene(stage: TxnStage) -> None:
         await stage.create("table", 1, **SETTINGS[kind])

@@ -4,12 +4,14 @@ theirs.
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from log.control import ControlType
 from log.ids import TopicPartition
 from service.broker.partition import Partition
+from service.broker.transaction_gate import TransactionGate
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     AddOffsetsToTxnRequest,
@@ -284,6 +286,31 @@ def test_offsets_are_pending_until_the_marker(tmp_path: Path, version: int) -> N
         assert await commit(9) == NONE
         await writer.end(commit=False)
         assert await committed_offset(stage, stable=True) == (7, NONE)
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_offsets_of_a_topic_that_was_made_again_meanwhile_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction's coordinator is asked, which takes its time. The new topic must not lose an offset to these."""
+    original = TransactionGate.admit
+
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        await writer.init()
+
+        async def admit(*arguments: Any, **named: Any) -> Any:
+            admitted = await original(*arguments, **named)
+            deleted = await stage.ask(DeleteTopicsRequest(topics=[DeleteTopicState("orders")], timeout_ms=5_000))
+            assert not deleted.responses[0].error_code
+            await stage.create("orders")
+            return admitted
+
+        monkeypatch.setattr(TransactionGate, "admit", admit)
+        answer = await stage.ask(commit_offset(writer, 7), 5)
+        assert answer.topics[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert await committed_offset(stage, stable=True) == (-1, NONE)
 
     on_txn_stage(tmp_path, scene)
 

@@ -14,11 +14,11 @@ from service.broker.acceptance import (
     CODECS,
     CULPRITS_MAX,
     RECORDS_AT_ONCE,
-    Opened,
-    Refused,
+    Inspected,
+    RefusedBatch,
+    inspect_at_once,
     inspect_batch,
-    must_open,
-    open_at_once,
+    must_inspect,
 )
 from service.wire.error_codes import ErrorCode
 
@@ -33,16 +33,16 @@ def records() -> list[NewRecord]:
 NOW_MS = 10**12
 
 
-def look(batch: bytes, config: LogConfig, now_ms: int = NOW_MS) -> Opened:
-    return open_at_once(batch, read_header(batch), config, now_ms)
+def look(batch: bytes, config: LogConfig, now_ms: int = NOW_MS) -> Inspected:
+    return inspect_at_once(batch, read_header(batch), config, now_ms)
 
 
 def packed(codec: str, **settings: Any) -> bytearray:
     plain = build_batch(records(), producer_id=7, producer_epoch=1, base_sequence=3, transactional=True)
-    opened = look(plain, dataclasses.replace(LogConfig(), compression_type=codec, **settings))
-    assert opened.refused is None
-    assert opened.records is not None
-    return opened.records
+    inspected = look(plain, dataclasses.replace(LogConfig(), compression_type=codec, **settings))
+    assert inspected.refused is None
+    assert inspected.records is not None
+    return inspected.records
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_the_level_that_a_topic_asks_for_is_used(codec: str, low: dict[str, int]
         assert found == records()
 
 
-def refusal(batch: bytes, config: LogConfig, now_ms: int = NOW_MS) -> Refused:
-    """Why a batch that must be opened is not taken."""
+def refusal(batch: bytes, config: LogConfig, now_ms: int = NOW_MS) -> RefusedBatch:
+    """Why a batch that must be looked into is not taken."""
     header = inspect_batch(memoryview(batch), config, now_ms)
-    assert not isinstance(header, Refused)
-    assert must_open(header, config, now_ms)
+    assert not isinstance(header, RefusedBatch)
+    assert must_inspect(header, config, now_ms)
     refused = look(batch, config, now_ms).refused
     assert refused is not None
     return refused
@@ -121,10 +121,10 @@ def test_a_batch_takes_no_more_offsets_than_it_can_have_records(codec: int) -> N
     honest = build_batch([(b"k", b"v", (), NOW_MS)], codec=codec)
     lying = with_header(honest, record_count=2**31 - 1, last_offset_delta=2**31 - 2)
     refused = inspect_batch(memoryview(lying), LogConfig(), NOW_MS)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RefusedBatch)
     assert refused.error is ErrorCode.INVALID_RECORD
     densest = build_batch([(b"", b"", (), NOW_MS)] * 100_000, codec=codec)
-    assert not isinstance(inspect_batch(memoryview(densest), LogConfig(), NOW_MS), Refused)
+    assert not isinstance(inspect_batch(memoryview(densest), LogConfig(), NOW_MS), RefusedBatch)
 
 
 def test_records_that_say_other_numbers_than_their_place_are_refused_where_they_are_seen() -> None:
@@ -169,7 +169,7 @@ def test_a_record_that_is_too_old_is_found_wherever_it_stands_in_its_batch() -> 
     hour_ms = 3_600_000
     times = (NOW_MS, NOW_MS - 2 * hour_ms, NOW_MS, -1)
     batch = build_batch([(None, b"x", (), time) for time in times])
-    assert not must_open(read_header(batch), LogConfig(), NOW_MS)
+    assert not must_inspect(read_header(batch), LogConfig(), NOW_MS)
     refused = refusal(batch, LogConfig(message_timestamp_before_max_ms=hour_ms))
     assert (refused.error, refused.culprits) == (ErrorCode.INVALID_TIMESTAMP, (1,))
     assert look(batch, LogConfig(message_timestamp_before_max_ms=3 * hour_ms)).refused is None
@@ -177,6 +177,6 @@ def test_a_record_that_is_too_old_is_found_wherever_it_stands_in_its_batch() -> 
 
 def test_topics_that_ask_for_nothing_have_nothing_looked_into() -> None:
     for codec in CODECS.values():
-        assert not must_open(read_header(build_batch(records(), codec=codec)), LogConfig(), NOW_MS)
+        assert not must_inspect(read_header(build_batch(records(), codec=codec)), LogConfig(), NOW_MS)
         stored = LogConfig(compression_type=next(name for name in CODECS if CODECS[name] == codec))
-        assert not must_open(read_header(build_batch(records(), codec=codec)), stored, NOW_MS)
+        assert not must_inspect(read_header(build_batch(records(), codec=codec)), stored, NOW_MS)

@@ -1,17 +1,19 @@
-"""Fetch sessions: epochs, room, eviction and the order of the row."""
+"""Fetch sessions: epochs, room, eviction, the order of the row, and what is looked at."""
 
+from isolation.read_view import Isolation
 from service.broker.fetch_sessions import (
     EPOCH_MAX,
     IDLE_BEFORE_EVICTION_MS,
+    LOOK_AROUND_MS,
     FetchSession,
     FetchSessions,
     SessionKey,
-    Wanted,
+    WantedPartition,
 )
 
 
-def row(*indexes: int) -> dict[SessionKey, Wanted]:
-    return {("t", index): Wanted(index, 0, 1000, -1, -1, -1) for index in indexes}
+def row(*indexes: int) -> dict[SessionKey, WantedPartition]:
+    return {("t", index): WantedPartition(index, 0, 1000, -1, -1, -1) for index in indexes}
 
 
 def opened(sessions: FetchSessions, session_id: int, now_ms: int = 0) -> FetchSession:
@@ -59,8 +61,8 @@ def test_who_got_data_goes_to_the_end_of_the_row() -> None:
     sessions = FetchSessions(slots=1)
     session = sessions.open(1, row(0, 1, 2), by_topic_id=False, now_ms=0)
     assert session is not None
-    session.answered([("t", 0)])
-    assert [index for _, index in session.wanted] == [1, 2, 0]
+    session.answered([("t", 0)], [])
+    assert [index for _, index in session.stirred] == [1, 2, 0]
 
 
 def test_an_update_keeps_what_the_reader_was_told_and_forgets_what_it_dropped() -> None:
@@ -68,7 +70,127 @@ def test_an_update_keeps_what_the_reader_was_told_and_forgets_what_it_dropped() 
     session = sessions.open(1, row(0, 1), by_topic_id=False, now_ms=0)
     assert session is not None
     session.wanted["t", 0].told_high_watermark = 5
-    session.update([(("t", 0), Wanted(0, 9, 10, -1, -1, -1)), (("t", 2), Wanted(2, 0, 10, -1, -1, -1))], [("t", 1)])
+    session.update(
+        [(("t", 0), WantedPartition(0, 9, 10, -1, -1, -1)), (("t", 2), WantedPartition(2, 0, 10, -1, -1, -1))],
+        [("t", 1)],
+    )
     assert list(session.wanted) == [("t", 0), ("t", 2)]
     assert session.wanted["t", 0].fetch_offset == 9
     assert session.wanted["t", 0].told_high_watermark == 5
+
+
+class Partition:
+    """Notes who watches it, and what a follower is said to have held."""
+
+    def __init__(self) -> None:
+        self.watchers: dict[WantedPartition, bool] = {}
+        self.held: list[tuple[int, int, int]] = []
+
+    def watch(self, watcher: WantedPartition, *, tail: bool = False) -> None:
+        self.watchers[watcher] = tail
+
+    def unwatch(self, watcher: WantedPartition) -> None:
+        del self.watchers[watcher]
+
+    def held_all(self, member: int, *, broker_epoch: int, until_ms: int) -> None:
+        self.held.append((member, broker_epoch, until_ms))
+
+
+class Waiting:
+    woken = 0
+
+    def moved(self) -> None:
+        self.woken += 1
+
+
+def looked_at(
+    *, copier: tuple[int, int] | None = None, has_readers: bool = False
+) -> tuple[FetchSession, Partition, Waiting]:
+    """A session of two partitions that is told all there is, and a request of it that waits."""
+    session = FetchSessions(slots=1).open(1, row(0, 1), by_topic_id=False, now_ms=0)
+    assert session is not None
+    ask(session, at_ms=0, copier=copier, has_readers=has_readers)
+    partition, waiting = Partition(), Waiting()
+    for wanted in session.wanted.values():
+        wanted.looked_at(partition)
+    session.answered([], list(session.wanted))
+    session.readers[waiting] = None
+    return session, partition, waiting
+
+
+def ask(
+    session: FetchSession,
+    *,
+    at_ms: int,
+    copier: tuple[int, int] | None = None,
+    has_readers: bool = False,
+    isolation: Isolation = Isolation.READ_UNCOMMITTED,
+) -> None:
+    session.asked(isolation, copier, has_readers=has_readers, now_ms=at_ms)
+
+
+def test_what_is_quiet_is_looked_at_again_when_it_has_moved_and_is_not_watched_until_then() -> None:
+    session, partition, waiting = looked_at()
+    assert not session.stirred
+    first = session.wanted["t", 0]
+    first.moved()
+    assert list(session.stirred) == [("t", 0)]
+    assert waiting.woken == 1
+    assert list(partition.watchers) == [session.wanted["t", 1]]
+    first.looked_at(partition)
+    assert first in partition.watchers
+
+
+def test_what_moves_between_the_look_and_the_answer_is_not_quiet() -> None:
+    session, partition, _ = looked_at()
+    first = session.wanted["t", 0]
+    first.moved()
+    first.looked_at(partition)
+    first.moved()
+    session.answered([], [("t", 0)])
+    assert list(session.stirred) == [("t", 0)]
+
+
+def test_what_the_reader_names_again_is_not_quiet_by_the_answer_to_an_earlier_request() -> None:
+    session, _, _ = looked_at()
+    session.update([(("t", 0), WantedPartition(0, 3, 10, -1, -1, -1))], [])
+    session.answered([], [("t", 0)])
+    assert list(session.stirred) == [("t", 0)]
+
+
+def test_a_follower_hears_of_the_high_watermark_with_its_next_answer_and_at_once_if_it_has_readers() -> None:
+    for has_readers in (False, True):
+        session, partition, waiting = looked_at(copier=(2, 12), has_readers=has_readers)
+        session.wanted["t", 0].committed()
+        assert list(session.stirred) == [("t", 0)]
+        assert waiting.woken == has_readers
+        session.wanted["t", 0].moved()  # it was watched still
+        assert waiting.woken == has_readers + 1
+        assert set(partition.watchers.values()) == {True}
+
+
+def test_a_follower_of_a_quiet_partition_held_all_of_it_when_it_last_asked() -> None:
+    session, partition, _ = looked_at(copier=(2, 12))
+    ask(session, at_ms=700, copier=(2, 12))
+    session.wanted["t", 0].moved()
+    assert partition.held == [(2, 12, 700)]
+
+
+def test_nothing_is_quiet_for_another_life_another_isolation_or_after_a_while() -> None:
+    session, _, _ = looked_at(copier=(2, 12))
+    ask(session, at_ms=LOOK_AROUND_MS - 1, copier=(2, 12))
+    assert not session.stirred
+    ask(session, at_ms=LOOK_AROUND_MS, copier=(2, 12))
+    assert list(session.stirred) == list(session.wanted)
+    for change in ({"copier": (2, 13)}, {"isolation": Isolation.READ_COMMITTED}):
+        session, _, _ = looked_at()
+        ask(session, at_ms=1, **change)
+        assert list(session.stirred) == list(session.wanted)
+
+
+def test_a_session_that_is_closed_or_drops_a_partition_watches_it_no_more() -> None:
+    session, partition, _ = looked_at()
+    session.update([], [("t", 1)])
+    assert list(partition.watchers) == [session.wanted["t", 0]]
+    session.close()
+    assert not partition.watchers

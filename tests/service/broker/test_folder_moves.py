@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from log.batch import build_batch
+from log.disk import RealDisk
 from log.ids import TopicPartition
 from log.manifest import MANIFEST
 from log.relocation import FORMER, FUTURE, stem_of
@@ -256,6 +257,69 @@ def test_a_crash_at_any_step_leaves_the_old_or_the_new(tmp_path: Path, died: str
         here.rename(folders.one / (stem + FORMER))
     folders.live(lambda stage: came_back(stage, folders.two, 0, 20))
     assert folders.kept(folders.one) == set()
+
+
+def test_a_decision_is_durable_before_the_next_start_acts_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process died after it had renamed the former folder, and before that was durable."""
+    folders = Folders(tmp_path)
+    stem, done = "", list[tuple[str, str]]()
+    rename, sync_dir = RealDisk.rename, RealDisk.sync_dir
+
+    async def scene(stage: Stage) -> None:
+        nonlocal stem
+        stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
+        await write(await stage.served("moved"), 20)
+
+    def renamed(disk: RealDisk, source: str, target: str) -> None:
+        done.append(("rename", source))
+        rename(disk, source, target)
+
+    async def synced(disk: RealDisk, path: str) -> None:
+        await sync_dir(disk, path)
+        done.append((Path(disk._root).name, path))
+
+    folders.live(scene)
+    folders.forget_how_it_stopped()
+    shutil.copytree(folders.one / "moved-0", folders.two / (stem + FUTURE))
+    (folders.one / "moved-0").rename(folders.one / (stem + FORMER))
+    monkeypatch.setattr(RealDisk, "rename", renamed)
+    monkeypatch.setattr(RealDisk, "sync_dir", synced)
+    folders.live(lambda stage: came_back(stage, folders.two, 0, 20))
+    assert done.index((folders.one.name, "")) < done.index(("rename", stem + FUTURE))
+
+
+def test_a_move_back_leaves_no_empty_copy_while_the_move_before_becomes_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start after a crash at this moment would take the empty copy for the one that was decided on."""
+    folders = Folders(tmp_path)
+    sync_dir = RealDisk.sync_dir
+
+    async def scene(stage: Stage) -> None:
+        stem = stem_of(await stage.create("moved"), 0)  # type: ignore[arg-type]
+        partition = await stage.served("moved")
+        await write(partition, 20)
+        goes_on = asyncio.Event()
+
+        async def synced(disk: RealDisk, path: str) -> None:
+            if (folders.one / (stem + FORMER)).exists():
+                await goes_on.wait()
+            await sync_dir(disk, path)
+
+        monkeypatch.setattr(RealDisk, "sync_dir", synced)
+        assert await move(stage, folders.two) == ErrorCode.NONE
+        await until(lambda: (folders.one / (stem + FORMER)).exists())
+        assert await move(stage, folders.one) == ErrorCode.NONE
+        empty_copy = (folders.one / (stem + FUTURE)).exists()
+        goes_on.set()
+        assert not empty_copy
+        await moved(partition, folders.one)
+        await write(partition, 1)
+
+    folders.live(scene)
+    assert folders.kept(folders.two) == set()
 
 
 def test_what_a_move_left_does_not_decide_the_next_one(tmp_path: Path) -> None:

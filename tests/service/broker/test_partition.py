@@ -9,10 +9,10 @@ import pytest
 from log.batch import build_batch, read_header
 from log.control import ControlType
 from log.ids import TopicPartition
-from service.broker.acceptance import Refused
+from service.broker.acceptance import RefusedBatch
 from service.broker.partition import Appended, Partition, PartitionLost
 from service.broker.session import Session
-from service.broker.writing import Terms, Write, Writing
+from service.broker.writing import Write, WriteTerms, Writing
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from tests.service.api.admin_stage import Stage, on_stage
@@ -30,7 +30,7 @@ async def led(stage: Stage, *, isr: tuple[int, ...] = (1, 2), min_in_sync: int =
     return partition
 
 
-def write(partition: Partition, value: bytes = b"x", *, acks: int = -1) -> Appended | Refused:
+def write(partition: Partition, value: bytes = b"x", *, acks: int = -1) -> Appended | RefusedBatch:
     batch = bytearray(build_batch([(None, value, (), 1)]))
     return partition.append_from_client(memoryview(batch), acks=acks, now_ms=1)
 
@@ -59,7 +59,7 @@ def test_who_waits_is_told_when_too_few_are_in_sync_to_keep_it(tmp_path: Path) -
         partition.decided((1,), 9, ())
         assert await told(waiter) is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
         assert partition.high_watermark == 0
-        assert write(partition) == Refused(ErrorCode.NOT_ENOUGH_REPLICAS)
+        assert write(partition) == RefusedBatch(ErrorCode.NOT_ENOUGH_REPLICAS)
 
     on_stage(tmp_path, scene, OS)
 
@@ -99,7 +99,7 @@ def test_a_marker_and_a_coordinators_record_need_as_many_in_sync_as_anything_els
             now_ms=1,
         )
         record = partition.append_own(bytearray(build_batch([(b"k", b"v", (), 1)])), now_ms=1)
-        assert marker == record == Refused(ErrorCode.NOT_ENOUGH_REPLICAS)
+        assert marker == record == RefusedBatch(ErrorCode.NOT_ENOUGH_REPLICAS)
         assert partition.log.end_offset == 0
         waiter = partition.enough_in_sync()
         partition.decided((1, 2), 9, ())
@@ -191,7 +191,7 @@ def test_a_partition_whose_disk_has_failed_stays_offline_under_any_leader(tmp_pa
         partition.fail()
         partition.resign()
         assert partition.offline
-        assert write(partition) == Refused(ErrorCode.KAFKA_STORAGE_ERROR)
+        assert write(partition) == RefusedBatch(ErrorCode.KAFKA_STORAGE_ERROR)
         assert stage.broker.partitions.get(TopicPartition("orders", 0)) is partition
 
     on_stage(tmp_path, scene, OS)
@@ -248,7 +248,7 @@ def test_a_batch_is_not_confirmed_by_what_a_later_leadership_has_at_its_offset(t
     async def scene(stage: Stage) -> None:
         partition = await led(stage)
         batch = memoryview(bytearray(build_batch([(None, b"x", (), 1)])))
-        terms = Terms(
+        terms = WriteTerms(
             -1, 5_000, None, adds_partitions=False, knows_abortable=False, knows_zstd=True, may_write_internal=False
         )
         write = Write({0: partition}, 0, batch)
@@ -262,6 +262,6 @@ def test_a_batch_is_not_confirmed_by_what_a_later_leadership_has_at_its_offset(t
         partition.fetched(2, 1, start_offset=0, broker_epoch=LIFE, now_ms=1)
         assert await told(write_of_another) is ErrorCode.NONE
         await writing.settle(Session("here", 1))
-        assert write.outcome == Refused(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        assert write.outcome == RefusedBatch(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     on_stage(tmp_path, scene, OS)

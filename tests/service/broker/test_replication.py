@@ -3,6 +3,7 @@
 import asyncio
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,12 @@ from log.ids import TopicPartition
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
 from log.views import whole
-from service.broker.acceptance import Refused
+from service.broker import fetch_sessions, replication
+from service.broker.acceptance import RefusedBatch
 from service.broker.holdings import Holdings
 from service.broker.partition import NOBODY, Appended, Following, Partition, PartitionLost
-from service.broker.reading import reader_error
-from service.broker.replication import Fetcher, Key, Place
+from service.broker.reading import Reading, reader_error
+from service.broker.replication import BATCHES_A_TURN, Fetcher, FollowedPartition, Key
 from service.client.cluster import Cluster
 from service.client.connection import Client
 from service.client.pool import Address
@@ -323,6 +325,98 @@ def test_replicas_of_many_partitions_share_one_session(tmp_path: Path) -> None:
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
 
+def test_a_write_costs_the_replicas_what_it_changes_whatever_else_they_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = {"leader": 0, "follower": 0}
+    read, asked = Reading._read, Fetcher._wanted
+
+    def counted_read(reading: Reading, *of: Any, **limits: Any) -> Any:
+        looks["leader"] += 1
+        return read(reading, *of, **limits)
+
+    def counted_asked(fetcher: Fetcher, place: FollowedPartition) -> FetchPartition:
+        looks["follower"] += 1
+        return asked(fetcher, place)
+
+    monkeypatch.setattr(Reading, "_read", counted_read)
+    monkeypatch.setattr(Fetcher, "_wanted", counted_asked)
+    monkeypatch.setattr(fetch_sessions, "LOOK_AROUND_MS", 3_600_000)
+    monkeypatch.setattr(replication, "LOOK_AROUND_MS", 3_600_000)
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, min_insync_replicas="2")
+        others = CreatableTopic(
+            "others", -1, -1, assignments=[CreatableReplicaAssignment(index, [1, 2]) for index in range(200)]
+        )
+        await stage.wire(1).ask(CreateTopicsRequest([others]))
+        await until(lambda: len(list(stage.broker(2).partitions)) == 201)
+        await stage.in_sync(1, 2)
+        await asyncio.sleep(0.5)  # the leader has told all of them what there is
+        looks.update(leader=0, follower=0)
+        for number in range(10):
+            await stage.write(f"{number}")
+        assert looks["leader"] < 100
+        assert looks["follower"] < 40
+        await stage.alike(1, 2)
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+def test_a_follower_in_another_life_of_its_broker_is_counted_anew(tmp_path: Path) -> None:
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2, min_insync_replicas="2")
+        await stage.write("first")
+        await asyncio.sleep(0.3)  # quiet
+        sessions = stage.broker(1).fetch_sessions._sessions
+        replicas = stage.partition(1).replicas
+        assert replicas is not None
+        metadata = stage.broker(2).metadata
+        later = metadata.broker_epoch + 100
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(metadata, "broker_epoch", later)
+            replicas.began_another_life(2, later, now_ms=stage.broker(1).replication.in_sync.now_ms())
+            assert replicas.followers[2].held_end_offset == -1
+            await until(lambda: replicas.followers[2].held_end_offset == 1, within_s=2)
+        assert len(sessions) == 1  # it was the same session
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
+def test_others_have_turns_while_a_follower_appends_very_many_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once = 0
+    longest = 0
+    append = Partition.append_replicated
+
+    def counted(partition: Partition, *of: Any, **now: Any) -> None:
+        nonlocal at_once, longest
+        at_once += 1
+        longest = max(longest, at_once)
+        append(partition, *of, **now)
+
+    monkeypatch.setattr(Partition, "append_replicated", counted)
+
+    async def scene(stage: ClusterStage) -> None:
+        nonlocal at_once
+        await stage.create(1, 2)
+        await stage.in_sync(1, 2)
+        await stage.kill(2)
+        await stage.in_sync(1)
+        for number in range(3 * BATCHES_A_TURN):
+            await stage.write(f"{number}")
+        await stage.start(2)
+        async with asyncio.timeout(15):
+            while not stage.holds(2) or stage.partition(2).log.end_offset < 3 * BATCHES_A_TURN:
+                at_once = 0
+                await asyncio.sleep(0)
+        assert 0 < longest <= BATCHES_A_TURN
+        await stage.alike(1, 2)
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
+
+
 @pytest.mark.parametrize("replaced", [False, True])
 def test_only_who_leads_for_certain_says_what_a_producer_gives_up_after(tmp_path: Path, *, replaced: bool) -> None:
     """A leader that was replaced and has not heard of it lacks what its successor has."""
@@ -353,7 +447,9 @@ def test_who_stops_tells_its_clients_first_and_is_gone_for_them_before_its_port_
         leaving, other = stage.broker(1), stage.broker(2)
         handing_over = asyncio.create_task(leaving.holdings.hand_over())
         await until(lambda: stage.state().leader == 2)
-        assert isinstance(stage.partition(1).append_from_client(memoryview(bytearray(61)), acks=1, now_ms=1), Refused)
+        assert isinstance(
+            stage.partition(1).append_from_client(memoryview(bytearray(61)), acks=1, now_ms=1), RefusedBatch
+        )
         assert 1 in other.image.brokers, "who is told now may connect still"
         await stage.write("a")
         while not handing_over.done():
@@ -441,7 +537,9 @@ def test_what_came_while_it_connected_is_not_asked_beyond_before_it_is_durable(
                 unflushed.append(follower.log.end_offset)
             return client
 
-        async def ask(fetcher: Fetcher, client: Client, due: dict[Key, Place], until_next_s: float) -> FetchResponse:
+        async def ask(
+            fetcher: Fetcher, client: Client, due: dict[Key, FollowedPartition], until_next_s: float
+        ) -> FetchResponse:
             for place in due.values():
                 asked.append(place.partition.log.flushed_offset == place.partition.log.end_offset)
             return await asks(fetcher, client, due, until_next_s)

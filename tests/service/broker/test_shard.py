@@ -11,10 +11,10 @@ import pytest
 
 import service.broker.coordinators
 import service.broker.shard
-from log.batch import build_batch
+from log.batch import BatchHeader, Record, build_batch
 from log.disk import DiskFault, RealDisk
 from log.ids import TopicPartition
-from service.broker.shard import Mishaps, Shard
+from service.broker.shard import RECORDS_A_TURN, Mishaps, Shard
 from service.ports import RealClock
 from service.stores.memory import MemoryServer
 from service.wire.error_codes import ErrorCode
@@ -245,19 +245,24 @@ def test_an_internal_record_that_nobody_can_read_is_named_kept_and_passed_over(
         await find_coordinator(here, "pay")
         await find_coordinator(here, "pay", key_type=0)
         assert await Writer(here, "other").init() == NONE
-        partition = here.broker.coordinators[topic].shard("pay").partition
+        partition = here.broker.coordination.by_topic[topic].shard("pay").partition
         batch = build_batch([(key, value, (), here.broker.env.clock.wall_ms())])
         unreadable.append((partition.topic_partition, partition.log.end_offset))
         partition.append_own(bytearray(batch), now_ms=0)
 
     async def second(stage: Stage) -> None:
         here = TxnStage(stage.broker)
-        await until(lambda: all(shard.loaded for each in here.broker.coordinators.values() for shard in each.shards()))
+        await until(
+            lambda: all(shard.loaded for each in here.broker.coordination.by_topic.values() for shard in each.shards())
+        )
         assert await Writer(here, "pay").init() == NONE
         ((where, offset),) = unreadable
-        assert here.broker.coordinators[topic].mishaps == Mishaps(records=1)
+        assert here.broker.coordination.by_topic[topic].mishaps == Mishaps(records=1)
         assert f"{where}: the record at offset {offset} can't be read" in caplog.text
-        kept = [header.base_offset for header, _ in here.broker.coordinators[topic].shard("pay").partition.log.scan(0)]
+        kept = [
+            header.base_offset
+            for header, _ in here.broker.coordination.by_topic[topic].shard("pay").partition.log.scan(0)
+        ]
         assert offset in kept
 
     on_stage(tmp_path, first, FEW, metadata=store)
@@ -290,4 +295,39 @@ def test_a_coordinators_record_that_rotted_is_not_passed_over(tmp_path: Path) ->
     data = bytearray(segment.read_bytes())
     data[-20] ^= 1
     segment.write_bytes(data)
+    on_stage(tmp_path, second, FEW, metadata=store)
+
+
+def test_others_have_turns_while_one_large_batch_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, at_once, most = MemoryServer(RealClock()), 0, 0
+    replayed = Shard._replay_record
+
+    async def first(stage: Stage) -> None:
+        here = TxnStage(stage.broker)
+        await find_coordinator(here, "pay", key_type=0)
+        key = b"\0\1\0\3pay\0\6orders"
+        deleted = [(key + index.to_bytes(4), None, (), 0) for index in range(3 * RECORDS_A_TURN)]
+        batch = bytearray(build_batch(deleted))
+        here.broker.groups.shard("pay").partition.append_own(batch, now_ms=0)
+
+    def counted(shard: Shard[Any], record: Record, header: BatchHeader) -> None:
+        nonlocal at_once, most
+        if not at_once:
+            asyncio.get_running_loop().call_soon(next_turn)
+        at_once += 1
+        most = max(most, at_once)
+        replayed(shard, record, header)
+
+    def next_turn() -> None:
+        nonlocal at_once
+        at_once = 0
+
+    async def second(stage: Stage) -> None:
+        groups = TxnStage(stage.broker).broker.groups
+        await until(lambda: all(shard.loaded for shard in groups.shards()))
+        assert most == RECORDS_A_TURN
+        assert groups.mishaps == Mishaps()
+
+    on_stage(tmp_path, first, FEW, metadata=store)
+    monkeypatch.setattr(Shard, "_replay_record", counted)
     on_stage(tmp_path, second, FEW, metadata=store)

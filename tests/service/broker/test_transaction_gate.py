@@ -10,12 +10,12 @@ import pytest
 
 from idempotence.producers import Guard
 from log.ids import TopicPartition
-from service.broker.acceptance import Refused
+from service.broker.acceptance import RefusedBatch
 from service.broker.coordinators import Coordinators
 from service.broker.partition import Partition
 from service.broker.peers import PeerAway, Peers
 from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
-from service.broker.transaction_gate import ATTEMPTS, TRY_AGAIN, TransactionGate, Writer
+from service.broker.transaction_gate import ATTEMPTS, TRY_AGAIN, TransactionalWriter, TransactionGate
 from service.ports import Env
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -34,8 +34,8 @@ FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
 ELSEWHERE = 7
 
 
-def writer(*, newest: bool = True, knows_abortable: bool = True) -> Writer:
-    return Writer("pay", 5, 3, 0, adds_itself=newest, knows_abortable=knows_abortable)
+def writer(*, newest: bool = True, knows_abortable: bool = True) -> TransactionalWriter:
+    return TransactionalWriter("pay", 5, 3, 0, adds_itself=newest, knows_abortable=knows_abortable)
 
 
 def guard(number: int) -> Guard:
@@ -99,9 +99,9 @@ def admitted(
     coordinator: Coordinator,
     *,
     peers: Far | None = None,
-    who: Writer | None = None,
+    who: TransactionalWriter | None = None,
     partitions: Sequence[tuple[TopicPartition, Producers]] | None = None,
-) -> list[Guard | Refused | None]:
+) -> list[Guard | RefusedBatch | None]:
     gate = TransactionGate(
         cast(Coordinators[TxnCoordinator], coordinator),
         cast(Peers, peers or Far(None)),
@@ -114,8 +114,8 @@ def admitted(
     return asyncio.run(gate.admit(wanted, timeout_ms=500))
 
 
-def code(outcome: Guard | Refused | None) -> ErrorCode | None:
-    return outcome.error if isinstance(outcome, Refused) else None
+def code(outcome: Guard | RefusedBatch | None) -> ErrorCode | None:
+    return outcome.error if isinstance(outcome, RefusedBatch) else None
 
 
 def test_where_the_transaction_is_open_nobody_is_asked() -> None:
@@ -150,7 +150,7 @@ def test_a_new_client_has_its_partitions_added_and_an_older_one_is_looked_up() -
     ],
 )
 def test_each_answer_tells_the_writer_what_to_do_next(
-    answer: Verdict | Exception, who: Writer, told: ErrorCode
+    answer: Verdict | Exception, who: TransactionalWriter, told: ErrorCode
 ) -> None:
     assert [code(each) for each in admitted(Coordinator(answer), who=who)] == [told]
 
@@ -186,7 +186,7 @@ def test_a_guard_that_was_overtaken_is_taken_and_asked_about_again() -> None:
     ],
 )
 def test_another_brokers_coordinator_is_asked_and_its_words_are_those_of_ours(
-    answered: ErrorCode, who: Writer, told: ErrorCode | None
+    answered: ErrorCode, who: TransactionalWriter, told: ErrorCode | None
 ) -> None:
     far = Far({FIRST: answered})
     assert [code(each) for each in admitted(Coordinator(NotCoordinator()), peers=far, who=who)] == [told]

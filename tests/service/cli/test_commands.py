@@ -17,7 +17,7 @@ from uuid import uuid4
 import pytest
 
 from service.cli.failures import Exit
-from service.client.failures import ClientFailure, Kind
+from service.client.failures import ClientFailure, FailureKind
 from service.client.transaction import Transaction
 from service.wire.error_codes import ErrorCode
 from tests.service.cli.kit import COMMAND, PATIENCE_S, ROOT, Ended, Running, Serving, oncelog, process
@@ -184,8 +184,8 @@ def test_a_transaction_is_visible_and_told_of_when_it_is_committed(broker: str, 
         ([0, CONCURRENT, NOT_COORDINATOR, CONCURRENT, 0], 0),
         ([CONCURRENT, 0, 0], 0),
         ([0, CONCURRENT, ErrorCode.PRODUCER_FENCED], 0),  # the next owner was let in when the markers were written
-        ([0, ClientFailure("gone", Kind.UNREACHABLE), 0], 0),
-        ([0, ClientFailure("forbidden", Kind.NOT_AUTHORIZED)], 0),  # it is committed all the same
+        ([0, ClientFailure("gone", FailureKind.UNREACHABLE), 0], 0),
+        ([0, ClientFailure("forbidden", FailureKind.NOT_AUTHORIZED)], 0),  # it is committed all the same
         ([CONCURRENT, ErrorCode.PRODUCER_FENCED, 0], 1),  # the last answer is to its abort
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from log.batch import NewRecord, build_batch, read_header, read_records
 from log.ids import TopicPartition
-from service.cli.records import BadRecord, compile_format, from_json, to_json
+from service.cli.records import BadInput, compile_format, from_json, to_json
 from service.cli.timestamps import parse_moment, rfc3339
 from service.client.partitioner import murmur2, partition_for_key
 from service.client.reader import ReadRecord
@@ -89,7 +89,7 @@ def test_an_unknown_escape_is_refused(text: str) -> None:
     ],
 )
 def test_what_is_no_record_is_refused_with_the_reason(document: object, why: str) -> None:
-    with pytest.raises(BadRecord, match=why):
+    with pytest.raises(BadInput, match=why):
         from_json(document, now_ms=NOW_MS)
 
 

@@ -71,6 +71,15 @@ def test_a_single_broker_becomes_the_first_of_several_and_one_that_dies_is_start
     assert "the metadata names brokers [2] too" in alone.err
 
 
+def test_of_several_brokers_none_is_told_that_it_is_alone(tmp_path: Path) -> None:
+    """What is wrong with the settings is said all the same, by each."""
+    settings = ["-o", "default.replication.factor=2", "-o", "nmu.partitions=3"]
+    with Serving("--data", str(tmp_path), "--host", "127.0.0.1", "--port", "0", "--brokers", "2", *settings) as serving:
+        said = serving.stop().err
+    assert "there is one broker" not in said
+    assert "nmu.partitions is not a key" in said
+
+
 def test_brokers_end_with_the_process_that_holds_their_store(tmp_path: Path) -> None:
     with _several(tmp_path / "data", 2) as serving:
         processes = [each["process_id"] for each in serving.facts["brokers"]]

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaException, Producer
 from log.ids import TopicPartition
 from service.cli.failures import Exit
 from service.cli.txn import judge
-from service.client.transactions import GRACE_MS, NO_TIMEOUT_MS, Stable, TransactionState
+from service.client.transactions import GRACE_MS, NO_TIMEOUT_MS, ReadableEnds, TransactionState
 from service.wire.messages import ProducerState
 from tests.service.cli.kit import PATIENCE_S, Ended, Serving, oncelog
 
@@ -273,6 +273,6 @@ def test_what_hangs_is_what_nobody_holds_or_what_is_overdue(
         state, age_ms, timeout_ms, partitions = transaction
         known = [TransactionState("id", state, 4000, 1, 1, timeout_ms, NOW_MS - age_ms, partitions)]
     producer = ProducerState(4000, 0, 5, NOW_MS - 9, -1, 20)
-    row = judge(PLACE, producer, known, Stable(20, 26), NOW_MS)
+    row = judge(PLACE, producer, known, ReadableEnds(20, 26), NOW_MS)
     assert (row.hangs, row.reason, row.pinned_records) == (hangs, reason, 6)
     assert row.transactional_id == (None if transaction is None else "id")

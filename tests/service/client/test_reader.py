@@ -15,7 +15,7 @@ from service.client.cluster import READ_COMMITTED, Cluster
 from service.client.failures import ClientFailure
 from service.client.member import assign_ranges
 from service.client.pool import Address, parse_addresses
-from service.client.reader import Reader, ReadRecord, Wanted
+from service.client.reader import Reader, ReadRecord, Selection
 from service.wire.messages import AbortedTransaction, FetchableTopicResponse, FetchResponse, FetchResponsePartitionData
 
 ORDERS = TopicPartition("orders", 0)
@@ -56,7 +56,7 @@ LOG = [
 ABORTED = [AbortedTransaction(producer_id=1, first_offset=0)]
 
 
-def _read(data: bytes, wanted: Wanted, *, offset: int = 0) -> tuple[list[ReadRecord], int]:
+def _read(data: bytes, wanted: Selection, *, offset: int = 0) -> tuple[list[ReadRecord], int]:
     """What the reader hands out of an answer with `data`, and where it would go on."""
 
     async def read() -> tuple[list[ReadRecord], int]:
@@ -70,26 +70,26 @@ def _read(data: bytes, wanted: Wanted, *, offset: int = 0) -> tuple[list[ReadRec
 
 
 def test_aborted_records_and_markers_are_not_handed_out() -> None:
-    found, position = _read(b"".join(LOG), Wanted(READ_COMMITTED))
+    found, position = _read(b"".join(LOG), Selection(READ_COMMITTED))
     assert [each.record.value for each in found] == [b"plain", b"b", b"a2"]
     assert position == 7
 
 
 def test_aborted_records_and_markers_are_shown_when_asked_for() -> None:
-    found, _ = _read(b"".join(LOG), Wanted(READ_COMMITTED, control=True, aborted=True))
+    found, _ = _read(b"".join(LOG), Selection(READ_COMMITTED, control=True, aborted=True))
     assert [each.record.offset for each in found] == list(range(7))
     assert [each.record.offset for each in found if each.aborted] == [0]
     assert [each.control for each in found if each.control] == ["abort", "commit", "commit"]
 
 
 def test_records_before_the_position_are_not_handed_out_again() -> None:
-    found, position = _read(_batch(0, b"a", b"b", b"c"), Wanted(), offset=1)
+    found, position = _read(_batch(0, b"a", b"b", b"c"), Selection(), offset=1)
     assert [each.record.value for each in found] == [b"b", b"c"]
     assert position == 3
 
 
 def test_a_cut_batch_at_the_end_is_fetched_again() -> None:
-    found, position = _read(_batch(0, b"a") + _batch(1, b"b")[:-1], Wanted())
+    found, position = _read(_batch(0, b"a") + _batch(1, b"b")[:-1], Selection())
     assert [each.record.value for each in found] == [b"a"]
     assert position == 1
 
@@ -98,7 +98,7 @@ def test_a_damaged_batch_ends_the_reading() -> None:
     data = bytearray(_batch(0, b"a"))
     data[-1] ^= 1
     with pytest.raises(ClientFailure, match="offset 0 is damaged"):
-        _read(bytes(data), Wanted())
+        _read(bytes(data), Selection())
 
 
 @given(

@@ -18,7 +18,7 @@ from service.cluster.image import (
     topic_key,
 )
 from service.cluster.topic_commands import CreatePartitions, DeleteTopics, MorePartitions
-from service.stores.port import Change, Delete, Entry, Put, Snapshot
+from service.stores.port import Change, Delete, Entry, Put, StoreSnapshot
 from tests.service.cluster.worlds import World, topic_id
 
 
@@ -182,7 +182,7 @@ def test_a_real_companys_partitions_fit_in_memory() -> None:
             entries[partition_key(topic_id(number + 1), index)] = Entry(encode_partition(state), 0)
     tracemalloc.start()
     try:
-        image = load(Snapshot(1, entries))
+        image = load(StoreSnapshot(1, entries))
         held_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

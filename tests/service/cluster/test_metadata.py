@@ -19,11 +19,13 @@ from service.cluster.controller import AllocateProducerIds, AlterPartition, Fenc
 from service.cluster.image import BROKER_EPOCH, CONTROLLER_EPOCH, Delta, PartitionState, load
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.cluster.topic_commands import CreatePartitions, CreateTopics, DeleteTopics, MorePartitions, NewTopic
-from service.ports import RealEnv
+from service.ports import RealClock, RealEnv
 from service.stores.memory import Fate, Faults, MemoryServer, MemorySession, MemoryStore
 from service.stores.port import Check, Op, Result
 from service.wire.error_codes import ErrorCode
 from tests.service.cluster.worlds import ENDPOINTS, topic_id
+
+SESSION_S = 60
 
 
 class SeededFaults(Faults):
@@ -50,7 +52,7 @@ class Cluster:
 
     async def broker(self, broker_id: int = 1, *, faults: Faults | None = None) -> ClusterMetadata:
         store = MemoryStore(self.server, self.env, faults)
-        metadata = ClusterMetadata(store, self.env, session_timeout_s=60)
+        metadata = ClusterMetadata(store, self.env, session_timeout_s=SESSION_S)
         await metadata.start(broker_id=broker_id, cluster_id="the-cluster")
         return metadata
 
@@ -80,6 +82,31 @@ def test_the_first_broker_founds_the_cluster_controls_it_and_takes_an_id(tmp_pat
             await metadata.close()
             left = load(world.server.snapshot())
             assert (left.brokers, left.controller_id, left.cluster_id) == ({}, -1, "the-cluster")
+
+    asyncio.run(main())
+
+
+def test_a_broker_whose_session_ends_again_and_again_while_it_registers_gets_in_at_last(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker()
+            register, ended, now_s = ClusterMetadata._register, 0, RealClock.monotonic
+
+            async def ends(of: ClusterMetadata, *, clean: bool) -> Refusal | None:
+                nonlocal ended
+                if ended < 2:
+                    ended += 1
+                    patch.setattr(RealClock, "monotonic", staticmethod(lambda: now_s() + ended * 3 * SESSION_S))
+                    of._session = None
+                    raise MetadataLost(ErrorCode.NOT_CONTROLLER, "The session with the metadata store is over.")
+                return await register(of, clean=clean)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(ClusterMetadata, "_register", ends)
+                patch.setattr(metadata_module, "REJOIN_S_MIN", 0.001)
+                epoch = await metadata.register(ENDPOINTS, rack=None, clean=True)
+                assert metadata.image.brokers[1].epoch == epoch
+            assert ended == 2
 
     asyncio.run(main())
 

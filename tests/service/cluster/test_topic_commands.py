@@ -17,7 +17,7 @@ from service.cluster.topic_commands import (
     check_topic_name,
 )
 from service.wire.error_codes import ErrorCode
-from tests.service.cluster.worlds import World, topic_id
+from tests.service.cluster.worlds import World, decided, topic_id
 
 
 def world_of(*brokers: int) -> World:
@@ -214,10 +214,11 @@ def test_a_retried_creation_knows_its_own_topic() -> None:
     world = world_of(1)
     command = CreateTopics((NewTopic("orders", topic_id(1), 1, 1),), 1, 1)
     world.run(command)
-    again = command.decide(world.image, retried=True)
+    again = decided(command, world.image, retried=True)
     assert again.ops == ()
     assert again.reply == [TopicResult("orders", topic=world.image.topics["orders"], id=topic_id(1))]
-    other = CreateTopics((NewTopic("orders", topic_id(2), 1, 1),), 1, 1).decide(world.image, retried=True)
+    another = CreateTopics((NewTopic("orders", topic_id(2), 1, 1),), 1, 1)
+    other = decided(another, world.image, retried=True)
     assert other.reply[0].error is ErrorCode.TOPIC_ALREADY_EXISTS
 
 
@@ -236,7 +237,7 @@ def test_deleting_what_is_not_there_is_an_error_only_the_first_time() -> None:
     world = world_of(1)
     command = DeleteTopics((topic_id(1), ZERO_TOPIC_ID))
     assert [result.error for result in world.run(command)] == [ErrorCode.UNKNOWN_TOPIC_ID] * 2
-    assert [result.error for result in command.decide(world.image, retried=True).reply] == [ErrorCode.NONE] * 2
+    assert [result.error for result in decided(command, world.image, retried=True).reply] == [ErrorCode.NONE] * 2
 
 
 def test_partitions_are_added_and_the_old_ones_stay() -> None:
@@ -249,7 +250,7 @@ def test_partitions_are_added_and_the_old_ones_stay() -> None:
     assert result.error is ErrorCode.NONE
     assert list(states) == [0, 1, 2, 3, 4]
     assert {index: states[index] for index in before} == before
-    retried = command.decide(world.image, retried=True)
+    retried = decided(command, world.image, retried=True)
     assert (retried.reply[0].error, retried.ops) == (ErrorCode.NONE, ())
 
 

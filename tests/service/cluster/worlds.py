@@ -1,17 +1,18 @@
 """A cluster's metadata on a store in memory, for tests: brokers, topics, a clock moved by hand."""
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
 from log.ids import TopicId
-from service.cluster.controller import Command, RegisterBroker
+from service.cluster.controller import Command, MetadataDecision, RegisterBroker
 from service.cluster.image import Image
 from service.cluster.topic_commands import CreateTopics, NewTopic
 from service.settings.broker import Endpoint
 from service.stores.memory import MemoryServer
 from service.stores.port import Change, Op, Result
-from service.stores.watching import Watcher
+from service.stores.watching import ChangeWatcher
+from service.turns import done_at_once
 
 ENDPOINTS = (Endpoint("PLAINTEXT", "localhost", 9092, "PLAINTEXT"),)
 
@@ -35,7 +36,7 @@ def topic_id(number: int) -> TopicId:
     return TopicId(number.to_bytes(16, "big"))
 
 
-class _Follower(Watcher):
+class _Follower(ChangeWatcher):
     """Brings a world's image up to date with every commit."""
 
     def __init__(self, world: "World") -> None:
@@ -43,6 +44,12 @@ class _Follower(Watcher):
 
     def publish(self, change: Change) -> None:
         self._world.image = self._world.image.after(change).new
+
+
+def decided(command: Command[Reply], image: Image, *, retried: bool = False) -> MetadataDecision[Reply]:
+    """The decision, also of a command that decides in steps."""
+    made = command.decide(image, retried=retried)
+    return done_at_once(made) if isinstance(made, Generator) else made
 
 
 class World:
@@ -55,7 +62,7 @@ class World:
         self.server.add_watcher(0, _Follower(self))
 
     def run(self, command: Command[Reply], *, session: int | None = None) -> Reply:
-        decision = command.decide(self.image, retried=False)
+        decision = decided(command, self.image)
         if decision.ops:
             self.commit(decision.ops, session=session)
         return decision.reply

@@ -43,7 +43,7 @@ from service.groups.kinds import MakeKinds
 from service.groups.known_kinds import known_kinds
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.topics import TopicFacts
-from service.groups.verdicts import Decision, Fault, RecordPair
+from service.groups.verdicts import Fault, GroupDecision, RecordPair
 from service.wire.codec import encode_data
 from service.wire.messages import ConsumerProtocolSubscription, ConsumerProtocolSubscriptionTopicPartition
 
@@ -126,7 +126,7 @@ class Driver:
         self.ask(command)
         return self.tokens
 
-    def take(self, decision: Decision) -> None:
+    def take(self, decision: GroupDecision) -> None:
         for key, value in decision.records:
             self.machine.apply(key, value, producer_id=decision.producer_id, producer_epoch=decision.producer_epoch)
         if decision.records:

@@ -11,7 +11,7 @@ from service.groups.consumer_group import ConsumerGroup
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.states import MemberState
 from service.groups.topics import TopicFacts
-from service.groups.verdicts import Decision, Fault
+from service.groups.verdicts import Fault, GroupDecision
 from tests.service.groups.driver import Driver, Topics, Unwalked, assigned_at_once
 
 ALL = [0, 1, 2, 3]
@@ -315,7 +315,7 @@ def test_expressions_that_take_long_are_resolved_in_turns(driver: Driver) -> Non
 LARGE = 1_000
 
 
-def turns(driver: Driver) -> Iterator[Decision]:
+def turns(driver: Driver) -> Iterator[GroupDecision]:
     """What is due at once, one turn after the other."""
     while driver.machine.next_deadline_ms() == driver.now_ms:
         yield (decision := driver.machine.expire(driver.now_ms))
@@ -471,6 +471,22 @@ def test_an_instance_that_stays_away_too_long_is_removed(driver: Driver) -> None
     driver.beat("a", STATIC_LEAVE_EPOCH, instance_id="i")
     driver.wait(45_000)
     assert not driver.consumer().members
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_instance_that_is_away_has_nothing_left_to_let_go_of(driver: Driver, restarts: bool) -> None:
+    """It left before it let go, which it has time for while it is there. Now only its session counts."""
+    driver.beat("a", 0, instance_id="i", rebalance_timeout_ms=20_000)
+    driver.beat("b", 0)
+    driver.beat("a", 2, instance_id="i", owned=owned(driver, orders=ALL))
+    driver.beat("a", STATIC_LEAVE_EPOCH, instance_id="i")
+    if restarts:
+        driver.restart()
+    driver.wait(30_000)
+    assert [member.member_id for member in driver.consumer().members] == ["a", "b"]
+    assert driver.beat("c", 0, instance_id="i").fault is None
+    driver.wait(30_000)
+    assert "c" in [member.member_id for member in driver.consumer().members]
 
 
 def test_an_instance_can_leave_for_good(driver: Driver) -> None:

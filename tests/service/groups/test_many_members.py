@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from service.groups import classic_decisions, consumer_decisions, coordinator, migration
+from service.groups import coordinator, migration, resuming
 from service.groups.classic_group import ClassicGroup
 from service.groups.commands import LEAVE_EPOCH, JoinReply
 from service.groups.consumer_group import ConsumerGroup
@@ -142,8 +142,7 @@ def test_the_sessions_of_many_members_begin_anew_in_turns(
         for number in range(MANY):
             driver.beat(f"m{number}", 0)
         driver.wait(0)
-    for decisions in (classic_decisions, consumer_decisions):
-        monkeypatch.setattr(decisions, "RESUMED_AT_ONCE", 100)
+    monkeypatch.setattr(resuming, "RESUMED_AT_ONCE", 100)
     driver.restart()
     begun = counted(Deadlines, "set")
     driver.wait(0)

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from service.stores.ledger import KEYS_A_TURN, Held, decoded, encoded, slices
+from service.stores.ledger import KEYS_A_TURN, StoredValue, decoded, encoded, slices
 
 
 @pytest.mark.parametrize("count", [0, 1, KEYS_A_TURN - 1, KEYS_A_TURN, KEYS_A_TURN + 1, 3 * KEYS_A_TURN])
 def test_a_record_is_read_as_it_was_written(count: int) -> None:
-    changed: dict[str, Held | None] = {
-        f"k{number}": Held(bytes([number % 256, 0xFF]), number, number % 3 or None) for number in range(count)
+    changed: dict[str, StoredValue | None] = {
+        f"k{number}": StoredValue(bytes([number % 256, 0xFF]), number, number % 3 or None) for number in range(count)
     }
     changed |= {"gone": None}
 
@@ -36,7 +36,9 @@ def test_others_have_their_turns_while_very_many_keys_are_worked_on() -> None:
     async def main() -> None:
         nonlocal turns
         others = asyncio.create_task(count())
-        changed: dict[str, Held | None] = {f"k{number}": Held(b"v", 0, None) for number in range(15 * KEYS_A_TURN)}
+        changed: dict[str, StoredValue | None] = {
+            f"k{number}": StoredValue(b"v", 0, None) for number in range(15 * KEYS_A_TURN)
+        }
         record = await encoded(changed)
         assert turns >= 14
         turns = 0

@@ -15,7 +15,7 @@ from log.disk import RealDisk
 from service.ports import RealEnv
 from service.stores import ledger
 from service.stores.ledger import LedgerStore
-from service.stores.port import Change, Create, Put, Result, Snapshot, StoreError
+from service.stores.port import Change, Create, Put, Result, StoreError, StoreSnapshot
 from service.stores.postgres import PostgresSession
 from tests.peers.postgres import PostgresServer, missing
 from tests.service.stores.ledgers import Connect, play, until_ok
@@ -62,7 +62,7 @@ def test_what_a_silent_session_left_goes_when_its_time_is_up(server: PostgresSer
     async def promise(store: LedgerStore) -> None:
         other = await store.session(2)
         events = aiter(other.watch())
-        assert isinstance(await anext(events), Snapshot)
+        assert isinstance(await anext(events), StoreSnapshot)
         env = RealEnv(RealDisk("."))
         fallen_silent = LedgerStore(lambda timeout_s: PostgresSession.connect(server.url, timeout_s, env), env)
         one = await fallen_silent.session(2)

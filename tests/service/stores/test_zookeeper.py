@@ -15,7 +15,7 @@ from kazoo.exceptions import NoAuthError
 
 from service.stores import ledger
 from service.stores.ledger import LedgerStore
-from service.stores.port import Change, Create, Put, Result, Snapshot, StoreError
+from service.stores.port import Change, Create, Put, Result, StoreError, StoreSnapshot
 from service.stores.zookeeper import PART_BYTES, ZooKeeper
 from tests.peers.process import free_port
 from tests.peers.zookeeper import ZooKeeperServer, missing
@@ -38,7 +38,7 @@ def test_a_commit_larger_than_a_request_may_be_is_there_wholly(server: ZooKeeper
         one, other = await store.session(20), await store.session(20)
         values = {f"large/{number}": os.urandom(PART_BYTES) for number in range(5)}
         events = aiter(other.watch())
-        assert isinstance(await anext(events), Snapshot)
+        assert isinstance(await anext(events), StoreSnapshot)
         assert (await one.commit(*(Create(key, value) for key, value in values.items())))[0] is Result.OK
         change = await anext(events)
         assert isinstance(change, Change)
@@ -131,7 +131,7 @@ def test_what_a_session_left_goes_when_its_process_is_gone(server: ZooKeeperServ
             await one.commit(Create("mine", b"", ephemeral=True))
             events = aiter(other.watch())
             opening = await anext(events)
-            assert isinstance(opening, Snapshot)
+            assert isinstance(opening, StoreSnapshot)
             assert "mine" in opening.entries
         change = await anext(events)
         assert isinstance(change, Change)

@@ -159,8 +159,8 @@ def test_many_requests_that_come_at_once_are_served_in_turns() -> None:
     async def scene() -> None:
         transport = Mock(is_closing=lambda: False)
         gateway = Mock()
-        gateway.broker.config.http_max_body_bytes = 100
-        gateway.broker.requests.http = HttpTally()
+        gateway.config.http_max_body_bytes = 100
+        gateway.requests.http = HttpTally()
         gateway.routes = producing.ROUTES
         lane = Lane(Lanes(gateway, Mock()), Mock(), Mock(), 1.0)
         lane.connection_made(transport)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from service.web.looking import Look, refuse_doubles
+from service.web.looking import BodyScan, refuse_doubles
 from service.web.problems import Problem
 from service.web.producing import BatchIn, read_batch
 from service.web.records import RecordIn
@@ -125,7 +125,7 @@ def test_too_many_records_are_refused() -> None:
 
 def test_cuts_are_between_records() -> None:
     record = b'{"value":[{"a":"},{"}]}'
-    look = Look(b'{"records":[' + (record + b" ,\n") * 9000 + record + b"]}")
+    look = BodyScan(b'{"records":[' + (record + b" ,\n") * 9000 + record + b"]}")
     look.all()
     pieces = list(look.pieces)
     assert len(pieces) > 3

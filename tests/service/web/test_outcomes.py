@@ -14,7 +14,7 @@ from aiohttp import ClientSession
 
 from log.batch import build_batch
 from log.ids import TopicPartition
-from service.client.failures import ClientFailure, Kind
+from service.client.failures import ClientFailure, FailureKind
 from service.settings.broker import Endpoint
 from service.web.app import WebServer
 from service.web.fetching import Lens, Piece, opened
@@ -22,15 +22,15 @@ from service.web.forwarding import forward
 from service.web.gateway import Gateway
 from service.web.idempotency import Keys, Memory
 from service.web.problems import Problem
-from service.web.producers import Producer, Producers
+from service.web.producers import Producer, ProducerPool
 from service.web.producing import BatchOut
-from service.web.sending import Outgoing
+from service.web.sending import OutgoingBatch
 from service.web.transactions import Name, Open, OpenTransactions, commit, put_batch
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import EndTxnRequest, EndTxnResponse, InitProducerIdRequest, InitProducerIdResponse
 from tests.service.api.admin_stage import Stage, on_stage
 
-GONE = ClientFailure("it is gone", Kind.UNREACHABLE)
+GONE = ClientFailure("it is gone", FailureKind.UNREACHABLE)
 NOBODY = Problem("not-now", "nobody coordinates it")
 WHERE = TopicPartition("keys", 0)
 LENS = Lens(key=b"other")
@@ -41,7 +41,7 @@ class Coordinated:
 
     def __init__(self, *ends: EndTxnResponse | Exception) -> None:
         self.ends = list(ends)
-        self.broker = SimpleNamespace(node_id=1, image=SimpleNamespace(topics={}))
+        self.node_id, self.image = 1, SimpleNamespace(topics={})
 
     async def coordinator(self, key_type: int, key: str) -> int:
         if self.ends and self.ends[0] is NOBODY:
@@ -64,7 +64,7 @@ class Coordinated:
 
 def test_what_is_committed_is_applied_though_its_coordinator_is_gone_afterwards() -> None:
     async def scenario() -> None:
-        producers = Producers(cast(Gateway, Coordinated(EndTxnResponse(producer_id=1, producer_epoch=1))))
+        producers = ProducerPool(cast(Gateway, Coordinated(EndTxnResponse(producer_id=1, producer_epoch=1))))
         await producers.recover()
         async with producers.transaction():
             pass
@@ -94,11 +94,9 @@ def test_what_no_broker_took_was_not_done() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
         endpoint = Endpoint("HTTP", "127.0.0.1", port, "HTTP")
-        broker = SimpleNamespace(
-            node_id=1, image=SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: endpoint)})
-        )
+        image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: endpoint)})
         async with ClientSession() as session:
-            gateway = cast(Gateway, SimpleNamespace(broker=broker, http=lambda: session))
+            gateway = cast(Gateway, SimpleNamespace(node_id=1, image=image, http=lambda: session))
             request = cast(Any, SimpleNamespace(headers={}, method="POST", raw_path="/v1/records"))
             with pytest.raises(Problem) as raised:
                 await forward(gateway, 2, request, b"")
@@ -148,10 +146,10 @@ class Sealed:
     def __init__(self, meanwhile: Any = None) -> None:
         self.meanwhile = meanwhile
 
-    def build(self, partition: TopicPartition, records: object, codec: int) -> Outgoing:
-        return Outgoing(partition, b"", 1)
+    def build(self, partition: TopicPartition, records: object, codec: int) -> OutgoingBatch:
+        return OutgoingBatch(partition, b"", 1)
 
-    async def write(self, batches: list[Outgoing], *, internal: bool) -> None:
+    async def write(self, batches: list[OutgoingBatch], *, internal: bool) -> None:
         batches[0].base_offset = 7
         if self.meanwhile is not None:
             self.meanwhile()
@@ -164,7 +162,7 @@ def memory() -> Memory:
 
 def keys_of(known: Memory) -> Keys:
     clock = SimpleNamespace(wall_ms=lambda: 1000)
-    keys = Keys(cast(Gateway, SimpleNamespace(broker=SimpleNamespace(env=SimpleNamespace(clock=clock)))))
+    keys = Keys(cast(Gateway, SimpleNamespace(env=SimpleNamespace(clock=clock))))
     keys._memories[0] = known
     return keys
 
@@ -221,10 +219,10 @@ class Partly:
         self.sequences: dict[TopicPartition, int] = {}
         self.fails = True
 
-    def build(self, partition: TopicPartition, records: list[Any]) -> Outgoing:
-        return Outgoing(partition, b"", len(records))
+    def build(self, partition: TopicPartition, records: list[Any]) -> OutgoingBatch:
+        return OutgoingBatch(partition, b"", len(records))
 
-    async def write(self, batches: list[Outgoing]) -> None:
+    async def write(self, batches: list[OutgoingBatch]) -> None:
         batches[0].base_offset = 3
         if self.fails:
             raise Problem("not-now")
@@ -234,16 +232,17 @@ def test_a_batch_that_is_written_in_part_is_put_again_as_it_was_before_anything_
     async def scenario() -> None:
         name, producer = Name("one", 1, 0), Partly()
         topics = {"t": SimpleNamespace(name="t", partitions={0: None})}
-        broker = SimpleNamespace(
-            node_id=1,
-            image=SimpleNamespace(topics=topics),
-            env=SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: 1000)),
-        )
 
         async def coordinator(key_type: int, key: str) -> int:
             return 1
 
-        gateway: Any = SimpleNamespace(broker=broker, coordinator=coordinator, open_transactions=OpenTransactions())
+        gateway: Any = SimpleNamespace(
+            node_id=1,
+            image=SimpleNamespace(topics=topics),
+            env=SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: 1000)),
+            coordinator=coordinator,
+            open_transactions=OpenTransactions(),
+        )
         gateway.open_transactions.add(name, producer)
         open_one: Open = gateway.open_transactions.find(name)
 

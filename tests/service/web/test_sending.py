@@ -11,10 +11,10 @@ import pytest
 
 from log.batch import build_batch, read_header
 from log.ids import TopicPartition
-from service.client.failures import ClientFailure, Kind
+from service.client.failures import ClientFailure, FailureKind
 from service.web import sending
 from service.web.gateway import Gateway
-from service.web.sending import Numbers, Outgoing, send
+from service.web.sending import Numbers, OutgoingBatch, send
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     ConditionalProduceRequest,
@@ -24,7 +24,7 @@ from service.wire.messages import (
     InitProducerIdResponse,
 )
 
-SILENT = ClientFailure("it fell silent", Kind.UNREACHABLE)
+SILENT = ClientFailure("it fell silent", FailureKind.UNREACHABLE)
 NOBODY = -1
 
 
@@ -41,7 +41,7 @@ class Elsewhere:
         self.then: Callable[[], None] = lambda: None
         self.given = 0
         image = SimpleNamespace(partition=self.state, topics={"t": SimpleNamespace(id=bytes(16))})
-        self.broker = SimpleNamespace(node_id=1, image=image)
+        self.node_id, self.image = 1, image
         self.own_session = None
         self.numbers = Numbers(cast(Gateway, self))
 
@@ -73,11 +73,11 @@ class Elsewhere:
         return self.known[place]
 
 
-def batch(index: int = 0) -> Outgoing:
-    return Outgoing(TopicPartition("t", index), build_batch([(None, b"x", (), 1000)]), 1)
+def batch(index: int = 0) -> OutgoingBatch:
+    return OutgoingBatch(TopicPartition("t", index), build_batch([(None, b"x", (), 1000)]), 1)
 
 
-def sent(gateway: Elsewhere, batches: Sequence[Outgoing]) -> Sequence[Outgoing]:
+def sent(gateway: Elsewhere, batches: Sequence[OutgoingBatch]) -> Sequence[OutgoingBatch]:
     asyncio.run(send(cast(Gateway, gateway), batches))
     return batches
 

@@ -142,7 +142,7 @@ def test_an_answer_to_api_versions_never_has_a_tagged_header() -> None:
 UNKNOWN_TAGS = b"\x02" + b"\xa0\x9c\x01" + b"\x03abc" + b"\xff\xff\xff\xff\x07" + b"\x90\x03" + b"q" * 400
 
 
-class BodyWithUnknownTags(encoders.Body):
+class BodyWithUnknownTags(encoders.EncoderBody):
     """Ends every struct with tags from the future, in place of the known ones."""
 
     def struct(self, struct: str, depth: int) -> None:
@@ -154,7 +154,7 @@ class BodyWithUnknownTags(encoders.Body):
 
 @pytest.fixture
 def _tags_from_the_future(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(encoders, "Body", BodyWithUnknownTags)
+    monkeypatch.setattr(encoders, "EncoderBody", BodyWithUnknownTags)
     yield
 
 

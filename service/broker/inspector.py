@@ -15,14 +15,14 @@ from log.config import LogConfig
 from service.broker.acceptance import (
     BYTES_AT_ONCE,
     RECORDS_AT_ONCE,
-    Opened,
-    Opening,
-    must_open,
+    BatchInspection,
+    Inspected,
+    must_inspect,
 )
 from service.ports import Env
 
 
-class Opener:
+class Inspector:
     def __init__(self, env: Env) -> None:
         self._env = env
         self._row = asyncio.Lock()
@@ -30,12 +30,12 @@ class Opener:
         self._bytes_left = BYTES_AT_ONCE
         self._is_new_turn_due = False
 
-    def open_now(self, batch: memoryview, config: LogConfig, now_ms: int) -> Opened | None:
+    def inspect_now(self, batch: memoryview, config: LogConfig, now_ms: int) -> Inspected | None:
         """The result of the look; None if the batch is too large for the rest of this turn."""
-        opening = _opening(batch, config, now_ms)
-        if isinstance(opening, Opened):
-            return opening
-        count = opening.header.record_count
+        inspection = _inspection_of(batch, config, now_ms)
+        if isinstance(inspection, Inspected):
+            return inspection
+        count = inspection.header.record_count
         if count > self._records_left or len(batch) > self._bytes_left:
             return None
         if not self._is_new_turn_due:
@@ -43,46 +43,46 @@ class Opener:
             asyncio.get_running_loop().call_soon(self._begin_turn)
         self._records_left -= count
         try:
-            opening.unpack(batch, self._bytes_left)
+            inspection.unpack(batch, self._bytes_left)
         except BadCompression:
             self._bytes_left = 0
-            return None  # too large for the rest of this turn, or damaged: `open` finds out
-        self._bytes_left -= opening.plain_bytes
-        opening.judge(count)
-        if opening.is_to_be_packed:
-            opening.pack()
-        return opening.opened
+            return None  # too large for the rest of this turn, or damaged: `inspect` finds out
+        self._bytes_left -= inspection.plain_bytes
+        inspection.judge(count)
+        if inspection.is_to_be_packed:
+            inspection.pack()
+        return inspection.result
 
     def _begin_turn(self) -> None:
         self._is_new_turn_due = False
         self._records_left, self._bytes_left = RECORDS_AT_ONCE, BYTES_AT_ONCE
 
-    async def open(self, batch: memoryview, config: LogConfig, now_ms: int) -> Opened:
+    async def inspect(self, batch: memoryview, config: LogConfig, now_ms: int) -> Inspected:
         """The result of the look, for a batch of any size. The batch must not change meanwhile."""
-        opening = _opening(batch, config, now_ms)
-        if isinstance(opening, Opened):
-            return opening
+        inspection = _inspection_of(batch, config, now_ms)
+        if isinstance(inspection, Inspected):
+            return inspection
         async with self._row:
             try:
-                await self._env.blocking(opening.unpack, batch)
+                await self._env.blocking(inspection.unpack, batch)
             except BadCompression as error:
-                opening.refuse_unpacking(error)
-                return opening.opened
-            for _ in range(0, opening.header.record_count, RECORDS_AT_ONCE):
-                if opening.judge(RECORDS_AT_ONCE):
+                inspection.refuse_unpacking(error)
+                return inspection.result
+            for _ in range(0, inspection.header.record_count, RECORDS_AT_ONCE):
+                if inspection.judge(RECORDS_AT_ONCE):
                     break
                 await asyncio.sleep(0)
-            if opening.is_to_be_packed:
-                await self._env.blocking(opening.pack)
-        return opening.opened
+            if inspection.is_to_be_packed:
+                await self._env.blocking(inspection.pack)
+        return inspection.result
 
 
-def _opening(batch: memoryview, config: LogConfig, now_ms: int) -> Opening | Opened:
-    """An `Opening` if the records must be looked at. If the header is enough, there is nothing to look at; nor if the
-    header is damaged, because the append refuses such a batch.
+def _inspection_of(batch: memoryview, config: LogConfig, now_ms: int) -> BatchInspection | Inspected:
+    """A `BatchInspection` if the records must be looked at. They need not be if the header is enough, or if it is
+    damaged: the append refuses such a batch.
     """
     try:
         header = read_header(batch)
     except CorruptBatch:
-        return Opened(config)
-    return Opening(header, config, now_ms) if must_open(header, config, now_ms) else Opened(config)
+        return Inspected(config)
+    return BatchInspection(header, config, now_ms) if must_inspect(header, config, now_ms) else Inspected(config)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from idempotence.producer_room import LOOKS_AT_ONCE, ProducerRoom
 from idempotence.producers import IDLE_S, ProducerStates
-from idempotence.room import LOOKS_AT_ONCE, ProducerRoom
 from idempotence.verdicts import ACCEPTED, TooManyProducers, Verdict
 from tests import batches
 

@@ -1,13 +1,37 @@
 """Long work in several turns of the loop: one request may name 60,000 things, and an answer may have any number of
 them.
+
+A coroutine waits between two turns. What can't wait, such as a decision of a machine, is a generator of steps: it
+yields when its turn is over, and the functions below let others have a turn then.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Generator, Iterable
 from itertools import islice
-from typing import TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 Thing = TypeVar("Thing")
+Steps: TypeAlias = Generator[None, None, Thing]
+
+NAMED_A_TURN: Final = 500
+"""How many things that a request names are looked up, or are answered, in one turn. Each takes a few microseconds."""
+
+
+class Turn:
+    """Counts what is done in one turn of the loop after the other."""
+
+    __slots__ = ("_left", "_room")
+
+    def __init__(self, at_once: int) -> None:
+        self._left = self._room = at_once
+
+    def is_over(self, done: int = 1) -> bool:
+        """Note that so much more is done. Returns whether others are to have a turn now."""
+        self._left -= done
+        if self._left > 0:
+            return False
+        self._left = self._room
+        return True
 
 
 async def in_turns(things: Iterable[Thing], at_once: int) -> AsyncIterator[Thing]:
@@ -27,7 +51,7 @@ async def slices_in_turns(things: Iterable[Thing], at_once: int) -> AsyncIterato
         yield some
 
 
-async def done_in_turns(steps: Generator[None, None, Thing]) -> Thing:
+async def done_in_turns(steps: Steps[Thing]) -> Thing:
     """The result of these steps. After each step other tasks get a turn."""
     while True:
         try:
@@ -38,7 +62,7 @@ async def done_in_turns(steps: Generator[None, None, Thing]) -> Thing:
         await asyncio.sleep(0)
 
 
-def done_at_once(steps: Generator[None, None, Thing]) -> Thing:
+def done_at_once(steps: Steps[Thing]) -> Thing:
     """What comes of these steps, one after the other in this turn."""
     while True:
         try:
@@ -48,7 +72,7 @@ def done_at_once(steps: Generator[None, None, Thing]) -> Thing:
             return made
 
 
-def now_or_in_turns(steps: Generator[None, None, Thing]) -> Thing | Awaitable[Thing]:
+def now_or_in_turns(steps: Steps[Thing]) -> Thing | Awaitable[Thing]:
     """The result of these steps. If the first step is the last one, the result is there at once."""
     try:
         next(steps)
@@ -58,6 +82,6 @@ def now_or_in_turns(steps: Generator[None, None, Thing]) -> Thing | Awaitable[Th
     return _after_a_turn(steps)
 
 
-async def _after_a_turn(steps: Generator[None, None, Thing]) -> Thing:
+async def _after_a_turn(steps: Steps[Thing]) -> Thing:
     await asyncio.sleep(0)
     return await done_in_turns(steps)

@@ -1,0 +1,67 @@
+"""The segments of a log in a row: which of them holds an offset, and what may be done to the row."""
+
+import pytest
+
+from log.config import LogConfig
+from log.partition_log import PartitionLog
+from log.segment import Segment
+from log.segments import OffsetOutOfRange, Segments
+from tests.log.building import fill, open_log
+from tests.log.memory_disk import MemoryDisk
+
+SMALL = LogConfig(segment_bytes=500, index_interval_bytes=200)
+
+
+def several() -> PartitionLog:
+    log, _ = open_log(MemoryDisk(), config=SMALL)
+    fill(log, 10)
+    assert len(log.segments) > 3
+    return log
+
+
+def test_only_the_newest_segment_is_written_to() -> None:
+    log = several()
+    assert [segment.sealed for segment in log.segments] == [True] * (len(log.segments) - 1) + [False]
+    assert log.segments.active is log.segments[-1]
+    log.segments.drop(log.segments[-1])
+    assert log.segments.active is None
+
+
+def test_a_segment_is_found_by_its_base_offset_alone() -> None:
+    log = several()
+    for segment in log.segments:
+        assert log.segments.at_base(segment.base_offset) is segment
+    assert log.segments.at_base(log.segments[1].base_offset + 1) is None
+    assert log.segments.first_base == 0
+    assert Segments().first_base is None
+
+
+def test_an_offset_below_every_segment_is_not_here() -> None:
+    """A tier would be asked then. Above the last batch there is just nothing yet."""
+    log = several()
+    log.segments.put(log.segments[1:])
+    with pytest.raises(OffsetOutOfRange):
+        log.segments.read(0, max_bytes=10**6, limit_offset=10, at_least_one=True)
+    assert log.segments.read(10, max_bytes=10**6, limit_offset=20, at_least_one=True) is None
+
+
+def test_segments_out_of_order_are_refused() -> None:
+    log = several()
+    first, second = log.segments[0], log.segments[1]
+    with pytest.raises(AssertionError, match="ascend"):
+        log.segments.put([second, first])
+    with pytest.raises(AssertionError, match="ascend"):
+        Segments().put([first, first])
+
+
+def test_only_neighbours_are_replaced_and_by_segments_with_their_names() -> None:
+    log = several()
+    disk, third = MemoryDisk(), log.segments[2]
+    disk.mkdir("new")
+    with pytest.raises(AssertionError, match="neighbours"):
+        log.segments.replace([log.segments[0], third], [log.segments[0]])
+    with pytest.raises(AssertionError, match="names"):
+        log.segments.replace(log.segments[:2], [Segment.create(disk, "new", log.segments[1].base_offset + 1, 0)])
+    merged = Segment.create(disk, "new", 0, 0)
+    log.segments.replace(log.segments[:2], [merged])
+    assert log.segments[:2] == [merged, third]

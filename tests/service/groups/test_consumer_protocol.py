@@ -1,0 +1,20 @@
+"""The consumer's embedded protocol: what is written by hand is what the codec writes."""
+
+import pytest
+
+from service.groups.consumer_protocol import NEWEST_VERSION, read_assignment, write_assignment
+from service.wire.codec import encode_data
+from service.wire.messages import ConsumerProtocolAssignment, ConsumerProtocolAssignmentTopicPartition
+
+
+@pytest.mark.parametrize("version", range(NEWEST_VERSION + 3))
+@pytest.mark.parametrize("partitions", [[], [("orders", [])], [("orders", [0, 7, 2**31 - 1]), ("été", [3])]])
+def test_an_assignment_is_written_as_the_codec_writes_it(partitions: list[tuple[str, list[int]]], version: int) -> None:
+    known = min(version, NEWEST_VERSION)
+    topics = [ConsumerProtocolAssignmentTopicPartition(topic, numbers) for topic, numbers in partitions]
+    by_codec = known.to_bytes(2, "big") + encode_data(ConsumerProtocolAssignment(topics, None), known)
+    written = write_assignment(partitions, version)
+    assert written == by_codec
+    read = read_assignment(written)
+    assert read is not None
+    assert read.partitions == tuple((topic, tuple(numbers)) for topic, numbers in partitions)
