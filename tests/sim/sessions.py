@@ -94,7 +94,7 @@ class SessionReader(Reader):
             start = await self.list_offset(partition, self.chance.choice((EARLIEST, LATEST)))
             self._positions[partition] = self._positions[partition] if start is None else start
         if data.error_code:
-            self._told.pop(partition, None)  # clients name it again
+            self._told[partition] = -1  # clients name it again, or forget it
             return
         offset = self._positions[partition]
         stored = b"" if data.records is None else bytes(data.records)  # type: ignore[arg-type]
