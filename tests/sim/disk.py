@@ -358,16 +358,17 @@ class SimDisk:
         self.name_changes.append(change)
 
     def harden_names(self, folder: Folder, changes: list[NameChange]) -> None:
-        """Of `changes`, those of the folder become durable, and with a move what its other folder
-        had changed before.
+        """Of `changes`, those of the folder become durable, and with a move what its other folder had changed before,
+        not what that changed later: this may belong to a move whose own first folder is not durable.
         """
-        folders = [folder]
+        folders, hardened = [folder], set[int]()
         for change in reversed(changes):
             if change.touches(folders):
+                hardened.add(id(change))
                 folders.extend(other for other, _, _ in change.parts if other not in folders)
         kept = []
         for change in self.name_changes:
-            if change in changes and change.touches(folders):
+            if id(change) in hardened:
                 change.apply(lambda folder: folder.durable)
             else:
                 kept.append(change)

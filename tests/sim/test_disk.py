@@ -153,6 +153,22 @@ def test_name_changes_survive_as_a_prefix() -> None:
     assert seen == {"", "a", "ab", "abc", "abcd", "abcde", "abcdef", "bcdef", "acdef"}
 
 
+def test_what_is_removed_from_one_folder_does_not_come_back_because_another_one_was_synced_before() -> None:
+    async def step(disk: Mount) -> None:
+        for folder in ("s", "t"):
+            disk.mkdir(folder)
+        disk.open("s/a", create=True)
+        await disk.sync_dir("")
+        await disk.sync_dir("s")
+        disk.open("t/b", create=True)
+        disk.discard("s/a")
+        disk.discard("t/b")
+        await disk.sync_dir("s")
+        await disk.sync_dir("t")
+
+    assert set(survivors(step, "t/b")) == {None}
+
+
 def test_a_move_between_folders_happens_whole_or_not_at_all() -> None:
     async def step(disk: Mount) -> None:
         disk.mkdir("from")
