@@ -16,6 +16,7 @@ What always holds:
   begun anew.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -34,6 +35,8 @@ PIECE_BYTES: Final = 128 << 10
 """How much is copied in one turn of the loop. With the smallest batches that takes 10 ms."""
 LAST_BYTES: Final = 32 << 20
 """How much may be copied while nobody else may flush or cut the log."""
+AGAIN_S: Final = 0.2
+"""The pause before a sync is tried again that failed for now."""
 
 
 def stem_of(topic_id: TopicId, index: int) -> str:
@@ -197,13 +200,13 @@ class Relocation:
 
     async def _settle(self, name: str, origin_failed: Callable[[DiskFault], None]) -> None:
         try:
-            await self._disk.sync_dir("")
+            await _sync_folders(self._disk)
         except DiskFault as fault:
             origin_failed(fault)
         # If the old disk failed, the decision may be lost, and the next start finds two folders with the partition's
         # name. It refuses to go on then. That is better than to take the old folder for the log.
         self._rename(name)
-        await self._target.sync_dir("")
+        await _sync_folders(self._target)
         try:
             self._disk.discard(self._stem + FORMER)
         except DiskFault as fault:
@@ -212,3 +215,16 @@ class Relocation:
     async def give_up(self) -> None:
         """The log stays where it is."""
         await self.copy.discard()
+
+
+async def _sync_folders(disk: Disk) -> None:
+    """Make the names of the disk's folders durable. The log has moved already, so there is no way back from an error
+    that passes, such as that no descriptor is left.
+    """
+    while True:
+        try:
+            return await disk.sync_dir("")
+        except DiskFault as fault:
+            if not fault.passing:
+                raise
+        await asyncio.sleep(AGAIN_S)

@@ -179,14 +179,14 @@ class Holdings:
         """
         # The recovery point goes before the folder. If a crash comes between the two, the folder still says to which
         # topic the point belonged.
-        await self._housekeeper.forget_point(partition.folder, partition.topic_partition)
+        await self._housekeeper.forget_points(partition.topic_partition)
         try:
             await partition.log.discard()
         except DiskFault as fault:
             partition.folder.fail(fault)
             return partition.folder.failed is not None
         # On a full disk the point could not be removed before. Now the folder has made room.
-        return await self._housekeeper.forget_point(partition.folder, partition.topic_partition)
+        return await self._housekeeper.forget_points(partition.topic_partition)
 
     def _settle(self, partition: Partition) -> None:
         """Give the partition the role that the metadata says."""

@@ -126,6 +126,12 @@ class Housekeeper:
         ):
             await asyncio.sleep(0)
 
+    async def forget_points(self, topic_partition: TopicPartition) -> bool:
+        """Remove the recovery points of a partition that is gone; a folder that it moved out of may still have one.
+        Returns False if one could not be removed this time.
+        """
+        return all([await self.forget_point(folder, topic_partition) for folder in self._folders])
+
     async def forget_point(self, folder: LogFolder, topic_partition: TopicPartition) -> bool:
         """Remove the recovery point of a partition that is gone. Otherwise a new partition of the same name would be
         judged by the old one's point. Returns False if the point could not be removed this time.
@@ -146,9 +152,9 @@ class Housekeeper:
         self._distrusted.append(cut)
         try:
             async with self._writing_points:
-                written = self.written_points.get(partition.folder, {})
-                if written.get(partition.topic_partition, 0) > offset:
-                    await self._write_points(partition.folder, dict(written))
+                for folder, written in list(self.written_points.items()):
+                    if written.get(partition.topic_partition, 0) > offset:
+                        await self._write_points(folder, dict(written))
             yield
         finally:
             self._distrusted.remove(cut)

@@ -99,14 +99,17 @@ class PartitionMaker:
                 if progress.opened % OPENED_AT_ONCE == 0:
                     await asyncio.sleep(0)
         for folder in self._folders:
-            # Recovery points of topics that were deleted before a crash must not be applied to new topics of the same
-            # names.
-            if any(self._partitions.get(topic_partition) is None for topic_partition in points[folder.name]):
+            # Recovery points of topics that were deleted before a crash, or of partitions that moved to another folder
+            # before it, must not be applied to new topics of the same names.
+            if any(self._held_in(folder, topic_partition) is None for topic_partition in points[folder.name]):
                 await self._housekeeper.write_points(folder)
             for topic_partition, high_watermark in read_high_watermarks(folder.disk).items():
-                partition = self._partitions.get(topic_partition)
-                if partition is not None and partition.folder is folder:
+                if (partition := self._held_in(folder, topic_partition)) is not None:
                     partition.learn_high_watermark(high_watermark)
+
+    def _held_in(self, folder: LogFolder, topic_partition: TopicPartition) -> Partition | None:
+        partition = self._partitions.get(topic_partition)
+        return partition if partition is not None and partition.folder is folder else None
 
     async def _settle_moves(self, image: Image, node_id: int, present: dict[str, set[str]]) -> None:
         """Finish the moves between folders that had passed the point of decision, and note those that had not."""
@@ -199,18 +202,22 @@ class PartitionMaker:
             await self._env.blocking(self.add, topic, index, folder, config, None, point)
             self._report_recovery(topic_partition)
             return
-        for folder in () if found else self._folders:
+
+        def listed_end(folder: LogFolder) -> int:
             known = manifests[folder.name].get(name)
-            ended = known.end_offset if known is not None else points[folder.name].get(topic_partition, 0)
-            if ended and len(topic.partitions[index].replicas) > 1:
-                logger.critical(
-                    "%s/%s is gone, and with it what was in it: %s is copied anew from another replica",
-                    *(folder.name, name, topic_partition),
-                )
-                self.was_clean = False
-            elif ended:
-                await self._start_over(topic, index, config, folder, ended)
-                return
+            return known.end_offset if known is not None else points[folder.name].get(topic_partition, 0)
+
+        folder = max(self._folders, key=listed_end)  # one that it moved out of may list it, too
+        ended = 0 if found else listed_end(folder)
+        if ended and len(topic.partitions[index].replicas) > 1:
+            logger.critical(
+                "%s/%s is gone, and with it what was in it: %s is copied anew from another replica",
+                *(folder.name, name, topic_partition),
+            )
+            self.was_clean = False
+        elif ended:
+            await self._start_over(topic, index, config, folder, ended)
+            return
         self.add(topic, index, self.emptiest_folder(), config, None, 0)
 
     async def _is_of(self, topic: Topic, index: int, folder: LogFolder, points: Mapping[TopicPartition, int]) -> bool:

@@ -1,6 +1,7 @@
 """A log that moves to another folder while it is compacted; other moves are in tests/service/broker."""
 
 import asyncio
+import errno
 
 import pytest
 
@@ -24,9 +25,9 @@ def refuse(fault: DiskFault) -> None:
 class Moving(Bench):
     """A log that is about to move."""
 
-    def __init__(self) -> None:
-        super().__init__(MemoryDisk())
-        self.target = MemoryDisk()
+    def __init__(self, origin: MemoryDisk | None = None, target: MemoryDisk | None = None) -> None:
+        super().__init__(origin or MemoryDisk())
+        self.target = target or MemoryDisk()
         self.passes: list[asyncio.Task[object]] = []
 
     def begin(self) -> Relocation:
@@ -69,6 +70,37 @@ def test_a_pass_that_begins_before_the_copy_has_its_name_does_not_lose_the_files
         assert table(committed_records(bench.log, bench.stable)) == before
         assert {segment.path().partition("/")[0] for segment in bench.log.segments} == {"table-0"}
 
+    asyncio.run(run())
+
+
+class OutOfDescriptors(MemoryDisk):
+    """Can't open its folder for a while."""
+
+    refusals = 0
+
+    async def sync_dir(self, path: str) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise DiskFault(errno.EMFILE, "too many open files", path)
+        await super().sync_dir(path)
+
+
+def test_a_decided_move_is_finished_when_there_are_descriptors_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    origin, target = OutOfDescriptors(), OutOfDescriptors()
+
+    class OutWhenDecided(Moving):
+        def decided(self) -> None:
+            super().decided()
+            origin.refusals = target.refusals = 3
+
+    async def run() -> None:
+        bench = OutWhenDecided(origin, target)
+        bench.put((b"k", b"v"))
+        assert await bench.finish(bench.begin())
+        assert bench.log.folder == "table-0"
+        assert table(committed_records(bench.log, bench.stable)) == {b"k": b"v"}
+
+    monkeypatch.setattr("log.relocation.AGAIN_S", 0.001)
     asyncio.run(run())
 
 

@@ -346,6 +346,24 @@ def test_what_a_move_left_does_not_decide_the_next_one(tmp_path: Path) -> None:
     assert [folders.kept(each) for each in folders.all] == [set(), set(), {"moved-0"}]
 
 
+def test_what_a_folder_lists_of_a_partition_that_moved_away_does_not_outlive_it(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("moved")
+        partition = await stage.served("moved")
+        await write(partition, 20)
+        housekeeper = stage.broker.housekeeper
+        await housekeeper.write_points(partition.folder)
+        assert partition.topic_partition in housekeeper.written_points[partition.folder]
+        await move(stage, folders.two)
+        await moved(partition, folders.two)
+        await stage.ask(DeleteTopicsRequest(topic_names=["moved"], timeout_ms=5000), 5)
+        await until(lambda: not any(housekeeper.written_points.values()))
+
+    folders.live(scene)
+
+
 def test_what_rots_is_not_copied_and_stays_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folders = Folders(tmp_path)
 
