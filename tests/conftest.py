@@ -55,7 +55,8 @@ def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]
     if running:
         yield Address(running)
         return
-    broker = new_broker(tmp_path_factory.mktemp("broker"))
+    # Many tests write records with times of years ago. Retention would remove them while they are tested.
+    broker = new_broker(tmp_path_factory.mktemp("broker"), log_retention_check_interval_ms="86400000")
     broker.start()
     yield Address(broker.bootstrap)
     broker.stop()
