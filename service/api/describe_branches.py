@@ -2,32 +2,25 @@
 for one. The root's transaction coordinator answers it.
 """
 
-from service.api.wire_codes import Transactions
-from service.broker.partition import PartitionLost
+from service.api.wire_codes import Transactions, looked_up
 from service.broker.session import Session
-from service.broker.shard import CoordinatorLoading, NotCoordinator
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import DescribeBranchesRequest, DescribeBranchesResponse, DescribedRoot
+from txn.coordinator import TxnCoordinator
 
 
 async def handle(
     transactions: Transactions, session: Session, header: RequestHeader, request: DescribeBranchesRequest
 ) -> DescribeBranchesResponse:
-    return DescribeBranchesResponse(roots=[await _describe(transactions, root) for root in request.roots])
+    found = await looked_up(transactions, request.roots, _describe)
+    return DescribeBranchesResponse(
+        roots=[DescribedRoot(row, root) if isinstance(row, ErrorCode) else row for root, row in found.items()]
+    )
 
 
-async def _describe(transactions: Transactions, root: str) -> DescribedRoot:
-    try:
-        shard = transactions.shard(root)
-        last, partition = shard.machine.last_decision(root), shard.partition
-        # A client that is told of a decision does not decide again, so the decision must be one that lasts.
-        if (uncommitted := partition.committed(partition.log.end_offset)) is not None:
-            await uncommitted
-    except (NotCoordinator, PartitionLost):
-        return DescribedRoot(ErrorCode.NOT_COORDINATOR, root)
-    except CoordinatorLoading:
-        return DescribedRoot(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, root)
+def _describe(machine: TxnCoordinator, root: str) -> DescribedRoot:
+    last = machine.last_decision(root)
     return DescribedRoot(
         ErrorCode.NONE, root, last.token, last.producer_id, last.producer_epoch, list(last.open_branches), last.by
     )

@@ -4,11 +4,14 @@ Fencing is one verdict with two codes: clients of an API's first versions know o
 know PRODUCER_FENCED, and the two react differently. `fenced` gives the code for this API and version.
 """
 
-from collections.abc import Awaitable
-from typing import Any, TypeAlias, assert_never
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeAlias, TypeVar, assert_never
 
 from service.broker.coordinators import Coordinators
-from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
+from service.broker.partition import PartitionLost
+from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator, Shard
+from service.turns import in_turns
 from service.wire.error_codes import ErrorCode
 from txn.commands import Command
 from txn.coordinator import TxnCoordinator
@@ -36,10 +39,11 @@ from txn.verdicts import (
 )
 
 Transactions: TypeAlias = Coordinators[TxnCoordinator]
+Row = TypeVar("Row")
 
 PATIENCE_MS = 1_000
 """How long a request waits for the markers of the id's last transaction before it is answered
-CONCURRENT_TRANSACTIONS.
+CONCURRENT_TRANSACTIONS, or for what it asks about to be committed.
 """
 
 
@@ -82,3 +86,33 @@ async def ask_coordinator(transactions: Transactions, transactional_id: str, com
     except DecisionFailed:
         return ErrorCode.UNKNOWN_SERVER_ERROR
     return verdict
+
+
+async def looked_up(
+    transactions: Transactions, transactional_ids: Iterable[str], look: Callable[[TxnCoordinator, str], Row]
+) -> dict[str, Row | ErrorCode]:
+    """What the coordinator of each id has, or why this broker can't tell. A client that is told of a decision acts on
+    it, so all of it is committed when this returns.
+    """
+    found: dict[str, Row | ErrorCode] = {}
+    asked: dict[Shard[TxnCoordinator], list[str]] = {}
+    async for each in in_turns(dict.fromkeys(transactional_ids), at_once=10):
+        try:
+            shard = transactions.shard(each)
+        except NotCoordinator:
+            found[each] = ErrorCode.NOT_COORDINATOR
+        except CoordinatorLoading:
+            found[each] = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        else:
+            found[each] = look(shard.machine, each)
+            asked.setdefault(shard, []).append(each)
+    for shard, ids in asked.items():
+        try:
+            if (uncommitted := shard.committed()) is not None:
+                async with asyncio.timeout(PATIENCE_MS / 1000):
+                    await uncommitted
+        except PartitionLost:
+            found.update(dict.fromkeys(ids, ErrorCode.NOT_COORDINATOR))
+        except TimeoutError:
+            found.update(dict.fromkeys(ids, ErrorCode.COORDINATOR_NOT_AVAILABLE))
+    return found

@@ -132,6 +132,10 @@ class Shard(Generic[MachineT]):
         self._rest_ms = self._rest_until_ms = 0
         self._started_ms = env.clock.wall_ms() - int(env.clock.monotonic() * 1000)
 
+    def committed(self) -> asyncio.Future[None] | None:
+        """None if all that the machine knows is committed. Otherwise a future, as `Partition.committed` gives it."""
+        return self.partition.committed(self._written_end_offset)
+
     def now_ms(self) -> int:
         """The wall clock's time at the start, plus the time that has passed on the monotonic clock. So a jump of the
         wall clock ends no client's session.
@@ -292,7 +296,7 @@ class Shard(Generic[MachineT]):
             self._give_up()
             return
         try:
-            uncommitted = self.partition.committed(self._written_end_offset)
+            uncommitted = self.committed()
         except PartitionLost:
             self._give_up()
             return

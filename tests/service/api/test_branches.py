@@ -1,9 +1,19 @@
 """One transaction with many writers, over the wire: what readers see, and what zombies are told."""
 
+import asyncio
 from pathlib import Path
 
+import pytest
+
+from service.api import wire_codes
 from service.wire.error_codes import ErrorCode
-from service.wire.messages import DescribeBranchesRequest, EndBranchesRequest, EndBranchesResponse, NamedBranch
+from service.wire.messages import (
+    DescribeBranchesRequest,
+    DescribeTransactionsRequest,
+    EndBranchesRequest,
+    EndBranchesResponse,
+    NamedBranch,
+)
 from tests.rules import rule
 from tests.service.api.txn_stage import TxnStage, Writer, on_txn_stage, values
 
@@ -88,3 +98,36 @@ def test_branches_written_by_an_older_protocol_are_decided_alike(tmp_path: Path)
         assert [await values(stage, "orders", partition=index) for index in (0, 1)] == [["a"], []]
 
     on_txn_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("patience_ms", [60_000, 50])
+def test_a_decision_is_told_when_it_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience_ms: int
+) -> None:
+    """Who is told of a decision does not make it again; so it must be one that a crash does not undo."""
+
+    async def told(stage: TxnStage, branch: str) -> tuple[int, int, int, str]:
+        root, txn = await asyncio.gather(
+            stage.ask(DescribeBranchesRequest(["clicks"])), stage.ask(DescribeTransactionsRequest([branch]))
+        )
+        (described,), (state,) = root.roots, txn.transaction_states
+        return described.error_code, described.last_token, state.error_code, state.transaction_state
+
+    async def scene(stage: TxnStage) -> None:
+        branch = await write_branch(stage, "clicks::17/part-0", "a")
+        log = stage.broker.transactions.shard("clicks").partition.log
+        async with log.alone():  # nobody can flush
+            deciding = asyncio.ensure_future(decide(stage, 17, branch))
+            asking = asyncio.ensure_future(told(stage, branch.transactional_id))
+            await asyncio.wait([asking], timeout=0.3)
+            if patience_ms == 50:
+                lately = ErrorCode.COORDINATOR_NOT_AVAILABLE
+                assert asking.result() == (lately, -1, lately, "")
+            else:
+                assert not asking.done()
+        assert (await deciding).decided_now
+        if patience_ms > 50:
+            assert (await asking)[:3] == (NONE, 17, NONE)
+
+    monkeypatch.setattr(wire_codes, "PATIENCE_MS", patience_ms)
+    on_txn_stage(tmp_path, scene, log_durability="fsync")
