@@ -546,7 +546,9 @@ class Fetcher:
         durable = durable_after_cut(log, offset)
         async with self._housekeeper.distrusting(partition, durable), log.alone():
             await distrust(log, durable)
-            if place.holds:
+            # Retention or the cleaner may have changed the segments meanwhile, so that a cut may restart the log now.
+            # Then it is not what was prepared for: the next round asks again.
+            if place.holds and durable_after_cut(log, offset) >= durable:
                 partition.cut(offset)
 
     async def _start_over(self, place: FollowedPartition, offset: int) -> None:

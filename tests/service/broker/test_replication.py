@@ -129,30 +129,56 @@ def test_a_reassignment_minds_how_many_must_be_in_sync_now(tmp_path: Path) -> No
     on_cluster_stage(tmp_path, scene)
 
 
-def test_a_tail_that_the_new_leader_does_not_have_is_cut_off(tmp_path: Path) -> None:
-    async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2, min_insync_replicas="1")
-        await stage.write("kept")
-        await stage.stop(2)
-        await stage.in_sync(1)
-        for number in range(3):
-            await stage.write(f"for 1 alone {number}")
-        assert stage.partition(1).high_watermark == 4
-        await stage.start(2)
-        await stage.in_sync(1, 2)
-        # 1 appends what 2 never gets, and stops leading.
-        stage.broker(2).replication.stop(stage.partition(2))
-        await stage.write("lost", "with its leader", acks=1)
-        await stage.kill(1)
-        await stage.write("by 2", acks=1)
-        await stage.start(1)
-        await stage.in_sync(1, 2)
-        await stage.alike(1, 2)
-        offsets = [offset for offset, _, _ in stored(stage.partition(1))]
-        assert offsets == [0, 1, 2, 3, 4]
+async def lose_a_tail(stage: ClusterStage) -> None:
+    """1 appends what 2 never gets, stops leading, and follows 2."""
+    await stage.create(1, 2, min_insync_replicas="1")
+    await stage.write("kept")
+    await stage.stop(2)
+    await stage.in_sync(1)
+    for number in range(3):
+        await stage.write(f"for 1 alone {number}")
+    assert stage.partition(1).high_watermark == 4
+    await stage.start(2)
+    await stage.in_sync(1, 2)
+    stage.broker(2).replication.stop(stage.partition(2))
+    await stage.write("lost", "with its leader", acks=1)
+    await stage.kill(1)
+    await stage.write("by 2", acks=1)
+    await stage.start(1)
+    await stage.in_sync(1, 2)
+    await stage.alike(1, 2)
+    offsets = [offset for offset, _, _ in stored(stage.partition(1))]
+    assert offsets == [0, 1, 2, 3, 4]
 
-    patient = {"replica.lag.time.max.ms": "60000"}  # 2 stays in sync, however long 1 takes to die
-    on_cluster_stage(tmp_path, scene, 3, 1, 2, given=OS | patient)
+
+PATIENT = {"replica.lag.time.max.ms": "60000"}
+"""Who follows stays in sync, however long the other one takes to die."""
+
+
+def test_a_tail_that_the_new_leader_does_not_have_is_cut_off(tmp_path: Path) -> None:
+    on_cluster_stage(tmp_path, lose_a_tail, 3, 1, 2, given=OS | PATIENT)
+
+
+def test_a_cut_that_is_another_one_when_the_log_is_free_is_prepared_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention removes segments while a cut waits: it would restart the log, and 4 would still count as durable."""
+    left_durable = iter((4,))
+    prepared, cuts = [], []
+
+    async def distrust(log: PartitionLog, offset: int) -> None:
+        prepared.append(offset)
+
+    def cut(partition: Partition, end_offset: int) -> None:
+        cuts.append(prepared[-1])
+        carry_out(partition, end_offset)
+
+    carry_out = Partition.cut
+    monkeypatch.setattr(replication, "durable_after_cut", lambda log, offset: next(left_durable, 0))
+    monkeypatch.setattr(replication, "distrust", distrust)
+    monkeypatch.setattr(Partition, "cut", cut)
+    on_cluster_stage(tmp_path, lose_a_tail, 3, 1, 2, given=OS | PATIENT)
+    assert (prepared[0], cuts) == (4, [0])
 
 
 def test_who_does_not_keep_up_falls_out_and_comes_in_again(tmp_path: Path) -> None:
