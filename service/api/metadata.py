@@ -57,7 +57,7 @@ def handle(
         return now_or_in_turns(_all(parts.metadata, session, request))
     checked = done_at_once(_checked(parts, header.api_version, request, topics))
     if isinstance(checked, ErrorCode):
-        return _refused(checked, topics)
+        return done_at_once(_refused(checked, topics))
     if checked:
         return _after_creation(parts, session, request, topics, checked)
     return now_or_in_turns(_named(parts.metadata, session, request, topics))
@@ -73,14 +73,20 @@ async def _in_turns(
     """The same for very many topics."""
     checked = await done_in_turns(_checked(parts, header.api_version, request, topics))
     if isinstance(checked, ErrorCode):
-        return _refused(checked, topics)
+        return await done_in_turns(_refused(checked, topics))
     if checked:
         return await _after_creation(parts, session, request, topics, checked)
     return await done_in_turns(_named(parts.metadata, session, request, topics))
 
 
-def _refused(error: ErrorCode, topics: Iterable[MetadataRequestTopic]) -> MetadataResponse:
-    return MetadataResponse(topics=[MetadataResponseTopic(error, topic.name or "", topic.topic_id) for topic in topics])
+def _refused(error: ErrorCode, topics: Iterable[MetadataRequestTopic]) -> Steps[MetadataResponse]:
+    turn = Turn(NAMED_A_TURN)
+    refused = []
+    for topic in topics:
+        if turn.is_over():
+            yield
+        refused.append(MetadataResponseTopic(error, topic.name or "", topic.topic_id))
+    return MetadataResponse(topics=refused)
 
 
 def _checked(

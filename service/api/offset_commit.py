@@ -41,7 +41,7 @@ def handle(
         len(request.topics) > OFFSETS_AT_ONCE
         or sum(len(topic.partitions) for topic in request.topics) > OFFSETS_AT_ONCE
     ):
-        return _commit_in_turns(groups, header, request, wanted, answers)
+        return _commit_in_turns(groups, metadata, header, request, wanted, answers)
     offsets = answers.without_refused(wanted)
     if not offsets:
         return OffsetCommitResponse(topics=answers.topics())
@@ -55,13 +55,16 @@ def handle(
 
 async def _commit_in_turns(
     groups: Groups,
+    metadata: ClusterMetadata,
     header: RequestHeader,
     request: OffsetCommitRequest,
     wanted: Iterator[OffsetToCommit | _Refused | None],
     answers: "_Answers",
 ) -> OffsetCommitResponse:
     async for some in slices_in_turns(wanted, OFFSETS_AT_ONCE):
-        if offsets := answers.without_refused(some):
+        # Others have had turns since these were looked up. A topic may have been deleted, or made again.
+        image = metadata.image
+        if offsets := answers.without_refused(_still_there(image, each) for each in some):
             command = _command(header, request, offsets)
             answers.note(offsets, await ask(groups, request.group_id, command, CommitReply))
     return OffsetCommitResponse(topics=answers.topics())
@@ -84,6 +87,12 @@ def _wanted(
                 yield _new(OffsetToCommit, (topic.name, topic.id, index, *facts))
             else:
                 yield topic.name, topic.id, index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _still_there(image: Image, each: OffsetToCommit | _Refused | None) -> OffsetToCommit | _Refused | None:
+    if type(each) is not OffsetToCommit or image.topic_by_id(TopicId(each.topic_id)) is not None:
+        return each
+    return each.topic, each.topic_id, each.partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _command(header: RequestHeader, request: OffsetCommitRequest, offsets: tuple[OffsetToCommit, ...]) -> CommitOffsets:
