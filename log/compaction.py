@@ -313,6 +313,7 @@ class _Cleaning:
         plan. If that flush finds no room or no descriptor, a later one does it.
         """
         self.log.segments.replace(self.work.segments, self.new)
+        self.log.times_compacted += 1
         for segment in self.work.segments:
             segment.gone = True
             segment.close()
@@ -350,7 +351,7 @@ async def renew_snapshots(log: PartitionLog, now_ms: int) -> None:
 
     Afterwards there is a durable snapshot of the views as they are, at the beginning of a segment, and none older.
     """
-    log.times_forgotten += 1
+    log.times_compacted += 1
     async with log.alone():
         if log.gone:
             return

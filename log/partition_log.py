@@ -74,7 +74,7 @@ class PartitionLog:
         "segments",
         "snapshots",
         "start_offset",
-        "times_forgotten",
+        "times_compacted",
         "views",
     )
 
@@ -90,7 +90,7 @@ class PartitionLog:
         self.start_offset = self.end_offset = 0
         self.recovery: RecoveryReport | None = None
         self.gone = False  # discarded
-        self.times_forgotten = 0  # how often a view has forgotten something because compaction removed it
+        self.times_compacted = 0  # how often compaction has removed something, or a view has forgotten something for it
         self._topic_id: TopicId | None = None
         self.set_config(config)
 

@@ -13,7 +13,7 @@ What always holds:
 * What was flushed stays flushed. Between the decision and the moment in which it is durable, nothing new counts as
   flushed.
 * Meanwhile the log may be appended to, cut, compacted and restarted. If the copy is no longer a part of the log, it is
-  begun anew.
+  begun anew. A log that moves had better not be compacted: each pass makes the copy begin anew.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class Relocation:
     def _begin(self) -> None:
         """Begin the copy anew, with the batch that holds the log's start offset."""
         log = self._log
-        self._times_forgotten = log.times_forgotten
+        self._times_compacted = log.times_compacted
         first = log.read(log.start_offset, max_bytes=1, limit_offset=log.end_offset, at_least_one=True)
         base_offset = log.end_offset
         if first is not None:
@@ -112,10 +112,10 @@ class Relocation:
 
     @property
     def _is_outdated(self) -> bool:
-        """The copy may hold aborted batches that compaction has removed from the log, and the log's views may have
-        forgotten that they were aborted.
+        """The copy may hold what compaction has removed from the log: aborted batches that the views may have forgotten
+        to be aborted, or a value whose deletion was removed, too, before it was copied.
         """
-        return self._times_forgotten != self._log.times_forgotten
+        return self._times_compacted != self._log.times_compacted
 
     async def take_over(
         self,

@@ -16,6 +16,7 @@ from log.batch import CorruptBatch
 from log.cleaning_job import TooLittleRoom
 from log.compaction import compact, find_work
 from log.disk import DiskFault
+from service.broker.folder_moves import FolderMoves
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.ports import Apart, Env
@@ -64,10 +65,11 @@ class Hangs(Exception):
 
 
 class Compactor:
-    def __init__(self, env: Env, config: BrokerConfig, partitions: PartitionTable) -> None:
+    def __init__(self, env: Env, config: BrokerConfig, partitions: PartitionTable, moves: FolderMoves) -> None:
         self._env = env
         self._config = config
         self._partitions = partitions
+        self._moves = moves
         self._resting: dict[Partition, Rest] = {}
         self.failures = 0
 
@@ -82,11 +84,16 @@ class Compactor:
         async with self._env.apart() as apart:
             for count, partition in enumerate(self._partitions):
                 seen[partition] = None
-                if partition.log.config.compacts and not partition.offline and partition.folder.failed is None:
+                if self.may_compact(partition):
                     await self._try(partition, apart)
                 if count % PARTITIONS_A_TURN == 0:
                     await asyncio.sleep(0)
         self._resting = {partition: rest for partition, rest in self._resting.items() if partition in seen}
+
+    def may_compact(self, partition: Partition) -> bool:
+        """A partition that moves to another folder waits: each pass would make the copy begin anew."""
+        is_served = not partition.offline and partition.folder.failed is None
+        return partition.log.config.compacts and is_served and not self._moves.is_moving(partition)
 
     async def _try(self, partition: Partition, apart: Apart) -> None:
         now_s = self._env.clock.monotonic()

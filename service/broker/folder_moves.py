@@ -128,6 +128,9 @@ class FolderMoves:
             if partition is not None and partition.folder is not target and not partition.offline:
                 self._begin(partition, target)
 
+    def is_moving(self, partition: Partition) -> bool:
+        return partition in self._moves
+
     def under_way(self) -> Sequence[FolderMove]:
         return list(self._moves.values())
 

@@ -67,7 +67,6 @@ class Broker:
         ]
         self.fetch_sessions = FetchSessions(slots=config.max_incremental_fetch_session_cache_slots)
         self.housekeeper = Housekeeper(env, config, self.partitions, self.folders)
-        self.compactor = Compactor(env, config, self.partitions)
         self.inspector = Inspector(env)
         self.time_lookups = asyncio.Lock()  # one lookup at a time: each may unpack a large batch
         self.loop_watch = LoopWatch()
@@ -84,6 +83,7 @@ class Broker:
         self.opening = self.maker.progress
         self.producer_room = self.maker.producer_room
         self.moves = FolderMoves(env, self.metadata, self.partitions, self.folders, self.maker)
+        self.compactor = Compactor(env, config, self.partitions, self.moves)
         self.holdings = Holdings(
             env,
             config,

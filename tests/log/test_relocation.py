@@ -128,6 +128,26 @@ def test_what_was_aborted_stays_aborted_although_compaction_has_forgotten_it_mea
     asyncio.run(run())
 
 
+def test_what_was_deleted_stays_deleted_although_compaction_has_removed_the_deletion_meanwhile() -> None:
+    async def run() -> None:
+        bench = Moving()
+        bench.put((b"a", b"deleted"))
+        for count in range(30):
+            bench.put((b"k%d" % count, bytes(50)))
+        await bench.log.flush()
+        relocation = bench.begin()
+        bench.put((b"a", None))
+        for now_ms in (NOW_MS, NOW_MS + 1, NOW_MS + RETENTION_MS + 2):
+            bench.put((b"c", b"%d" % now_ms))
+            await bench.clean(now_ms=now_ms)
+        assert b"a" not in {key for _, key, _ in committed_records(bench.log, bench.stable)}
+        while not await bench.finish(relocation):
+            pass
+        assert b"a" not in table(committed_records(bench.log, bench.stable))
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("recovery_point", [0, 1 << 40])
 def test_what_the_views_knew_of_removed_batches_is_known_after_a_crash_of_the_moved_log(recovery_point: int) -> None:
     async def run() -> None:

@@ -5,6 +5,7 @@ written to, and through a crash at each step.
 import asyncio
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,26 @@ def test_progress_is_shown_and_a_move_is_called_off(tmp_path: Path) -> None:
 
     folders.live(scene)
     folders.live(lambda stage: came_back(stage, folders.one, 0, 300))
+
+
+def test_a_partition_is_not_compacted_while_it_moves(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("moved")
+        partition = await stage.served("moved")
+        await write(partition, 300, size=1000)
+        partition.set_config(replace(partition.log.config, cleanup_policy=("compact",)), fsync=True)
+        may_compact = stage.broker.compactor.may_compact
+        assert may_compact(partition)
+        await hold_back(stage, 1000)
+        await move(stage, folders.two)
+        assert not may_compact(partition)
+        await hold_back(stage, 1 << 30)
+        await moved(partition, folders.two)
+        await until(lambda: may_compact(partition))
+
+    folders.live(scene)
 
 
 def test_a_move_that_a_stop_interrupts_goes_on(tmp_path: Path) -> None:
