@@ -18,7 +18,7 @@ from tests.sim.mutants import MUTANTS, hunt_all
 from tests.sim.run import fresh_seed, processes, run
 
 ROOT = Path(__file__).resolve().parents[2]
-FRESH = 100  # runs of seeds that are drawn anew each time
+FRESH = 40  # runs of seeds that are drawn anew each time
 PARTS = 3  # a run of the tests hunts one of so many parts of the mutants
 
 
