@@ -1,17 +1,32 @@
 """What the handlers of administrative requests share: they run commands, and several answers have parts in common."""
 
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from service.broker.internal_topics import KEPT_SETTINGS
-from service.cluster.config_commands import AlterConfigs, ResourceChange
+from service.cluster.config_commands import AlterConfigs, ConfigChange, ResourceChange
 from service.cluster.controller import Command, Refusal
 from service.cluster.image import NO_LEADER, Image, PartitionState
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.settings.broker import BrokerConfig
-from service.turns import NAMED_A_TURN, in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns, in_turns
 from service.wire.error_codes import ErrorCode
 
 Reply = TypeVar("Reply")
+Row = TypeVar("Row")
+Config = TypeVar("Config", covariant=True)
+
+
+class AskedResource(Protocol[Config]):
+    """A topic, group or broker as a request names it, with the settings that are to change."""
+
+    @property
+    def resource_type(self) -> int: ...
+    @property
+    def resource_name(self) -> str: ...
+    @property
+    def configs(self) -> Sequence[Config]: ...
+
 
 UNASKED = -(2**31)
 """Kafka's mark for operations that the caller did not ask about."""
@@ -35,16 +50,40 @@ async def executed(metadata: ClusterMetadata, command: Command[Reply]) -> Reply 
         return Refusal(lost.error, str(lost))
 
 
+def changes(
+    resources: Sequence[AskedResource[Config]], change: Callable[[Config], ConfigChange], *, replace_all: bool = False
+) -> Steps[tuple[ResourceChange, ...]]:
+    """What a request asks to change, each setting translated by `change`."""
+    turn = Turn(NAMED_A_TURN)
+    wanted = []
+    for resource in resources:
+        if turn.is_over():
+            yield
+        settings = []
+        for config in resource.configs:
+            if turn.is_over():
+                yield
+            settings.append(change(config))
+        wanted.append(ResourceChange(resource.resource_type, resource.resource_name, tuple(settings), replace_all))
+    return tuple(wanted)
+
+
 async def altered(
-    metadata: ClusterMetadata, config: BrokerConfig, resources: tuple[ResourceChange, ...], *, validate_only: bool
-) -> list[tuple[ErrorCode, str | None, int, str]]:
-    """The results of changes of settings: error, message, kind and name of each resource."""
+    metadata: ClusterMetadata,
+    config: BrokerConfig,
+    wanted: Steps[tuple[ResourceChange, ...]],
+    row: Callable[[ErrorCode, str | None, int, str], Row],
+    *,
+    validate_only: bool,
+) -> list[Row]:
+    """Carries out changes of settings. There is a row of the answer for each resource."""
+    resources = await done_in_turns(wanted)
     command = AlterConfigs(resources, config, metadata.broker_id, KEPT_SETTINGS, validate_only)
     results = await executed(metadata, command)
     if isinstance(results, Refusal):
         refused = results.error, results.message
-        return [(*refused, one.kind, one.name) async for one in in_turns(resources, NAMED_A_TURN)]
-    return [(one.error, one.message, one.kind, one.name) async for one in in_turns(results, NAMED_A_TURN)]
+        return [row(*refused, one.kind, one.name) async for one in in_turns(resources, NAMED_A_TURN)]
+    return [row(one.error, one.message, one.kind, one.name) async for one in in_turns(results, NAMED_A_TURN)]
 
 
 def leader_of(image: Image, state: PartitionState, listener: str) -> tuple[int, ErrorCode]:
