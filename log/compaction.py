@@ -44,7 +44,7 @@ Apart = Callable[[str, Disk, CleaningJob], Awaitable[Cleaned]]
 """Runs the function of that name in another process, and returns its result."""
 
 
-class AbortedRange(Protocol):
+class AbortedFacts(Protocol):
     """A transaction that was aborted: its batches from the first offset to its marker at the last."""
 
     @property
@@ -55,7 +55,7 @@ class AbortedRange(Protocol):
     def last_offset(self) -> int: ...
 
 
-class KnownBy(Protocol):
+class ProducerFacts(Protocol):
     """By what a producer is known: the last offset of its last batch with a sequence; or no offset, and the epoch and
     time of a marker.
     """
@@ -73,13 +73,13 @@ class KnownBy(Protocol):
 class TransactionFacts(Protocol):
     """What the cleaner asks the views of the log, and what it tells them."""
 
-    def aborted_ranges(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
+    def aborted_ranges(self, from_offset: int, end_offset: int) -> Iterator[AbortedFacts]:
         """The aborted transactions as they are at the time of this call, however long the iteration takes."""
 
     def forget_aborted(self, marker_offsets: Sequence[int]) -> None:
         """These abort markers are about to leave the log. Nothing else of their transactions is left in it."""
 
-    def known_by(self) -> Iterator[KnownBy]:
+    def known_by(self) -> Iterator[ProducerFacts]:
         """What each active producer is known by."""
 
 

@@ -10,7 +10,7 @@ from service.broker.acceptance import RefusedBatch, one_batch
 from service.broker.partition import ACKS_ALL, Appended
 from service.broker.partition_table import PartitionTable
 from service.broker.session import Session
-from service.broker.writing import MAY_BE_WRITTEN, Means, Write, WriteTerms, Writing
+from service.broker.writing import MAY_BE_WRITTEN, Write, WriteTerms, Writing, WritingParts
 from service.net.door import Held
 from service.turns import NAMED_A_TURN, in_turns
 from service.wire.codec import RequestHeader
@@ -21,11 +21,15 @@ UNKNOWN_NAME = RefusedBatch(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
 def handle(
-    held: PartitionTable, means: Means, session: Session, header: RequestHeader, request: ConditionalProduceRequest
+    held: PartitionTable,
+    parts: WritingParts,
+    session: Session,
+    header: RequestHeader,
+    request: ConditionalProduceRequest,
 ) -> Held[ConditionalProduceResponse]:
     for each in request.batches:  # the request's bytes are reused after the call
         each.records = memoryview(bytearray(each.records or b""))
-    return Held(_append(held, means, session, request))
+    return Held(_append(held, parts, session, request))
 
 
 def refused(request: ConditionalProduceRequest) -> ConditionalProduceResponse:
@@ -35,7 +39,7 @@ def refused(request: ConditionalProduceRequest) -> ConditionalProduceResponse:
 
 
 async def _append(
-    held: PartitionTable, means: Means, session: Session, request: ConditionalProduceRequest
+    held: PartitionTable, parts: WritingParts, session: Session, request: ConditionalProduceRequest
 ) -> ConditionalProduceResponse | Awaitable[ConditionalProduceResponse]:
     writes = []
     async for each in in_turns(request.batches, NAMED_A_TURN):
@@ -53,7 +57,7 @@ async def _append(
         knows_zstd=True,
         may_write_internal=False,
     )
-    writing = Writing(means, terms, writes)
+    writing = Writing(parts, terms, writes)
     wrong = writing.wrong_transaction()
     if wrong is not None:
         writing.refuse(wrong)

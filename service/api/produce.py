@@ -20,7 +20,7 @@ from service.broker.acceptance import RefusedBatch, one_batch
 from service.broker.partition import ACKS_ALL, Appended
 from service.broker.partition_table import PartitionTable, TopicPartitions
 from service.broker.session import Session
-from service.broker.writing import Means, Write, WriteTerms, Writing
+from service.broker.writing import Write, WriteTerms, Writing, WritingParts
 from service.cluster.metadata import ClusterMetadata
 from service.net.door import CLOSE, NO_REPLY, OWN_BYTES, Held, Signal
 from service.turns import NAMED_A_TURN, Steps, Turn, done_at_once, done_in_turns, now_or_in_turns
@@ -67,7 +67,7 @@ class ProduceCall:
 def handle(
     held: PartitionTable,
     metadata: ClusterMetadata,
-    means: Means,
+    parts: WritingParts,
     session: Session,
     header: RequestHeader,
     request: ProduceRequest,
@@ -75,9 +75,9 @@ def handle(
     topics = request.topic_data
     if len(topics) > NAMED_A_TURN or sum([len(topic.partition_data) for topic in topics]) > NAMED_A_TURN:
         _keep(topics)
-        return Held(_in_turns(held, metadata, means, session, header, request))
+        return Held(_in_turns(held, metadata, parts, session, header, request))
     writes = done_at_once(_writes(held, header.api_version, topics))
-    asked, writing = _asked(metadata, means, session, header, request, writes)
+    asked, writing = _asked(metadata, parts, session, header, request, writes)
     wrong = _wrong(asked, writing)
     if wrong is not None:
         writing.refuse(wrong)
@@ -94,14 +94,14 @@ def handle(
 async def _in_turns(
     held: PartitionTable,
     metadata: ClusterMetadata,
-    means: Means,
+    parts: WritingParts,
     session: Session,
     header: RequestHeader,
     request: ProduceRequest,
 ) -> ProduceResponse | Signal | Awaitable[ProduceResponse | Signal]:
     """The same for very many batches."""
     writes = await done_in_turns(_writes(held, header.api_version, request.topic_data))
-    asked, writing = _asked(metadata, means, session, header, request, writes)
+    asked, writing = _asked(metadata, parts, session, header, request, writes)
     wrong = _wrong(asked, writing)
     if wrong is not None:
         writing.refuse(wrong)
@@ -133,7 +133,7 @@ def _writes(held: PartitionTable, version: int, topics: list[TopicProduceData]) 
 
 def _asked(
     metadata: ClusterMetadata,
-    means: Means,
+    parts: WritingParts,
     session: Session,
     header: RequestHeader,
     request: ProduceRequest,
@@ -149,7 +149,7 @@ def _asked(
         knows_zstd=version >= ZSTD_SINCE,
         may_write_internal=header.client_id == ADMIN_CLIENT and brokers(session, request),
     )
-    return ProduceCall(metadata, session, version, request), Writing(means, terms, writes)
+    return ProduceCall(metadata, session, version, request), Writing(parts, terms, writes)
 
 
 def _wrong(asked: ProduceCall, writing: Writing) -> ErrorCode | None:

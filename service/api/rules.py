@@ -37,7 +37,7 @@ def readers_and_brokers(session: Session, request: FetchRequest) -> bool:
 
 
 def producers_and_brokers(session: Session, request: AddPartitionsToTxnRequest) -> bool:
-    """A producer may name its own transaction. Brokers may name any, and several at once, when
-    producers write to them.
+    """A producer may name its own transaction. Brokers may name any, and several at once, when producers write to
+    them.
     """
     return not request.transactions or brokers(session, request)

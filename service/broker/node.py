@@ -26,7 +26,7 @@ from service.broker.opening import PartitionMaker
 from service.broker.partition_table import PartitionTable
 from service.broker.replication import Replication, address_of
 from service.broker.tally import LeadershipTally, RequestTally
-from service.broker.writing import Means
+from service.broker.writing import WritingParts
 from service.cluster.duties import Duties
 from service.cluster.image import Delta, Image
 from service.cluster.metadata import ClusterMetadata, MetadataLost
@@ -78,7 +78,9 @@ class Broker:
         self.txn_tally = coordination.txn_tally
 
         self.replication = Replication(env, config, self.metadata, self.partitions, self.housekeeper)
-        self.writing = Means(config, env.clock, self.inspector, coordination.transaction_gate, self.replication.in_sync)
+        self.writing = WritingParts(
+            config, env.clock, self.inspector, coordination.transaction_gate, self.replication.in_sync
+        )
         self.maker = PartitionMaker(env, config, self.partitions, self.folders, self.housekeeper)
         self.opening = self.maker.progress
         self.producer_room = self.maker.producer_room

@@ -76,7 +76,7 @@ MAY_BE_WRITTEN: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class WritingParts:
     """The parts of the broker that every writing uses."""
 
     config: BrokerConfig
@@ -140,14 +140,14 @@ class Write:
 class Writing:
     """The batches of one client that are written together. The module's docstring has the order of the calls."""
 
-    __slots__ = ("_delay_s", "_final", "_means", "_needs_guard", "_terms", "_uncommitted", "writes")
+    __slots__ = ("_delay_s", "_final", "_needs_guard", "_parts", "_terms", "_uncommitted", "writes")
 
-    def __init__(self, means: Means, terms: WriteTerms, writes: Sequence[Write]) -> None:
+    def __init__(self, parts: WritingParts, terms: WriteTerms, writes: Sequence[Write]) -> None:
         self.writes = writes
-        self._means = means
+        self._parts = parts
         self._terms = terms
         # An operator may choose to trust clients that add the partitions themselves.
-        self._needs_guard = terms.adds_partitions or means.config.transaction_partition_verification_enable
+        self._needs_guard = terms.adds_partitions or parts.config.transaction_partition_verification_enable
         self._uncommitted: list[tuple[Partition, int, Write, Appended]] = []
         self._final: list[tuple[Partition, Write]] = []
         self._delay_s = 0.0
@@ -191,7 +191,7 @@ class Writing:
         looked_at = in_turns(self._unconfirmed(), HEADERS_READ_AT_ONCE)
         unconfirmed = [each async for each in looked_at if each is not None]
         wanted = [(partition, writer) for partition, _, writer in unconfirmed]
-        admitted = await self._means.transaction_gate.admit(wanted, timeout_ms=self._terms.timeout_ms)
+        admitted = await self._parts.transaction_gate.admit(wanted, timeout_ms=self._terms.timeout_ms)
         for (_, write, _), answer in zip(unconfirmed, admitted, strict=True):
             write.admitted = answer
         if not self.takes_turns:
@@ -249,7 +249,7 @@ class Writing:
     def _inspect_now(self) -> bool:
         """Look at the records. Returns False if that would take longer than one turn of the loop may."""
         for write, batch, config in self._to_open(self.writes):
-            write.inspected = self._means.inspector.inspect_now(batch, config, self._means.clock.wall_ms())
+            write.inspected = self._parts.inspector.inspect_now(batch, config, self._parts.clock.wall_ms())
             if write.inspected is None:
                 return False
         return True
@@ -258,7 +258,7 @@ class Writing:
         """Look at the records of all batches that need it, until each has been looked at under the settings that hold
         when this returns.
         """
-        inspector, clock = self._means.inspector, self._means.clock
+        inspector, clock = self._parts.inspector, self._parts.clock
         while unknown := list(self._to_open(writes)):
             for write, batch, config in unknown:
                 now_ms = clock.wall_ms()
@@ -270,7 +270,7 @@ class Writing:
 
     def append(self) -> None:
         """Append the batches that may be appended. Afterwards every write has its outcome."""
-        now_ms = self._means.clock.wall_ms()
+        now_ms = self._parts.clock.wall_ms()
         for write in self.writes:
             write.outcome = self._append(write, now_ms)
 
@@ -305,7 +305,7 @@ class Writing:
                 some.append(write := left.pop())
                 size_bytes += 0 if isinstance(write.batch, RefusedBatch) else len(write.batch)
             await self._open(some)  # for topics whose settings changed meanwhile
-            now_ms = self._means.clock.wall_ms()
+            now_ms = self._parts.clock.wall_ms()
             for write in some:
                 write.outcome = self._append(write, now_ms)
             if left:
@@ -390,7 +390,7 @@ class Writing:
             self._delay_s = max(self._delay_s, partition.folder.headroom.delay_s)
         for partition, write in self._final:
             with session.waits():
-                if not await self._means.in_sync.leads_still(partition):
+                if not await self._parts.in_sync.leads_still(partition):
                     write.outcome, write.log_start_offset = RefusedBatch(ErrorCode.NOT_LEADER_OR_FOLLOWER), -1
         if self._delay_s:
             await asyncio.sleep(self._delay_s)

@@ -114,7 +114,7 @@ class StoredValue(NamedTuple):
     session: int | None
 
 
-class _Conflict(Exception):
+class Conflict(Exception):
     """The condition of an op does not hold."""
 
 
@@ -130,19 +130,19 @@ async def slices(many: Sequence[T]) -> AsyncIterator[Sequence[T]]:
 
 
 def stage(changed: Changed, entries: Mapping[str, StoredValue], ops: Sequence[Op], session: int) -> None:
-    """Add to `changed` the results of `ops` on `entries`, in the order of the ops. Raises `_Conflict`."""
+    """Add to `changed` the results of `ops` on `entries`, in the order of the ops. Raises `Conflict`."""
 
     def at(key: str, version: int) -> StoredValue:
         held = changed[key] if key in changed else entries.get(key)
         if held is None or held.version != version:
-            raise _Conflict
+            raise Conflict
         return held
 
     for op in ops:
         match op:
             case Create(key, value, ephemeral):
                 if (changed[key] if key in changed else entries.get(key)) is not None:
-                    raise _Conflict
+                    raise Conflict
                 _put(changed, key, StoredValue(value, 0, session if ephemeral else None))
             case Put(key, value, version):
                 _put(changed, key, StoredValue(value, version + 1, at(key, version).session))
@@ -249,7 +249,7 @@ class LedgerStoreSession:
             changed: Changed = {}
             async for some in slices(ops):
                 stage(changed, self._entries, some, self.id)
-        except _Conflict:
+        except Conflict:
             decided_on = self._number
             await self._catch_up()
             return Result.CONFLICT if self._number == decided_on else None

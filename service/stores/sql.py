@@ -39,6 +39,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.pool import StaticPool
 
 from service.ports import Env
+from service.stores.ledger import Conflict
 from service.stores.port import (
     Change,
     Check,
@@ -69,10 +70,6 @@ _PUT = (
     .values(value=bindparam("new"), version=bindparam("next"))
 )
 _DELETE = delete(ENTRIES).where(ENTRIES.c.key == bindparam("of"), ENTRIES.c.version == bindparam("at"))
-
-
-class _Conflict(Exception):
-    """The condition of an op does not hold; the transaction is rolled back."""
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -139,7 +136,7 @@ class SqlDatabase:
                 for kind, run in groupby(ops, type):
                     _carry_out(connection, kind, list(run), session)
                 return Result.OK, _next_number(connection)
-        except _Conflict:
+        except Conflict:
             with self.engine.connect() as connection:
                 return Result.CONFLICT, _number(connection)
         except exc.DBAPIError as error:
@@ -251,7 +248,7 @@ def _carry_out(connection: Connection, kind: type[Op], run: list[Any], session: 
         try:
             connection.execute(insert(ENTRIES), rows)
         except exc.IntegrityError as error:
-            raise _Conflict from error
+            raise Conflict from error
     elif kind is Put:
         puts = [{"of": op.key, "at": op.version, "new": op.value, "next": op.version + 1} for op in run]
         _all_or_conflict(connection.execute(_PUT, puts).rowcount, puts)
@@ -263,12 +260,12 @@ def _carry_out(connection: Connection, kind: type[Op], run: list[Any], session: 
             assert isinstance(check, Check)
             found = select(ENTRIES.c.version).where(ENTRIES.c.key == check.key)
             if connection.execute(found).scalar() != check.version:
-                raise _Conflict
+                raise Conflict
 
 
 def _all_or_conflict(changed: int, wanted: list[dict[str, Any]]) -> None:
     if changed != len(wanted):
-        raise _Conflict
+        raise Conflict
 
 
 def changes_of(ops: Iterable[Op]) -> tuple[tuple[str, Entry | None], ...]:

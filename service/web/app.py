@@ -180,7 +180,9 @@ class WebServer:
         loop = asyncio.get_running_loop()
         for endpoint in endpoints:
             try:
-                server = await loop.create_server(self._connected, endpoint.host or None, endpoint.port, backlog=1024)
+                server = await loop.create_server(
+                    self._connected, endpoint.host or None, endpoint.port, backlog=1024, ssl=self._listener.tls
+                )
             except OSError as error:
                 why = os.strerror(error.errno) if error.errno else str(error)
                 raise StartError(f"can't listen on {endpoint.address} for HTTP: {why}") from None

@@ -34,8 +34,8 @@ def scraper_of(broker: shapes.Broker, elsewhere: Elsewhere | None = None, holder
 
 
 async def offsets_elsewhere(gateway: Gateway, wanted: Places) -> dict[tuple[str, int], tuple[int, int]]:
-    """Offsets, as the leaders tell them within a short time: a broker that does not answer must not
-    hold up a scrape.
+    """Offsets, as the leaders tell them within a short time: a broker that does not answer must not hold up a
+    scrape.
     """
     cluster = NearCluster(gateway)
     image = gateway.image
