@@ -46,6 +46,8 @@ PART_BYTES: Final = 512 * 1024
 """Half of what ZooKeeper takes in one request (`jute.maxbuffer`)."""
 WHOLE, IN_PARTS = b"\0", b"\1"
 READ_AT_ONCE: Final = 500
+HANDSHAKES: Final = 3
+"""How many attempts to connect fit into a session's timeout if servers accept connections and do not answer on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +87,27 @@ class ZooKeeperSession(Leased):
             logger=logging.getLogger("oncelog.zookeeper"),
         )
         self._client.add_listener(lambda state: self._from_kazoo(self._state_changed, state))
-        self._learn_timeout()
+        self._mind_handshakes()
 
-    def _learn_timeout(self) -> None:
+    def _mind_handshakes(self) -> None:
         """Learn the session timeout that was granted. The ensemble may grant less than was asked for, and kazoo does
         not report it, so it is read where kazoo connects.
+
+        A server that has just started may accept a connection and never answer on it. With one server, kazoo would wait
+        until the session is over; it is made to try again sooner.
         """
         connection = self._client._connection
-        connect = connection._connect
+        connect, invoke = connection._connect, connection._invoke
 
         def connect_and_tell(*address: Any) -> tuple[float, float]:
             read_timeout_ms, connect_timeout_ms = connect(*address)
             self._timeout_s = read_timeout_ms * 1.5 / 1000  # kazoo's read timeout is two thirds of it
             return read_timeout_ms, connect_timeout_ms
 
-        connection._connect = connect_and_tell
+        def invoke_in_time(patience_s: float, *request: Any, **more: Any) -> Any:
+            return invoke(min(patience_s, self._timeout_s / HANDSHAKES), *request, **more)
+
+        connection._connect, connection._invoke = connect_and_tell, invoke_in_time
 
     # -- life
 

@@ -105,6 +105,32 @@ def test_a_session_outlives_a_server_that_is_killed_and_comes_back_in_time(serve
     play(ZooKeeper(server.address).session, promise)
 
 
+def test_a_server_that_takes_a_connection_and_does_not_answer_is_tried_again(server: ZooKeeperServer) -> None:
+    taken: list[asyncio.StreamWriter] = []
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+        writer.close()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        taken.append(writer)
+        if len(taken) > 1:
+            host, _, port = server.address.partition(":")
+            from_server, to_server = await asyncio.open_connection(host, int(port))
+            await asyncio.gather(copy(reader, to_server), copy(from_server, writer))
+
+    async def main() -> None:
+        async with await asyncio.start_server(take, "127.0.0.1", port := free_port()):
+            async with store_over(ZooKeeper(f"127.0.0.1:{port}").session) as store:
+                session = await store.session(9)  # it ends with its timeout
+                await until_ok(session, "written")
+            assert len(taken) == 2
+            taken[0].close()
+
+    asyncio.run(main())
+
+
 def test_a_lease_is_over_before_the_session_is(server: ZooKeeperServer) -> None:
     """The server stands still; nobody hears of us, and so we must not act when the session may have run out."""
 
