@@ -5,6 +5,7 @@ know PRODUCER_FENCED, and the two react differently. `fenced` gives the code for
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeAlias, TypeVar, assert_never
 
@@ -106,13 +107,19 @@ async def looked_up(
         else:
             found[each] = look(shard.machine, each)
             asked.setdefault(shard, []).append(each)
+    waits: dict[Shard[TxnCoordinator], asyncio.Future[None]] = {}
     for shard, ids in asked.items():
         try:
             if (uncommitted := shard.committed()) is not None:
-                async with asyncio.timeout(PATIENCE_MS / 1000):
-                    await uncommitted
+                waits[shard] = uncommitted
         except PartitionLost:
             found.update(dict.fromkeys(ids, ErrorCode.NOT_COORDINATOR))
-        except TimeoutError:
-            found.update(dict.fromkeys(ids, ErrorCode.COORDINATOR_NOT_AVAILABLE))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE_MS / 1000):
+            await asyncio.gather(*waits.values(), return_exceptions=True)
+    for shard, wait in waits.items():
+        if wait.cancelled():
+            found.update(dict.fromkeys(asked[shard], ErrorCode.COORDINATOR_NOT_AVAILABLE))
+        elif wait.exception() is not None:
+            found.update(dict.fromkeys(asked[shard], ErrorCode.NOT_COORDINATOR))
     return found

@@ -100,10 +100,8 @@ def test_branches_written_by_an_older_protocol_are_decided_alike(tmp_path: Path)
     on_txn_stage(tmp_path, scene)
 
 
-@pytest.mark.parametrize("patience_ms", [60_000, 50])
-def test_a_decision_is_told_when_it_is_durable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience_ms: int
-) -> None:
+@pytest.mark.parametrize("how", ["in time", "late", "lost"])
+def test_a_decision_is_told_when_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Who is told of a decision does not make it again; so it must be one that a crash does not undo."""
 
     async def told(stage: TxnStage, branch: str) -> tuple[int, int, int, str]:
@@ -120,14 +118,17 @@ def test_a_decision_is_told_when_it_is_durable(
             deciding = asyncio.ensure_future(decide(stage, 17, branch))
             asking = asyncio.ensure_future(told(stage, branch.transactional_id))
             await asyncio.wait([asking], timeout=0.3)
-            if patience_ms == 50:
-                lately = ErrorCode.COORDINATOR_NOT_AVAILABLE
-                assert asking.result() == (lately, -1, lately, "")
-            else:
-                assert not asking.done()
-        assert (await deciding).decided_now
-        if patience_ms > 50:
+            assert asking.done() == (how == "late")
+            if how == "lost":
+                stage.broker.holdings.step_down()
+                assert await asking == (ErrorCode.NOT_COORDINATOR, -1, ErrorCode.NOT_COORDINATOR, "")
+        answer = await deciding
+        if how == "in time":
+            assert answer.decided_now
             assert (await asking)[:3] == (NONE, 17, NONE)
+        if how == "late":
+            late = ErrorCode.COORDINATOR_NOT_AVAILABLE
+            assert await asking == (late, -1, late, "")
 
-    monkeypatch.setattr(wire_codes, "PATIENCE_MS", patience_ms)
+    monkeypatch.setattr(wire_codes, "PATIENCE_MS", 50 if how == "late" else 60_000)
     on_txn_stage(tmp_path, scene, log_durability="fsync")
