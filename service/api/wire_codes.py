@@ -5,7 +5,6 @@ know PRODUCER_FENCED, and the two react differently. `fenced` gives the code for
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeAlias, TypeVar, assert_never
 
@@ -114,9 +113,12 @@ async def looked_up(
                 waits[shard] = uncommitted
         except PartitionLost:
             found.update(dict.fromkeys(ids, ErrorCode.NOT_COORDINATOR))
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE_MS / 1000):
-            await asyncio.gather(*waits.values(), return_exceptions=True)
+    try:
+        if waits:
+            await asyncio.wait(waits.values(), timeout=PATIENCE_MS / 1000)
+    finally:
+        for wait in waits.values():
+            wait.cancel()
     for shard, wait in waits.items():
         if wait.cancelled():
             found.update(dict.fromkeys(asked[shard], ErrorCode.COORDINATOR_NOT_AVAILABLE))
