@@ -48,11 +48,14 @@ class ProducerIds:
     def __init__(self) -> None:
         self._blocks: deque[ProducerIdBlock] = deque()
         self._next = 0
+        self._reserved_to = 0
         self.remaining = 0
 
     def add(self, block: ProducerIdBlock) -> None:
         """Take up a block that the store has durably reserved for this broker."""
         assert block.size > 0
+        assert block.first >= self._reserved_to, "blocks rise, so no id is given out twice"
+        self._reserved_to = block.end
         if not self._blocks:
             self._next = block.first
         self._blocks.append(block)

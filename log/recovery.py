@@ -319,7 +319,7 @@ class _Recovery:
         """The position where the correct batches end, and the reason; an empty reason at the end of the file."""
         if _are_many(file, position, size_bytes):
             position = self._scan_many(segment, file, position, size_bytes, views)
-        epochs, interval_bytes, trusted = self.epochs, self.interval_bytes, self.report.trusted_offset
+        epochs, interval_bytes, gaps_below = self.epochs, self.interval_bytes, self._gaps_below(segment)
         latest, expected = epochs.latest, self.end_offset
         ended = position
         for start, header, chunk, at in _whole_batches(file, position, size_bytes):
@@ -328,7 +328,7 @@ class _Recovery:
             reason = ""
             if crc32c(chunk[at + CHECKED_FROM : end]) != header.crc:
                 reason = "wrong checksum"
-            elif base_offset != expected and not expected < base_offset < trusted:
+            elif base_offset != expected and not expected < base_offset < gaps_below:
                 reason = f"offset {base_offset} where {expected} was due"
             elif header.leader_epoch != latest:
                 if header.leader_epoch < latest and header.leader_epoch != NO_EPOCH:
@@ -347,13 +347,19 @@ class _Recovery:
                     view.apply(header, batch)
         return ended, "" if ended == size_bytes else "the file ends inside a batch, or with bytes that are none"
 
+    def _gaps_below(self, segment: Segment) -> int:
+        """Below this offset there may be gaps between batches, since compaction has been here. The checksum does not
+        cover a batch's offset: one that this segment can't hold is damaged.
+        """
+        return min(self.report.trusted_offset, segment.reach)
+
     def _scan_many(self, segment: Segment, file: File, position: int, size_bytes: int, views: Sequence[View]) -> int:
         """Check many batches at a time, as far as they are correct and usual. Returns the position from which batches
         must be checked one by one.
         """
         while position < size_bytes:
             chunk = file.pread(min(SCAN_BYTES, size_bytes - position), position)
-            stretch = right_stretch(chunk, expected=self.end_offset, trusted=self.report.trusted_offset)
+            stretch = right_stretch(chunk, expected=self.end_offset, gaps_below=self._gaps_below(segment))
             stretch = self._up_to_a_wrong_epoch(stretch)
             if not len(stretch.starts):
                 return position
@@ -389,7 +395,7 @@ class _Recovery:
         none.
         """
         for found, header in _search_batch(file, position + 1, size_bytes):
-            if self.end_offset <= header.base_offset:
+            if self.end_offset <= header.base_offset < segment.reach:
                 self._damaged(segment.base_offset, position, found - position, header.base_offset, reason)
                 return found
         self._damaged(segment.base_offset, position, size_bytes - position, self.report.trusted_offset, reason)

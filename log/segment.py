@@ -13,7 +13,7 @@ What always holds:
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from log.batch import HEADER_BYTES, BatchHeader, Buffer, CorruptBatch, crc32c, read_header
+from log.batch import HEADER_BYTES, BatchHeader, Buffer, CorruptBatch, crc32c, read_extent, read_header
 from log.config import LogConfig
 from log.disk import Disk, DiskFault, File, FileSlice
 from log.ids import NO_OFFSET, NO_TIMESTAMP
@@ -158,6 +158,11 @@ class Segment:
 
     def is_read_through(self, file: File) -> bool:
         return self._file is file
+
+    @property
+    def reach(self) -> int:
+        """Every offset of this segment is below: an index has no room for a larger distance from the first one."""
+        return self.base_offset + SEGMENT_BYTES_MAX + 1
 
     # -- writing
 
@@ -458,6 +463,18 @@ class Segment:
             yield position, header
             position += header.size_bytes
 
+    def _extents(self, position: int) -> Iterator[tuple[int, int, int]]:
+        """The position, last offset and end of each batch, from the batch boundary `position` on."""
+        pread, size_bytes = self.file.pread, self.size_bytes
+        chunk, chunk_at = b"", position
+        while position < size_bytes:
+            at = position - chunk_at
+            if at + HEADER_BYTES > len(chunk):
+                chunk, chunk_at, at = pread(WALK_BYTES, position), position, 0
+            last_offset, batch_bytes = read_extent(chunk, at)
+            yield position, last_offset, position + batch_bytes
+            position += batch_bytes
+
     def batches(self, position: int, end: int | None = None) -> Iterator[tuple[int, BatchHeader, memoryview]]:
         """The position, header and bytes of each batch, from a batch boundary on. The bytes are valid until the next
         batch.
@@ -489,8 +506,8 @@ class Segment:
             header = read_header(self.file.pread(HEADER_BYTES, self._read_to))
             if header.base_offset <= offset <= header.last_offset:
                 return self._read_to
-        for position, header in self.headers(self._walk_start(offset)):
-            if header.base_offset + header.last_offset_delta >= offset:
+        for position, last_offset, _ in self._extents(self._walk_start(offset)):
+            if last_offset >= offset:
                 return position
         return self.size_bytes
 
@@ -578,10 +595,10 @@ class Segment:
             if position > start:
                 return position
         end = start
-        for position, header in self.headers(start):
-            if position + header.size_bytes > end_max:
-                return end if end > start or not at_least_one else position + header.size_bytes
-            end = position + header.size_bytes
+        for _, _, batch_end in self._extents(start):
+            if batch_end > end_max:
+                return end if end > start or not at_least_one else batch_end
+            end = batch_end
         return end
 
     # -- times

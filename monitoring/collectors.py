@@ -95,15 +95,15 @@ class Scrape:
     # -- the broker itself
 
     def _broker_itself(self, lines: Lines) -> None:
-        broker, image, clock = self._broker, self._broker.image, self._broker.env.clock
-        lines.add(of.BUILD_INFO, 1, self._version, broker.node_id, broker.cluster_id)
+        broker, image, clock = self._broker, self._broker.metadata.image, self._broker.env.clock
+        lines.add(of.BUILD_INFO, 1, self._version, broker.metadata.broker_id, image.cluster_id)
         lines.add(of.UPTIME, round(clock.monotonic() - self._began_s, 3))
         lines.add(of.BROKERS, len(image.brokers))
         for broker_id, registered in image.brokers.items():
             address = registered.endpoints[0].address if registered.endpoints else ""
             lines.add(of.BROKER_INFO, 1, address, broker_id)
-        lines.add(of.REGISTERED, int(broker.node_id in image.brokers))
-        lines.add(of.ACTIVE_CONTROLLER, int(image.controller_id == broker.node_id))
+        lines.add(of.REGISTERED, int(broker.metadata.broker_id in image.brokers))
+        lines.add(of.ACTIVE_CONTROLLER, int(image.controller_id == broker.metadata.broker_id))
         lines.add(of.CONTROLLER_EPOCH, image.controller_epoch.value)
         backend = "sql" if broker.config.zookeeper_connect is None else "zookeeper"
         lines.add(of.SESSION, int(broker.metadata.has_session), backend)
@@ -113,14 +113,17 @@ class Scrape:
                 if (family := of.REGISTRY.get(sample.name)) is not None:
                     lines.add(family, sample.value)
         lines.add(of.TASKS_FAILED, broker.env.tasks.failed)
-        lines.add(of.PRODUCERS_REFUSED, broker.producer_room.refused)
+        lines.add(of.PRODUCERS_REFUSED, broker.maker.producer_room.refused)
         lines.add(of.TXN_MAX_TIMEOUT, broker.config.transaction_max_timeout_ms / 1000)
         lines.add_histogram(of.LOOP_LAG, broker.loop_watch.lag)
         idle = round(broker.loop_watch.idle(), 4)
         lines.add(of.NETWORK_IDLE, idle)
         lines.add(of.HANDLERS_IDLE, idle)
         self._leaderships(lines)
-        for kind, mishaps in (("group", broker.groups.mishaps), ("transaction", broker.transactions.mishaps)):
+        for kind, mishaps in (
+            ("group", broker.coordination.groups.mishaps),
+            ("transaction", broker.coordination.transactions.mishaps),
+        ):
             lines.add(of.MISHAPS, mishaps.decisions, kind, "decision")
             lines.add(of.MISHAPS, mishaps.expiries, kind, "expiry")
             lines.add(of.MISHAPS, mishaps.records, kind, "record")
@@ -132,7 +135,7 @@ class Scrape:
         lines.add(of.ISR_SHRINKS, tally.shrunk)
         lines.add(of.EXPANDS, tally.grown)
         lines.add(of.ISR_EXPANDS, tally.grown)
-        lines.add(of.FLAPPING, tally.flapping(int(self._broker.env.clock.monotonic() * 1000)))
+        lines.add(of.FLAPPING, tally.flapping())
         lines.add(of.ELECTIONS, tally.elected, "true")
         lines.add(of.ELECTIONS, tally.unclean, "false")
         lines.add(of.UNCLEAN_ELECTIONS, tally.unclean)
@@ -140,7 +143,7 @@ class Scrape:
     # -- partitions
 
     def _partitions(self, lines: Lines, blockers: list[OpenedHere]) -> Iterator[None]:
-        broker, image = self._broker, self._broker.image
+        broker, image = self._broker, self._broker.metadata.image
         told = _PartitionLines(lines)
         one_by_one = broker.config.metrics_partition_labels
         counts: Counter[str] = Counter()
@@ -166,7 +169,7 @@ class Scrape:
                 counts["producers"] += len(partition.producers)
                 log_bytes[partition.folder.name] += partition.log.size_bytes
                 sums.add(partition.tally)
-                if placed.leader != broker.node_id:
+                if placed.leader != broker.metadata.broker_id:
                     continue
                 counts["led"] += 1
                 counts["reassigning"] += bool(placed.adding or placed.removing)
@@ -210,7 +213,7 @@ class Scrape:
         lines.add(of.PRODUCER_IDS, counts["producers"])
         lines.add(of.LATE_COUNT, counts["late"])
         lines.add(of.RECORDS_IN, counts["records_in"])
-        controls = self._broker.image.controller_id == self._broker.node_id
+        controls = self._broker.metadata.image.controller_id == self._broker.metadata.broker_id
         lines.add(of.OFFLINE_PARTITIONS, counts["leaderless"] if controls else 0)
         lines.add(of.PREFERRED_IMBALANCE, counts["moved"] if controls else 0)
 
@@ -222,7 +225,7 @@ class Scrape:
         holders: dict[int, str] = {}
         oldest_ms = now_ms = broker.env.clock.wall_ms()
         worked = owed = loading = 0
-        shards = list(broker.transactions.shards())
+        shards = list(broker.coordination.transactions.shards())
         for shard in shards:
             if not shard.loaded:
                 loading += 1
@@ -246,7 +249,7 @@ class Scrape:
         lines.add(of.TXN_MARKERS_PENDING, owed)
         lines.add(of.COORDINATORS, len(shards), "transaction")
         lines.add(of.COORDINATORS_LOADING, loading, "transaction")
-        tally = broker.txn_tally
+        tally = broker.coordination.txn_tally
         for result, count in tally.ended.items():
             lines.add(of.TXN_ENDED, count, result)
         lines.add_histogram(of.TXN_DURATION, tally.duration)
@@ -284,8 +287,8 @@ class Scrape:
 
     def _transaction_coordinators(self) -> bool:
         """Whether all transaction coordinators are on this broker and have read their logs."""
-        topic = self._broker.image.topics.get("__transaction_state")
-        shards = list(self._broker.transactions.shards())
+        topic = self._broker.metadata.image.topics.get("__transaction_state")
+        shards = list(self._broker.coordination.transactions.shards())
         if topic is None:
             return True  # no transaction was ever begun by the rules
         return len(shards) == len(topic.partitions) and all(shard.loaded for shard in shards)
@@ -309,7 +312,7 @@ class Scrape:
         judged: dict[str, int] = {}
         self._markers_left = MARKERS_READ_MAX
         worked = loading = 0
-        shards = list(broker.groups.shards())
+        shards = list(broker.coordination.groups.shards())
         for shard in shards:
             if not shard.loaded:
                 loading += 1

@@ -25,7 +25,7 @@ from service.broker.headroom import make_room_to_start
 from service.broker.node import Broker
 from service.broker.opening import OpeningProgress
 from service.broker.session import Session
-from service.cluster.metadata import MetadataLost
+from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.garbage import Garbage
 from service.net.server import Limits, Room, Server, serve
 from service.ports import Env, RealEnv
@@ -66,10 +66,10 @@ async def run_broker(
             make_room_to_start(disk)
         store = await open_store(config, env)
         broker = Broker(env, config, store, disks, OFFERED)
-        on_opening(broker.opening)
+        on_opening(broker.maker.progress)
         await broker.open()
         if isinstance(store, SqlStore):
-            refuse_company(broker)
+            refuse_company(broker.metadata)
         web_connections = descriptors.connections // 4
         web = await listen_for_http(broker, web_connections)
         servers = await listen(broker, descriptors.connections - web_connections, () if web is None else web.endpoints)
@@ -83,7 +83,10 @@ async def run_broker(
     if config.otlp_endpoint is not None:
         from service.web.telemetry import export_spans  # imported only where it is used
 
-        env.tasks.spawn("spans", export_spans(broker.txn_tally, config.otlp_endpoint, broker_id=broker.node_id))
+        env.tasks.spawn(
+            "spans",
+            export_spans(broker.coordination.txn_tally, config.otlp_endpoint, broker_id=broker.metadata.broker_id),
+        )
     if web is not None:
         web.begin()
     on_ready(broker, () if web is None else web.endpoints)
@@ -99,11 +102,11 @@ async def run_broker(
         disk.close()
 
 
-def refuse_company(broker: Broker) -> None:
+def refuse_company(metadata: ClusterMetadata) -> None:
     """Refuse to start on the embedded store if the metadata names other brokers: they could not reach it."""
-    topics = broker.image.topics.values()
+    topics = metadata.image.topics.values()
     replicas = {replica for topic in topics for state in topic.partitions.values() for replica in state.replicas}
-    if others := sorted(replicas - {broker.node_id}):
+    if others := sorted(replicas - {metadata.broker_id}):
         raise StartError(
             f"the metadata names brokers {others} too: start all of them (oncelog serve --brokers), or move what"
             f" they hold to this one while they run (oncelog cluster drain {' '.join(map(str, others))})"

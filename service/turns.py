@@ -6,15 +6,20 @@ yields when its turn is over, and the functions below let others have a turn the
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Generator, Iterable
 from itertools import islice
-from typing import Final, TypeAlias, TypeVar
+from sys import getrefcount
+from typing import Any, Final, TypeAlias, TypeVar
 
 Thing = TypeVar("Thing")
 Steps: TypeAlias = Generator[None, None, Thing]
 
 NAMED_A_TURN: Final = 500
 """How many things that a request names are looked up, or are answered, in one turn. Each takes a few microseconds."""
+
+COUNTED_A_TURN: Final = 5_000
+FREED_A_TURN: Final = 2_000
 
 
 class Turn:
@@ -51,6 +56,17 @@ async def slices_in_turns(things: Iterable[Thing], at_once: int) -> AsyncIterato
         yield some
 
 
+def counted(things: Iterable[Thing]) -> Steps[Counter[Thing]]:
+    """How often each of these is there."""
+    times: Counter[Thing] = Counter()
+    ahead = iter(things)
+    while some := list(islice(ahead, COUNTED_A_TURN)):
+        times.update(some)
+        if len(some) == COUNTED_A_TURN:
+            yield
+    return times
+
+
 async def done_in_turns(steps: Steps[Thing]) -> Thing:
     """The result of these steps. After each step other tasks get a turn."""
     while True:
@@ -85,3 +101,46 @@ def now_or_in_turns(steps: Steps[Thing]) -> Thing | Awaitable[Thing]:
 async def _after_a_turn(steps: Steps[Thing]) -> Thing:
     await asyncio.sleep(0)
     return await done_in_turns(steps)
+
+
+def freed(dead: list[Any]) -> Steps[None]:
+    """Free these things, the last references to which are in this list. To free the objects of a long request at once
+    takes as long as to read it. What others hold, too, is left to them.
+    """
+    turn = Turn(FREED_A_TURN)
+    while dead:
+        thing = dead.pop()
+        if turn.is_over():
+            yield
+        if getrefcount(thing) > ALONE:
+            continue
+        parts = _parts_of(thing)
+        thing = None
+        if not parts or _parts_of(parts[0]):
+            dead += parts
+            parts.clear()
+        while parts:
+            some = min(len(parts), FREED_A_TURN)
+            del parts[-some:]
+            if turn.is_over(some // 8):
+                yield
+
+
+def _parts_of(thing: Any) -> list[Any]:
+    """The things that this one holds, of which there may be many; none if it is small."""
+    kind = type(thing)
+    if kind is list or kind is tuple:
+        return list(thing)
+    if kind is dict:
+        return list(thing.values())
+    fields = [getattr(thing, name, None) for name in getattr(kind, "__match_args__", ())]
+    return [part for part in fields if type(part) in (list, tuple, dict) and part]
+
+
+def _count_alone() -> int:
+    """What `getrefcount` says of an object that only a variable holds."""
+    thing = [object()].pop()
+    return getrefcount(thing)
+
+
+ALONE: Final = _count_alone()

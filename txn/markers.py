@@ -27,11 +27,14 @@ class SendMarkers:
     partitions: tuple[TopicPartition, ...]
 
 
+_Entry = tuple[Txn, dict[TopicPartition, None]]
+
+
 class OwedMarkers:
     """Partitions without a marker, by transactional id."""
 
     def __init__(self) -> None:
-        self._owed: dict[str, tuple[Txn, dict[TopicPartition, None]]] = {}
+        self._owed: dict[str, _Entry] = {}
         self.settled: dict[str, Txn] = {}
         """Prepared transactions that owe no marker, because no partition was ever added. They are to be completed."""
 
@@ -67,9 +70,14 @@ class OwedMarkers:
         return None if owed is None else tuple(owed[1])
 
     def all(self) -> Iterator[SendMarkers]:
-        """All markers that are owed."""
-        for transactional_id in list(self._owed):
-            if (markers := self.of(transactional_id)) is not None:
+        """All markers that are owed now, as long as they are. Others may have turns in between: what is decided then is
+        not among them.
+        """
+        return self._left_of(list(self._owed.items()))
+
+    def _left_of(self, entries: list[tuple[str, _Entry]]) -> Iterator[SendMarkers]:
+        for transactional_id, entry in entries:
+            if self._owed.get(transactional_id) is entry and (markers := self.of(transactional_id)) is not None:
                 yield markers
 
     def of(self, transactional_id: str) -> SendMarkers | None:

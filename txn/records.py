@@ -44,6 +44,7 @@ _TAG_FORMATS: Final = {
     SEALED_MS: _I64,
     DECIDED_TOKEN: _I64,
 }
+_SHORT: Final = [bytes([value]) for value in range(128)]
 _TEXT_TAGS: Final = (DECIDED_BY, DECIDED_BEFORE)
 
 
@@ -82,8 +83,12 @@ def _write_partitions(partitions: tuple[TopicPartition, ...]) -> bytes:
     parts = [unsigned_varint(len(by_topic) + 1)]
     for topic, indexes in by_topic.items():
         encoded = topic.encode()
-        parts += (unsigned_varint(len(encoded) + 1), encoded, unsigned_varint(len(indexes) + 1))
-        parts += (struct.pack(f">{len(indexes)}i", *indexes), b"\x00")
+        size, count = len(encoded) + 1, len(indexes) + 1
+        parts.append(_SHORT[size] if size < 128 else unsigned_varint(size))
+        parts.append(encoded)
+        parts.append(_SHORT[count] if count < 128 else unsigned_varint(count))
+        parts.append(_I32.pack(indexes[0]) if count == 2 else struct.pack(f">{count - 1}i", *indexes))
+        parts.append(b"\x00")
     return b"".join(parts)
 
 

@@ -19,7 +19,8 @@ from service.api.routes import ROUTES, ApiRoute
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.net.door import CLOSE, Held, PeerInfo, Reply, Signal
-from service.turns import done_in_turns, now_or_in_turns
+from service.turns import done_in_turns, freed, now_or_in_turns
+from service.wire.base import Struct
 from service.wire.codec import (
     MalformedRequest,
     RequestHeader,
@@ -56,6 +57,7 @@ class BrokerDoor:
         self._listener = listener
         self._tally = broker.requests
         self._now_s = broker.env.clock.monotonic
+        self._tasks = broker.env.tasks
 
     def connected(self, peer: PeerInfo) -> Session:
         self._tally.connections[self._listener.name] += 1
@@ -94,18 +96,42 @@ class BrokerDoor:
             request = await done_in_turns(decode_request_in_steps(header.api_key, header.api_version, body))
         except MalformedRequest as error:
             return self._malformed(session, route, error)
+        done_with = [request]
         reply = self._handle(session, header, route, request, began_s)
-        return await reply.first if isinstance(reply, Held) else reply
+        del request
+        if isinstance(reply, Held):
+            reply = await reply.first
+        if isinstance(reply, Awaitable):
+            return self._then_freed(reply, done_with)
+        self._free(done_with)
+        return reply
+
+    async def _then_freed(self, reply: Awaitable[Reply], done_with: list[Any]) -> Reply:
+        try:
+            return await reply
+        finally:
+            self._free(done_with)
+
+    def _free(self, done_with: list[Any]) -> None:
+        self._tasks.spawn("free a long message", done_in_turns(freed(done_with)))
 
     def _handle(
         self, session: Session, header: RequestHeader, route: ApiRoute, request: Any, began_s: float
     ) -> Reply | Awaitable[Reply] | Held[Reply]:
         try:
-            answer = route.refusal(session, request)
-            if answer is None:
-                answer = self._handlers[header.api_key](session, header, request)
+            refusal = route.refusal(session, request)
+            if refusal is not None:
+                return self._encoded(header, route, refusal, began_s)
+            answer = self._handlers[header.api_key](session, header, request)
         except Exception:  # noqa: BLE001 - logged with its trace; whatever it is, only this connection ends
             return self._failed(session, route)
+        # Most answers come at once. Those of SHORT_ANSWERS are short then, because their handlers make a long one in
+        # turns. To look first whether an answer is awaitable would take longer.
+        if isinstance(answer, Struct):
+            if header.api_key in SHORT_ANSWERS:
+                self._tally.answered(route.name, answer, self._now_s() - began_s)
+                return encode_response(header.api_key, header.api_version, answer)
+            return self._encoded(header, route, answer, began_s)
         if isinstance(answer, Held):
             return Held(self._held(session, header, route, answer.first, began_s))
         if isinstance(answer, Awaitable):
@@ -148,7 +174,8 @@ class BrokerDoor:
             return answer
         if header.api_key in SHORT_ANSWERS and not _is_long(answer):
             return encode_response(header.api_key, header.api_version, answer)
-        return now_or_in_turns(encode_response_in_steps(header.api_key, header.api_version, answer))
+        encoded = now_or_in_turns(encode_response_in_steps(header.api_key, header.api_version, answer))
+        return self._then_freed(encoded, [answer]) if isinstance(encoded, Awaitable) else encoded
 
     @staticmethod
     def _malformed(session: Session, route: ApiRoute, error: MalformedRequest) -> Reply:

@@ -58,7 +58,7 @@ async def _append(
         may_write_internal=False,
     )
     writing = Writing(parts, terms, writes)
-    wrong = writing.wrong_transaction()
+    wrong = writing.wrong()
     if wrong is not None:
         writing.refuse(wrong)
         return await _answer(writing)

@@ -10,7 +10,7 @@ from service.broker.session import Session
 from service.cluster.controller import Refusal
 from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import CreatePartitions, MorePartitions
-from service.turns import NAMED_A_TURN, in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, counted, done_in_turns, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -24,18 +24,14 @@ from service.wire.messages import (
 async def handle(
     metadata: ClusterMetadata, session: Session, header: RequestHeader, request: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
-    times_named = Counter(topic.name for topic in request.topics)
+    times_named = await done_in_turns(counted(topic.name for topic in request.topics))
     answers = []
     async for name, times in in_turns(times_named.items(), NAMED_A_TURN):
         if times > 1:
             answers.append(_result(name, ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
         elif name in INTERNAL_TOPICS:
             answers.append(_result(name, ErrorCode.INVALID_TOPIC_EXCEPTION, kept_from_clients(name)))
-    wanted = [
-        _wanted(topic)
-        async for topic in in_turns(request.topics, NAMED_A_TURN)
-        if times_named[topic.name] == 1 and topic.name not in INTERNAL_TOPICS
-    ]
+    wanted = await done_in_turns(_wanted(request.topics, times_named))
     results = await executed(metadata, CreatePartitions(tuple(wanted), request.validate_only))
     if isinstance(results, Refusal):
         error, message = results.error, results.message
@@ -46,9 +42,24 @@ async def handle(
     return CreatePartitionsResponse(results=answers)
 
 
-def _wanted(topic: CreatePartitionsTopic) -> MorePartitions:
-    assignment = None if topic.assignments is None else tuple(tuple(one.broker_ids) for one in topic.assignments)
-    return MorePartitions(topic.name, topic.count, assignment)
+def _wanted(topics: list[CreatePartitionsTopic], times_named: Counter[str]) -> Steps[list[MorePartitions]]:
+    """What is asked for topics that are named once."""
+    turn = Turn(NAMED_A_TURN)
+    wanted = []
+    for topic in topics:
+        if turn.is_over():
+            yield
+        if times_named[topic.name] > 1 or topic.name in INTERNAL_TOPICS:
+            continue
+        assignment: list[tuple[int, ...]] | None = None
+        if topic.assignments is not None:
+            assignment = []
+            for one in topic.assignments:
+                if turn.is_over(1 + len(one.broker_ids)):
+                    yield
+                assignment.append(tuple(one.broker_ids))
+        wanted.append(MorePartitions(topic.name, topic.count, None if assignment is None else tuple(assignment)))
+    return wanted
 
 
 def _result(name: str, error: ErrorCode, message: str | None) -> CreatePartitionsTopicResult:

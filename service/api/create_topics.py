@@ -5,6 +5,7 @@ and creates nothing. The request's timeout is not used: an answer waits for one 
 """
 
 from collections import Counter
+from collections.abc import Container
 
 from log.ids import TopicId
 from service.api.admin_answers import executed
@@ -16,7 +17,7 @@ from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import CreateTopics, NewTopic, TopicResult
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.turns import NAMED_A_TURN, in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, counted, done_in_turns, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -27,7 +28,7 @@ from service.wire.messages import (
     CreateTopicsResponse,
 )
 
-CREATED_A_TURN, DESCRIBED_AT_ONCE = 200, 10
+A_FRESH_ID, DESCRIBED_AT_ONCE = 3, 10
 
 
 async def handle(
@@ -38,11 +39,11 @@ async def handle(
     header: RequestHeader,
     request: CreateTopicsRequest,
 ) -> CreateTopicsResponse:
-    times_named = Counter(topic.name for topic in request.topics)
-    internal = [name for name in times_named if name in INTERNAL_TOPICS and name not in metadata.image.topics]
-    once = [topic for topic in request.topics if times_named[topic.name] == 1 and topic.name not in internal]
+    times_named = await done_in_turns(counted(topic.name for topic in request.topics))
+    internal = [name for name in INTERNAL_TOPICS if name in times_named and name not in metadata.image.topics]
+    once = await done_in_turns(_once(request.topics, times_named, internal))
     command = CreateTopics(
-        tuple([_new(topic, TopicId(env.unique())) async for topic in in_turns(once, CREATED_A_TURN)]),
+        tuple(await done_in_turns(_new(once, env))),
         config.num_partitions,
         config.default_replication_factor,
         request.validate_only,
@@ -62,15 +63,39 @@ async def handle(
     return CreateTopicsResponse(topics=answers)
 
 
-def _new(topic: CreatableTopic, topic_id: TopicId) -> NewTopic:
-    return NewTopic(
-        topic.name,
-        topic_id,
-        topic.num_partitions,
-        topic.replication_factor,
-        tuple((one.partition_index, tuple(one.broker_ids)) for one in topic.assignments),
-        tuple((config.name, config.value) for config in topic.configs),
-    )
+def _once(
+    topics: list[CreatableTopic], times_named: Counter[str], internal: Container[str]
+) -> Steps[list[CreatableTopic]]:
+    turn = Turn(NAMED_A_TURN)
+    once = []
+    for topic in topics:
+        if turn.is_over():
+            yield
+        if times_named[topic.name] == 1 and topic.name not in internal:
+            once.append(topic)
+    return once
+
+
+def _new(topics: list[CreatableTopic], env: Env) -> Steps[list[NewTopic]]:
+    """The topics with fresh ids."""
+    turn = Turn(NAMED_A_TURN)
+    made = []
+    for topic in topics:
+        if turn.is_over(A_FRESH_ID):
+            yield
+        assignment = []
+        for one in topic.assignments:
+            if turn.is_over(1 + len(one.broker_ids)):
+                yield
+            assignment.append((one.partition_index, tuple(one.broker_ids)))
+        configs = []
+        for config in topic.configs:
+            if turn.is_over():
+                yield
+            configs.append((config.name, config.value))
+        wanted = topic.num_partitions, topic.replication_factor
+        made.append(NewTopic(topic.name, TopicId(env.unique()), *wanted, tuple(assignment), tuple(configs)))
+    return made
 
 
 def _refused(name: str, error: ErrorCode, message: str | None) -> CreatableTopicResult:

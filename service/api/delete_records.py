@@ -56,7 +56,7 @@ async def _delete(
         return _error(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if topic in INTERNAL_TOPICS:
         return _error(index, ErrorCode.INVALID_TOPIC_EXCEPTION)
-    if partition.replicas is None:
+    if not partition.is_leading:
         return _error(index, partition.not_leading.error)
     if "delete" not in partition.log.config.cleanup_policy:
         return _error(index, ErrorCode.POLICY_VIOLATION)

@@ -15,7 +15,7 @@ from service.cluster.image import Image
 from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import DeleteTopics
 from service.settings.broker import BrokerConfig
-from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns, in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, counted, done_in_turns, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
@@ -49,17 +49,31 @@ async def handle(
             ]
         )
     answers = await done_in_turns(_resolved(metadata.image, wanted))
-    ids = tuple(TopicId(answer.topic_id) for answer in answers if answer.error_code == ErrorCode.NONE)
+    ids = tuple(await done_in_turns(_ids(answers)))
     if ids:
         results = await executed(metadata, DeleteTopics(ids))
         if isinstance(results, Refusal):
             became = dict.fromkeys(ids, (results.error, results.message))
         else:
-            became = {result.id: (result.error, _message(result.error)) for result in results}
+            became = {
+                result.id: (result.error, _message(result.error)) async for result in in_turns(results, NAMED_A_TURN)
+            }
         async for answer in in_turns(answers, NAMED_A_TURN):
             if answer.error_code == ErrorCode.NONE:
                 answer.error_code, answer.error_message = became[TopicId(answer.topic_id)]
     return DeleteTopicsResponse(responses=answers)
+
+
+def _ids(answers: list[DeletableTopicResult]) -> Steps[list[TopicId]]:
+    """Those of the topics that are to be deleted."""
+    turn = Turn(NAMED_A_TURN)
+    ids = []
+    for answer in answers:
+        if turn.is_over():
+            yield
+        if answer.error_code == ErrorCode.NONE:
+            ids.append(TopicId(answer.topic_id))
+    return ids
 
 
 def _message(error: ErrorCode) -> str | None:
@@ -68,8 +82,8 @@ def _message(error: ErrorCode) -> str | None:
 
 def _resolved(image: Image, wanted: list[DeleteTopicState]) -> Steps[list[DeletableTopicResult]]:
     """An answer for each named topic. One without an error has the name and the id of a topic that is to be deleted."""
-    names = Counter(topic.name for topic in wanted if topic.name is not None)
-    ids = Counter(topic.topic_id for topic in wanted if topic.name is None)
+    names = yield from counted(topic.name for topic in wanted if topic.name is not None)
+    ids = yield from counted(topic.topic_id for topic in wanted if topic.name is None)
     answers: dict[tuple[str | None, bytes], DeletableTopicResult] = {}
     turn = Turn(NAMED_A_TURN)
     for topic in wanted:

@@ -50,7 +50,7 @@ def _describe(partitions: PartitionTable, topic: str, index: int, turn: Turn) ->
     partition = partitions.get(TopicPartition(topic, index))
     if partition is None:
         return PartitionResponse(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HERE)
-    if partition.replicas is None:
+    if not partition.is_leading:
         return PartitionResponse(index, ErrorCode.NOT_LEADER_OR_FOLLOWER)
     answer = PartitionResponse(index)
     for producer in partition.producers.describe():

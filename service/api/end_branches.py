@@ -11,6 +11,7 @@ from service.broker.session import Session
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import EndBranchesRequest, EndBranchesResponse
+from txn.branches import MAX_BRANCHES
 from txn.commands import EndBranches, NamedBranch
 from txn.verdicts import BranchNotReady, Decided, InvalidRequest
 
@@ -24,7 +25,7 @@ async def handle(
         request.committed,
         tuple(
             NamedBranch(branch.transactional_id, branch.producer_id, branch.producer_epoch)
-            for branch in request.branches
+            for branch in request.branches[: MAX_BRANCHES + 1]  # one too many is refused
         ),
         request.producer_id,
         request.producer_epoch,

@@ -33,7 +33,7 @@ from service.broker.session import Session
 from service.cluster.metadata import ClusterMetadata
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.turns import Turn, done_at_once, done_in_turns
+from service.turns import Turn, done_at_once, done_in_turns, freed
 from service.wire.codec import MAX_REQUEST_ELEMENTS, RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -75,7 +75,9 @@ def handle(
     topics = request.topics
     if len(topics) > READ_AT_ONCE or sum([len(topic.partitions) for topic in topics]) > READ_AT_ONCE:
         return _named_in_turns(parts, session, header, request, by_id)
-    wanted = dict(each for topic in topics for each in _wanted_of(topic, by_id))
+    wanted: dict[SessionKey, WantedPartition] = {}
+    for topic in topics:
+        wanted.update(_wanted_of(topic, by_id))
     return _answer(parts, session, header, request, wanted, by_id)
 
 
@@ -92,7 +94,11 @@ async def _named_in_turns(
                 await asyncio.sleep(0)
             wanted[key] = each
     answer = _answer(parts, session, header, request, wanted, by_id)
-    return await answer if isinstance(answer, Awaitable) else answer
+    made = await answer if isinstance(answer, Awaitable) else answer
+    named = [wanted]
+    del answer, wanted
+    await done_in_turns(freed(named))
+    return made
 
 
 def _answer(
@@ -103,12 +109,12 @@ def _answer(
     wanted: dict[SessionKey, WantedPartition],
     by_id: bool,
 ) -> FetchResponse | Awaitable[FetchResponse]:
-    now_ms = parts.env.clock.wall_ms()
     fetch_session: FetchSession | None = None
     if request.session_epoch in (FIRST_EPOCH, SESSIONLESS_EPOCH):
         if request.session_id:
             parts.fetch_sessions.close(request.session_id)
         if request.session_epoch == FIRST_EPOCH:
+            now_ms = parts.env.clock.wall_ms()
             fresh_id = parts.env.rng.randrange(1, 2**31)
             fetch_session = parts.fetch_sessions.open(fresh_id, wanted, by_topic_id=by_id, now_ms=now_ms)
     else:
@@ -124,7 +130,7 @@ def _answer(
             parts.fetch_sessions.close(fetch_session.session_id)
             return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         if fetch_session.wanted:
-            parts.fetch_sessions.use(fetch_session, now_ms=now_ms)
+            parts.fetch_sessions.use(fetch_session, now_ms=parts.env.clock.wall_ms())
         else:
             parts.fetch_sessions.close(fetch_session.session_id)
             fetch_session, wanted = None, {}
@@ -157,8 +163,7 @@ def _answer(
         copier=copier,
         takes_turns=len(wanted) > READ_AT_ONCE,
     )
-    directions = Directions(parts.metadata, session)
-    answer = FetchAnswer(reading, incremental, directions, header.api_version >= DIRECTIONS_SINCE)
+    answer = FetchAnswer(reading, incremental, parts.metadata, header.api_version >= DIRECTIONS_SINCE)
     if reading.takes_turns:
         return answer.in_turns()
     if reading.read() or request.max_wait_ms <= 0:
@@ -211,17 +216,24 @@ class FetchAnswer:
 
     reading: Reading
     incremental: bool
-    directions: Directions
+    metadata: ClusterMetadata
     gives_directions: bool
 
     async def wait(self) -> FetchResponse:
         await self.reading.wait()
-        return await done_in_turns(self._steps()) if self.reading.takes_turns else self.now()
+        return await self._long() if self.reading.takes_turns else self.now()
 
     async def in_turns(self) -> FetchResponse:
         if not await self.reading.read_in_turns() and self.reading.terms.max_wait_ms > 0:
             await self.reading.wait()
-        return await done_in_turns(self._steps())
+        return await self._long()
+
+    async def _long(self) -> FetchResponse:
+        made = await done_in_turns(self._steps())
+        found: list[dict[SessionKey, PartitionRead]] = [self.reading.found]
+        self.reading.found = {}
+        await done_in_turns(freed(found))
+        return made
 
     def now(self) -> FetchResponse:
         return done_at_once(self._steps())
@@ -231,6 +243,7 @@ class FetchAnswer:
         found, session = self.reading.found, self.reading.session
         topics: dict[str | bytes, FetchableTopicResponse] = {}
         served, quiet = [], []
+        directions: Directions | None = None
         for count, (key, wanted) in enumerate(list(self.reading.wanted.items()), 1):
             if count % READ_AT_ONCE == 0:
                 yield
@@ -254,22 +267,26 @@ class FetchAnswer:
                 topics[name] = topic
             answer = _partition_data(index, data)
             if data.error:
-                self._direct(key, answer)
+                directions = directions or Directions(self.metadata, self.reading.caller)
+                self._direct(key, answer, directions)
             topic.partitions.append(answer)
         if session is not None:
             session.answered(served, quiet)
-        nodes = [
-            FetchResponseNodeEndpoint(node_id, endpoint.host, endpoint.port, rack)
-            for node_id, (endpoint, rack) in self.directions.nodes.items()
-        ]
-        session_id = session.session_id if session is not None else 0
-        return FetchResponse(session_id=session_id, responses=list(topics.values()), node_endpoints=nodes)
+        response = FetchResponse(
+            session_id=session.session_id if session is not None else 0, responses=list(topics.values())
+        )
+        if directions is not None:
+            response.node_endpoints = [
+                FetchResponseNodeEndpoint(node_id, endpoint.host, endpoint.port, rack)
+                for node_id, (endpoint, rack) in directions.nodes.items()
+            ]
+        return response
 
-    def _direct(self, key: SessionKey, answer: FetchResponsePartitionData) -> None:
+    def _direct(self, key: SessionKey, answer: FetchResponsePartitionData, directions: Directions) -> None:
         """Name the leader of a partition that this broker does not lead."""
-        answer.error_code = self.directions.error(*key, ErrorCode(answer.error_code))
+        answer.error_code = directions.error(*key, ErrorCode(answer.error_code))
         if answer.error_code in WRONG_DOOR and self.gives_directions:
-            leader = self.directions.leader(*key)
+            leader = directions.leader(*key)
             if leader is not None:
                 answer.current_leader = FetchResponseLeaderIdAndEpoch(*leader)
 

@@ -7,8 +7,7 @@ stable offset is told.
 """
 
 import asyncio
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from log.batch import BatchHeader, CorruptBatch, plain_payload
 from log.disk import DiskFault
@@ -18,6 +17,7 @@ from service.broker.partition_table import PartitionTable
 from service.broker.reading import leader_epoch_error
 from service.broker.session import Session
 from service.ports import Env
+from service.turns import counted, done_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -44,8 +44,9 @@ class ListOffsetsParts:
     """The parts of the broker that an answer needs."""
 
     partitions: PartitionTable
-    time_lookups: asyncio.Lock
     env: Env
+    time_lookups: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Each listener makes one lookup at a time: a lookup may unpack a large batch."""
 
 
 async def handle(
@@ -56,7 +57,7 @@ async def handle(
         looked_up += 1
         if looked_up % LOOKED_UP_A_TURN == 0:
             await asyncio.sleep(0)
-        times_named = Counter(partition.partition_index for partition in topic.partitions)
+        times_named = await done_in_turns(counted(partition.partition_index for partition in topic.partitions))
         partitions = parts.partitions.topic(topic.name)
         answers = []
         for wanted in topic.partitions:

@@ -11,19 +11,21 @@ with `acks=all` is answered when every in-sync replica holds the batches. After 
 REQUEST_TIMED_OUT, and the batches may still be committed later.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
 
 from service.api.directions import Directions
 from service.api.rules import brokers
 from service.broker.acceptance import RefusedBatch, one_batch
-from service.broker.partition import ACKS_ALL, Appended
+from service.broker.partition import Appended
 from service.broker.partition_table import PartitionTable, TopicPartitions
 from service.broker.session import Session
 from service.broker.writing import Write, WriteTerms, Writing, WritingParts
 from service.cluster.metadata import ClusterMetadata
 from service.net.door import CLOSE, NO_REPLY, OWN_BYTES, Held, Signal
-from service.turns import NAMED_A_TURN, Steps, Turn, done_at_once, done_in_turns, now_or_in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, done_at_once, done_in_turns, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -55,31 +57,34 @@ UNKNOWN_NAME = RefusedBatch(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
 @dataclass(frozen=True, slots=True)
-class ProduceCall:
-    """A request with its caller, and the parts that can name another leader."""
+class ProduceParts:
+    """The parts of the broker that an answer needs."""
 
+    partitions: PartitionTable
     metadata: ClusterMetadata
+    writing: WritingParts
+
+
+@dataclass(slots=True)
+class ProduceCall:
+    """A request with its caller, and the parts that its answer needs."""
+
+    parts: ProduceParts
     session: Session
     version: int
     request: ProduceRequest
 
 
 def handle(
-    held: PartitionTable,
-    metadata: ClusterMetadata,
-    parts: WritingParts,
-    session: Session,
-    header: RequestHeader,
-    request: ProduceRequest,
+    parts: ProduceParts, session: Session, header: RequestHeader, request: ProduceRequest
 ) -> ProduceResponse | Signal | Awaitable[ProduceResponse] | Held[ProduceResponse | Signal]:
-    topics = request.topic_data
-    if len(topics) > NAMED_A_TURN or sum([len(topic.partition_data) for topic in topics]) > NAMED_A_TURN:
-        _keep(topics)
-        return Held(_in_turns(held, metadata, parts, session, header, request))
-    writes = done_at_once(_writes(held, header.api_version, topics))
-    asked, writing = _asked(metadata, parts, session, header, request, writes)
-    wrong = _wrong(asked, writing)
-    if wrong is not None:
+    asked = ProduceCall(parts, session, header.api_version, request)
+    writes = list(islice(_writes(asked), NAMED_A_TURN + 1))
+    if len(writes) > NAMED_A_TURN or len(request.topic_data) > NAMED_A_TURN:
+        _keep(request.topic_data)
+        return Held(_named_in_turns(asked, header))
+    writing = Writing(parts.writing, _terms(session, header, request), writes)
+    if (wrong := writing.wrong()) is not None:
         writing.refuse(wrong)
         return _answer(asked, writing)
     is_ready = writing.begin()
@@ -91,19 +96,13 @@ def handle(
     return Held(_append_later(asked, writing, is_ready=is_ready))
 
 
-async def _in_turns(
-    held: PartitionTable,
-    metadata: ClusterMetadata,
-    parts: WritingParts,
-    session: Session,
-    header: RequestHeader,
-    request: ProduceRequest,
+async def _named_in_turns(
+    asked: ProduceCall, header: RequestHeader
 ) -> ProduceResponse | Signal | Awaitable[ProduceResponse | Signal]:
     """The same for very many batches."""
-    writes = await done_in_turns(_writes(held, header.api_version, request.topic_data))
-    asked, writing = _asked(metadata, parts, session, header, request, writes)
-    wrong = _wrong(asked, writing)
-    if wrong is not None:
+    writes = [write async for write in in_turns(_writes(asked), NAMED_A_TURN)]
+    writing = Writing(asked.parts.writing, _terms(asked.session, header, asked.request), writes)
+    if (wrong := writing.wrong()) is not None:
         writing.refuse(wrong)
         return _answer(asked, writing)
     return await _append_later(asked, writing, is_ready=False)
@@ -117,52 +116,41 @@ def _keep(topics: list[TopicProduceData]) -> None:
             data.records = memoryview(bytearray(data.records or b""))
 
 
-def _writes(held: PartitionTable, version: int, topics: list[TopicProduceData]) -> Steps[list[Write]]:
-    turn = Turn(NAMED_A_TURN)
-    writes = []
-    for topic in topics:
-        if turn.is_over():
-            yield
-        partitions = _partitions(held, version, topic)
-        for data in topic.partition_data:
-            if turn.is_over():
-                yield
-            writes.append(Write(partitions, data.index, one_batch(memoryview(data.records or b""))))
-    return writes
+def _writes(asked: ProduceCall) -> Iterator[Write]:
+    for topic in asked.request.topic_data:
+        if topic.partition_data:
+            partitions = _partitions(asked, topic)
+            for data in topic.partition_data:
+                yield Write(partitions, data.index, one_batch(memoryview(data.records or b"")))
 
 
-def _asked(
-    metadata: ClusterMetadata,
-    parts: WritingParts,
-    session: Session,
-    header: RequestHeader,
-    request: ProduceRequest,
-    writes: list[Write],
-) -> tuple[ProduceCall, Writing]:
-    version = header.api_version
-    terms = WriteTerms(
-        request.acks,
-        request.timeout_ms,
-        request.transactional_id,
+def _terms(session: Session, header: RequestHeader, request: ProduceRequest) -> WriteTerms:
+    may_write_internal = header.client_id == ADMIN_CLIENT and brokers(session, request)
+    return _same_terms(
+        header.api_version, request.acks, request.timeout_ms, request.transactional_id, may_write_internal
+    )
+
+
+@lru_cache(maxsize=1_000)
+def _same_terms(
+    version: int, acks: int, timeout_ms: int, transactional_id: str | None, may_write_internal: bool
+) -> WriteTerms:
+    """The terms of a request. A producer asks with the same ones again and again."""
+    return WriteTerms(
+        acks,
+        timeout_ms,
+        transactional_id,
         adds_partitions=version >= ADDED_BY_LEADER_SINCE,
         knows_abortable=version >= ABORTABLE_SINCE,
         knows_zstd=version >= ZSTD_SINCE,
-        may_write_internal=header.client_id == ADMIN_CLIENT and brokers(session, request),
+        may_write_internal=may_write_internal,
     )
-    return ProduceCall(metadata, session, version, request), Writing(parts, terms, writes)
 
 
-def _wrong(asked: ProduceCall, writing: Writing) -> ErrorCode | None:
-    wrong = writing.wrong_transaction()
-    if wrong is None and asked.request.acks not in (ACKS_ALL, 0, 1):
-        return ErrorCode.INVALID_REQUIRED_ACKS
-    return wrong
-
-
-def _partitions(held: PartitionTable, version: int, topic: TopicProduceData) -> TopicPartitions | RefusedBatch:
-    if version >= TOPIC_IDS_SINCE:
-        return held.topic_by_id(topic.topic_id) or UNKNOWN_ID
-    return held.topic(topic.name) or UNKNOWN_NAME
+def _partitions(asked: ProduceCall, topic: TopicProduceData) -> TopicPartitions | RefusedBatch:
+    if asked.version >= TOPIC_IDS_SINCE:
+        return asked.parts.partitions.topic_by_id(topic.topic_id) or UNKNOWN_ID
+    return asked.parts.partitions.topic(topic.name) or UNKNOWN_NAME
 
 
 async def _append_later(
@@ -180,7 +168,9 @@ def _appended(asked: ProduceCall, writing: Writing) -> ProduceResponse | Signal 
 
 async def _when_settled(asked: ProduceCall, writing: Writing) -> ProduceResponse:
     throttle_time_ms = await writing.settle(asked.session)
-    response = await done_in_turns(_response(asked, writing))
+    response = _response(asked, writing)
+    if isinstance(response, Awaitable):
+        response = await response
     response.throttle_time_ms = throttle_time_ms
     return response
 
@@ -188,33 +178,40 @@ async def _when_settled(asked: ProduceCall, writing: Writing) -> ProduceResponse
 def _answer(asked: ProduceCall, writing: Writing) -> ProduceResponse | Signal | Awaitable[ProduceResponse]:
     if asked.request.acks == 0:
         return CLOSE if any(isinstance(write.outcome, RefusedBatch) for write in writing.writes) else NO_REPLY
-    return now_or_in_turns(_response(asked, writing))
+    return _response(asked, writing)
 
 
-def _response(asked: ProduceCall, writing: Writing) -> Steps[ProduceResponse]:
-    turn = Turn(NAMED_A_TURN)
-    writes = iter(writing.writes)
-    topics = []
-    for topic in asked.request.topic_data:
-        if turn.is_over():
-            yield
-        if not topic.partition_data:
-            continue
-        partitions = []
-        for _ in topic.partition_data:
-            if turn.is_over():
-                yield
-            partitions.append(_partition_response(next(writes)))
-        topics.append(TopicProduceResponse(topic.name, topic.topic_id, partitions))
-    response = ProduceResponse(topics)
-    if not all(isinstance(write.outcome, Appended) for write in writing.writes):
-        yield from _direct(asked, response, turn)
+def _response(asked: ProduceCall, writing: Writing) -> ProduceResponse | Awaitable[ProduceResponse]:
+    writes = writing.writes
+    if len(writes) > NAMED_A_TURN or len(asked.request.topic_data) > NAMED_A_TURN:
+        return _response_in_turns(asked, writing)
+    response = ProduceResponse(list(_topics(asked, [_partition_response(write) for write in writes])))
+    if not writing.all_appended:
+        done_at_once(_direct(asked, response))
     return response
 
 
-def _direct(asked: ProduceCall, response: ProduceResponse, turn: Turn) -> Steps[None]:
+async def _response_in_turns(asked: ProduceCall, writing: Writing) -> ProduceResponse:
+    answers = [_partition_response(write) async for write in in_turns(writing.writes, NAMED_A_TURN)]
+    topics = [topic async for topic in in_turns(_topics(asked, answers), NAMED_A_TURN)]
+    response = ProduceResponse(topics)
+    if not writing.all_appended:
+        await done_in_turns(_direct(asked, response))
+    return response
+
+
+def _topics(asked: ProduceCall, answers: list[PartitionProduceResponse]) -> Iterator[TopicProduceResponse]:
+    """The answers, which are in the order of the batches, by topic."""
+    told = 0
+    for topic in asked.request.topic_data:
+        if count := len(topic.partition_data):
+            yield TopicProduceResponse(topic.name, topic.topic_id, answers[told : told + count])
+            told += count
+
+
+def _direct(asked: ProduceCall, response: ProduceResponse) -> Steps[None]:
     """Name the leaders of the partitions that this broker does not lead."""
-    directions = Directions(asked.metadata, asked.session)
+    directions, turn = Directions(asked.parts.metadata, asked.session), Turn(NAMED_A_TURN)
     for topic in response.responses:
         name = topic.topic_id if asked.version >= TOPIC_IDS_SINCE else topic.name
         for answer in topic.partition_responses:

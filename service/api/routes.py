@@ -83,7 +83,9 @@ def row(
 
 
 HANDLED: dict[ApiKey, Row] = {
-    ApiKey.PRODUCE: row(produce.handle, lambda b: (b.partitions, b.metadata, b.writing), anybody),
+    ApiKey.PRODUCE: row(
+        produce.handle, lambda b: (produce.ProduceParts(b.partitions, b.metadata, b.writing),), anybody
+    ),
     ApiKey.FETCH: row(
         fetch.handle,
         lambda b: (fetch.FetchParts(b.env, b.config, b.metadata, b.partitions, b.fetch_sessions, b.replication),),
@@ -91,42 +93,48 @@ HANDLED: dict[ApiKey, Row] = {
         fetch.refused,
     ),
     ApiKey.LIST_OFFSETS: row(
-        list_offsets.handle, lambda b: (list_offsets.ListOffsetsParts(b.partitions, b.time_lookups, b.env),), anybody
+        list_offsets.handle, lambda b: (list_offsets.ListOffsetsParts(b.partitions, b.env),), anybody
     ),
     ApiKey.METADATA: row(
-        metadata.handle, lambda b: (metadata.MetadataParts(b.metadata, b.config, b.env, b.internal_topics),), anybody
+        metadata.handle,
+        lambda b: (metadata.MetadataParts(b.metadata, b.config, b.env, b.coordination.internal_topics),),
+        anybody,
     ),
-    ApiKey.OFFSET_COMMIT: row(offset_commit.handle, lambda b: (b.groups, b.metadata), anybody),
-    ApiKey.OFFSET_FETCH: row(offset_fetch.handle, lambda b: (b.groups, b.metadata), anybody),
-    ApiKey.FIND_COORDINATOR: row(find_coordinator.handle, lambda b: (b.internal_topics,), anybody),
-    ApiKey.JOIN_GROUP: row(join_group.handle, lambda b: (b.groups, b.env), anybody),
-    ApiKey.HEARTBEAT: row(heartbeat.handle, lambda b: (b.groups,), anybody),
-    ApiKey.LEAVE_GROUP: row(leave_group.handle, lambda b: (b.groups,), anybody),
-    ApiKey.SYNC_GROUP: row(sync_group.handle, lambda b: (b.groups,), anybody),
-    ApiKey.DESCRIBE_GROUPS: row(describe_groups.handle, lambda b: (b.groups,), anybody),
-    ApiKey.LIST_GROUPS: row(list_groups.handle, lambda b: (b.groups,), anybody),
+    ApiKey.OFFSET_COMMIT: row(offset_commit.handle, lambda b: (b.coordination.groups, b.metadata), anybody),
+    ApiKey.OFFSET_FETCH: row(offset_fetch.handle, lambda b: (b.coordination.groups, b.metadata), anybody),
+    ApiKey.FIND_COORDINATOR: row(find_coordinator.handle, lambda b: (b.coordination.internal_topics,), anybody),
+    ApiKey.JOIN_GROUP: row(join_group.handle, lambda b: (b.coordination.groups, b.env), anybody),
+    ApiKey.HEARTBEAT: row(heartbeat.handle, lambda b: (b.coordination.groups,), anybody),
+    ApiKey.LEAVE_GROUP: row(leave_group.handle, lambda b: (b.coordination.groups,), anybody),
+    ApiKey.SYNC_GROUP: row(sync_group.handle, lambda b: (b.coordination.groups,), anybody),
+    ApiKey.DESCRIBE_GROUPS: row(describe_groups.handle, lambda b: (b.coordination.groups,), anybody),
+    ApiKey.LIST_GROUPS: row(list_groups.handle, lambda b: (b.coordination.groups,), anybody),
     ApiKey.API_VERSIONS: row(api_versions.handle, lambda b: (b.metadata, b.offered), anybody),
     ApiKey.CREATE_TOPICS: row(create_topics.handle, lambda b: (b.metadata, b.config, b.env), anybody),
     ApiKey.DELETE_TOPICS: row(delete_topics.handle, lambda b: (b.metadata, b.config), anybody),
     ApiKey.DELETE_RECORDS: row(delete_records.handle, lambda b: (b.partitions,), anybody),
     ApiKey.INIT_PRODUCER_ID: row(
-        init_producer_id.handle, lambda b: (b.transactions, b.coordination.producer_ids), anybody
+        init_producer_id.handle, lambda b: (b.coordination.transactions, b.coordination.producer_ids), anybody
     ),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: row(offset_for_leader_epoch.handle, lambda b: (b.partitions,), anybody),
     ApiKey.ADD_PARTITIONS_TO_TXN: row(
         add_partitions_to_txn.handle,
-        lambda b: (b.transactions, b.metadata),
+        lambda b: (b.coordination.transactions, b.metadata),
         producers_and_brokers,
         add_partitions_to_txn.refused,
     ),
     ApiKey.ADD_OFFSETS_TO_TXN: row(
-        add_offsets_to_txn.handle, lambda b: (b.transactions, b.groups, b.internal_topics), anybody
+        add_offsets_to_txn.handle,
+        lambda b: (b.coordination.transactions, b.coordination.groups, b.coordination.internal_topics),
+        anybody,
     ),
-    ApiKey.END_TXN: row(end_txn.handle, lambda b: (b.transactions,), anybody),
+    ApiKey.END_TXN: row(end_txn.handle, lambda b: (b.coordination.transactions,), anybody),
     ApiKey.WRITE_TXN_MARKERS: row(
         write_txn_markers.handle,
         lambda b: (
-            write_txn_markers.WriteTxnMarkersParts(b.partitions, b.coordination.marker_writer, b.internal_topics),
+            write_txn_markers.WriteTxnMarkersParts(
+                b.partitions, b.coordination.marker_writer, b.coordination.internal_topics
+            ),
         ),
         brokers,
         write_txn_markers.refused,
@@ -134,7 +142,9 @@ HANDLED: dict[ApiKey, Row] = {
     ApiKey.TXN_OFFSET_COMMIT: row(
         txn_offset_commit.handle,
         lambda b: (
-            txn_offset_commit.TxnOffsetCommitParts(b.groups, b.metadata, b.coordination.transaction_gate, b.env.clock),
+            txn_offset_commit.TxnOffsetCommitParts(
+                b.coordination.groups, b.metadata, b.coordination.transaction_gate, b.env.clock
+            ),
         ),
         anybody,
     ),
@@ -143,22 +153,24 @@ HANDLED: dict[ApiKey, Row] = {
     ApiKey.ALTER_REPLICA_LOG_DIRS: row(alter_replica_log_dirs.handle, lambda b: (b.moves,), anybody),
     ApiKey.DESCRIBE_LOG_DIRS: row(describe_log_dirs.handle, lambda b: (b.folders, b.partitions, b.moves), anybody),
     ApiKey.CREATE_PARTITIONS: row(create_partitions.handle, lambda b: (b.metadata,), anybody),
-    ApiKey.DELETE_GROUPS: row(delete_groups.handle, lambda b: (b.groups,), anybody),
+    ApiKey.DELETE_GROUPS: row(delete_groups.handle, lambda b: (b.coordination.groups,), anybody),
     ApiKey.ELECT_LEADERS: row(elect_leaders.handle, lambda b: (b.metadata,), anybody),
     ApiKey.INCREMENTAL_ALTER_CONFIGS: row(incremental_alter_configs.handle, lambda b: (b.metadata, b.config), anybody),
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: row(alter_partition_reassignments.handle, lambda b: (b.metadata,), anybody),
     ApiKey.LIST_PARTITION_REASSIGNMENTS: row(list_partition_reassignments.handle, lambda b: (b.metadata,), anybody),
-    ApiKey.OFFSET_DELETE: row(offset_delete.handle, lambda b: (b.groups, b.metadata), anybody),
+    ApiKey.OFFSET_DELETE: row(offset_delete.handle, lambda b: (b.coordination.groups, b.metadata), anybody),
     ApiKey.DESCRIBE_CLUSTER: row(describe_cluster.handle, lambda b: (b.metadata,), anybody),
     ApiKey.DESCRIBE_PRODUCERS: row(describe_producers.handle, lambda b: (b.partitions,), anybody),
-    ApiKey.DESCRIBE_TRANSACTIONS: row(describe_transactions.handle, lambda b: (b.transactions,), anybody),
-    ApiKey.LIST_TRANSACTIONS: row(list_transactions.handle, lambda b: (b.transactions, b.env), anybody),
-    ApiKey.CONSUMER_GROUP_HEARTBEAT: row(consumer_group_heartbeat.handle, lambda b: (b.groups, b.env), anybody),
-    ApiKey.CONSUMER_GROUP_DESCRIBE: row(consumer_group_describe.handle, lambda b: (b.groups,), anybody),
+    ApiKey.DESCRIBE_TRANSACTIONS: row(describe_transactions.handle, lambda b: (b.coordination.transactions,), anybody),
+    ApiKey.LIST_TRANSACTIONS: row(list_transactions.handle, lambda b: (b.coordination.transactions, b.env), anybody),
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: row(
+        consumer_group_heartbeat.handle, lambda b: (b.coordination.groups, b.env), anybody
+    ),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: row(consumer_group_describe.handle, lambda b: (b.coordination.groups,), anybody),
     ApiKey.LIST_CONFIG_RESOURCES: row(list_config_resources.handle, lambda b: (b.metadata,), anybody),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: row(describe_topic_partitions.handle, lambda b: (b.metadata, b.config), anybody),
-    ApiKey.END_BRANCHES: row(end_branches.handle, lambda b: (b.transactions,), anybody),
-    ApiKey.DESCRIBE_BRANCHES: row(describe_branches.handle, lambda b: (b.transactions,), anybody),
+    ApiKey.END_BRANCHES: row(end_branches.handle, lambda b: (b.coordination.transactions,), anybody),
+    ApiKey.DESCRIBE_BRANCHES: row(describe_branches.handle, lambda b: (b.coordination.transactions,), anybody),
     ApiKey.CONDITIONAL_PRODUCE: row(
         conditional_produce.handle, lambda b: (b.partitions, b.writing), brokers, conditional_produce.refused
     ),

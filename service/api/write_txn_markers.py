@@ -29,8 +29,8 @@ from service.wire.messages import (
 
 PATIENCE_S = 30.0
 """Kafka's request.timeout.ms."""
-A_MARKER = 10
-"""How much longer it takes to write a marker than to look up a partition."""
+A_MARKER = 50
+"""How much longer it takes to write a marker than to look up a partition. The first batch of a log makes files, too."""
 
 
 @dataclass(frozen=True, slots=True)

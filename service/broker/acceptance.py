@@ -9,6 +9,7 @@ in steps. `BatchInspection` has the steps; `service.broker.inspector` decides wh
 This runs for every produced batch, so the common path is a dozen comparisons.
 """
 
+import struct
 from dataclasses import dataclass
 from itertools import islice
 
@@ -57,6 +58,9 @@ times as large as the request.
 CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
 
+_read_length = struct.Struct(">i").unpack_from
+
+
 @dataclass(frozen=True, slots=True)
 class RefusedBatch:
     """Why a batch did not enter the log. `culprits` are the indexes of the records to blame, where single records are
@@ -90,7 +94,8 @@ def one_batch(records: memoryview) -> memoryview | RefusedBatch:
 
 
 def _size_bytes(records: memoryview, at: int) -> int:
-    return int.from_bytes(records[at + LENGTH_AT : at + PREFIX_BYTES], "big", signed=True) + PREFIX_BYTES
+    (length,) = _read_length(records, at + LENGTH_AT)
+    return int(length) + PREFIX_BYTES
 
 
 def inspect_batch(batch: memoryview, config: LogConfig, now_ms: int) -> BatchHeader | RefusedBatch:

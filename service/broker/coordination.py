@@ -2,6 +2,7 @@
 must send, the gate for transactional writes, and the source of producer ids.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from service.broker import marker_courier, transaction_gate
@@ -12,7 +13,6 @@ from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.broker.peers import Peers
 from service.broker.producer_id_source import ProducerIdSource
-from service.broker.shard import Shard
 from service.broker.topic_view import ImageTopics
 from service.broker.transaction_gate import TransactionGate
 from service.cluster.metadata import ClusterMetadata
@@ -55,7 +55,7 @@ class Coordination:
             partitions,
             lambda: metadata.image,
             env,
-            self._resume_markers,
+            lambda shard: self.marker_courier.resume(shard),
         )
         kinds: tuple[Coordinators[Any], ...] = self.groups, self.transactions
         self.by_topic = {coordinators.topic.name: coordinators for coordinators in kinds}
@@ -119,8 +119,8 @@ class Coordination:
         )
 
     @staticmethod
-    def _no_effects(partition: Partition, effect: Any) -> None:
-        raise AssertionError(f"group coordinators have no effects, but {partition.topic_partition} has {effect}")
+    def _no_effects(partition: Partition, effects: Sequence[Any]) -> None:
+        raise AssertionError(f"group coordinators have no effects, but {partition.topic_partition} has {effects}")
 
     # -- transactions
 
@@ -133,9 +133,5 @@ class Coordination:
             two_phase_commit_enabled=config.transaction_two_phase_commit_enable,
         )
 
-    def _post_markers(self, coordinator: Partition, markers: SendMarkers) -> None:
-        self.marker_courier.post(coordinator, markers)
-
-    def _resume_markers(self, shard: Shard[TxnCoordinator]) -> None:
-        for markers in shard.machine.owed_markers():
-            self.marker_courier.post(shard.partition, markers)
+    def _post_markers(self, coordinator: Partition, every: Sequence[SendMarkers]) -> None:
+        self.marker_courier.post(coordinator, every)

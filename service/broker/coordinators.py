@@ -12,7 +12,7 @@ machine alone.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic
 
 from log.control import ControlType
@@ -37,7 +37,7 @@ class Coordinators(Generic[MachineT]):
         self,
         topic: InternalTopic,
         new_machine: Callable[[Partition], MachineT],
-        post: Callable[[Partition, Any], None],
+        post: Callable[[Partition, Sequence[Any]], None],
         partitions: PartitionTable,
         image: Callable[[], Image],
         env: Env,
@@ -66,7 +66,7 @@ class Coordinators(Generic[MachineT]):
             partition,
             self._new_machine(partition),
             self._env,
-            lambda effect: self._post(partition, effect),
+            lambda effects: self._post(partition, effects),
             self.mishaps,
             self._given_up,
         )
@@ -87,7 +87,7 @@ class Coordinators(Generic[MachineT]):
 
     async def _rebuild(self, shard: Shard[MachineT], index: int) -> None:
         await asyncio.sleep(self._pauses[index][0])
-        if self._shards.get(index) is shard and shard.partition.replicas is not None:
+        if self._shards.get(index) is shard and shard.partition.is_leading:
             self.mishaps.rebuilt += 1
             logger.warning("%s is replayed again", shard.partition.topic_partition)
             self.led(shard.partition)

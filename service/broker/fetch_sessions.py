@@ -12,7 +12,7 @@ so, it is found all the same: every LOOK_AROUND_MS all partitions are looked at.
 Pure: time and fresh ids come in as arguments.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -65,14 +65,15 @@ class WantedPartition:
     _session: "FetchSession | None" = None
     _source: WatchedPartition | None = None
 
-    def looked_at(self, source: WatchedPartition) -> None:
-        """From now on hear of what happens in this partition, until there may be more to read."""
+    def looked_at(self, source: WatchedPartition, session: "FetchSession", key: SessionKey) -> None:
+        """From now on hear of what happens in this partition, until there may be more to read, or until the session
+        drops it.
+        """
         self.has_moved = False
-        if self._source is not source:
-            assert self._session is not None, "only what is in a session watches"
+        if self._source is not source and session.wanted.get(key) is self:
             self.let_go()
-            self._source = source
-            source.watch(self, tail=self._session.copier is not None)
+            self._source, self._session, self._key = source, session, key
+            source.watch(self, tail=session.copier is not None)
 
     def let_go(self) -> None:
         """Hear nothing any more."""
@@ -127,14 +128,13 @@ class FetchSession:
     _isolation: AnyIsolation | None = None
 
     def __post_init__(self) -> None:
-        self._add(self.wanted)
+        self.stirred.update(self.wanted)
 
     def update(self, changed: Iterable[tuple[SessionKey, WantedPartition]], forgotten: Iterable[SessionKey]) -> None:
         for key, wanted in changed:
             known = self.wanted.get(key)
             if known is None:
-                self.wanted[key] = wanted
-                self._add({key: wanted})
+                self.wanted[key] = self.stirred[key] = wanted
             else:
                 known.fetch_offset = wanted.fetch_offset
                 known.max_bytes = wanted.max_bytes
@@ -148,11 +148,6 @@ class FetchSession:
                 known.let_go()
                 self.stirred.pop(key, None)
 
-    def _add(self, some: Mapping[SessionKey, WantedPartition]) -> None:
-        for key, wanted in some.items():
-            wanted._key, wanted._session = key, self
-        self.stirred.update(some)
-
     def asked(self, isolation: AnyIsolation, copier: tuple[int, int] | None, *, has_readers: bool, now_ms: int) -> None:
         """The reader asks at this time of a steady clock. No partition is quiet if the reader asks for another
         isolation or in another life, or if nobody has looked at all partitions for long.
@@ -161,8 +156,7 @@ class FetchSession:
         self._isolation, self.copier, self.has_readers, self.asked_ms = isolation, copier, has_readers, now_ms
         if not is_same or now_ms - self._looked_ms >= LOOK_AROUND_MS:
             self._looked_ms = now_ms
-            for key, wanted in self.wanted.items():
-                self.stirred.setdefault(key, wanted)
+            self.stirred.update(self.wanted)  # those that are in it keep their place
 
     def answered(self, keys_with_data: Iterable[SessionKey], quiet: Iterable[SessionKey]) -> None:
         """Move the partitions that got data to the end of the order, so that a busy partition does not starve the

@@ -227,11 +227,14 @@ class FolderMoves:
 
     def _decided(self, move: FolderMove) -> None:
         partition, origin = move.partition, move.partition.folder
+        assert self._may_go_on(move), "nothing came between the last look and the decision"
+        assert partition.log.disk is move.target.disk, "the log uses the copy"
         partition.move_to(move.target)
         logger.info("%s has moved from %s to %s", partition.topic_partition, origin.name, move.target.name)
 
     @staticmethod
     async def _throw_away(move: FolderMove) -> None:
+        assert move.partition.log.disk is not move.target.disk, "what the log uses is kept"
         try:
             if move.relocation is not None:
                 await move.relocation.give_up()

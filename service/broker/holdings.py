@@ -2,17 +2,21 @@
 go. Each one is led, followed or left alone.
 
 What always holds: a partition is served only while the metadata names this broker as its leader, in the epoch that the
-metadata names, and this broker is in session with the metadata store.
+metadata names, and this broker is in session with the metadata store. Partitions of a topic that is gone are not found
+any more from the moment in which the image shows that.
+
+A change of many partitions is carried out in turns. Each is given the role that the image names at its turn, so it does
+not matter what has changed in between. Changes of few partitions do not wait for that.
 """
 
 import asyncio
 import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from log.config import LogConfig
-from log.disk import DiskFault
 from log.ids import TopicPartition
 from service.broker.coordination import Coordination
-from service.broker.housekeeper import Housekeeper
 from service.broker.log_folder import LogFolder
 from service.broker.opening import PartitionMaker
 from service.broker.partition import Partition
@@ -25,6 +29,7 @@ from service.groups.commands import ForgetTopic
 from service.ports import Env
 from service.settings.broker import BrokerConfig
 from service.settings.topic import log_config
+from service.turns import Steps, Turn, done_at_once, done_in_turns
 
 logger = logging.getLogger("oncelog.broker")
 
@@ -34,6 +39,23 @@ HAND_OVER_S = 5.0
 """The longest time for which a stop waits for the metadata store."""
 FAREWELL_S = 0.2
 """How long a broker that stops goes on answering, so that clients learn from it who leads now."""
+AT_ONCE, A_TURN = 500, 100
+"""How much of a change is carried out at once, and how much in one turn if it is a larger one: a partition that has its
+role counts 1, which is some ten microseconds.
+"""
+A_TOPIC, A_NEW_PARTITION, ONE_THAT_GOES = 2, 10, 5
+
+
+@dataclass(slots=True)
+class Behind:
+    """What a change of the metadata leaves to do about one topic."""
+
+    gone: list[tuple[Topic, list[Partition]]] = field(default_factory=list)
+    """Topics that had the name, and their partitions here."""
+    changed: dict[int, None] = field(default_factory=dict)
+    whole: bool = False
+    """All partitions are to be looked at, not only those that changed."""
+    config_changed: bool = False
 
 
 class Holdings:
@@ -44,7 +66,6 @@ class Holdings:
         metadata: ClusterMetadata,
         partitions: PartitionTable,
         maker: PartitionMaker,
-        housekeeper: Housekeeper,
         coordination: Coordination,
         replication: Replication,
     ) -> None:
@@ -53,19 +74,32 @@ class Holdings:
         self._metadata = metadata
         self._partitions = partitions
         self._maker = maker
-        self._housekeeper = housekeeper
         self._coordination = coordination
         self._replication = replication
         self._leaving: dict[TopicPartition, Partition] = {}
-        self._in_session = False
+        self._in_session = self._is_over = False
+        self._behind: dict[str, Behind] = {}
+        self._in_work: str | None = None
+        self._turn = Turn(A_TURN)
+        self._is_even = asyncio.Event()
+        self._is_even.set()
 
     # -- life
 
     def begin(self) -> None:
         """This broker is registered now: lead and follow the partitions that the metadata gives it."""
         self._in_session = True
-        for topic in self._metadata.image.topics.values():
-            self._try_topic(topic.name, None, topic, config_changed=False)
+        self._look_at_all(config_changed=False)
+
+    async def even(self) -> None:
+        """Wait until every partition has the role that the metadata names."""
+        await self._is_even.wait()
+
+    def stop(self) -> None:
+        """Follow the metadata no more, and stop leading for good."""
+        self._is_over = True
+        self._behind.clear()
+        self.step_down()
 
     def step_down(self) -> None:
         """Stop leading everything until the next session: the metadata may name other leaders by now."""
@@ -106,7 +140,7 @@ class Holdings:
     async def end(self) -> None:
         """Wait until the folders of deleted partitions are removed."""
         for partition in list(self._leaving.values()):
-            await self._remove(partition)
+            await self._maker.remove(partition)
 
     # -- following the metadata
 
@@ -114,15 +148,76 @@ class Holdings:
         """Hold and serve what the metadata says now. Changes must come in the order of commits."""
         if delta.broker_configs:
             self._take_dynamic_config(delta.new)
-        for name in delta.topics:
-            self._try_topic(name, delta.old.topics.get(name), delta.new.topics.get(name), config_changed=True)
-        changed = [key.topic for key in delta.partitions if key.topic not in delta.topics]
-        for name in dict.fromkeys(changed):
-            self._try_topic(name, delta.old.topics.get(name), delta.new.topics.get(name), config_changed=False)
+        names = dict.fromkeys(delta.topics)
+        for name, index in delta.partitions:
+            names[name] = None
+            self._behind_in(name).changed[index] = None
+        for name in names:
+            self._note(name, delta.old.topics.get(name), delta.new.topics.get(name))
+        self._catch_up(names)
 
-    def _try_topic(self, name: str, old: Topic | None, new: Topic | None, *, config_changed: bool) -> None:
+    def _behind_in(self, name: str) -> Behind:
+        behind = self._behind.get(name)
+        if behind is None:
+            behind = self._behind[name] = Behind()
+        return behind
+
+    def _note(self, name: str, old: Topic | None, new: Topic | None) -> None:
+        behind = self._behind_in(name)
+        if old is not None and (new is None or new.id != old.id):
+            partitions = self._partitions.take_out(old.id)
+            for partition in partitions:
+                self._leaving[partition.topic_partition] = partition
+            behind.gone.append((old, partitions))
+        if old is None or new is None or new.id != old.id:
+            behind.whole = True
+        elif new.config != old.config:
+            behind.whole = behind.config_changed = True
+
+    def _look_at_all(self, *, config_changed: bool) -> None:
+        names = self._metadata.image.topics
+        for name in names:
+            behind = self._behind_in(name)
+            behind.whole = True
+            behind.config_changed = behind.config_changed or config_changed
+        self._catch_up(names)
+
+    def _catch_up(self, names: Iterable[str]) -> None:
+        """Carry out what is to be done about these topics: at once if that is little, otherwise later in turns. What
+        changes in a topic that is in work comes after that.
+        """
+        left = AT_ONCE
+        for name in names:
+            if name == self._in_work or (left := left - self._work(name, self._behind[name])) < 0:
+                break
+        else:
+            for name in names:
+                done_at_once(self._try_topic(name))
+            return
+        if self._is_even.is_set():
+            self._is_even.clear()
+            self._env.tasks.spawn("follow the metadata", self._catch_up_in_turns())
+
+    def _work(self, name: str, behind: Behind) -> int:
+        topic, held = self._metadata.image.topics.get(name), len(self._partitions.topic(name) or ())
+        work = A_TOPIC + sum(ONE_THAT_GOES * len(partitions) for _, partitions in behind.gone)
+        if topic is not None:
+            work += len(topic.partitions) if behind.whole else len(behind.changed)
+            work += A_NEW_PARTITION * max(len(topic.partitions) - held, 0)
+        return work
+
+    async def _catch_up_in_turns(self) -> None:
         try:
-            self._follow_topic(old, new, config_changed=config_changed)
+            while self._behind:
+                self._in_work = next(iter(self._behind))
+                await done_in_turns(self._try_topic(self._in_work))
+        finally:
+            self._in_work = None
+            self._is_even.set()
+
+    def _try_topic(self, name: str) -> Steps[None]:
+        try:
+            yield from self._follow_topic(name, self._behind.pop(name))
         except Exception:  # an error in one topic: its partitions are not served, the other topics are
             logger.exception(
                 "%s: a change of this topic could not be carried out; its partitions here are not served", name
@@ -130,63 +225,77 @@ class Holdings:
             for partition in (self._partitions.topic(name) or {}).values():
                 self._leave(partition)
 
-    def _follow_topic(self, old: Topic | None, new: Topic | None, *, config_changed: bool) -> None:
-        if old is not None and (new is None or new.id != old.id):
-            for gone in list((self._partitions.topic(old.name) or {}).values()):
-                if gone.topic_id == old.id:
-                    self._drop(gone)
+    def _follow_topic(self, name: str, behind: Behind) -> Steps[None]:
+        """Carry out a change. After each turn the image is asked again. If the topic is another one then, the rest is
+        done with the change that made it so.
+        """
+        turn = self._turn
+        for old, partitions in behind.gone:
+            for partition in partitions:
+                if turn.is_over(ONE_THAT_GOES):
+                    yield
+                self._remove(partition)
             self._coordination.groups.tell_all(ForgetTopic(old.name, old.id))
-        if new is None:
+        if turn.is_over(A_TOPIC):
+            yield
+        topic = self._metadata.image.topics.get(name)
+        if topic is None:
             return
-        config = log_config(new.config, self._config)
-        held = self._partitions.topic(new.name) or {}
-        for index, state in new.partitions.items():
-            partition = held.get(index)
-            if self._metadata.broker_id not in state.replicas:
-                if partition is not None:
-                    self._drop(partition)
-                continue
-            if partition is None:
-                if TopicPartition(new.name, index) in self._leaving:
-                    continue  # the old partition of this name is still being removed; the new one is added after that
-                partition = self._maker.add_new(new, index, config)
-            elif config_changed:
-                partition.set_config(config, fsync=self._must_fsync(config, state))
-            self._settle(partition)
+        config = log_config(topic.config, self._config)
+        for index in list(topic.partitions if behind.whole else behind.changed):
+            if turn.is_over(self._work_of(name, index)):
+                yield
+                now = self._metadata.image.topics.get(name)
+                if self._is_over or now is None or now.id != topic.id:
+                    return
+                if now is not topic:
+                    config, topic = log_config(now.config, self._config), now
+            if (state := topic.partitions.get(index)) is not None:
+                self._follow_partition(topic, index, state, config, config_changed=behind.config_changed)
+
+    def _work_of(self, name: str, index: int) -> int:
+        return 1 if index in (self._partitions.topic(name) or ()) else A_NEW_PARTITION
+
+    def _follow_partition(
+        self, topic: Topic, index: int, state: PartitionState, config: LogConfig, *, config_changed: bool
+    ) -> None:
+        partition = (self._partitions.topic(topic.name) or {}).get(index)
+        if self._metadata.broker_id not in state.replicas:
+            if partition is not None:
+                self._drop(partition)
+            return
+        if partition is None:
+            if TopicPartition(topic.name, index) in self._leaving:
+                return  # the old partition of this name is still being removed; the new one is added after that
+            partition = self._maker.add_new(topic, index, config)
+        elif config_changed:
+            partition.set_config(config, fsync=self._must_fsync(config, state))
+        assert partition.topic_id == topic.id, "a topic made again has partitions of its own"
+        self._settle(partition)
 
     def _drop(self, partition: Partition) -> None:
         """Stop serving the partition. Its folder is removed when all work on it has finished. Until then no other
         partition may have the name.
         """
+        assert partition.topic_partition not in self._leaving, "a name has one partition that is being removed"
         self._partitions.remove(partition)
-        self._leave(partition)
         self._leaving[partition.topic_partition] = partition
+        self._remove(partition)
+
+    def _remove(self, partition: Partition) -> None:
+        self._leave(partition)
         self._env.tasks.spawn(f"delete {partition.topic_partition}", self._make_room(partition))
 
     async def _make_room(self, partition: Partition) -> None:
         while True:
-            if await self._remove(partition):
+            if await self._maker.remove(partition):
                 break
             await asyncio.sleep(REMOVE_AGAIN_S)
+        name, index = partition.topic_partition
         del self._leaving[partition.topic_partition]
-        successor = self._metadata.image.topics.get(partition.topic_partition.topic)
-        if successor is not None:
-            self._try_topic(successor.name, None, successor, config_changed=False)
-
-    async def _remove(self, partition: Partition) -> bool:
-        """Remove the partition's folder and recovery point. Returns whether the name is free: nothing is left that a
-        new partition of the same name could be taken for. What is left on a failed disk does not count.
-        """
-        # The recovery point goes before the folder. If a crash comes between the two, the folder still says to which
-        # topic the point belonged.
-        await self._housekeeper.forget_points(partition.topic_partition)
-        try:
-            await partition.log.discard()
-        except DiskFault as fault:
-            partition.folder.fail(fault)
-            return partition.folder.failed is not None
-        # On a full disk the point could not be removed before. Now the folder has made room.
-        return await self._housekeeper.forget_points(partition.topic_partition)
+        if name in self._metadata.image.topics:  # a successor
+            self._behind_in(name).changed[index] = None
+            self._catch_up((name,))
 
     def _settle(self, partition: Partition) -> None:
         """Give the partition the role that the metadata says."""
@@ -221,5 +330,4 @@ class Holdings:
         own = image.broker_config(str(self._metadata.broker_id)).values
         for problem in self._config.set_dynamic(everywhere, own):
             logger.warning("%s", problem)
-        for topic in image.topics.values():
-            self._try_topic(topic.name, None, topic, config_changed=True)
+        self._look_at_all(config_changed=True)

@@ -15,7 +15,7 @@ from log.batch import CorruptBatch
 from log.clock import ClockWatch
 from log.config import UNLIMITED
 from log.disk import DiskFault
-from log.ids import TopicPartition
+from log.ids import TopicId, TopicPartition
 from log.manifest import write_high_watermarks, write_recovery_points
 from log.removal import expired_segments, remove_oldest
 from service.broker.data_folder import META_FILE
@@ -42,7 +42,8 @@ class Housekeeper:
         self._folders = folders
         self._unflushed_since_ms: dict[Partition, int] = {}
         self.written_points: dict[LogFolder, dict[TopicPartition, int]] = {}
-        self._written_high_watermarks: dict[LogFolder, dict[TopicPartition, int]] = {}
+        self._written_high_watermarks: dict[LogFolder, dict[tuple[TopicId, int], int]] = {}
+        self._forgetting: dict[LogFolder, dict[TopicPartition, None]] = {}
         self._distrusted: list[tuple[TopicPartition, int]] = []
         self._writing_points = asyncio.Lock()
         self._clock_watch = ClockWatch()
@@ -136,12 +137,17 @@ class Housekeeper:
         """Remove the recovery point of a partition that is gone. Otherwise a new partition of the same name would be
         judged by the old one's point. Returns False if the point could not be removed this time.
         """
-        async with self._writing_points:
-            written = self.written_points.get(folder, {})
-            if topic_partition in written:
-                others = {key: point for key, point in written.items() if key != topic_partition}
-                await self._write_points(folder, others)
-            return folder.failed is not None or topic_partition not in self.written_points.get(folder, {})
+        forgetting = self._forgetting.setdefault(folder, {})
+        forgetting[topic_partition] = None
+        try:
+            async with self._writing_points:
+                written = self.written_points.get(folder, {})
+                if topic_partition in written:  # those that wait for the same go with it: each writes all points
+                    others = {key: point for key, point in written.items() if key not in forgetting}
+                    await self._write_points(folder, others)
+                return folder.failed is not None or topic_partition not in self.written_points.get(folder, {})
+        finally:
+            forgetting.pop(topic_partition, None)
 
     @asynccontextmanager
     async def distrusting(self, partition: Partition, offset: int) -> AsyncIterator[None]:
@@ -186,7 +192,7 @@ class Housekeeper:
         watermark that it knew.
         """
         known = {
-            partition.topic_partition: partition.high_watermark
+            (partition.topic_id, partition.topic_partition.partition): partition.high_watermark
             for partition in self._partitions
             if partition.folder is folder and partition.is_replicated and not partition.offline
         }

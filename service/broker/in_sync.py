@@ -53,7 +53,7 @@ class InSyncSets:
     def fetched(self, partition: Partition, member: int, offset: int, *, start_offset: int, broker_epoch: int) -> None:
         """A follower has shown that it holds everything from `start_offset` up to `offset` (exclusive)."""
         partition.fetched(member, offset, start_offset=start_offset, broker_epoch=broker_epoch, now_ms=self.now_ms())
-        if partition.replicas is not None and partition.replicas.is_worth_asking(member):
+        if partition.replicas.is_worth_asking(member):
             self.consider(partition)
 
     def consider(self, partition: Partition) -> None:
@@ -61,6 +61,7 @@ class InSyncSets:
         role = partition.role
         if not isinstance(role, Leading):
             return
+        assert role.replicas.leader == self._metadata.broker_id, "only who leads proposes"
         lives = {broker.id: broker.epoch for broker in self._metadata.image.brokers.values()}
         proposal = role.replicas.proposal(
             lives,
@@ -99,7 +100,8 @@ class InSyncSets:
                 *(partition.topic_partition, [member for member, _ in proposal], reply.message or reply.error.name),
             )
             partition.not_accepted(doubtful=doubtful)
-        else:
+        elif (reply.leader, reply.leader_epoch) == (replicas.leader, replicas.leader_epoch):
+            # Otherwise the same commit has ended a reassignment: another leads, and this one learns it at its turn.
             logger.info("%s: in sync are %s", partition.topic_partition, list(reply.isr))
             partition.decided(reply.isr, reply.partition_epoch, reply.eligible)
 

@@ -21,12 +21,17 @@ In most cases every partition is led by this broker and no write waits for a dis
 of the loop, and the producer's next transaction finds its predecessor complete. Markers for partitions that another
 broker leads are sent to that broker together. A partition that can't take its marker delays no other partition: it is
 tried again by itself.
+
+The markers for very many partitions are written in turns. Before each turn the courier looks whether this shard still
+decides.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from log.control import ControlType
 from log.ids import NO_EPOCH, TopicPartition
@@ -40,6 +45,7 @@ from service.cluster.controller import RaiseLeaderEpoch, Refusal
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.groups.coordinator import GroupCoordinator
 from service.ports import Env
+from service.turns import in_turns, slices_in_turns
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     DescribeProducersRequest,
@@ -58,6 +64,12 @@ RETRY_S = 0.1
 LONGEST_RETRY_S = 2.0
 """Each wait before another try is twice as long as the one before, up to this."""
 SENT_TOGETHER = 1000
+WRITTEN_AT_ONCE, WRITTEN_A_TURN = 16, 8
+"""The most markers of a decision that are written in its own turn of the loop; if there are more, how many in a turn. A
+marker that is a partition's first batch makes a folder and files, and takes half a millisecond or more.
+"""
+TOLD_A_TURN = 500
+REFUSED_A_TURN = 100
 EPOCH_NAMES_TRANSACTION = 2
 """From this transaction version on, the producer's epoch rises with every transaction."""
 QUICK, SLOW = 0, 1
@@ -125,6 +137,35 @@ class Owed:
         return f"marker of {self.markers.transactional_id} for {self.topic_partition}"
 
 
+class TurnQueue:
+    """Markers that wait for the same thing to be done with them. They are taken in turns, in the order they came."""
+
+    def __init__(self, env: Env, name: str, a_turn: int, work: Callable[[list[Owed]], None]) -> None:
+        self._env = env
+        self._name = name
+        self._a_turn = a_turn
+        self._work = work
+        self._waiting: deque[Owed] = deque()
+        self._at_work = False
+
+    def add(self, owed: Owed) -> None:
+        self._waiting.append(owed)
+        if not self._at_work:
+            self._at_work = True
+            self._env.tasks.spawn(self._name, self._work_off())
+
+    async def _work_off(self) -> None:
+        try:
+            async for some in slices_in_turns(self._taken(), self._a_turn):
+                self._work(some)
+        finally:
+            self._at_work = False
+
+    def _taken(self) -> Iterator[Owed]:
+        while self._waiting:
+            yield self._waiting.popleft()
+
+
 class MarkerCourier:
     def __init__(
         self,
@@ -140,14 +181,49 @@ class MarkerCourier:
         self._peers = peers
         self._env = env
         self._outboxes: dict[tuple[int, int], list[Owed]] = {}
+        self._due = TurnQueue(env, "write markers again", WRITTEN_A_TURN, self._write_if_current)
+        self._committed = TurnQueue(env, "tell of committed markers", TOLD_A_TURN, self._tell)
 
-    def post(self, coordinator: Partition, markers: SendMarkers) -> None:
+    def post(self, coordinator: Partition, every: Sequence[SendMarkers]) -> None:
         """Send the markers of a decision. `coordinator` is the partition of `__transaction_state` that decided."""
-        shard = self._transactions.at(coordinator.topic_partition.partition)
+        owed = self._owed(self._transactions.at(coordinator.topic_partition.partition), coordinator, every)
+        if sum([len(markers.partitions) for markers in every]) <= WRITTEN_AT_ONCE:
+            self._write(list(owed))
+        else:
+            name = f"markers of {every[0].transactional_id}{' and others' if len(every) > 1 else ''}"
+            self._env.tasks.spawn(name, self._write_in_turns(owed))
+
+    def resume(self, shard: Shard[TxnCoordinator]) -> None:
+        """Send all markers that a shard owes after it was loaded."""
+        owed = self._owed(shard, shard.partition, shard.machine.owed_markers())
+        self._env.tasks.spawn(f"markers of {shard.partition.topic_partition}", self._write_in_turns(owed))
+
+    @staticmethod
+    def _owed(
+        shard: Shard[TxnCoordinator] | None, coordinator: Partition, every: Iterable[SendMarkers]
+    ) -> Iterator[Owed]:
         epoch = coordinator.leader_epoch
-        owed = [Owed(shard, coordinator, epoch, markers, partition) for partition in markers.partitions]
-        if settled := [each for each in owed if self._settled_now(each)]:
+        return (Owed(shard, coordinator, epoch, markers, each) for markers in every for each in markers.partitions)
+
+    def _write(self, some: list[Owed]) -> None:
+        if settled := [owed for owed in some if self._settled_now(owed)]:
             self._tell(settled)
+
+    async def _write_in_turns(self, owed: Iterator[Owed]) -> None:
+        async for some in slices_in_turns(owed, WRITTEN_A_TURN):
+            self._write_if_current(some)
+
+    def _write_if_current(self, some: list[Owed]) -> None:
+        """Write those that this broker is still to send: since they were asked for, others had turns."""
+        settled = []
+        for owed in some:
+            try:
+                if self._is_current(owed) and self._settled_now(owed):
+                    settled.append(owed)
+            except Exception:
+                logger.exception("%s could not be written; it is tried again", owed.name)
+                self._later(owed)
+        self._tell(settled)
 
     def _is_current(self, owed: Owed) -> bool:
         shard, coordinator = owed.shard, owed.coordinator
@@ -156,7 +232,7 @@ class MarkerCourier:
             and not shard.dropped
             and self._transactions.at(coordinator.topic_partition.partition) is shard
             and coordinator.leader_epoch == owed.epoch
-            and coordinator.replicas is not None
+            and coordinator.is_leading
         )
 
     def _settled_now(self, owed: Owed) -> bool:
@@ -164,7 +240,7 @@ class MarkerCourier:
         marker is on its way.
         """
         partition = self._writer.partition(owed.topic_partition)
-        if partition is None or partition.replicas is None:
+        if partition is None or not partition.is_leading:
             state = self._metadata.image.partition(owed.topic_partition)
             if state is not None and state.leader != self._metadata.broker_id and self._peers.is_there(state.leader):
                 self._send(state.leader, owed)
@@ -181,7 +257,7 @@ class MarkerCourier:
         if isinstance(written, ErrorCode):
             return self._refused(owed, written)
         if written[0].high_watermark < written[1].end_offset:
-            self._env.tasks.spawn(owed.name, self._await_commit(owed, *written))
+            self._when_committed(owed, *written)
             return False
         return True
 
@@ -201,14 +277,23 @@ class MarkerCourier:
         self._later(owed, fenced=error is ErrorCode.TRANSACTION_COORDINATOR_FENCED)
         return False
 
-    async def _await_commit(self, owed: Owed, partition: Partition, appended: Appended) -> None:
+    def _when_committed(self, owed: Owed, partition: Partition, appended: Appended) -> None:
         try:
-            if (waiter := partition.committed(appended.end_offset)) is not None:
-                await waiter
+            waiter = partition.committed(appended.end_offset)
         except PartitionLost:
             self._later(owed)
         else:
-            self._tell([owed])
+            assert waiter is not None, "the high watermark is below the marker"
+            waiter.add_done_callback(partial(self._done, owed))
+
+    def _done(self, owed: Owed, waiter: asyncio.Future[None]) -> None:
+        """The marker is committed, or will never be. Many may be committed at once; they are told together."""
+        if not self._is_current(owed):
+            return
+        if waiter.cancelled() or waiter.exception() is not None:
+            self._later(owed)
+            return
+        self._committed.add(owed)
 
     # -- again
 
@@ -224,8 +309,8 @@ class MarkerCourier:
             await self._raise_epoch(owed, owed.epoch + 1)
             if self._is_current(owed):
                 self._later(owed)
-        elif self._is_current(owed) and self._settled_now(owed):  # else the present coordinator sends it
-            self._tell([owed])
+        else:
+            self._due.add(owed)
 
     async def _catch_up(self, owed: Owed) -> None:
         """If a partition has heard of a later coordinator epoch, lead in that epoch. A marker that an operator sent by
@@ -260,7 +345,7 @@ class MarkerCourier:
     async def _latest_epoch(self, owed: Owed) -> int:
         """The latest coordinator epoch that the partition has seen for this producer."""
         partition, producer_id = self._writer.partition(owed.topic_partition), owed.markers.producer_id
-        if partition is not None and partition.replicas is not None:
+        if partition is not None and partition.is_leading:
             return partition.producers.coordinator_epoch(producer_id)
         state = self._metadata.image.partition(owed.topic_partition)
         name, index = owed.topic_partition
@@ -305,15 +390,15 @@ class MarkerCourier:
             del self._outboxes[broker_id, lane]
 
     async def _exchange(self, broker_id: int, lane: int, batch: list[Owed]) -> None:
-        asked: dict[tuple[int, SendMarkers], dict[TopicPartition, Owed]] = {}
+        asked: dict[tuple[int, int], dict[TopicPartition, Owed]] = {}
         for owed in batch:
-            asked.setdefault((owed.epoch, owed.markers), {})[owed.topic_partition] = owed
-        request = WriteTxnMarkersRequest([_entry(epoch, markers, named) for (epoch, markers), named in asked.items()])
+            asked.setdefault((owed.epoch, id(owed.markers)), {})[owed.topic_partition] = owed
+        request = WriteTxnMarkersRequest([_entry(named) for named in asked.values()])
         try:
             answer = await self._peers.ask(broker_id, request, lane=lane)
         except PeerAway as away:
             logger.info("markers for broker %d: %s", broker_id, away)
-            for owed in batch:
+            async for owed in in_turns(batch, REFUSED_A_TURN):
                 older = owed.markers.transaction_version < EPOCH_NAMES_TRANSACTION
                 owed.may_come_late = owed.may_come_late or (older and away.may_come_late)
                 self._later(owed)
@@ -325,7 +410,7 @@ class MarkerCourier:
                 for topic in told.topics
                 for each in topic.partitions
             }
-            for topic_partition, owed in named.items():
+            async for topic_partition, owed in in_turns(named.items(), REFUSED_A_TURN):
                 code = codes.get(topic_partition, ErrorCode.UNKNOWN_SERVER_ERROR)
                 if not code or self._refused(owed, ErrorCode(code)):
                     settled.append(owed)
@@ -335,26 +420,28 @@ class MarkerCourier:
 
     def _tell(self, settled: list[Owed]) -> None:
         """Tell the coordinator that these markers are written."""
-        together: dict[SendMarkers, list[Owed]] = {}
+        together: dict[int, list[Owed]] = {}  # by identity: to hash the markers is to hash every partition
         for owed in settled:
             if self._is_current(owed):
-                together.setdefault(owed.markers, []).append(owed)
-        for markers, those in together.items():
+                together.setdefault(id(owed.markers), []).append(owed)
+        for those in together.values():
+            markers = those[0].markers
             done = tuple(owed.topic_partition for owed in those)
             shard = those[0].shard
             assert shard is not None
             shard.tell(MarkersWritten(markers.transactional_id, markers.producer_id, markers.producer_epoch, done))
 
 
-def _entry(epoch: int, markers: SendMarkers, named: Iterable[TopicPartition]) -> WritableTxnMarker:
+def _entry(named: dict[TopicPartition, Owed]) -> WritableTxnMarker:
+    first = next(iter(named.values()))
     topics: dict[str, WritableTxnMarkerTopic] = {}
     for name, index in named:
         topics.setdefault(name, WritableTxnMarkerTopic(name)).partition_indexes.append(index)
     return WritableTxnMarker(
-        markers.producer_id,
-        markers.producer_epoch,
-        markers.commit,
+        first.markers.producer_id,
+        first.markers.producer_epoch,
+        first.markers.commit,
         list(topics.values()),
-        epoch,
-        markers.transaction_version,
+        first.epoch,
+        first.markers.transaction_version,
     )

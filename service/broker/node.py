@@ -24,11 +24,10 @@ from service.broker.log_folder import LogFolder
 from service.broker.loop_watch import LoopWatch
 from service.broker.opening import PartitionMaker
 from service.broker.partition_table import PartitionTable
-from service.broker.replication import Replication, address_of
+from service.broker.replication import FetchingParts, Replication, address_of
 from service.broker.tally import LeadershipTally, RequestTally
 from service.broker.writing import WritingParts
 from service.cluster.duties import Duties
-from service.cluster.image import Delta, Image
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
 from service.settings.broker import BrokerConfig, Endpoint
@@ -55,7 +54,7 @@ class Broker:
         )
         self.partitions = PartitionTable()
         self.requests = RequestTally()
-        self.leaderships = LeadershipTally()
+        self.leaderships = LeadershipTally(lambda: self.metadata.broker_id, env.clock)
         self.folders = [
             LogFolder(
                 name,
@@ -67,23 +66,13 @@ class Broker:
         ]
         self.fetch_sessions = FetchSessions(slots=config.max_incremental_fetch_session_cache_slots)
         self.housekeeper = Housekeeper(env, config, self.partitions, self.folders)
-        self.inspector = Inspector(env)
-        self.time_lookups = asyncio.Lock()  # one lookup at a time: each may unpack a large batch
         self.loop_watch = LoopWatch()
-
         coordination = self.coordination = Coordination(env, config, self.metadata, self.partitions)
-        self.internal_topics = coordination.internal_topics
-        self.groups = coordination.groups
-        self.transactions = coordination.transactions
-        self.txn_tally = coordination.txn_tally
-
-        self.replication = Replication(env, config, self.metadata, self.partitions, self.housekeeper)
+        self.replication = Replication(FetchingParts(env, config, self.metadata, self.housekeeper), self.partitions)
         self.writing = WritingParts(
-            config, env.clock, self.inspector, coordination.transaction_gate, self.replication.in_sync
+            config, env.clock, Inspector(env), coordination.transaction_gate, self.replication.in_sync
         )
         self.maker = PartitionMaker(env, config, self.partitions, self.folders, self.housekeeper)
-        self.opening = self.maker.progress
-        self.producer_room = self.maker.producer_room
         self.moves = FolderMoves(env, self.metadata, self.partitions, self.folders, self.maker)
         self.compactor = Compactor(env, config, self.partitions, self.moves)
         self.holdings = Holdings(
@@ -92,7 +81,6 @@ class Broker:
             self.metadata,
             self.partitions,
             self.maker,
-            self.housekeeper,
             coordination,
             self.replication,
         )
@@ -101,9 +89,7 @@ class Broker:
         self.duties = Duties(
             *(env, config, self.metadata), lambda broker: address_of(broker, config.inter_broker_listener_name)
         )
-        self.node_id = -1
         self._home = ""
-        self.cluster_id = ""
         self.bootstrap = ""
         self.ready = asyncio.Event()
 
@@ -117,10 +103,9 @@ class Broker:
             configured_id=self.config.node_id,
             fresh_id=lambda: format_topic_id(self.env.unique()),
         )
-        self.node_id, self.cluster_id = self.metadata.broker_id, self.metadata.image.cluster_id
         for folder in self.folders:
             await folder.headroom.begin()
-        await self.maker.open_all(self.metadata.image, self.node_id)
+        await self.maker.open_all(self.metadata.image, self.metadata.broker_id)
 
     async def register(self, endpoints: Sequence[Endpoint]) -> None:
         """Join the cluster, and lead the partitions that the metadata gives this broker. Requests are answered from
@@ -128,7 +113,7 @@ class Broker:
         """
         self.bootstrap = endpoints[0].address
         self.metadata.subscribe(self.holdings.follow)
-        self.metadata.subscribe(self._count_leaderships)
+        self.metadata.subscribe(self.leaderships.heard)
         self.metadata.subscribe(self.duties.heard)
         try:
             await self.metadata.register(
@@ -137,6 +122,7 @@ class Broker:
         except MetadataLost as lost:
             raise StartError(f"the cluster refused this broker: {lost}") from None
         self.holdings.begin()
+        await self.holdings.even()
         self.replication.begin()
         for folder in self.folders:
             folder.begin(self.env.tasks)
@@ -147,10 +133,6 @@ class Broker:
         self.env.tasks.spawn("duties in the cluster", self.duties.run())
         self.duties.stir()
         self.ready.set()
-
-    def _count_leaderships(self, delta: Delta) -> None:
-        now_ms = int(self.env.clock.monotonic() * 1000)
-        self.leaderships.heard(delta, broker_id=self.node_id, now_ms=now_ms)
 
     def _regained(self) -> None:
         self.holdings.begin()
@@ -163,15 +145,9 @@ class Broker:
         # broker for dead; it must not join again then.
         self.metadata.on_session_regained = lambda: None
         self.metadata.unsubscribe(self.holdings.follow)
-        self.holdings.step_down()
+        self.holdings.stop()
         await self.env.tasks.cancel_all()
         await self.coordination.close()
         await self.holdings.end()
         await close_logs(self.partitions, self.folders, self.housekeeper)
         await self.metadata.close()
-
-    # -- what others ask
-
-    @property
-    def image(self) -> Image:
-        return self.metadata.image

@@ -1,5 +1,6 @@
 """Opens the partitions that a broker holds. It finds the folder of each one and opens its log, by the manifest if the
-last stop was clean and by recovery if not. Partitions that never existed are created.
+last stop was clean and by recovery if not. Partitions that never existed are created, and those that are held no longer
+are removed.
 
 What always holds: a partition's folder belongs to the topic with its id. A folder that a deleted topic of the same name
 left is removed. A damaged log is opened and reported, but not served.
@@ -7,6 +8,7 @@ left is removed. A damaged log is opened and reported, but not served.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from idempotence.producer_room import ProducerRoom
@@ -32,6 +34,8 @@ from service.settings.topic import log_config
 
 logger = logging.getLogger("oncelog.broker")
 
+COUNTED_EACH_TIME, COUNTED_EVERY_S = 100, 1.0
+"""So many partitions are counted each time when a folder is chosen; if there are more, after this time."""
 OPENED_AT_ONCE = 256
 """How many partitions are opened before other tasks run."""
 
@@ -47,8 +51,8 @@ class OpeningProgress:
 
 
 class PartitionMaker:
-    """Opens and creates partitions. Once all are open, `was_clean` says whether the last stop was in order, so that no
-    log had to be recovered.
+    """Opens, creates and removes partitions. Once all are open, `was_clean` says whether the last stop was in order, so
+    that no log had to be recovered.
     """
 
     def __init__(
@@ -67,6 +71,8 @@ class PartitionMaker:
         self.producer_room = ProducerRoom(
             config.producers_max, lambda: (partition.producers for partition in partitions)
         )
+        self._counts: Counter[LogFolder] = Counter()
+        self._counted_s = -COUNTED_EVERY_S
         self.progress = OpeningProgress()
         self.was_clean = False
         self.wanted: dict[TopicPartition, LogFolder] = {}
@@ -101,15 +107,13 @@ class PartitionMaker:
         for folder in self._folders:
             # Recovery points of topics that were deleted before a crash, or of partitions that moved to another folder
             # before it, must not be applied to new topics of the same names.
-            if any(self._held_in(folder, topic_partition) is None for topic_partition in points[folder.name]):
+            here = {partition.topic_partition for partition in self._partitions if partition.folder is folder}
+            if not points[folder.name].keys() <= here:
                 await self._housekeeper.write_points(folder)
-            for topic_partition, high_watermark in read_high_watermarks(folder.disk).items():
-                if (partition := self._held_in(folder, topic_partition)) is not None:
+            for (topic_id, index), high_watermark in read_high_watermarks(folder.disk).items():
+                partition = (self._partitions.topic_by_id(topic_id) or {}).get(index)
+                if partition is not None and partition.folder is folder:
                     partition.learn_high_watermark(high_watermark)
-
-    def _held_in(self, folder: LogFolder, topic_partition: TopicPartition) -> Partition | None:
-        partition = self._partitions.get(topic_partition)
-        return partition if partition is not None and partition.folder is folder else None
 
     async def _settle_moves(self, image: Image, node_id: int, present: dict[str, set[str]]) -> None:
         """Finish the moves between folders that had passed the point of decision, and note those that had not."""
@@ -310,12 +314,31 @@ class PartitionMaker:
         self._partitions.add(partition)
         return partition
 
+    async def remove(self, partition: Partition) -> bool:
+        """Remove the partition's folder and recovery point. Returns whether the name is free: nothing is left that a
+        new partition of the same name could be taken for. What is left on a failed disk does not count.
+        """
+        assert self._partitions.get(partition.topic_partition) is not partition, "what is removed is not held any more"
+        # The recovery point goes before the folder. If a crash comes between the two, the folder still says to which
+        # topic the point belonged.
+        await self._housekeeper.forget_points(partition.topic_partition)
+        try:
+            await partition.log.discard()
+        except DiskFault as fault:
+            partition.folder.fail(fault)
+            return partition.folder.failed is not None
+        # On a full disk the point could not be removed before. Now the folder has made room.
+        return await self._housekeeper.forget_points(partition.topic_partition)
+
     def emptiest_folder(self) -> LogFolder:
-        counts = {folder: 0 for folder in self._folders if folder.failed is None}
-        if not counts:
-            return self._folders[0]
-        if len(counts) > 1:
-            for partition in self._partitions:
-                if partition.folder in counts:
-                    counts[partition.folder] += 1
-        return min(counts, key=lambda folder: counts[folder])
+        """The folder for one more partition. The partitions are not counted anew for each of very many."""
+        there = [folder for folder in self._folders if folder.failed is None]
+        if len(there) < 2:
+            return there[0] if there else self._folders[0]
+        now_s = self._env.clock.monotonic()
+        if len(self._partitions) < COUNTED_EACH_TIME or now_s - self._counted_s >= COUNTED_EVERY_S:
+            self._counted_s = now_s
+            self._counts = Counter(partition.folder for partition in self._partitions)
+        emptiest = min(there, key=lambda folder: self._counts[folder])
+        self._counts[emptiest] += 1
+        return emptiest

@@ -23,6 +23,8 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 from typing import Protocol
 
 from idempotence.producers import BatchOrigin, Guard, ProducerStates
@@ -45,6 +47,7 @@ from log.batch import (
     crc32c,
     read_header,
     restamp,
+    restamped,
     set_log_append_time,
     set_max_timestamp,
 )
@@ -69,6 +72,7 @@ from service.wire.error_codes import ErrorCode
 
 logger = logging.getLogger("oncelog.partition")
 
+_numbers = count()
 ACKS_ALL = -1
 NOT_LEADER = RefusedBatch(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 OFFLINE = RefusedBatch(ErrorCode.KAFKA_STORAGE_ERROR)
@@ -142,18 +146,20 @@ class Partition:
         "_committed_waiters",
         "_fsync",
         "_known_high_watermark",
+        "_late_waiters",
+        "_replicas",
         "_short_waiters",
         "_start_waiters",
         "_tail_watchers",
         "_unanswered",
         "_watchers",
         "folder",
+        "is_leading",
         "is_replicated",
         "leader_epoch",
         "leads_from_offset",
         "log",
         "producers",
-        "replicas",
         "role",
         "stable",
         "tally",
@@ -177,8 +183,7 @@ class Partition:
         self.producers = producers
         self.stable = stable
         self.tally = PartitionTally()
-        self.role: Role = Following()
-        self.replicas: ReplicaSet | None = None  # the role's, if it leads: asked once a batch
+        self._become(Following())
         self.is_replicated = False  # other brokers hold it too
         self.leader_epoch = NO_EPOCH
         self.leads_from_offset = 0
@@ -188,6 +193,8 @@ class Partition:
         self._unanswered: tuple[int, tuple[int, ...]] = (-1, ())
         self._fsync = False
         self._committed_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._late_waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        """Those who wait for an older offset than another did before them, as a heap."""
         self._short_waiters: list[asyncio.Future[None]] = []
         self._start_waiters: dict[asyncio.Future[None], int] = {}
         self._watchers: dict[Watcher, None] = {}
@@ -198,6 +205,18 @@ class Partition:
     @property
     def offline(self) -> bool:
         return isinstance(self.role, Offline)
+
+    @property
+    def replicas(self) -> ReplicaSet:
+        """What this leader knows of the replicas. Only a leader may be asked."""
+        assert self._replicas is not None, "only a leader knows what the replicas hold"
+        return self._replicas
+
+    def _become(self, role: Role) -> None:
+        self.role: Role = role
+        # These two follow from the role. They are asked once a batch, or once a fetched partition.
+        self.is_leading = isinstance(role, Leading)
+        self._replicas = role.replicas if isinstance(role, Leading) else None
 
     @property
     def must_flush(self) -> bool:
@@ -232,7 +251,7 @@ class Partition:
         self._fsync = fsync
         self.is_replicated = len(replicas) > 1
         proposed_at, proposed = self._unanswered
-        self.replicas = ReplicaSet(
+        replica_set = ReplicaSet(
             leader,
             leader_epoch,
             replicas,
@@ -245,7 +264,7 @@ class Partition:
             doubtful=proposed if proposed_at == partition_epoch else (),
             now_ms=now_ms,
         )
-        self.role = Leading(self.replicas)
+        self._become(Leading(replica_set))
         if self.must_flush:
             self.folder.flusher.request(self)
         self._held()
@@ -264,17 +283,17 @@ class Partition:
             self.resign()
             self.leader_epoch = leader_epoch
             self.log.epochs.truncate_from_end(self.log.end_offset)  # epochs without a batch of this broker
-            self.role = role = Following(leader, leader_epoch)
+            role = Following(leader, leader_epoch)
+            self._become(role)
         return role
 
     def resign(self, error: ErrorCode = ErrorCode.NOT_LEADER_OR_FOLLOWER) -> None:
         """Stop leading or following. All waits fail with `error`."""
         self._known_high_watermark = self.high_watermark
-        if self.replicas is not None:
+        if self.is_leading:
             self._unanswered = self.replicas.partition_epoch, self.replicas.pending_isr
-        self.replicas = None
         if not self.offline:
-            self.role = Following()
+            self._become(Following())
         self._disappoint(error)
         others = [*self._short_waiters, *self._start_waiters]
         self._short_waiters = []
@@ -286,21 +305,20 @@ class Partition:
     def fail(self) -> None:
         """The disk has failed. Nothing is appended any more, and all waits fail."""
         self.resign(ErrorCode.KAFKA_STORAGE_ERROR)
-        self.role = Offline()
+        self._become(Offline())
 
     def set_config(self, config: LogConfig, *, fsync: bool) -> None:
         self.log.set_config(config)
         self._fsync = fsync
         if self.must_flush:
             self.folder.flusher.request(self)
-        if self.replicas is not None:
+        if self.is_leading:
             self._settled(moved=self.replicas.require(config.min_insync_replicas))
 
     # -- leading
 
     def decided(self, isr: tuple[int, ...], partition_epoch: int, eligible: tuple[int, ...]) -> None:
         """The metadata says who is in sync now, and who else is eligible to lead."""
-        assert self.replicas is not None
         left = set(self.replicas.isr) - set(isr)
         self._settled(moved=self.replicas.decided(isr, partition_epoch, eligible))
         if left:
@@ -308,12 +326,10 @@ class Partition:
 
     def not_accepted(self, *, doubtful: bool) -> None:
         """The proposed in-sync set was refused; or, with `doubtful`, nobody knows whether it was."""
-        assert self.replicas is not None
         self._settled(moved=self.replicas.refused(doubtful=doubtful))
 
     def fetched(self, member: int, offset: int, *, start_offset: int, broker_epoch: int, now_ms: int) -> None:
         """A follower holds everything from `start_offset` up to `offset` (exclusive), in the history of this log."""
-        assert self.replicas is not None
         moved = self.replicas.fetched(
             *(member, offset),
             start_offset=start_offset,
@@ -328,14 +344,13 @@ class Partition:
 
     def held_all(self, member: int, *, broker_epoch: int, until_ms: int) -> None:
         """A follower held all that this log had at that time."""
-        if self.replicas is not None:
+        if self.is_leading:
             self.replicas.held_all(member, broker_epoch=broker_epoch, until_ms=until_ms)
 
     def _settled(self, *, moved: bool) -> None:
         """Answer waits after a change of the in-sync set, or of the number of replicas that must be in sync. If too few
         are in sync, nothing can be committed, and waits for commits fail.
         """
-        assert self.replicas is not None
         self._started()
         if self.replicas.is_short:
             self._disappoint(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
@@ -351,7 +366,7 @@ class Partition:
         """None if enough replicas are in sync to commit something now. Otherwise a future, which is answered when that
         is so, or fails with `PartitionLost`.
         """
-        if self.replicas is None:
+        if not self.is_leading:
             raise PartitionLost(self.not_leading.error)
         if not self.replicas.is_short:
             return None
@@ -364,7 +379,7 @@ class Partition:
         it can't come back. Otherwise a future, which is answered when that is so, or fails with `PartitionLost`. That
         may take long: such a replica may be down.
         """
-        if self.replicas is None:
+        if not self.is_leading:
             raise PartitionLost(self.not_leading.error)
         if self.replicas.start_at(offset):
             return None
@@ -375,14 +390,16 @@ class Partition:
         return waiter
 
     def _started(self) -> None:
-        assert self.replicas is not None
         for waiter, offset in self._start_waiters.items():
             if not waiter.done() and self.replicas.start_at(offset):
                 waiter.set_result(None)
 
     def _disappoint(self, error: ErrorCode) -> None:
         waiters, self._committed_waiters = self._committed_waiters, deque()
+        late, self._late_waiters = self._late_waiters, []
         for _, waiter in waiters:
+            _fail(waiter, PartitionLost(error))
+        for _, _, waiter in late:
             _fail(waiter, PartitionLost(error))
 
     # -- following
@@ -409,7 +426,7 @@ class Partition:
 
     def learn_high_watermark(self, high_watermark: int) -> None:
         """Everything below is committed. The leader says so, or a note from before the stop."""
-        assert self.replicas is None, "a leader knows better"
+        assert not self.is_leading, "a leader knows better"
         known = min(high_watermark, self.log.end_offset)
         if known > self._known_high_watermark:
             self._known_high_watermark = known
@@ -456,7 +473,7 @@ class Partition:
         have changed, the look happens here. `guard` was given out by `producers.start_verification` before the
         transaction coordinator confirmed the batch.
         """
-        replicas = self.replicas
+        replicas = self._replicas
         if replicas is None:
             return self.not_leading
         log = self.log
@@ -479,19 +496,21 @@ class Partition:
         headroom = self.folder.headroom
         if headroom.is_short:
             return NO_ROOM
-        if inspected is not None and inspected.records is not None:
-            records = memoryview(inspected.records)
-        elif inspected is not None and inspected.newest_ms is not None:
-            set_max_timestamp(records, inspected.newest_ms)
-        if header.attributes & BROKERS_BITS:
-            clear_attributes(records, BROKERS_BITS)
         append_time_ms = -1
-        if config.message_timestamp_type == "LogAppendTime":
-            append_time_ms = now_ms
-            set_log_append_time(records, now_ms)
-        size_bytes = len(records)
+        if inspected is not None or header.attributes & BROKERS_BITS or config.message_timestamp_type != "CreateTime":
+            if inspected is not None and inspected.records is not None:
+                records = memoryview(inspected.records)
+            elif inspected is not None and inspected.newest_ms is not None:
+                set_max_timestamp(records, inspected.newest_ms)
+            if header.attributes & BROKERS_BITS:
+                clear_attributes(records, BROKERS_BITS)
+            if config.message_timestamp_type == "LogAppendTime":
+                append_time_ms = now_ms
+                set_log_append_time(records, now_ms)
+            header = read_header(records)
+        size_bytes = header.size_bytes
         headroom.took(size_bytes)
-        appended = self._append(records, append_time_ms, now_ms)
+        appended = self._append(records, header, append_time_ms, now_ms)
         if isinstance(appended, Appended):
             tally = self.tally
             tally.appended += 1
@@ -501,7 +520,7 @@ class Partition:
 
     def append_own(self, batch: bytearray, *, now_ms: int) -> Appended | RefusedBatch:
         """Append a batch that this broker made: records of a coordinator."""
-        if self.replicas is None:
+        if not self.is_leading:
             return self.not_leading
         if self.replicas.is_short:
             return TOO_FEW_IN_SYNC
@@ -513,7 +532,7 @@ class Partition:
         """Why this producer may not commit offsets in a transaction now; None if it may. The answer holds only until
         the next await.
         """
-        if self.replicas is None:
+        if not self.is_leading:
             return self.not_leading
         offsets = BatchHeader(0, 0, 0, 2, 0, TRANSACTIONAL, 0, now_ms, now_ms, producer_id, producer_epoch, -1, 1)
         verdict = self.producers.check(offsets, now_ms=now_ms, origin=BatchOrigin.COORDINATOR, guard=guard)
@@ -534,7 +553,7 @@ class Partition:
         now_ms: int,
     ) -> Appended | RefusedBatch:
         """Append a marker that says how a transaction ended. A marker that is written twice changes nothing."""
-        if self.replicas is None:
+        if not self.is_leading:
             return self.not_leading
         if self.replicas.is_short:
             return TOO_FEW_IN_SYNC
@@ -564,14 +583,17 @@ class Partition:
         """Append a batch that must not wait for room. If the disk is full, the first attempt has given up the folder's
         reserve, so a second attempt may find room.
         """
-        appended = self._append(batch, -1, now_ms)
-        return self._append(batch, -1, now_ms) if appended is NO_ROOM else appended
+        header = read_header(batch)
+        appended = self._append(batch, header, -1, now_ms)
+        return self._append(batch, header, -1, now_ms) if appended is NO_ROOM else appended
 
-    def _append(self, records: memoryview, append_time_ms: int, now_ms: int) -> Appended | RefusedBatch:
+    def _append(
+        self, records: memoryview, header: BatchHeader, append_time_ms: int, now_ms: int
+    ) -> Appended | RefusedBatch:
         log = self.log
         base_offset = log.end_offset
         restamp(records, base_offset=base_offset, leader_epoch=self.leader_epoch)
-        header = read_header(records)
+        header = restamped(header, base_offset=base_offset, leader_epoch=self.leader_epoch)
         try:
             log.append(records, header, now_ms=now_ms)
         except (DiskFault, CorruptBatch) as error:
@@ -596,8 +618,9 @@ class Partition:
 
     @property
     def high_watermark(self) -> int:
-        if self.replicas is not None:
-            return self.replicas.high_watermark
+        replicas = self._replicas
+        if replicas is not None:
+            return replicas.high_watermark
         return max(self._known_high_watermark, self.log.start_offset)
 
     @property
@@ -609,7 +632,7 @@ class Partition:
         """Whether the high watermark is still below the point where this leadership began. Readers of the earlier
         leader may have seen offsets above it.
         """
-        return self.replicas is not None and self.high_watermark < self.leads_from_offset
+        return self.is_leading and self.high_watermark < self.leads_from_offset
 
     async def flush(self) -> None:
         """Make durable all that was appended before the call, and answer those who wait for that."""
@@ -630,7 +653,7 @@ class Partition:
             folder.flusher.request(self)
 
     def _held(self) -> None:
-        replicas = self.replicas
+        replicas = self._replicas
         if replicas is not None and replicas.holds(self.log.flushed_offset if self._fsync else self.log.end_offset):
             self._committed(replicas.high_watermark)
 
@@ -639,6 +662,11 @@ class Partition:
         waiters = self._committed_waiters
         while waiters and waiters[0][0] <= high_watermark:
             _, waiter = waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+        late = self._late_waiters
+        while late and late[0][0] <= high_watermark:
+            _, _, waiter = heappop(late)
             if not waiter.done():
                 waiter.set_result(None)
         if self._watchers:
@@ -650,7 +678,7 @@ class Partition:
         """None if everything below `end_offset` is committed already. Otherwise a future, which is answered when it is,
         or fails with `PartitionLost`.
         """
-        replicas = self.replicas
+        replicas = self._replicas
         if replicas is None:
             raise PartitionLost(self.not_leading.error)
         if replicas.high_watermark >= end_offset:
@@ -658,8 +686,7 @@ class Partition:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiters = self._committed_waiters
         if waiters and waiters[-1][0] > end_offset:  # a duplicate waits for an older offset than the newest append
-            ordered = sorted((*waiters, (end_offset, waiter)), key=lambda entry: entry[0])
-            self._committed_waiters = deque(ordered)
+            heappush(self._late_waiters, (end_offset, next(_numbers), waiter))
         else:
             waiters.append((end_offset, waiter))
         return waiter

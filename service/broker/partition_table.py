@@ -40,6 +40,17 @@ class PartitionTable:
         if not topic:
             del self._by_name[name], self._by_id[partition.topic_id], self._names[partition.topic_id]
 
+    def take_out(self, topic_id: TopicId) -> list[Partition]:
+        """Remove all partitions of a topic, and return them."""
+        name = self._names.pop(topic_id, None)
+        if name is None:
+            return []
+        topic = self._by_name.pop(name)
+        del self._by_id[topic_id]
+        partitions = list(topic.values())
+        topic.clear()  # requests that are under way have it
+        return partitions
+
     def get(self, topic_partition: TopicPartition) -> Partition | None:
         topic = self._by_name.get(topic_partition.topic)
         return None if topic is None else topic.get(topic_partition.partition)

@@ -96,7 +96,7 @@ class PartitionRead:
 
 def leader_epoch_error(partition: Partition, epoch: int) -> ErrorCode:
     """The error for a client that believes in leader epoch `epoch`; with -1 the client does not say."""
-    if partition.replicas is None:
+    if not partition.is_leading:
         return partition.not_leading.error
     return _epoch_error(partition, epoch)
 
@@ -166,7 +166,7 @@ class Reading:
                 data = PartitionRead(partition, aborted=[])  # None is for partitions that exist
             else:
                 left = budget - size if size < enough else 0
-                data = self._read(partition, wanted, left, least, at_least_one=size == 0)
+                data = self._read(partition, key, wanted, left, least, at_least_one=size == 0)
             if data.records is not None:
                 size += data.records.size
                 done += A_READ_WITH_RECORDS
@@ -217,11 +217,18 @@ class Reading:
         return partitions.get(index) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def _read(
-        self, partition: Partition, wanted: WantedPartition, budget: int, least: int, *, at_least_one: bool
+        self,
+        partition: Partition,
+        key: SessionKey,
+        wanted: WantedPartition,
+        budget: int,
+        least: int,
+        *,
+        at_least_one: bool,
     ) -> PartitionRead:
         log, offset, isolation = partition.log, wanted.fetch_offset, self.terms.isolation
         epoch = wanted.current_leader_epoch
-        if partition.replicas is None or (epoch >= 0 and epoch != partition.leader_epoch):  # rare
+        if not partition.is_leading or (epoch >= 0 and epoch != partition.leader_epoch):  # rare
             belief = reader_error if self.terms.knows_followers else leader_epoch_error
             if error := belief(partition, epoch):
                 return PartitionRead(error)
@@ -235,7 +242,7 @@ class Reading:
                 return PartitionRead(ErrorCode.NONE, *watermarks, log.start_offset, diverging=diverging)
         if not log.start_offset <= offset <= log.end_offset:
             partition.tally.failed_reads += 1
-            if partition.replicas is None and offset > log.end_offset:
+            if not partition.is_leading and offset > log.end_offset:
                 return PartitionRead(ErrorCode.OFFSET_NOT_AVAILABLE)  # this log ends before it, the leader's may not
             begins = log.start_offset if self.copier is not None else -1
             return PartitionRead(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=begins)
@@ -243,10 +250,10 @@ class Reading:
         if copier is not None and not self._is_counted and (error := self._count(partition, wanted, copier)):
             return PartitionRead(error)
         if self.session is not None:
-            wanted.looked_at(partition)
+            wanted.looked_at(partition, self.session, key)
         high_watermark, stable = partition.high_watermark, partition.last_stable_offset
         aborted: list[tuple[int, int]] | None = [] if isolation is Isolation.READ_COMMITTED else None
-        if self.terms.nearer and partition.replicas is not None:
+        if self.terms.nearer and partition.is_leading:
             nearer = partition.replicas.best_of(self.terms.nearer, offset)
             if nearer >= 0:
                 return PartitionRead(ErrorCode.NONE, high_watermark, stable, log.start_offset, aborted, nearer=nearer)
@@ -293,7 +300,7 @@ class Reading:
         """Whether a partition that was read to its end will say when something about the answer changes. A follower
         that is not in sync is looked at each time, so that it gets into the in-sync set as soon as it can.
         """
-        if partition.replicas is None or self.terms.nearer:
+        if not partition.is_leading or self.terms.nearer:
             return False
         return self.copier is None or self.copier.broker_id in partition.replicas.isr
 
@@ -312,10 +319,9 @@ class Reading:
         """Note what a follower holds: everything below the offset that it asks for. Done once a request, because
         waiting changes nothing about that.
         """
-        replicas = partition.replicas
-        if replicas is None or copier.broker_id not in replicas.followers:
+        if not partition.is_leading or copier.broker_id not in partition.replicas.followers:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if copier.broker_epoch < 0 or replicas.is_former_life(copier.broker_id, copier.broker_epoch):
+        if copier.broker_epoch < 0 or partition.replicas.is_former_life(copier.broker_id, copier.broker_epoch):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         copier.in_sync.fetched(
             *(partition, copier.broker_id, wanted.fetch_offset),

@@ -69,39 +69,39 @@ Key = tuple[bytes, int]
 """Topic id and partition."""
 
 
+@dataclass(frozen=True, slots=True)
+class FetchingParts:
+    """The parts of the broker that copying from leaders uses."""
+
+    env: Env
+    config: BrokerConfig
+    metadata: ClusterMetadata
+    housekeeper: Housekeeper
+
+
 class Replication:
-    def __init__(
-        self,
-        env: Env,
-        config: BrokerConfig,
-        metadata: ClusterMetadata,
-        partitions: PartitionTable,
-        housekeeper: Housekeeper,
-    ) -> None:
-        self._env = env
-        self._config = config
-        self._metadata = metadata
+    def __init__(self, parts: FetchingParts, partitions: PartitionTable) -> None:
+        self._parts = parts
         self._partitions = partitions
-        self._housekeeper = housekeeper
         self._fetchers: dict[int, Fetcher] = {}
-        self.in_sync = InSyncSets(env, config, metadata, partitions)
-        self.throttles = Throttles(env, metadata)
+        self.in_sync = InSyncSets(parts.env, parts.config, parts.metadata, partitions)
+        self.throttles = Throttles(parts.env, parts.metadata)
 
     def begin(self) -> None:
         self.throttles.begin()
-        self._metadata.subscribe(self._brokers_changed)
-        self._env.tasks.spawn("in-sync sets", self.in_sync.run())
+        self._parts.metadata.subscribe(self._brokers_changed)
+        self._parts.env.tasks.spawn("in-sync sets", self.in_sync.run())
 
     def lead(self, partition: Partition, state: PartitionState, *, fsync: bool) -> bool:
         """This broker leads the partition. Returns True if a leadership begins, False if only the replicas of the
         present one may have changed.
         """
-        replicas = partition.replicas
-        if replicas is not None and (replicas.leader_epoch, replicas.replicas) == (state.leader_epoch, state.replicas):
+        assert state.leader == self._parts.metadata.broker_id, "the metadata names this broker"
+        begins = not partition.is_leading or partition.leader_epoch != state.leader_epoch
+        if not begins and partition.replicas.replicas == state.replicas:
             partition.decided(state.isr, state.partition_epoch, state.eligible)
             self._release(partition)
             return False
-        begins = replicas is None or partition.leader_epoch != state.leader_epoch
         self._forget(partition)
         partition.lead(
             state.leader_epoch,
@@ -120,22 +120,21 @@ class Replication:
         """If fewer replicas must be in sync than before, there may be enough now while others are still eligible. A
         proposal then takes the eligible ones out, so that nothing waits for them.
         """
-        if partition.replicas is not None and partition.replicas.is_held_back:
+        if partition.replicas.is_held_back:
             self.in_sync.consider(partition)
 
     def follow(self, partition: Partition, state: PartitionState, *, fsync: bool) -> None:
         """Another broker leads the partition, or no broker does."""
+        assert state.leader != self._parts.metadata.broker_id, "nobody copies from itself"
         role = partition.follow(state.leader, state.leader_epoch, fsync=fsync)
-        role.in_sync = self._metadata.broker_id in state.isr
+        role.in_sync = self._parts.metadata.broker_id in state.isr
         if state.leader == NOBODY:
             self._forget(partition)
             return
         fetcher = self._fetchers.get(state.leader)
         if fetcher is None:
-            fetcher = self._fetchers[state.leader] = Fetcher(
-                *(state.leader, self._env, self._config, self._metadata, self._housekeeper),
-                self.throttles.following,
-            )
+            fetcher = Fetcher(state.leader, self._parts, self.throttles.following)
+            self._fetchers[state.leader] = fetcher
         if not fetcher.follows(partition, role):
             self._forget(partition)
             fetcher.add(partition, role)
@@ -167,7 +166,7 @@ class Replication:
             if broker_id in self._fetchers:
                 self._fetchers[broker_id].leader_is_back()
             for partition in self._partitions:
-                if partition.is_replicated and partition.replicas is not None:
+                if partition.is_replicated and partition.is_leading:
                     partition.replicas.began_another_life(broker_id, new.epoch, now_ms=self.in_sync.now_ms())
 
 
@@ -209,20 +208,9 @@ class Fetcher:
     LOOK_AROUND_MS: retention raises a log's start, which is part of the question, and the fetcher has no part in that.
     """
 
-    def __init__(
-        self,
-        leader: int,
-        env: Env,
-        config: BrokerConfig,
-        metadata: ClusterMetadata,
-        housekeeper: Housekeeper,
-        throttle: Throttle,
-    ) -> None:
+    def __init__(self, leader: int, parts: FetchingParts, throttle: Throttle) -> None:
         self._leader = leader
-        self._env = env
-        self._config = config
-        self._metadata = metadata
-        self._housekeeper = housekeeper
+        self._parts = parts
         self._throttle = throttle
         self._places: dict[Key, FollowedPartition] = {}
         self._stirred: dict[Key, FollowedPartition] = {}
@@ -253,7 +241,7 @@ class Fetcher:
         self._woken.set()
         if not self._running:
             self._running = True
-            self._env.tasks.spawn(f"fetcher from broker {self._leader}", self._run())
+            self._parts.env.tasks.spawn(f"fetcher from broker {self._leader}", self._run())
         elif self._is_parked and self._now_s() - self._interrupted_s >= INTERRUPTED_EVERY_S:
             self._interrupted_s = self._now_s()
             asyncio.get_running_loop().call_soon(self._interrupt)  # after other calls of `add` in this turn
@@ -278,7 +266,7 @@ class Fetcher:
             self._client.abort()
 
     def _now_s(self) -> float:
-        return self._env.clock.monotonic()
+        return self._parts.env.clock.monotonic()
 
     # -- asking
 
@@ -311,7 +299,7 @@ class Fetcher:
         due: dict[Key, FollowedPartition] = {}
         rests_s = float("inf")
         for key, place in self._stirred.items():
-            if self._throttle.holds_back(place.partition.topic_partition, self._metadata.broker_id):
+            if self._throttle.holds_back(place.partition.topic_partition, self._parts.metadata.broker_id):
                 place.rests_until_s = max(place.rests_until_s, now_s + HELD_BACK_S)
             if place.partition.must_flush:
                 rests_s = min(rests_s, SLOW_FLUSH_S)
@@ -360,12 +348,12 @@ class Fetcher:
 
     async def _connected(self) -> Client:
         if self._client is None:
-            broker = self._metadata.image.brokers.get(self._leader)
+            broker = self._parts.metadata.image.brokers.get(self._leader)
             if broker is None:
                 raise ConnectionError(f"broker {self._leader} is not registered")
-            host, port = address_of(broker, self._config.inter_broker_listener_name)
-            client = Client(host, port, f"replica-{self._metadata.broker_id}")
-            async with asyncio.timeout(self._config.replica_socket_timeout_ms / 1000):
+            host, port = address_of(broker, self._parts.config.inter_broker_listener_name)
+            client = Client(host, port, f"replica-{self._parts.metadata.broker_id}")
+            async with asyncio.timeout(self._parts.config.replica_socket_timeout_ms / 1000):
                 await client.connect()
             self._client = client
             self._end_session()
@@ -381,7 +369,7 @@ class Fetcher:
             return
         if not self._rest_s:
             logger.info("broker %d can't be asked: %s", self._leader, error or type(error).__name__)
-        self._rest_s = min(max(2 * self._rest_s, FIRST_REST_S), self._config.replica_fetch_backoff_ms / 1000)
+        self._rest_s = min(max(2 * self._rest_s, FIRST_REST_S), self._parts.config.replica_fetch_backoff_ms / 1000)
         await self._wait(self._rest_s)
 
     def _end_session(self) -> None:
@@ -391,10 +379,10 @@ class Fetcher:
         self._look_around()
 
     async def _ask(self, client: Client, due: dict[Key, FollowedPartition], until_next_s: float) -> FetchResponse:
-        config = self._config
+        config = self._parts.config
         wait_ms = int(min(config.replica_fetch_wait_max_ms, max(until_next_s, 0.0) * 1000))
         request = FetchRequest(
-            replica_state=FetchRequestReplicaState(self._metadata.broker_id, self._metadata.broker_epoch),
+            replica_state=FetchRequestReplicaState(self._parts.metadata.broker_id, self._parts.metadata.broker_epoch),
             max_wait_ms=wait_ms,
             min_bytes=config.replica_fetch_min_bytes,
             max_bytes=config.replica_fetch_response_max_bytes,
@@ -438,7 +426,7 @@ class Fetcher:
             end_offset,
             log.epochs.epoch_at(end_offset - 1) if end_offset > log.start_offset else -1,
             log.start_offset,
-            self._config.replica_fetch_max_bytes,
+            self._parts.config.replica_fetch_max_bytes,
         )
 
     def _not_wanted(self) -> list[ForgottenTopic]:
@@ -497,22 +485,23 @@ class Fetcher:
                 if (begins := _begins_inside(records, log)) is not None:
                     await self._start_over(place, begins)
                 await self._append(place, records)
-                self._throttle.moved(partition.topic_partition, self._metadata.broker_id, len(data.records))
+                self._throttle.moved(partition.topic_partition, self._parts.metadata.broker_id, len(data.records))
                 if not place.holds:
                     return
+            assert place.holds, "a high watermark is learned in the role in which it was asked for"
             partition.learn_high_watermark(data.high_watermark)
             await self._raise_start(place, data.log_start_offset)
             place.get_on()
 
     def _rest(self, place: FollowedPartition, trouble: str) -> None:
-        place.rest(self._now_s(), self._config.replica_fetch_backoff_ms / 1000, trouble)
+        place.rest(self._now_s(), self._parts.config.replica_fetch_backoff_ms / 1000, trouble)
 
     async def _append(self, place: FollowedPartition, records: memoryview) -> None:
         """Append the whole batches of an answer. An incomplete batch at its end comes again with the next answer. Other
         tasks have turns in between. If the partition then has another role, the rest is not appended.
         """
         partition = place.partition
-        now_ms = self._env.clock.wall_ms()
+        now_ms = self._parts.env.clock.wall_ms()
         at, batches = 0, 0
         while len(records) - at >= HEADER_BYTES and place.holds:
             header = read_header(records, at)
@@ -544,7 +533,7 @@ class Fetcher:
             *(partition.topic_partition, log.end_offset, offset, self._leader),
         )
         durable = durable_after_cut(log, offset)
-        async with self._housekeeper.distrusting(partition, durable), log.alone():
+        async with self._parts.housekeeper.distrusting(partition, durable), log.alone():
             await distrust(log, durable)
             # Retention or the cleaner may have changed the segments meanwhile, so that a cut may restart the log now.
             # Then it is not what was prepared for: the next round asks again.
@@ -557,7 +546,7 @@ class Fetcher:
             "%s starts over at offset %d, where the log of broker %d begins: it ended at %d",
             *(partition.topic_partition, offset, self._leader, log.end_offset),
         )
-        async with self._housekeeper.distrusting(partition, 0), log.alone():
+        async with self._parts.housekeeper.distrusting(partition, 0), log.alone():
             await distrust(log, 0)
             if place.holds:
                 partition.start_over(offset)
@@ -568,7 +557,7 @@ class Fetcher:
         for place in self._stirred.values():
             if place.partition.must_flush and (place.flushing is None or place.flushing.done()):
                 name = f"flush {place.partition.topic_partition}"
-                place.flushing = self._env.tasks.spawn(name, self._flush_one(place))
+                place.flushing = self._parts.env.tasks.spawn(name, self._flush_one(place))
                 begun.append(place.flushing)
         if begun:
             await asyncio.wait(begun, timeout=SLOW_FLUSH_S)

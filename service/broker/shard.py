@@ -108,7 +108,7 @@ class Shard(Generic[MachineT]):
         partition: Partition,
         machine: MachineT,
         env: Env,
-        post: Callable[[Any], None],
+        post: Callable[[Sequence[Any]], None],
         mishaps: Mishaps,
         on_given_up: Callable[["Shard[MachineT]"], None],
     ) -> None:
@@ -348,8 +348,8 @@ class Shard(Generic[MachineT]):
             if answer is not None and not answer.done():
                 answer.set_result(reply)
         try:
-            for effect in decision.effects:
-                self._post(effect)
+            if decision.effects:
+                self._post(decision.effects)
         except Exception:
             # The effects follow from the log: a replay produces them again.
             logger.exception(

@@ -6,12 +6,14 @@ Counters begin at zero with the process. Those of a partition begin at zero when
 
 import logging
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import Final
 
 from idempotence.verdicts import Duplicate, NotInTransaction, OutOfOrder, StaleEpoch, TransactionOpen, Verdict
 from log.ids import TopicPartition
 from log.tally import Histogram
 from service.cluster.image import Delta
+from service.ports import Clock
 
 logger = logging.getLogger("oncelog.replication")
 
@@ -101,7 +103,7 @@ class RequestTally:
         return tally
 
     def answered(self, name: str, answer: object, seconds: float) -> None:
-        tally = self.api(name)
+        tally = self.apis.get(name) or self.api(name)
         tally.seconds.add(seconds)
         error = getattr(answer, "error_code", NO_ERROR)
         if error:
@@ -111,7 +113,9 @@ class RequestTally:
 class LeadershipTally:
     """Changes of the metadata that concern the partitions led by this broker."""
 
-    def __init__(self) -> None:
+    def __init__(self, broker_id: Callable[[], int], clock: Clock) -> None:
+        self._broker_id = broker_id
+        self._clock = clock
         self.shrunk = self.grown = 0
         """How many in-sync sets lost a member, and how many gained one."""
         self.elected = 0
@@ -120,8 +124,9 @@ class LeadershipTally:
         """Leaderships that began while this broker was neither: records that it lacked are lost."""
         self._left: dict[TopicPartition, deque[int]] = {}
 
-    def heard(self, delta: Delta, *, broker_id: int, now_ms: int) -> None:
+    def heard(self, delta: Delta) -> None:
         """Count what a change of the metadata did."""
+        broker_id, now_ms = self._broker_id(), self._now_ms()
         for partition in delta.partitions:
             old, new = delta.old.partition(partition), delta.new.partition(partition)
             if old is None or new is None or new.leader != broker_id:
@@ -140,8 +145,11 @@ class LeadershipTally:
                 if partition in self._left or len(self._left) < FLAPS_FOLLOWED_MAX:
                     self._left.setdefault(partition, deque(maxlen=FLAPS)).append(now_ms)
 
-    def flapping(self, now_ms: int) -> int:
+    def flapping(self) -> int:
         """How many partitions had an in-sync set that lost members repeatedly of late."""
-        since_ms = now_ms - FLAPS_WITHIN_MS
+        since_ms = self._now_ms() - FLAPS_WITHIN_MS
         self._left = {partition: left for partition, left in self._left.items() if left[-1] >= since_ms}
         return sum(len(left) == FLAPS and left[0] >= since_ms for left in self._left.values())
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic() * 1000)

@@ -22,6 +22,7 @@ from service.broker.peers import PeerAway, Peers
 from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
 from service.groups.partitioning import partition_for
 from service.ports import Env
+from service.turns import Steps, Turn, done_in_turns, slices_in_turns
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic, AddPartitionsToTxnTransaction
 from txn.commands import AddPartitions, VerifyPartitions
@@ -34,6 +35,9 @@ LANES = 8
 """The number of connections to another coordinator. It answers in order on each, and one transaction may wait for its
 markers.
 """
+GUARDS_A_TURN = 500
+ASKED_TOGETHER = 1_000
+"""The most partitions that another coordinator is asked about in one request."""
 PATIENCE_MS = 1_000
 """How long a write waits for the markers of the producer's last transaction, before the client is told to try again."""
 
@@ -54,6 +58,10 @@ class TransactionalWriter:
     knows_abortable: bool
     """The client knows the error TRANSACTION_ABORTABLE."""
 
+    @property
+    def pair(self) -> tuple[int, int]:
+        return self.producer_id, self.producer_epoch
+
 
 class TransactionGate:
     def __init__(self, coordinators: Coordinators[TxnCoordinator], peers: Peers, env: Env) -> None:
@@ -71,29 +79,32 @@ class TransactionGate:
         admitted: list[Guard | RefusedBatch | None] = [None] * len(wanted)
         left = list(range(len(wanted)))
         for _ in range(ATTEMPTS):
-            guards = {place: guard for place in left if (guard := self._guard(*wanted[place])) is not None}
+            guards = await done_in_turns(self._guards(wanted, left))
             if not guards:
                 return admitted
             writer = wanted[0][1]
-            partitions = tuple(wanted[place][0].topic_partition for place in guards)
+            partitions = tuple([wanted[place][0].topic_partition for place in guards])
             refused = await self._ask(partitions, writer, timeout_ms)
-            left = []
-            for place, guard in guards.items():
-                partition = wanted[place][0]
-                if (why := refused.get(partition.topic_partition)) is not None:
-                    admitted[place] = why
-                elif partition.producers.is_current(guard):
-                    admitted[place] = guard
-                else:
-                    # While this waited for the answer, the marker of the producer's last transaction was written. The
-                    # answer is right, but the guard is not valid any more. Take a new guard and ask again; the
-                    # coordinator now answers at once.
-                    left.append(place)
+            left = await done_in_turns(_judge(wanted, guards, refused, admitted))
             if not left:
                 return admitted
         for place in left:
             admitted[place] = TRY_AGAIN
         return admitted
+
+    def _guards(
+        self, wanted: Sequence[tuple[Partition, TransactionalWriter]], places: Sequence[int]
+    ) -> Steps[dict[int, Guard]]:
+        """Guards for those that need one. All of them are taken before the coordinator is asked."""
+        turn = Turn(GUARDS_A_TURN)
+        guards = {}
+        for place in places:
+            if turn.is_over():
+                yield
+            assert wanted[place][1].pair == wanted[0][1].pair, "one answer of the coordinator is about one producer"
+            if (guard := self._guard(*wanted[place])) is not None:
+                guards[place] = guard
+        return guards
 
     def _guard(self, partition: Partition, writer: TransactionalWriter) -> Guard | None:
         return partition.producers.start_verification(
@@ -107,13 +118,12 @@ class TransactionGate:
     async def _ask(
         self, partitions: tuple[TopicPartition, ...], writer: TransactionalWriter, timeout_ms: int
     ) -> Refusals:
-        pair = writer.producer_id, writer.producer_epoch
         command: AddPartitions | VerifyPartitions
         if writer.adds_itself:
             patience_ms = min(PATIENCE_MS, timeout_ms)
-            command = AddPartitions(writer.transactional_id, *pair, partitions, patience_ms=patience_ms)
+            command = AddPartitions(writer.transactional_id, *writer.pair, partitions, patience_ms=patience_ms)
         else:
-            command = VerifyPartitions(writer.transactional_id, *pair, partitions)
+            command = VerifyPartitions(writer.transactional_id, *writer.pair, partitions)
         try:
             verdict = await self._coordinators.handle(writer.transactional_id, command)
         except NotCoordinator:
@@ -127,6 +137,12 @@ class TransactionGate:
         return {} if refused is None else dict.fromkeys(concerned, refused)
 
     async def _ask_elsewhere(self, partitions: tuple[TopicPartition, ...], writer: TransactionalWriter) -> Refusals:
+        refused: Refusals = {}
+        async for some in slices_in_turns(partitions, ASKED_TOGETHER):
+            refused |= await self._ask_leader(some, writer)
+        return refused
+
+    async def _ask_leader(self, partitions: Sequence[TopicPartition], writer: TransactionalWriter) -> Refusals:
         """Ask the broker that coordinates the transactional id, with AddPartitionsToTxn as brokers send it."""
         leader = self._coordinators.leader(writer.transactional_id)
         topics: dict[str, AddPartitionsToTxnTopic] = {}
@@ -154,6 +170,31 @@ class TransactionGate:
         }
         told = {partition: codes.get(partition, ErrorCode.UNKNOWN_SERVER_ERROR) for partition in partitions}
         return {partition: _refusal_of(ErrorCode(code), writer) for partition, code in told.items() if code}
+
+
+def _judge(
+    wanted: Sequence[tuple[Partition, TransactionalWriter]],
+    guards: dict[int, Guard],
+    refused: Refusals,
+    admitted: list[Guard | RefusedBatch | None],
+) -> Steps[list[int]]:
+    """Note who is admitted. Returns the places that have to be asked for once more."""
+    turn = Turn(GUARDS_A_TURN)
+    left = []
+    for place, guard in guards.items():
+        if turn.is_over():
+            yield
+        partition = wanted[place][0]
+        if (why := refused.get(partition.topic_partition)) is not None:
+            admitted[place] = why
+        elif partition.producers.is_current(guard):
+            admitted[place] = guard
+        else:
+            # While this waited for the answer, the marker of the producer's last transaction was written. The answer is
+            # right, but the guard is not valid any more. Take a new guard and ask again; the coordinator now answers at
+            # once.
+            left.append(place)
+    return left
 
 
 def _refusal_of(code: ErrorCode, writer: TransactionalWriter) -> RefusedBatch:

@@ -17,7 +17,7 @@ import asyncio
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from idempotence.producers import Guard
 from idempotence.verdicts import Duplicate
@@ -53,6 +53,8 @@ HEADERS_READ_AT_ONCE: Final = 500
 WRITES_AT_ONCE: Final = 64
 BYTES_AT_ONCE: Final = 4 << 20
 """The most batches, and the most bytes, that are appended in one turn of the loop. That takes a millisecond or two."""
+A_FIRST_WRITE: Final = 8
+"""How much longer the first batch of a log takes, which makes a folder and files."""
 
 GIVEN_UP_AFTER: Final = frozenset(
     {
@@ -86,7 +88,8 @@ class WritingParts:
     in_sync: InSyncSets
 
 
-class WriteTerms(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class WriteTerms:
     """What a client asks for, for all batches that it sends together, and what its version of the protocol can do."""
 
     acks: int
@@ -154,7 +157,9 @@ class Writing:
 
     def begin(self) -> bool:
         """Whether the batches may be appended at once. If not, call `keep` and `append_when_ready`."""
-        return not any(self._unconfirmed()) and self._inspect_now()
+        if self._needs_guard and self._terms.transactional_id is not None and any(self._unconfirmed()):
+            return False
+        return self._inspect_now()
 
     @property
     def looks_far(self) -> bool:
@@ -163,9 +168,9 @@ class Writing:
         """
         return any(map(_has_far_to_look, self.writes))
 
-    def wrong_transaction(self) -> ErrorCode | None:
-        """Why nothing may be written: there are transactional batches without a transactional id, or of several
-        producers.
+    def wrong(self) -> ErrorCode | None:
+        """Why nothing may be written: there are transactional batches without a transactional id or of several
+        producers, or the client asks for acks that there are not.
         """
         pair = b""
         for write in self.writes:
@@ -177,7 +182,7 @@ class Writing:
             if pair and pair != batch[PAIR]:
                 return ErrorCode.INVALID_PRODUCER_ID_MAPPING
             pair = bytes(batch[PAIR])
-        return None
+        return None if self._terms.acks in (ACKS_ALL, 0, 1) else ErrorCode.INVALID_REQUIRED_ACKS
 
     def keep(self) -> None:
         """Copy the batches, because the request's bytes are reused after the call."""
@@ -210,7 +215,7 @@ class Writing:
             return
         for write in self.writes:
             partition = write.partition
-            if partition is None or partition.replicas is None or isinstance(write.batch, RefusedBatch):
+            if partition is None or not partition.is_leading or isinstance(write.batch, RefusedBatch):
                 continue
             try:
                 batch = read_header(write.batch)
@@ -232,26 +237,24 @@ class Writing:
                     ),
                 )
 
-    def _to_open(self, writes: Sequence[Write]) -> Iterator[tuple[Write, memoryview, LogConfig]]:
-        """The batches whose records must be looked at, and were not looked at under the topic's present settings."""
-        for write in writes:
-            partition = write.partition
-            if partition is None:
-                continue
-            config = partition.log.config
-            if partition.replicas is None or isinstance(write.batch, RefusedBatch):
-                continue
-            if not config.opens_batches and not hides_its_newest(*_read_times(write.batch, TIMES_AT)):
-                continue
-            if write.inspected is None or write.inspected.config is not config:
-                yield write, write.batch, config
+    @staticmethod
+    def _to_open(write: Write) -> tuple[memoryview, LogConfig] | None:
+        """The batch, if its records must be looked at and were not looked at under the topic's present settings."""
+        partition, batch = write.partition, write.batch
+        if partition is None or not partition.is_leading or isinstance(batch, RefusedBatch):
+            return None
+        config = partition.log.config
+        if not config.opens_batches and not hides_its_newest(*_read_times(batch, TIMES_AT)):
+            return None
+        return None if write.inspected is not None and write.inspected.config is config else (batch, config)
 
     def _inspect_now(self) -> bool:
         """Look at the records. Returns False if that would take longer than one turn of the loop may."""
-        for write, batch, config in self._to_open(self.writes):
-            write.inspected = self._parts.inspector.inspect_now(batch, config, self._parts.clock.wall_ms())
-            if write.inspected is None:
-                return False
+        for write in self.writes:
+            if (wanted := self._to_open(write)) is not None:
+                write.inspected = self._parts.inspector.inspect_now(*wanted, self._parts.clock.wall_ms())
+                if write.inspected is None:
+                    return False
         return True
 
     async def _open(self, writes: Sequence[Write]) -> None:
@@ -259,12 +262,10 @@ class Writing:
         when this returns.
         """
         inspector, clock = self._parts.inspector, self._parts.clock
-        while unknown := list(self._to_open(writes)):
-            for write, batch, config in unknown:
+        while unknown := [(write, wanted) for write in writes if (wanted := self._to_open(write)) is not None]:
+            for write, wanted in unknown:
                 now_ms = clock.wall_ms()
-                write.inspected = inspector.inspect_now(batch, config, now_ms) or await inspector.inspect(
-                    batch, config, now_ms
-                )
+                write.inspected = inspector.inspect_now(*wanted, now_ms) or await inspector.inspect(*wanted, now_ms)
 
     # -- the append
 
@@ -300,9 +301,10 @@ class Writing:
         left = list(reversed(self.writes))
         while left:
             some: list[Write] = []
-            size_bytes = 0
-            while left and len(some) < WRITES_AT_ONCE and size_bytes < BYTES_AT_ONCE:
+            work = size_bytes = 0
+            while left and work < WRITES_AT_ONCE and size_bytes < BYTES_AT_ONCE:
                 some.append(write := left.pop())
+                work += A_FIRST_WRITE if _begins_a_log(write) else 1
                 size_bytes += 0 if isinstance(write.batch, RefusedBatch) else len(write.batch)
             await self._open(some)  # for topics whose settings changed meanwhile
             now_ms = self._parts.clock.wall_ms()
@@ -326,7 +328,7 @@ class Writing:
             return batch
         if isinstance(write.admitted, RefusedBatch):
             return write.admitted
-        if partition.topic_partition.topic in INTERNAL_TOPICS and not terms.may_write_internal:
+        if not terms.may_write_internal and partition.topic_partition.topic in INTERNAL_TOPICS:
             return RefusedBatch(ErrorCode.INVALID_TOPIC_EXCEPTION)
         if not terms.knows_zstd and batch[ATTRIBUTES_AT] & CODEC_BITS == CODECS["zstd"]:
             return RefusedBatch(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
@@ -358,7 +360,7 @@ class Writing:
         """Whether somebody else has written since the expected offset. Markers do not count, and neither does this very
         batch, which the client may be sending again.
         """
-        if partition.replicas is None:
+        if not partition.is_leading:
             return False  # the append refuses it
         _goes_on(write)
         if write.expected_offset == partition.log.end_offset:
@@ -370,6 +372,13 @@ class Writing:
         return batch.producer_id < 0 or not isinstance(partition.producers.check(batch, now_ms=now_ms), Duplicate)
 
     # -- afterwards
+
+    @property
+    def all_appended(self) -> bool:
+        for write in self.writes:  # noqa: SIM110 - the shorter form makes a generator for each Produce
+            if type(write.outcome) is not Appended:
+                return False
+        return True
 
     @property
     def is_settled(self) -> bool:
@@ -397,10 +406,15 @@ class Writing:
         return int(self._delay_s * 1000)
 
 
+def _begins_a_log(write: Write) -> bool:
+    partition = write.partition
+    return partition is not None and partition.log.segments.active is None
+
+
 def _has_far_to_look(write: Write) -> bool:
     """Whether more follows the expected offset than is looked through in one turn of the loop."""
     partition = write.partition
-    if write.expected_offset is None or partition is None or partition.replicas is None:
+    if write.expected_offset is None or partition is None or not partition.is_leading:
         return False
     return partition.log.end_offset - write.expected_offset > MARKERS_LOOKED_AT
 

@@ -31,8 +31,8 @@ class FolderRow:
 
 
 @dataclass(frozen=True, slots=True)
-class DescribedBroker:
-    """One broker, and the values that were set for it."""
+class BrokerShare:
+    """A broker and its share of the cluster."""
 
     broker: int
     address: str
@@ -40,6 +40,12 @@ class DescribedBroker:
     controller: bool
     leads: int
     holds: int
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedBroker(BrokerShare):
+    """One broker, and the values that were set for it."""
+
     folders: list[FolderRow]
     settings: Mapping[str, str | None]
 

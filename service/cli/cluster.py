@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import click
 
+from service.cli.broker import BrokerShare
 from service.cli.connect import with_cluster
 from service.cli.failures import CliError, Exit
 from service.cli.moving import carry_out, elect, under_way, without
@@ -16,15 +17,9 @@ from service.wire.messages import DescribeClusterRequest
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerRow:
-    """A broker and its share of the cluster."""
+class BrokerRow(BrokerShare):
+    """A broker, its share of the cluster, and what of it is not as it should be."""
 
-    broker: int
-    address: str
-    rack: str | None
-    controller: bool
-    leads: int
-    holds: int
     out_of_sync: int
     eligible: int
     prefers: int

@@ -372,8 +372,8 @@ def _json_banner(broker: Broker, web: Sequence[Endpoint]) -> None:
         "bootstrap": broker.bootstrap,
         "http": _web_urls(web),
         "data": [str(Path(folder).absolute()) for folder in broker.config.data_folders],
-        "node_id": broker.node_id,
-        "cluster_id": broker.cluster_id,
+        "node_id": broker.metadata.broker_id,
+        "cluster_id": broker.metadata.image.cluster_id,
         "process_id": os.getpid(),
     }
     click.echo(json.dumps(facts))

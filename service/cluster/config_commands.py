@@ -4,7 +4,6 @@ once (AlterConfigs), or single changes (IncrementalAlterConfigs).
 Each resource of a command succeeds or fails by itself. The checks, their order and their messages are Kafka's (4.3).
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -27,7 +26,7 @@ from service.settings.group import check_group_config
 from service.settings.setting import ConfigError, ConfigType, Mode, Status, split_list
 from service.settings.topic import TOPIC_SETTINGS, check_topic_config
 from service.stores.port import Create, Delete, Op, Put
-from service.turns import Steps, Turn
+from service.turns import Steps, Turn, counted
 from service.wire.error_codes import ErrorCode
 
 MAX_CHANGES = 1_000
@@ -98,7 +97,7 @@ class AlterConfigs:
         turn = Turn(DECIDED_A_TURN)
         results: list[ResourceResult] = []
         ops: list[Op] = []
-        times = Counter((resource.kind, resource.name) for resource in self.resources)
+        times = yield from counted((resource.kind, resource.name) for resource in self.resources)
         for resource in self.resources:
             if turn.is_over(1 + min(len(resource.changes), MAX_CHANGES)):
                 yield

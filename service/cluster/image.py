@@ -36,6 +36,7 @@ from urllib.parse import quote, unquote
 from log.ids import TopicId, TopicPartition, format_topic_id, parse_topic_id
 from service.settings.broker import Endpoint
 from service.stores.port import Change, Entry, StoreSnapshot
+from service.turns import Steps, Turn, done_at_once
 
 NO_LEADER = -1
 NO_BROKER = -1
@@ -55,6 +56,8 @@ PRODUCER_IDS = "producer_ids"
 DOTTED_NAMES = "dotted_names"
 FEATURES = "features"
 ALL_BROKERS = "default"
+
+APPLIED_A_TURN = 500
 
 
 class PartitionState(NamedTuple):
@@ -165,8 +168,12 @@ class Image:
         return self.broker_configs.get(whose, NO_CONFIG)
 
     def after(self, change: Change) -> "Delta":
+        return done_at_once(self.making(change))
+
+    def making(self, change: Change) -> Steps["Delta"]:
+        """The image after a change."""
         draft = _ImageDraft(self)
-        draft.apply(change.entries)
+        yield from draft.apply(change.entries)
         return draft.finish(change.number)
 
 
@@ -185,12 +192,16 @@ class Delta:
 
 
 def load(snapshot: StoreSnapshot) -> Image:
+    return done_at_once(loading(snapshot))
+
+
+def loading(snapshot: StoreSnapshot) -> Steps[Image]:
     """The image of everything the store holds."""
     # Topics come first: a partition's key names its topic by id only.
     entries = snapshot.entries
     topics_first = sorted(entries, key=lambda key: not key.startswith(TOPICS))
     draft = _ImageDraft(Image())
-    draft.apply((key, entries[key]) for key in topics_first)
+    yield from draft.apply((key, entries[key]) for key in topics_first)
     return draft.finish(snapshot.number).new
 
 
@@ -302,8 +313,11 @@ class _ImageDraft:
         self._touched_brokers: dict[int, None] = {}
         self._touched_configs: dict[str, None] = {}
 
-    def apply(self, entries: Iterable[tuple[str, Entry | None]]) -> None:
+    def apply(self, entries: Iterable[tuple[str, Entry | None]]) -> Steps[None]:
+        turn = Turn(APPLIED_A_TURN)
         for key, entry in entries:
+            if turn.is_over():
+                yield
             # Partitions first: they are by far the most keys.
             if key.startswith(PARTITIONS):
                 self._partition(key, entry)

@@ -39,7 +39,7 @@ from service.cluster.image import (
     RegisteredBroker,
     broker_key,
     difference,
-    load,
+    loading,
 )
 from service.ports import Env
 from service.settings.broker import Endpoint
@@ -481,15 +481,23 @@ class ClusterMetadata:
                         " it has lost.",
                     )
                 case StoreSnapshot(number) if number > self.image.number:
-                    new = load(event)
-                    self._announce(difference(self.image, new))
-                case Change(number) if number > self.image.number:
-                    self._announce(self.image.after(event))
+                    new = await done_in_turns(loading(event))
+                    if number > self.image.number:
+                        self._announce(difference(self.image, new))
+                case Change():
+                    await self._take(event)
                 case _:
                     pass  # known already, or a gap, after which a snapshot comes
             if not begun.done():
                 begun.set_result(None)
         return None
+
+    async def _take(self, change: Change) -> None:
+        """Make the image after a change that is not known yet. An earlier session's task may do the same meanwhile."""
+        while change.number > self.image.number:
+            delta = await done_in_turns(self.image.making(change))
+            if delta.old is self.image:
+                self._announce(delta)
 
     def _announce(self, delta: Delta) -> None:
         self.image = delta.new

@@ -5,11 +5,22 @@ Pure.
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Final
 
 from service.cluster.image import RegisteredBroker
+from service.turns import Steps, done_at_once
+
+PLACED_A_TURN: Final = 500
 
 
 def place(brokers: Iterable[RegisteredBroker], *, partitions: int, replicas: int, start: int) -> list[tuple[int, ...]]:
+    """See `placing`."""
+    return done_at_once(placing(brokers, partitions=partitions, replicas=replicas, start=start))
+
+
+def placing(
+    brokers: Iterable[RegisteredBroker], *, partitions: int, replicas: int, start: int
+) -> Steps[list[tuple[int, ...]]]:
     """The replicas of each partition, the preferred leader first. There must be at least `replicas` brokers.
 
     Leaders take turns, beginning with the broker at `start`. The followers of a leader are the brokers after it. With
@@ -20,6 +31,8 @@ def place(brokers: Iterable[RegisteredBroker], *, partitions: int, replicas: int
     assert len(order) >= replicas
     placed = []
     for number in range(partitions):
+        if number and number % PLACED_A_TURN == 0:
+            yield
         turn, at = divmod(start + number, len(order))
         leader, others = order[at], order[at + 1 :] + order[:at]
         if others:

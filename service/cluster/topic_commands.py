@@ -20,7 +20,7 @@ from service.cluster.image import (
     partition_key,
     topic_key,
 )
-from service.cluster.placement import place
+from service.cluster.placement import placing
 from service.settings.setting import ConfigError
 from service.settings.topic import check_topic_config
 from service.stores.port import Create, Delete, Op, Put
@@ -104,7 +104,7 @@ class CreateTopics:
                 results.append(TopicResult(new.name, topic=existing, id=existing.id))
                 continue
             try:
-                topic = self._create(new, image, by_folded, start, room)
+                topic = yield from self._create(new, image, by_folded, start, room)
             except ItemRefused as refused:
                 results.append(TopicResult(new.name, refused.error, refused.message))
                 continue
@@ -121,7 +121,7 @@ class CreateTopics:
             ops.append(raised(DOTTED_NAMES, image.dotted_names, image.dotted_names.value + 1))
         return MetadataDecision(results, () if self.validate_only else tuple(ops))
 
-    def _create(self, new: NewTopic, image: Image, by_folded: Mapping[str, str], start: int, room: int) -> Topic:
+    def _create(self, new: NewTopic, image: Image, by_folded: Mapping[str, str], start: int, room: int) -> Steps[Topic]:
         if (problem := check_topic_name(new.name)) is not None:
             raise ItemRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
         if new.name in image.topics:
@@ -130,12 +130,12 @@ class CreateTopics:
             message = f"Topic '{new.name}' collides with existing topic: {other}"
             raise ItemRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, message)
         config = _checked_config(new.config)
-        replicas = _assigned(new, image) if new.assignment else self._placed(new, image, start, room)
+        replicas = _assigned(new, image) if new.assignment else (yield from self._placed(new, image, start, room))
         if len(replicas) > room:
             raise ItemRefused(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
         return Topic(new.name, new.id, 0, config, {index: _fresh(ids) for index, ids in enumerate(replicas)})
 
-    def _placed(self, new: NewTopic, image: Image, start: int, room: int) -> Sequence[tuple[int, ...]]:
+    def _placed(self, new: NewTopic, image: Image, start: int, room: int) -> Steps[Sequence[tuple[int, ...]]]:
         partitions, replicas = new.partitions, new.replication_factor
         if replicas < USE_DEFAULT or replicas == 0:
             message = "Replication factor must be larger than 0, or -1 to use the default value."
@@ -148,7 +148,7 @@ class CreateTopics:
         if partitions > room:
             raise ItemRefused(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
         _check_replication(replicas, image)
-        return place(image.brokers.values(), partitions=partitions, replicas=replicas, start=start)
+        return (yield from placing(image.brokers.values(), partitions=partitions, replicas=replicas, start=start))
 
 
 def _check_replication(replicas: int, image: Image) -> None:
@@ -288,7 +288,7 @@ class CreatePartitions:
                 if topic is None:
                     raise ItemRefused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
                 if not (retried and len(topic.partitions) == wanted.count):
-                    made = _added(wanted, topic, image, room)
+                    made = yield from _added(wanted, topic, image, room)
                     room -= len(made)
                     value = encode_topic(topic.id, wanted.count, topic.config)
                     ops.append(Put(topic_key(topic.name), value, topic.version))
@@ -299,7 +299,7 @@ class CreatePartitions:
         return MetadataDecision(results, () if self.validate_only else tuple(ops))
 
 
-def _added(wanted: MorePartitions, topic: Topic, image: Image, room: int) -> dict[int, PartitionState]:
+def _added(wanted: MorePartitions, topic: Topic, image: Image, room: int) -> Steps[dict[int, PartitionState]]:
     present = len(topic.partitions)
     if wanted.count == present:
         raise ItemRefused(ErrorCode.INVALID_PARTITIONS, f"Topic already has {present} partition(s).")
@@ -314,7 +314,7 @@ def _added(wanted: MorePartitions, topic: Topic, image: Image, room: int) -> dic
     factor = len(topic.partitions[0].replicas)
     if wanted.assignment is None:
         _check_replication(factor, image)
-        replicas: Sequence[tuple[int, ...]] = place(
+        replicas: Sequence[tuple[int, ...]] = yield from placing(
             image.brokers.values(), partitions=added, replicas=factor, start=present
         )
     else:

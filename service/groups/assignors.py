@@ -6,7 +6,7 @@ assignment may take longer than one turn of the loop, so an assignor yields afte
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from heapq import heapify, heappush, heapreplace
+from heapq import heappush, heapreplace
 from typing import NamedTuple
 
 Target = dict[str, Mapping[bytes, frozenset[int]]]
@@ -34,7 +34,8 @@ def assign_range(members: Mapping[str, MemberSpec], partition_counts: Mapping[by
     """
     ordered = sorted(members, key=lambda name: (members[name].instance_id is None, members[name].instance_id or name))
     target: dict[str, dict[bytes, frozenset[int]]] = {member_id: {} for member_id in members}
-    for topic_id, subscribers in sorted(_subscribers(members, ordered).items()):
+    by_topic = yield from _subscribers(members, ordered)
+    for topic_id, subscribers in sorted(by_topic.items()):
         count = partition_counts.get(topic_id, 0)
         quota, extra = divmod(count, len(subscribers))
         start = 0
@@ -118,24 +119,29 @@ def _level_unequal(kept: Target, free: list[Partition], members: Mapping[str, Me
     This ends, because each move lowers the sum of the squares of the counts. At the end no single move helps. Moves
     that would help only together are not looked for.
     """
-    holdings = {member_id: dict.fromkeys(_partitions_of(held)) for member_id, held in kept.items()}
-    subscribers = _subscribers(members, sorted(members))
-    emptiest = Emptiest(holdings, subscribers)
-    for partition in sorted(free, key=lambda partition: (len(subscribers[partition[0]]), partition)):
+    holdings: Holdings = {}
+    for member_id, held in kept.items():
+        holdings[member_id] = dict.fromkeys(_partitions_of(held))
+        yield
+    emptiest = yield from Emptiest.among(holdings, members)
+    for partition in emptiest.hardest_first(free):
         holdings[emptiest.of(partition[0])][partition] = None
         yield
     moved = True
     while moved:
         moved = False
         for member_id in sorted(holdings, key=lambda member_id: (-len(holdings[member_id]), member_id)):
-            if _give_away(member_id, holdings, emptiest):
+            if (yield from _give_away(member_id, holdings, emptiest)):
                 moved = True
                 emptiest.has_fewer(member_id, members[member_id].topics)
-            yield
-    return {member_id: _by_topic(held) for member_id, held in holdings.items()}
+    target: Target = {}
+    for member_id, mine in holdings.items():
+        target[member_id] = _by_topic(mine)
+        yield
+    return target
 
 
-def _give_away(member_id: str, holdings: Holdings, emptiest: "Emptiest") -> bool:
+def _give_away(member_id: str, holdings: Holdings, emptiest: "Emptiest") -> Generator[None, None, bool]:
     """Move partitions of one member to subscribers that have at least two fewer. Returns whether any was moved."""
     mine = holdings[member_id]
     before = len(mine)
@@ -144,6 +150,7 @@ def _give_away(member_id: str, holdings: Holdings, emptiest: "Emptiest") -> bool
         if len(mine) - len(holdings[receiver]) > 1:
             del mine[partition]
             holdings[receiver][partition] = None
+        yield
     return len(mine) < before
 
 
@@ -154,14 +161,26 @@ class Emptiest:
     A member that has fewer since must be announced by `has_fewer`.
     """
 
-    def __init__(self, holdings: Holdings, subscribers: Mapping[bytes, list[str]]) -> None:
+    def __init__(self, holdings: Holdings, queues: dict[bytes, list[tuple[int, str]]]) -> None:
         self._holdings = holdings
-        self._queues = {
-            topic_id: [(len(holdings[member_id]), member_id) for member_id in subscribers[topic_id]]
-            for topic_id in subscribers
-        }
-        for queue in self._queues.values():
-            heapify(queue)
+        self._queues = queues
+
+    @classmethod
+    def among(cls, holdings: Holdings, members: Mapping[str, MemberSpec]) -> Generator[None, None, "Emptiest"]:
+        queues: dict[bytes, list[tuple[int, str]]] = {}  # each is sorted, and so it is a heap
+        for entry in sorted((len(held), member_id) for member_id, held in holdings.items()):
+            for topic_id in members[entry[1]].topics:
+                queues.setdefault(topic_id, []).append(entry)
+                yield
+        return cls(holdings, queues)
+
+    def hardest_first(self, free: list[Partition]) -> Iterator[Partition]:
+        """`free`, topics with the fewest subscribers first. Within each topic it is sorted already."""
+        topics: dict[bytes, list[Partition]] = {}
+        for partition in free:
+            topics.setdefault(partition[0], []).append(partition)
+        for topic_id in sorted(topics, key=lambda topic_id: (len(self._queues[topic_id]), topic_id)):
+            yield from topics[topic_id]
 
     def of(self, topic_id: bytes) -> str:
         queue = self._queues[topic_id]
@@ -176,11 +195,14 @@ class Emptiest:
             heappush(self._queues[topic_id], (len(self._holdings[member_id]), member_id))
 
 
-def _subscribers(members: Mapping[str, MemberSpec], ordered: list[str]) -> dict[bytes, list[str]]:
+def _subscribers(
+    members: Mapping[str, MemberSpec], ordered: list[str]
+) -> Generator[None, None, dict[bytes, list[str]]]:
     subscribers: dict[bytes, list[str]] = {}
     for member_id in ordered:
         for topic_id in members[member_id].topics:
             subscribers.setdefault(topic_id, []).append(member_id)
+            yield
     return subscribers
 
 

@@ -7,6 +7,9 @@ Only the deadlines and the notes about the metadata that was looked at are soft:
 A heartbeat takes three steps. First, the member is updated from what it says; a changed subscription raises the group's
 epoch. Second, if the group's epoch is ahead of the target assignment, a new target is computed, in several turns if the
 group is large (assignment_round.py). Third, the member takes its next step towards the target.
+
+As long as a group's epoch is ahead of its target, a new target is under way, or the deadline `assign` is set. So no
+target waits for a heartbeat.
 """
 
 from collections.abc import Generator, Iterable
@@ -19,7 +22,7 @@ from service.groups.assignment_round import (
     AssignmentRound,
     NewTarget,
 )
-from service.groups.assignors import ASSIGNORS, MemberSpec
+from service.groups.assignors import ASSIGNORS, MemberSpec, Target
 from service.groups.commands import (
     JOIN_EPOCH,
     LEAVE_EPOCH,
@@ -58,6 +61,16 @@ REGEX_MIN_INTERVAL_MS = 10_000
 REGEX_MAX_INTERVAL_MS = 600_000
 
 MEMBER_DEADLINES = ("session", "rebalance", "rejoin", "resync")
+
+# A member that has just joined, or is on the way to another epoch, is told to send heartbeats in this interval, if it
+# is shorter than the set one. So a group of real clients is stable after two or three of these instead of two or three
+# of five seconds. Members of a large group are told a longer one, so that they send at most this many in a millisecond.
+UNSETTLED_INTERVAL_MS = 1_000
+UNSETTLED_BEATS_A_MS = 5
+
+# The target of a single member need not stand for the whole interval, because the other members of a new group usually
+# come within moments. It is replaced when none has come for this time.
+QUIET_MS = 200
 
 
 class Goal(NamedTuple):
@@ -137,12 +150,19 @@ class ConsumerDecisions:
             and ask.owned is not None
         )
         tells = ask.member_epoch == JOIN_EPOCH or is_full_request or walked.assigned != found.assigned
+        is_settled = ask.member_epoch != JOIN_EPOCH and walked.is_reconciled_to(epoch)
         return ConsumerHeartbeatReply(
             member_id=member_id,
             member_epoch=walked.member_epoch,
-            heartbeat_interval_ms=self._settings.consumer_times(group.group_id).heartbeat_interval_ms,
+            heartbeat_interval_ms=self._interval_ms(group, is_settled),
             assignment=_partitions(walked.assigned) if tells else None,
         )
+
+    def _interval_ms(self, group: ConsumerGroup, is_settled: bool) -> int:
+        interval_ms = self._settings.consumer_times(group.group_id).heartbeat_interval_ms
+        if is_settled:
+            return interval_ms
+        return min(interval_ms, max(UNSETTLED_INTERVAL_MS, len(group.members) // UNSETTLED_BEATS_A_MS))
 
     def refuse_when_full(self, group: ConsumerGroup, member_id: str) -> GroupRefusal | None:
         limit = self._settings.group_consumer_max_size
@@ -252,6 +272,7 @@ class ConsumerDecisions:
             if changed or metadata_hash != group.metadata_hash:
                 draft.records.append(consumer_epoch_record(group.group_id, group.epoch + 1, metadata_hash))
                 self._note_metadata(group, group.epoch + 1)
+                self.assign_later(group, draft)
         if is_over:
             group.regex_round = None
             unused = [regex for regex in group.regex_matches if regex not in group.tallies.using]
@@ -292,6 +313,7 @@ class ConsumerDecisions:
         if subscription_changed or metadata_hash != group.metadata_hash:
             epoch += 1
             draft.records.append(consumer_epoch_record(group.group_id, epoch, metadata_hash))
+            group.raised_ms = draft.now_ms
         self._note_metadata(group, epoch)
         if group.has_partition_metadata:
             draft.records.append(partition_metadata_tombstone(group.group_id))
@@ -313,24 +335,43 @@ class ConsumerDecisions:
     # Step two: the target assignment ----------------------------------------------------------------------------------
 
     def maybe_assign(self, group: ConsumerGroup, epoch: int, member: ConsumerMember, draft: Draft) -> Goal:
-        if group.assignment_epoch < epoch and self.may_assign(group, draft.wall_ms):
-            ahead = AssignmentRound(epoch, self._assign(group, member))
-            if ahead.compute(STEPS_AT_ONCE) and len(ahead.unwritten) <= TARGETS_AT_ONCE:
-                for name, _, part in ahead.unwritten:
-                    draft.records.append(target_record(group.group_id, name, part))
-                draft.records.append(target_epoch_record(group.group_id, epoch, draft.wall_ms))
-                return Goal(epoch, ahead.target[member.member_id])
-            group.assignment_round = ahead
-            self._deadlines.set(("assign", group.group_id, ""), draft.now_ms)
+        if group.assignment_epoch < epoch:
+            if not self._may_assign(group, draft):
+                self.assign_later(group, draft)
+            else:
+                topics = group.topics_subscribed(without=group.replaced_by(member), and_by=member)
+                target = self._begin_round(group, epoch, group.members_with(member), topics, draft)
+                if target is not None:
+                    return Goal(epoch, target[member.member_id])
         return Goal(group.assignment_epoch, group.target_of(member.member_id, member.instance_id))
 
-    def _assign(self, group: ConsumerGroup, member: ConsumerMember) -> Assignment:
-        """Compute the target of the group as it will be with `member`, and the parts of it that differ from the old
+    def assign_later(self, group: ConsumerGroup, draft: Draft) -> None:
+        """Begin an assignment as soon as one may begin. The group's epoch is ahead of its target, or about to be."""
+        if group.assignment_round is None:
+            wait_ms = self._wait_before_assigning_ms(group, draft)
+            self._deadlines.set_if_absent(("assign", group.group_id, ""), draft.now_ms + wait_ms)
+
+    def _begin_round(
+        self, group: ConsumerGroup, epoch: int, members: dict[str, ConsumerMember], topics: set[str], draft: Draft
+    ) -> Target | None:
+        """The new target, if it can be computed and written in this turn. Otherwise further turns follow."""
+        ahead = AssignmentRound(epoch, self._assign(group, members, topics))
+        if ahead.compute(STEPS_AT_ONCE) and len(ahead.unwritten) <= TARGETS_AT_ONCE:
+            for name, _, part in ahead.unwritten:
+                draft.records.append(target_record(group.group_id, name, part))
+            draft.records.append(target_epoch_record(group.group_id, epoch, draft.wall_ms))
+            self._deadlines.cancel(("assign", group.group_id, ""))
+            return ahead.target
+        group.assignment_round = ahead
+        self._deadlines.set(("assign", group.group_id, ""), draft.now_ms)
+        return None
+
+    def _assign(self, group: ConsumerGroup, members: dict[str, ConsumerMember], topics: set[str]) -> Assignment:
+        """Compute the target of the group for these members and topics, and the parts of it that differ from the old
         one.
         """
-        members = group.members_with(member)
         counts: dict[bytes, int] = {}
-        for topic in group.topics_subscribed(without=group.replaced_by(member), and_by=member):
+        for topic in topics:
             if (facts := self._topics.by_name(topic)) is not None:
                 counts[facts.topic_id] = facts.partitions
         name = group.preferred_assignor(members.values()) or self._settings.group_consumer_assignors[0]
@@ -345,15 +386,19 @@ class ConsumerDecisions:
         return target, news
 
     def assign_some(self, group: ConsumerGroup, draft: Draft) -> None:
-        """Do one turn of a target assignment that takes several: compute some of it, or write some of it.
+        """Begin a target assignment, if one is due. Or do one turn of an assignment that takes several: compute some of
+        it, or write some of it.
 
         The group may change between the turns. A member that joins, leaves or changes its subscription raises the
         group's epoch above the one that is being assigned, so that another assignment follows. A member that has taken
         a static member's place gets its part.
         """
         ahead = group.assignment_round
+        if ahead is not None and ahead.epoch > group.epoch:
+            ahead = group.assignment_round = None  # the heartbeat that raised the epoch was refused after that
         if ahead is None:
-            return  # the group was removed and made again meanwhile
+            self._begin_if_due(group, draft)
+            return
         if ahead.is_computed:
             for name, instance_id, part in ahead.next_unwritten(TARGETS_AT_ONCE):
                 member = group.members.get(name) or group.static_member(instance_id)
@@ -362,21 +407,39 @@ class ConsumerDecisions:
             if not ahead.unwritten:
                 draft.records.append(target_epoch_record(group.group_id, ahead.epoch, draft.wall_ms))
                 group.assignment_round = None
+                if ahead.epoch < group.epoch:
+                    self.assign_later(group, draft)
                 return
         else:
             ahead.compute(STEPS_AT_ONCE)
         self._deadlines.set(("assign", group.group_id, ""), draft.now_ms)
 
-    def may_assign(self, group: ConsumerGroup, wall_ms: int) -> bool:
+    def _begin_if_due(self, group: ConsumerGroup, draft: Draft) -> None:
+        if not group.members or group.epoch <= group.assignment_epoch:
+            return
+        if self._may_assign(group, draft):
+            self._begin_round(group, group.epoch, group.members.copy(), group.topics_subscribed(), draft)
+        else:
+            self.assign_later(group, draft)  # the interval or the wall clock was set meanwhile
+
+    def _may_assign(self, group: ConsumerGroup, draft: Draft) -> bool:
         """Whether a new target may be computed now. Only one is computed at a time, and a short interval lies between
         two, so that members that join shortly after each other share one.
+        """
+        return group.assignment_round is None and not self._wait_before_assigning_ms(group, draft)
 
-        If the last target has a time in the future, it was stamped by a clock that was wrong. It is not waited for
-        then.
+    def _wait_before_assigning_ms(self, group: ConsumerGroup, draft: Draft) -> int:
+        """How long the present target has still to stand. If it has a time in the future, it was stamped by a clock
+        that was wrong. It is not waited for then.
         """
         interval_ms = self._settings.consumer_times(group.group_id).assignment_interval_ms
         last_ms = group.assignment_timestamp_ms
-        return group.assignment_round is None and not 0 < last_ms <= wall_ms < last_ms + interval_ms
+        if not 0 < last_ms <= draft.wall_ms < last_ms + interval_ms:
+            return 0
+        wait_ms = last_ms + interval_ms - draft.wall_ms
+        if len(group.target) > 1:
+            return wait_ms
+        return min(wait_ms, max(group.raised_ms + QUIET_MS - draft.now_ms, 0))
 
     def _specs(
         self, group: ConsumerGroup, members: Iterable[ConsumerMember]
@@ -476,6 +539,7 @@ class ConsumerDecisions:
                 draft.records.append(regex_tombstone(group.group_id, regex))
         metadata_hash = fingerprint(self._topics, group.topics_subscribed(without=gone.values()))
         draft.records.append(consumer_epoch_record(group.group_id, group.epoch + 1, metadata_hash))
+        self.assign_later(group, draft)
 
     def forget_member(self, group_id: str, member_id: str) -> None:
         for what in MEMBER_DEADLINES:
@@ -488,6 +552,12 @@ class ConsumerDecisions:
             self._deadlines.cancel((what, group.group_id, ""))
         for member_id in group.members:
             self.forget_member(group.group_id, member_id)
+
+    def resume(self, group: ConsumerGroup, draft: Draft) -> None:
+        """Take the group up after the log was read."""
+        self.resuming.begin(group, draft)
+        if group.epoch > group.assignment_epoch:
+            self.assign_later(group, draft)
 
     def _begin_session(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:
         self._keep_session(group, member, draft)

@@ -158,7 +158,8 @@ class ConsumerGroup:
     regex_time_ms: int | None = field(default=None, compare=False)
     regex_round: RegexRound | None = field(default=None, compare=False)
     regex_matches: dict[str, TopicMatches] = field(default_factory=dict, compare=False)
-    # Soft, too: a new target that is being made in several turns.
+    # Soft, too: when a member last raised the epoch; a new target that is being made in several turns.
+    raised_ms: int = field(default=0, compare=False)
     assignment_round: AssignmentRound | None = field(default=None, compare=False)
 
     # Reading ----------------------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ class ConsumerKind:
             _apply_tombstone(group, read)
 
     def wake(self, group: ConsumerGroup, draft: Draft) -> ConsumerGroup:
-        self._decisions.resuming.begin(group, draft)
+        self._decisions.resume(group, draft)
         return group
 
     def heard_of(self, group: ConsumerGroup, member_id: str, draft: Draft) -> None:

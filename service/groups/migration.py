@@ -478,9 +478,7 @@ class Migration:
             draft.answer(token, SyncReply(Fault.ILLEGAL_GENERATION))
         elif ask.protocol_type not in (None, PROTOCOL_TYPE) or ask.protocol_name not in (None, protocol_name):
             draft.answer(token, SyncReply(Fault.INCONSISTENT_GROUP_PROTOCOL))
-        elif (
-            self._is_behind(group, member, group.epoch, draft) and member.state is not MemberState.UNREVOKED_PARTITIONS
-        ):
+        elif member.member_epoch < group.assignment_epoch and member.state is not MemberState.UNREVOKED_PARTITIONS:
             self._expect_rejoin(group, member, draft)
             draft.answer(token, SyncReply(Fault.REBALANCE_IN_PROGRESS))
         else:
@@ -498,9 +496,10 @@ class Migration:
             draft.answer(token, FaultReply(Fault.ILLEGAL_GENERATION))
             return
         self._keep_session(group, member, draft)
-        epoch = self._consumer.maybe_raise_epoch(group, member, False, draft)
+        if self._consumer.maybe_raise_epoch(group, member, False, draft) > group.assignment_epoch:
+            self._consumer.assign_later(group, draft)
         has_news = (
-            self._is_behind(group, member, epoch, draft)
+            member.member_epoch < group.assignment_epoch
             or member.state is MemberState.UNREVOKED_PARTITIONS
             or (member.state is MemberState.UNRELEASED_PARTITIONS and not group.waits_for_others(member))
         )
@@ -521,13 +520,6 @@ class Migration:
                 answered.append(LeftMember(member.member_id, member.instance_id, None))
         draft.answer(token, LeaveReply(None, tuple(answered)))
         self.remove(group, list(leaving.values()), draft)
-
-    def _is_behind(self, group: ConsumerGroup, member: ConsumerMember, epoch: int, draft: Draft) -> bool:
-        """Whether there is a newer assignment than the member's, or the member's join would make one. In a group
-        without members of the new protocol only a join does that.
-        """
-        newest = epoch if self._consumer.may_assign(group, draft.wall_ms) else group.assignment_epoch
-        return member.member_epoch < newest
 
     def _expect_rejoin(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:
         name: DeadlineName = ("rejoin", group.group_id, member.member_id)

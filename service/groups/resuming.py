@@ -29,11 +29,13 @@ class Resuming:
         self.go_on(group, draft)
 
     def go_on(self, group: Group, draft: Draft) -> None:
-        """Begin the sessions of some members. A member that was heard of meanwhile has a session already."""
+        """Begin the sessions of some members. Those of members that were heard of meanwhile, too: they may have to let
+        go of something in time, and no heartbeat says so again.
+        """
         some = list(islice(self._left.get(group.group_id, ()), RESUMED_AT_ONCE))
         for member_id in some:
             member = group.members.get(member_id)
-            if member is not None and ("session", group.group_id, member_id) not in self._deadlines:
+            if member is not None:
                 self._begin_session(group, member, draft)
         if len(some) == RESUMED_AT_ONCE:
             self._deadlines.set(("resume", group.group_id, ""), draft.now_ms)

@@ -31,8 +31,10 @@ logger = logging.getLogger("oncelog.net")
 # What the transport gets when the socket is full. This only serves to learn from the transport when there is room
 # again, so it is small. After that we write to the socket ourselves again.
 CHUNK_BYTES = 64 * 1024
-# What one connection may send before others have a turn. On loopback that takes tens of milliseconds at most.
-TURN_BYTES = 8 * 1024 * 1024
+# What one connection may send before others have a turn. On loopback that takes a few milliseconds.
+TURN_BYTES = 2 * 1024 * 1024
+# Longer answers are not copied into one piece, even if all of their parts are in memory.
+JOINED_BYTES = 256 * 1024
 # Smaller slices are read into memory, which is cheaper than a mapping.
 MAPPED_FROM_BYTES = 32 * 1024
 # The most parts in one call. What was read into memory and not taken by the socket has to be read again.
@@ -80,7 +82,7 @@ class Outbox:
         if self._transport.is_closing() or not parts:
             return
         in_memory = [part for part in parts if isinstance(part, bytes)]
-        if len(in_memory) == len(parts):
+        if len(in_memory) == len(parts) and sum(map(len, in_memory)) <= JOINED_BYTES:
             self._send_bytes(b"".join(in_memory))
         else:
             try:

@@ -528,12 +528,16 @@ class BrokerSettings:
         at_least=1,
     )
     group_consumer_heartbeat_interval_ms = integer(
-        "group.consumer.heartbeat.interval.ms", 5000, "How often members are told to report.", at_least=1
+        "group.consumer.heartbeat.interval.ms",
+        5000,
+        "How often members are told to report. Until they have their partitions: every second.",
+        at_least=1,
     )
     group_consumer_assignment_interval_ms = integer(
         "group.consumer.assignment.interval.ms",
         1000,
-        "How long an assignment stands before members that come and go cause another.",
+        "How long an assignment stands before members that come and go cause another. That of a single member "
+        "stands until no more members come, at the longest for this time.",
         at_least=0,
     )
     group_consumer_min_session_timeout_ms = integer(

@@ -23,14 +23,15 @@ GROUP_SETTINGS: dict[str, Setting[Any]] = {
         integer(
             "consumer.heartbeat.interval.ms",
             5000,
-            "How often members are told to report.",
+            "How often members are told to report. Until they have their partitions: every second.",
             at_least=1,
             synonyms=(Synonym("group.consumer.heartbeat.interval.ms"),),
         ),
         integer(
             "consumer.assignment.interval.ms",
             1000,
-            "How long an assignment stands before members that come and go cause another.",
+            "How long an assignment stands before members that come and go cause another. That of a single member "
+            "stands until no more members come, at the longest for this time.",
             at_least=0,
             synonyms=(Synonym("group.consumer.assignment.interval.ms"),),
         ),

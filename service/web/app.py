@@ -123,7 +123,7 @@ class WebServer:
         self.gateway.open_transactions = OpenTransactions()
         self.gateway.members = Members(self.gateway)
         self.gateway.instances = Instances(self.gateway)
-        self._lanes = Lanes(self.gateway, self._session)
+        self._lanes = Lanes(self.gateway, broker.requests.http, self._session)
         self._origins = set(broker.config.http_cors_origins)
         self.endpoints: list[Endpoint] = []
         """Where the server listens, with the port numbers that the system has chosen."""

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from aiohttp import ClientSession, ClientTimeout
@@ -21,7 +22,9 @@ from aiohttp import ClientSession, ClientTimeout
 from log.ids import TopicPartition
 from monitoring.scraping import Scraper
 from service.api.routes import OFFERED, ROUTES
+from service.broker.coordination import Coordination
 from service.broker.internal_topics import InternalTopic
+from service.broker.log_folder import LogFolder
 from service.broker.node import Broker
 from service.broker.session import Session
 from service.client.cluster import MOVED, Cluster
@@ -56,20 +59,27 @@ ASKING: ContextVar[Session] = ContextVar("asking")
 NEWEST = {key: newest - (key in NEWEST_IS_UNSTABLE) for key, (_, newest) in OFFERED.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What only those use who show how this broker is: pages, health and metrics."""
+
+    folders: Sequence[LogFolder]
+    coordination: Coordination
+    scraper: Scraper
+
+
 class Gateway:
-    """The parts of the broker that HTTP uses, and the ways to ask other brokers."""
+    """The ways to ask this broker and others, and the two parts that are used without asking: the partitions to read
+    from, and what writing to them takes.
+    """
 
     def __init__(self, broker: Broker, scraper: Scraper) -> None:
         self.env = broker.env
         self.config = broker.config
-        self.metadata = broker.metadata
         self.partitions = broker.partitions
-        self.folders = broker.folders
-        self.coordination = broker.coordination
         self.writing = broker.writing
-        self.requests = broker.requests
         self.ready = broker.ready
-        self.scraper = scraper
+        self.here = Here(broker.folders, broker.coordination, scraper)
         self.pages: object | None = None
         """What the pages keep from one drawing to the next."""
         self.closing = asyncio.Event()
@@ -84,6 +94,8 @@ class Gateway:
         self.members: Members
         self.instances: Instances
         """Set by the server, because these need the gateway."""
+        self._metadata = broker.metadata
+        self._internal_topics = broker.coordination.internal_topics
         self._turn = 0
         self._waiting: set[asyncio.Task[Any]] = set()
         self._http: ClientSession | None = None
@@ -95,11 +107,15 @@ class Gateway:
 
     @property
     def image(self) -> Image:
-        return self.metadata.image
+        return self._metadata.image
 
     @property
     def node_id(self) -> int:
-        return self.metadata.broker_id
+        return self._metadata.broker_id
+
+    @property
+    def in_session(self) -> bool:
+        return self._metadata.in_session
 
     def end_waiting(self) -> None:
         """End streams and long polls. Requests that write go on."""
@@ -172,7 +188,7 @@ class Gateway:
         """The coordinator of the key. If its internal topic is just being created, that is waited for."""
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
         while True:
-            found = self.coordination.internal_topics.coordinator_of(topic, key, self._listener)
+            found = self._internal_topics.coordinator_of(topic, key, self._listener)
             if not isinstance(found, ErrorCode):
                 return found.node_id
             if asyncio.get_running_loop().time() > deadline:

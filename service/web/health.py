@@ -30,7 +30,7 @@ class Liveness(msgspec.Struct):
 
 
 def checks(gateway: Gateway) -> Iterator[ReadinessCheck]:
-    failed = [folder.name for folder in gateway.folders if folder.failed is not None]
+    failed = [folder.name for folder in gateway.here.folders if folder.failed is not None]
     yield ReadinessCheck("serving", gateway.ready.is_set(), "logs are open and the broker is registered")
     controller = gateway.image.controller_id
     yield ReadinessCheck("controller", controller != NO_BROKER, f"broker {controller}")

@@ -178,7 +178,7 @@ class Keys:
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
         while True:
             partition = self._gateway.partitions.get(where)
-            if partition is not None and partition.replicas is not None:
+            if partition is not None and partition.is_leading:
                 memory = self._memories.get(index)
                 if memory is None or memory.partition is not partition or memory.epoch != partition.leader_epoch:
                     memory = self._memories[index] = Memory(where, partition)
@@ -209,7 +209,7 @@ class Memory:
                 return True
             partition = self.partition
             while partition.last_stable_offset < self._until:
-                if partition.replicas is None or partition.leader_epoch != self.epoch:
+                if not partition.is_leading or partition.leader_epoch != self.epoch:
                     return False
                 if asyncio.get_running_loop().time() > deadline:
                     return False

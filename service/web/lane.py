@@ -24,6 +24,7 @@ from aiohttp import web
 
 from log.tally import Histogram
 from service.broker.session import Session
+from service.broker.tally import HttpTally
 from service.web import quick
 from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of
 from service.web.gateway import Gateway
@@ -93,8 +94,9 @@ def read_head(head: bytes) -> QuickRequest | None:
 class Lanes:
     """What the connections of one server share."""
 
-    def __init__(self, gateway: Gateway, session: Callable[[asyncio.BaseTransport], Session]) -> None:
+    def __init__(self, gateway: Gateway, tally: HttpTally, session: Callable[[asyncio.BaseTransport], Session]) -> None:
         self.gateway = gateway
+        self.tally = tally
         self.session = session
         """Makes the session for a connection: the client at its other end."""
         self.authorize = next(each.authorize for each in gateway.routes if (each.method, each.path) == ("POST", PATH))
@@ -287,7 +289,7 @@ class Lane(asyncio.Protocol):
         return True
 
     async def _later(self, asked: QuickRequest, answer: Awaitable[bytes], began_s: float) -> None:
-        tally = self._gateway.requests.http
+        tally = self._lanes.tally
         tally.under_way += 1
         try:
             self._answer(asked, 200, await answer, began_s)
@@ -304,13 +306,13 @@ class Lane(asyncio.Protocol):
         self._resume()
 
     def _answer_problem(self, asked: QuickRequest, problem: Problem, began_s: float) -> None:
-        self._gateway.requests.http.problems[problem.slug] += 1
+        self._lanes.tally.problems[problem.slug] += 1
         more = "".join(f"{name}: {value}\r\n" for name, value in problem.all_headers.items())
         self._answer(asked, problem.kind.status, problem.body(asked.path), began_s, more.encode())
 
     def _answer(self, asked: QuickRequest, status: int, body: bytes, began_s: float, more: bytes = b"") -> None:
         now_s = self._loop.time()
-        tally = self._gateway.requests.http
+        tally = self._lanes.tally
         tally.answered[PATH, "POST", status] += 1
         tally.seconds.setdefault(PATH, Histogram()).add(now_s - began_s)
         if asked.codec is not None and len(body) >= PACKED_FROM_BYTES:

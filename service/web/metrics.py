@@ -83,7 +83,7 @@ async def holders_elsewhere(gateway: Gateway, producer_ids: Collection[int]) -> 
 async def scrape(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     openmetrics = wants_openmetrics(request.headers.get("Accept", ""))
     response = web.StreamResponse(headers={"Content-Type": content_type(openmetrics=openmetrics)})
-    pieces = gateway.scraper.text(openmetrics=openmetrics)
+    pieces = gateway.here.scraper.text(openmetrics=openmetrics)
     await response.prepare(request)
     async for piece in pieces:
         await response.write(piece)

@@ -97,7 +97,7 @@ def _write(gateway: Gateway, topic_name: str, records: Sequence[Plain]) -> Answe
     if index < 0:
         return None
     partition = partitions.get(index)
-    if partition is None or partition.replicas is None or topic.partitions[index].leader != gateway.node_id:
+    if partition is None or not partition.is_leading or topic.partitions[index].leader != gateway.node_id:
         return None
     now_ms = gateway.env.clock.wall_ms()
     batch = build_plain_batch(records, now_ms)

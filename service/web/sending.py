@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from log.batch import set_producer
 from log.ids import TopicPartition
@@ -243,7 +243,7 @@ async def _send_here(
         write = Write(topic, each.partition.partition, memoryview(bytearray(each.batch)))
         write.expected_offset = each.expected_offset
         writes.append(write)
-    terms = TERMS._replace(transactional_id=transactional_id, may_write_internal=internal)
+    terms = replace(TERMS, transactional_id=transactional_id, may_write_internal=internal)
     writing = Writing(gateway.writing, terms, writes)
     await writing.append_when_ready(is_ready=not writing.looks_far and writing.begin())
     if not writing.is_settled:

@@ -189,7 +189,7 @@ def decode_request_in_steps(api_key: int, version: int, body: bytes) -> Generato
 def encode_response_in_steps(
     api_key: int, version: int, response: Struct
 ) -> Generator[None, None, list[bytes | FileSlice]]:
-    """The same as `encode_response`, yielding after each millisecond or two of work."""
+    """The body of an answer, in parts that are put together in a millisecond or two each, with a yield after each."""
     encode = _step_encoders.get(api_key << 16 | version)
     if encode is None:
         encode = compile_encoder(API_NAMES[api_key] + "Response", version, in_steps=True)

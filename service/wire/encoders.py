@@ -22,7 +22,7 @@ Encode = Callable[[Any], "list[bytes | FileSlice]"]
 
 
 def compile_encoder(message: str, version: int, *, in_steps: bool = False) -> Encode:
-    """The encoder of `message`: `encode(message) -> parts`, where no two parts of bytes are neighbours."""
+    """The encoder of `message`: `encode(message) -> parts`. Bytes are never neighbours, unless they come `in_steps`."""
     writer = EncoderWriter(version, is_flexible(message, version))
     return writer.compile(message, in_steps=in_steps)
 
@@ -91,7 +91,7 @@ class EncoderWriter:
         body.flush()
         lines = ["def encode(o0):", " done = []", " out = []", " write = out.append"]
         if in_steps:
-            lines.append(f" step = {ELEMENTS_A_STEP}; joined = 0")
+            lines.append(f" step = {ELEMENTS_A_STEP}")
         lines += [*body.lines, " if out: done.append(b''.join(out))", " return done"]
         if in_steps:
             lines.append(" yield")  # a generator, also where there is no array
@@ -269,7 +269,8 @@ class EncoderBody(FunctionBody):
             self.line("step -= 1")
             self.line("if step < 0:")
             # Joining all parts at the end would take longer than a turn.
-            self.line(f" out[joined:] = [b''.join(out[joined:])]; joined = len(out); step = {ELEMENTS_A_STEP}; yield")
+            self.line(" if out: done.append(b''.join(out)); out.clear()")
+            self.line(f" step = {ELEMENTS_A_STEP}; yield")
         if field.is_struct:
             self.struct(field.type, depth + 1)
             self.flush()

@@ -76,7 +76,7 @@ def _leave_when_input_ends() -> threading.Event:
 
 
 def run_confluent(membership: Membership, reporter: Reporter, leaving: threading.Event) -> None:
-    from confluent_kafka import Consumer, KafkaException
+    from confluent_kafka import Consumer, KafkaError, KafkaException
 
     settings: dict[str, Any] = {
         "bootstrap.servers": membership.bootstrap,
@@ -99,7 +99,8 @@ def run_confluent(membership: Membership, reporter: Reporter, leaving: threading
     while not leaving.is_set():
         polled: list[Any] = consumer.consume(100, POLL_SECONDS)
         for error in (message.error() for message in polled):
-            if error is not None and error.fatal():
+            # A fatal error that is told again (UNRELEASED_INSTANCE_ID) has this code, and is not marked as fatal.
+            if error is not None and (error.fatal() or error.code() == KafkaError._FATAL):
                 raise KafkaException(error)
         messages = [message for message in polled if message.error() is None]
         reporter.assigned(sorted(place.partition for place in consumer.assignment()))

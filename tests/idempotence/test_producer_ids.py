@@ -52,3 +52,11 @@ def test_a_block_is_asked_for_before_the_last_one_is_used_up() -> None:
 def test_the_last_block_is_not_followed_by_another() -> None:
     with pytest.raises(ProducerIdsExhausted):
         next_block(LAST_PRODUCER_ID - 10)
+
+
+def test_a_block_that_was_given_before_is_not_taken_up_again() -> None:
+    ids = ProducerIds()
+    ids.add(ProducerIdBlock(1000))
+    with pytest.raises(AssertionError, match="no id is given out twice"):
+        ids.add(ProducerIdBlock(1000))
+    ids.add(ProducerIdBlock(2000))

@@ -1,3 +1,4 @@
+import re
 import struct
 
 import pytest
@@ -11,10 +12,12 @@ from log.batch import (
     build_from_stored,
     build_plain_batch,
     checksum_ok,
+    read_extent,
     read_header,
     read_records,
     read_stored_records,
     restamp,
+    restamped,
     set_log_append_time,
     split,
 )
@@ -60,11 +63,28 @@ def test_plain_records_make_the_batch_that_any_would(count: int) -> None:
 
 def test_restamping_leaves_the_checksum_right() -> None:
     batch = bytearray(built())
+    stamped = restamped(read_header(batch), base_offset=2**40, leader_epoch=9)
     restamp(memoryview(batch), base_offset=2**40, leader_epoch=9)
     header = read_header(batch)
+    assert stamped == header
     assert (header.base_offset, header.leader_epoch) == (2**40, 9)
     assert checksum_ok(batch, header)
     assert [record.offset - 2**40 for record in read_records(batch)] == [0, 1, 4]
+
+
+def test_an_extent_is_what_the_header_says_and_refused_as_the_header_is() -> None:
+    batch = built()
+    header = read_header(batch)
+    assert read_extent(b"_" + batch, 1) == (header.last_offset, header.size_bytes)
+    for at, bad in ((0, b"\xff"), (8, b"\x00\x00\x00\x30"), (16, b"\x01"), (23, b"\x80")):
+        damaged = bytearray(batch)
+        damaged[at : at + len(bad)] = bad
+        with pytest.raises(CorruptBatch) as told:
+            read_header(damaged)
+        with pytest.raises(type(told.value), match=re.escape(str(told.value))):
+            read_extent(damaged)
+    with pytest.raises(CorruptBatch, match="too few"):
+        read_extent(batch[:20])
 
 
 def test_log_append_time_stands_for_every_record() -> None:

@@ -165,6 +165,21 @@ def test_missing_durable_batches_are_damage_and_their_offsets_are_not_given_agai
     assert again.damage[-1].end_offset == 5
 
 
+def test_a_batch_whose_offset_its_segment_cant_hold_is_damage() -> None:
+    """The checksum does not cover the offset. Its index entry would have no room for the distance from the segment's
+    first offset, and the log could not be opened.
+    """
+    disk, log = written(5, LogConfig())
+    segment = log.segments[0]
+    position = segment.position_of(2)
+    disk.files[segment.path()].data[position : position + 8] = (2 + 2**40).to_bytes(8, "big")
+    again, view = open_log(disk, config=LogConfig(index_interval_bytes=0), recovery_point=2**41)
+    damage, _ = again.damage
+    assert (damage.first_offset, damage.end_offset) == (2, 3)
+    assert damage.reason == f"offset {2 + 2**40} where 2 was due"
+    assert [base for base, _ in view.seen] == [0, 1, 3, 4]
+
+
 def test_a_missing_last_segment_below_the_recovery_point_is_damage() -> None:
     disk, log = written()
     gone = log.segments[-1]

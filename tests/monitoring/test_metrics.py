@@ -99,7 +99,7 @@ def test_whether_it_hangs_is_asked_of_other_coordinators(
     async def scene(stage: TxnStage) -> None:
         stray = Writer(stage, "stray", producer_id=9_999, epoch=0)
         assert await stray.write("orders", "b", version=11) == 0
-        for shard in stage.broker.transactions.shards():
+        for shard in stage.broker.coordination.transactions.shards():
             shard.loaded = False
         asked: list[set[int]] = []
 
@@ -124,7 +124,7 @@ def test_how_a_transaction_ended_is_told_apart(tmp_path: Path) -> None:
         await begun(stage, "fenced")
         await Writer(stage, "fenced").init()
         await begun(stage, "slow", timeout_ms=50)
-        tally = stage.broker.txn_tally
+        tally = stage.broker.coordination.txn_tally
         await until(lambda: tally.ended["timeout"] == 1)
         seen = scraped(stage.broker)
         ended = {result: seen.one("oncelog_transactions_completed_total", result=result) for result in tally.ended}
@@ -138,9 +138,9 @@ def test_how_a_transaction_ended_is_told_apart(tmp_path: Path) -> None:
 def test_a_replayed_decision_is_not_counted_again(tmp_path: Path) -> None:
     async def scene(stage: TxnStage) -> None:
         await (await begun(stage, "pay")).end(commit=True)
-        for shard in list(stage.broker.transactions.shards()):
-            stage.broker.transactions.led(shard.partition)
-        await until(lambda: all(shard.loaded for shard in stage.broker.transactions.shards()))
+        for shard in list(stage.broker.coordination.transactions.shards()):
+            stage.broker.coordination.transactions.led(shard.partition)
+        await until(lambda: all(shard.loaded for shard in stage.broker.coordination.transactions.shards()))
         assert scraped(stage.broker).one("oncelog_transactions_completed_total", result="commit") == 1
 
     on_txn_stage(tmp_path, scene)
@@ -225,7 +225,7 @@ def test_a_hostile_name_is_a_label_and_nothing_else(tmp_path: Path, openmetrics:
 def test_a_coordinator_that_loads_is_told_and_keeps_nobody_waiting(tmp_path: Path) -> None:
     async def scene(stage: TxnStage) -> None:
         await begun(stage, "pay")
-        for shard in stage.broker.transactions.shards():
+        for shard in stage.broker.coordination.transactions.shards():
             shard.loaded = False
         seen = scraped(stage.broker)
         assert seen.one("oncelog_coordinators_loading", kind="transaction") == 2
@@ -287,6 +287,7 @@ def test_a_broker_may_be_told_to_show_only_the_partitions_that_need_a_look(tmp_p
 def test_a_scrape_is_done_in_steps_of_a_hundred_partitions(tmp_path: Path) -> None:
     async def scene(stage: TxnStage) -> None:
         await stage.create("wide", 1_000)
+        await stage.broker.holdings.even()
         lines = Lines()
         told, most = lines.of(REGISTRY["oncelog_partition_log_end_offset"]), 0
         before = 0

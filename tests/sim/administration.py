@@ -6,6 +6,7 @@ import asyncio
 
 from log.batch import build_batch, read_records, split
 from log.ids import TopicPartition
+from service.broker.folder_moves import RATE
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     AlterReplicaLogDir,
@@ -39,6 +40,8 @@ NOT_THERE = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, E
 PRODUCE_BY_ID, FETCH_BY_ID = 13, 13
 TOPIC, BROKER = 2, 4  # resource types
 SET, DELETE = 0, 1
+FAST = 1_000_000_000
+"""Bytes a second."""
 
 
 class Recreator(Actor):
@@ -238,17 +241,32 @@ NOT_MOVED = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.REPLICA_NOT_AVAILAB
 
 
 class Porter(Actor):
-    """Moves partitions between the folders of a broker, and calls moves off. What has healed comes to rest in one."""
+    """Moves partitions between the folders of a broker, calls moves off, and moves them back when they have hardly
+    moved. In some runs moves are slow, so that much comes in between. What has healed comes to rest in one folder.
+    """
 
     def __init__(self, clients: Clients, name: str) -> None:
         super().__init__(clients, name)
         self._behind = 0
         """How many offsets were still to be copied, when it last looked."""
+        self._last: TopicPartition | None = None
+        self._rate = self.chance.choice((None, 500, 5_000))
 
     async def turn(self) -> None:
-        await asyncio.sleep(self.chance.random())
-        partition = self.chance.choice([*self.clients.partitions(), *INTERNAL, TopicPartition(REBORN, 0)])
-        await self._ask(partition, self.chance.choice(self.plan.folders))
+        if self._rate is not None and await self._move_at(self._rate):
+            self._rate = None
+        if self._last is None or self.chance.random() < 0.5:
+            await asyncio.sleep(self.chance.random())
+            choices = [*self.clients.partitions(), *INTERNAL, *[TopicPartition(REBORN, 0)] * 3]
+            self._last = self.chance.choice(choices)
+        await self._ask(self._last, self.chance.choice(self.plan.folders))
+
+    async def _move_at(self, bytes_per_second: int) -> bool:
+        config = IncrementalAlterConfigsRequestAlterableConfig(RATE, SET, str(bytes_per_second))
+        resource = IncrementalAlterConfigsRequestAlterConfigsResource(BROKER, "", [config])
+        [answer] = (await self.line.ask(IncrementalAlterConfigsRequest([resource]), 1)).responses
+        self.clients.judge_error(answer.error_code, "how fast partitions move between folders")
+        return answer.error_code == ErrorCode.NONE
 
     async def _ask(self, partition: TopicPartition, folder: str) -> None:
         topic = AlterReplicaLogDirTopic(partition.topic, [partition.partition])
@@ -259,6 +277,7 @@ class Porter(Actor):
 
     async def settle(self) -> None:
         behind = -1
+        await until_true(self.clients, lambda: self._move_at(FAST))
         while not await until_true(self.clients, self._nothing_moves):
             if 0 <= behind <= self._behind:  # a disk that stalls takes its time
                 self.history.stuck.append(f"{self.name} waits for a move between folders that does not end")

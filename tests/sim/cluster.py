@@ -52,6 +52,7 @@ from tests.sim.run import (
     read_all,
     transactional_actors,
 )
+from tests.sim.turns import short_turns
 from tests.sim.txn_checkers import TXN_CHECKERS
 from tests.sim.workload import PORT, Actor, Clients, Reader, forever, start_clients
 from tests.sim.world import Host, Stalled, World, come_true
@@ -201,8 +202,9 @@ class ClusterSimulation:
             brokers.propagate = False
             logging.disable(logging.WARNING)
         try:
-            self._start()
-            self.world.run(until=LONGEST_RUN, stop=self._stop)
+            with short_turns(self.world.stream("turns")):
+                self._start()
+                self.world.run(until=LONGEST_RUN, stop=self._stop)
         except Stalled as error:
             self.history.stuck.append(f"the run stalled: {error}")
         finally:
@@ -277,10 +279,9 @@ class ClusterSimulation:
                 continue
             self._looked_at[name] = (loop, loop.steps)
             for partition in broker.partitions:
-                replicas = partition.replicas
-                if replicas is None:
+                if not partition.is_leading:
                     continue
-                told, high_watermark = self._told.get(partition), replicas.high_watermark
+                told, high_watermark = self._told.get(partition), partition.high_watermark
                 if told is None or told[0] != partition.leader_epoch:
                     self._look_at_leadership(name, partition)
                 elif high_watermark != told[1]:
@@ -310,14 +311,13 @@ class ClusterSimulation:
         does not fall.
         """
         replicas = partition.replicas
-        assert replicas is not None
         high_watermark = replicas.high_watermark
         if high_watermark < before or partition.last_stable_offset < stable:
             now = high_watermark, partition.last_stable_offset
             self._wrong(name, partition, f"high watermark and stable offset fell from {before, stable} to {now}")
         topic = bytes(partition.topic_id), partition.topic_partition.partition
         self._committed[topic] = max(self._committed.get(topic, 0), high_watermark)
-        known = self.brokers[name].image.brokers
+        known = self.brokers[name].metadata.image.brokers
         for member in dict.fromkeys((*replicas.isr, *replicas.pending_isr)):
             other = self.brokers.get(self.names[member - 1])
             if other is None or member not in known or known[member].epoch != other.metadata.broker_epoch:
@@ -387,7 +387,7 @@ class ClusterSimulation:
         """`once`: those that have never been since this was asked first."""
         if absent := [f"{name} is not there" for name in self.names if self._absent(name)]:
             return absent
-        image, lacking = self.brokers[self.names[0]].image, []
+        image, lacking = self.brokers[self.names[0]].metadata.image, []
         for topic in image.topics.values():
             for index, state in topic.partitions.items():
                 seen = dict.fromkeys(state.isr)
@@ -422,7 +422,7 @@ class ClusterSimulation:
     async def _compare_replicas(self) -> None:
         if not await self._all_in_sync("before they are compared"):
             return
-        for topic in list(self.brokers[self.names[0]].image.topics.values()):
+        for topic in list(self.brokers[self.names[0]].metadata.image.topics.values()):
             for index in topic.partitions:
                 partition = TopicPartition(topic.name, index)
                 unlike = partial(self._difference, partition)
@@ -430,7 +430,7 @@ class ClusterSimulation:
                     self.history.wrong.append(f"{partition}: {unlike()}")
 
     def _difference(self, partition: TopicPartition) -> str:
-        state = self.brokers[self.names[0]].image.partition(partition)
+        state = self.brokers[self.names[0]].metadata.image.partition(partition)
         members = state.replicas if state is not None else ()
         replicas = [self.brokers[self.names[member - 1]].partitions.get(partition) for member in members]
         held = [replica for replica in replicas if replica is not None]
@@ -440,9 +440,10 @@ class ClusterSimulation:
         for broker in self.brokers.values():
             unlike = [
                 *unlike_its_log(
-                    broker.transactions, lambda machine: {txn.transactional_id: txn for txn in machine.all()}
+                    broker.coordination.transactions,
+                    lambda machine: {txn.transactional_id: txn for txn in machine.all()},
                 ),
-                *unlike_its_log(broker.groups, group_facts),
+                *unlike_its_log(broker.coordination.groups, group_facts),
             ]
             self.history.wrong.extend(each for each in unlike if each is not None)
 

@@ -195,7 +195,7 @@ class ClusterFate:
 
     async def _kill_controller(self, host: Host) -> None:
         broker = self._simulation.brokers.get(host.name)
-        controller = broker.image.controller_id if broker is not None else -1
+        controller = broker.metadata.image.controller_id if broker is not None else -1
         self._world.hosts[self._names[controller - 1] if controller > 0 else host.name].kill()
 
     async def _cut_power(self, host: Host) -> None:
@@ -336,7 +336,7 @@ class ClusterFate:
     async def _end_session(self, host: Host) -> None:
         """The store takes a broker for dead that lives."""
         broker = self._simulation.brokers.get(host.name)
-        own = broker.image.brokers.get(broker.node_id) if broker is not None else None
+        own = broker.metadata.image.brokers.get(broker.metadata.broker_id) if broker is not None else None
         if own is not None:
             self._simulation.server.end_session(own.session)
 

@@ -104,7 +104,7 @@ def counted_though_its_history_parted() -> Planting:
     original = Reading._read
 
     def read(reading: Reading, partition: Partition, wanted: Any, *rest: Any, **limits: Any) -> PartitionRead:
-        if reading.copier is not None and partition.replicas is not None:
+        if reading.copier is not None and partition.is_leading:
             reading._count(partition, wanted, reading.copier)
         return original(reading, partition, wanted, *rest, **limits)
 
@@ -144,7 +144,7 @@ def a_new_leader_takes_its_end_for_committed() -> Planting:
     original = Partition.lead
 
     def lead(partition: Partition, *arguments: Any, **named: Any) -> None:
-        partition._known_high_watermark, partition.replicas = partition.log.end_offset, None
+        partition._known_high_watermark, partition._replicas = partition.log.end_offset, None
         original(partition, *arguments, **named)
 
     return replaced(Partition, "lead", lead)
@@ -341,9 +341,8 @@ def markers_before_the_decision() -> Planting:
     original = Shard._carry_out
 
     def carry_out(shard: Shard[Any], decision: Any) -> None:
-        for effect in decision.effects:
-            if isinstance(effect, SendMarkers):
-                shard._post(effect)
+        if markers := [effect for effect in decision.effects if isinstance(effect, SendMarkers)]:
+            shard._post(markers)
         original(shard, decision)
 
     return replaced(Shard, "_carry_out", carry_out)

@@ -12,6 +12,7 @@ import asyncio
 import errno
 import random
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from log.batch import CRC_AT, CorruptBatch, split
@@ -226,16 +227,40 @@ class Fate:
         self.chance.choice(deaths)()
 
     async def _die_as_a_partition_moves(self) -> None:
-        """The broker dies when the partition is already used in its other folder, but the move is not durable yet."""
-        if await come_true(self._a_partition_changes_folders, within=5, every=0.001):
-            self.disk.hang(*self.plan.folders)
-            await asyncio.sleep(self.chance.random())
-            self.disk.hang()
-            self.broker.kill()
+        """The broker dies when the partition is already used in its other folder, but the move is not durable yet. Its
+        machine may die, too, as soon as the broker is back. Or no descriptor is left to make the move durable.
+        """
+        if not await come_true(lambda: bool(self._former_folders()), within=5, every=0.001):
+            return
+        if self.chance.random() < 0.3:
+            await self._move_without_descriptors(self._former_folders())
+            return
+        self.disk.hang(*self.plan.folders)
+        await asyncio.sleep(self.chance.random())
+        self.disk.hang()
+        self.broker.kill()
+        if self.plan.bears_power_cuts and self.chance.random() < 0.5:
+            await self.start_again()
+            await come_true(lambda: not self._former_folders(), within=2, every=0.001)
+            await asyncio.sleep(self.chance.choice((0.0, 0.05)) * self.chance.random())
+            if self.broker.alive:
+                self.broker.cut_power()
 
-    def _a_partition_changes_folders(self) -> bool:
+    async def _move_without_descriptors(self, left: list[str]) -> None:
+        self.disk.faults.no_descriptor = 1.0
+        await asyncio.sleep(self.chance.choice((0.05, 0.5)))
+        self.disk.faults.no_descriptor = 0.0
+        for name in left:
+            if not await come_true(partial(self._is_gone, name), within=15):
+                self.history.wrong.append(f"a decided move is not finished when there are descriptors again: {name}")
+
+    def _is_gone(self, name: str) -> bool:
+        return name not in self._former_folders()
+
+    def _former_folders(self) -> list[str]:
+        """What partitions have left that were decided to move, and that is not removed yet."""
         folders = [self.disk.root.entries[name] for name in self.plan.folders]
-        return any(name.endswith(FORMER) for each in folders if isinstance(each, Folder) for name in each.entries)
+        return [name for each in folders if isinstance(each, Folder) for name in each.entries if name.endswith(FORMER)]
 
     async def _take_descriptors(self) -> None:
         """Take all file descriptors of the process. The broker is not restarted."""

@@ -206,7 +206,7 @@ class Member:
         self.is_superseded = True
         self.world.twins.add(self.instance)
         self.world.after(self._asleep_until_ms - self.world.now_ms + 2_000, self.go)
-        twin = type(self)(self.world, f"{self.name}'", instance=self.instance, topics=self.topics)
+        twin = type(self)(self.world, f"{self.name}'", instance=self.instance, topics=self.topics_of_successor())
         self.world.members.append(twin)
         return twin
 
@@ -251,18 +251,20 @@ class Member:
     @property
     def lineage(self) -> str:
         """What the member shares with the processes before and after it."""
-        return self.name.partition("#")[0]
+        return self.name.partition("#")[0].rstrip("'")
 
     def reborn(self) -> Member:
         name = f"{self.lineage}#{self.board.fresh()}"
-        topics = self.topics
-        if self.chance.random() < 0.2:
-            # With a static member of a classic group, a new subscription does not change the assignment, as in Kafka.
-            topics = TOPICS[0] if self.instance is not None else self.chance.choice(TOPICS)
-        born = type(self)(self.world, name, instance=self.instance, topics=topics)
+        born = type(self)(self.world, name, instance=self.instance, topics=self.topics_of_successor())
         self.world.members.append(born)
         self.world.members.remove(self)
         return born
+
+    def topics_of_successor(self) -> tuple[str, ...]:
+        if self.chance.random() >= 0.2:
+            return self.topics
+        # With a static member of a classic group, a new subscription does not change the assignment, as in Kafka.
+        return TOPICS[0] if self.instance is not None else self.chance.choice(TOPICS)
 
     def leave(self) -> None:
         self.say_goodbye()

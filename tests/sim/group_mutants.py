@@ -16,7 +16,6 @@ from service.groups.classic_group import ClassicGroup
 from service.groups.commands import JoinReply
 from service.groups.consumer_decisions import ConsumerDecisions
 from service.groups.consumer_group import ConsumerGroup
-from service.groups.migration import Migration
 from service.groups.offsets import Offsets
 from service.groups.records import member_tombstones, target_epoch_record
 from service.groups.resuming import Resuming
@@ -34,11 +33,8 @@ def tombstone_lost() -> Planting:
     return replaced(service.groups.consumer_decisions, "member_tombstones", lambda *names: original(*names)[:-1])
 
 
-def compared_with_the_assignments_epoch() -> Planting:
-    def is_behind(migration: Migration, group: ConsumerGroup, member: Any, epoch: int, draft: Any) -> bool:
-        return bool(member.member_epoch < group.assignment_epoch)
-
-    return replaced(Migration, "_is_behind", is_behind)
+def assignments_begin_with_heartbeats_only() -> Planting:
+    return replaced(ConsumerDecisions, "assign_later", lambda *everything: None)
 
 
 def static_member_fenced_by_its_own_restart() -> Planting:
@@ -131,7 +127,7 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
     plant.__name__: plant
     for plant in (
         tombstone_lost,
-        compared_with_the_assignments_epoch,
+        assignments_begin_with_heartbeats_only,
         static_member_fenced_by_its_own_restart,
         pending_join_never_expired,
         sessions_lost_on_restart,

@@ -268,6 +268,10 @@ class GroupWorld:
     def _dies(self) -> bool:
         if self.machine is None or self.healed or self.chance.random() >= self.plan.deaths:
             return self.machine is None
+        self.kill_coordinator()
+        return True
+
+    def kill_coordinator(self) -> None:
         self.deaths += 1
         self.machine = None
         self._life += 1
@@ -280,7 +284,6 @@ class GroupWorld:
         if self.chance.random() < 0.3:
             self.plan.policy = draw_plan(self.chance).policy
         self.after(self.chance.choice((10, 500, 4_000)), self.start_coordinator)
-        return True
 
     def _set_timer(self) -> None:
         assert self.machine is not None

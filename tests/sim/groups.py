@@ -59,35 +59,55 @@ def _live(world: GroupWorld) -> None:
     begun_ms = world.now_ms
     world.after(world.plan.mishap_ms, lambda: mishap(world, begun_ms + CHAOS_MS))
     world.run_until(begun_ms + CHAOS_MS)
+    if world.machine is not None and chance.random() < 0.5:
+        world.kill_coordinator()  # the next one finds what was under way, and nothing befalls the members any more
     world.healed = True
     settle(world)
     grow(world)  # when nothing else makes anybody look
     topics = settle(world)
-    if members := members_in(world):
-        lineages = {member.lineage for member in members}
-        leaving = type(chance.choice(members))
-        if chance.random() < 0.5 and any(not isinstance(member, leaving) for member in members):
-            for member in [each for each in members if isinstance(each, leaving)]:
-                member.depart()
-        elif world.plan.cooperative and leaving is ClassicMember and chance.random() < 0.5:
-            come_late(world)
-        else:
-            chance.choice(members).restart()
-        world.run_until(world.now_ms + REPLACED_WITHIN_MS)
-        speaking = {type(member) for member in members_in(world)} or {ClassicMember, ConsumerMember}
-        were_in = [each for each in world.members if each.lineage in lineages and type(each) in speaking]
-        still = {topic for member in were_in for topic in member.topics}
-        check_all_is_read(world, topics & still, REPLACED_WITHIN_MS)
+    for befalls in (one_is_replaced, one_comes_late, some_go):
+        if members := members_in(world):
+            lineages = {member.lineage for member in members}
+            befalls(world, members)
+            world.run_until(world.now_ms + REPLACED_WITHIN_MS)
+            world.check_replay()
+            speaking = {type(member) for member in members_in(world)} or {ClassicMember, ConsumerMember}
+            were_in = [each for each in world.members if each.lineage in lineages and type(each) in speaking]
+            still = {topic for member in were_in if not member.is_superseded for topic in member.topics}
+            check_all_is_read(world, topics & still, REPLACED_WITHIN_MS)
 
 
-def come_late(world: GroupWorld) -> None:
+def one_is_replaced(world: GroupWorld, members: list[Member]) -> None:
+    """Another process is started as a static member while the first is asleep, with a commit that it sends later."""
+    static = [member for member in members if member.instance is not None]
+    if static:
+        world.chance.choice(static).supersede().start()
+
+
+def one_comes_late(world: GroupWorld, members: list[Member]) -> None:
     """Another member comes, and static members die when they are to let go of what it gets. Nothing that happens later
     makes the group look again.
     """
+    if not world.plan.cooperative or not any(
+        isinstance(member, ClassicMember) and member.instance for member in members
+    ):
+        return
     world.static_die_letting_go = True
     newcomer = ClassicMember(world, "late", instance=world.chance.choice((None, "late")), topics=TOPICS[-1])
     world.members.append(newcomer)
     newcomer.start()
+
+
+def some_go(world: GroupWorld, members: list[Member]) -> None:
+    """One member dies and comes back, or all members of one protocol leave."""
+    chance = world.chance
+    world.static_die_letting_go = False
+    leaving = type(chance.choice(members))
+    if chance.random() < 0.5 and any(not isinstance(member, leaving) for member in members):
+        for member in [each for each in members if isinstance(each, leaving)]:
+            member.depart()
+    else:
+        chance.choice(members).restart()
 
 
 def settle(world: GroupWorld) -> set[str]:
@@ -100,8 +120,8 @@ def settle(world: GroupWorld) -> set[str]:
 
 
 def members_in(world: GroupWorld) -> list[Member]:
-    """Others were not allowed in: the group speaks another protocol."""
-    return [member for member in world.members if member.epoch > 0]
+    """Others were not allowed in, because the group speaks another protocol, or another process took their place."""
+    return [member for member in world.members if member.epoch > 0 and not member.is_superseded]
 
 
 def mishap(world: GroupWorld, until_ms: int) -> None:

@@ -56,6 +56,7 @@ class Write:
     base_offset: int = -1
     error: str = ""
     stamped: float = 0.0  # the newest timestamp of its records, as a moment of the run
+    last_stamped: float = 0.0  # the timestamp of its last record
 
 
 @dataclass(slots=True)

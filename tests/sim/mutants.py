@@ -25,6 +25,7 @@ import log.cleaning
 import log.cleaning_job
 import log.partition_log
 import log.recovery
+import log.relocation
 import log.removal
 import log.retention
 import log.snapshots
@@ -61,6 +62,7 @@ from log.segment import Segment
 from log.swap import CLEANED, PLAN, SwapPlan
 from service.broker.coordinators import Coordinators
 from service.broker.fetch_sessions import FetchSession, SessionKey, WantedPartition, WatchedPartition
+from service.broker.folder_moves import FolderMoves
 from service.broker.headroom import Headroom
 from service.broker.holdings import Holdings
 from service.broker.housekeeper import Housekeeper
@@ -73,7 +75,7 @@ from service.cluster.image import Image, PartitionState, Topic
 from service.groups.coordinator import GroupCoordinator
 from service.wire.error_codes import ErrorCode
 from tests.sim.disk import SimFile
-from tests.sim.plan import Plan
+from tests.sim.plan import MOVED, Plan
 from tests.sim.run import Simulation, processes, replaced, run
 from txn.commands import EndTransaction
 from txn.coordinator import TxnCoordinator
@@ -133,9 +135,8 @@ def acknowledge_before_fsync() -> contextlib.AbstractContextManager[None]:
 
 def high_watermark_ahead_of_the_disk() -> contextlib.AbstractContextManager[None]:
     def held(partition: Partition) -> None:
-        replicas = partition.replicas
-        if replicas is not None and replicas.holds(partition.log.end_offset):
-            partition._committed(replicas.high_watermark)
+        if partition.is_leading and partition.replicas.holds(partition.log.end_offset):
+            partition._committed(partition.high_watermark)
 
     return replaced(Partition, "_held", held)
 
@@ -372,8 +373,8 @@ def markers_before_the_decision() -> contextlib.AbstractContextManager[None]:
     def write(shard: Shard[Any], decision: Any) -> bool:
         if not original(shard, decision):
             return False
-        for effect in decision.effects:
-            shard._post(effect)
+        if decision.effects:
+            shard._post(decision.effects)
         return True
 
     return replaced(Shard, "_write", write)
@@ -489,15 +490,15 @@ def aborts_of_long_ago_listed() -> contextlib.AbstractContextManager[None]:
 def a_new_topic_inherits_the_folder() -> contextlib.AbstractContextManager[None]:
     """A deleted partition leaves its folder, and the next partition of that name finds it."""
 
-    async def remove(holdings: Holdings, partition: Partition) -> None:
-        return
+    async def remove(maker: PartitionMaker, partition: Partition) -> bool:
+        return True
 
     def add_new(maker: PartitionMaker, topic: Topic, index: int, config: LogConfig) -> Partition:
         return maker.add(topic, index, maker.emptiest_folder(), config, None, 0)
 
     @contextlib.contextmanager
     def plant() -> Iterator[None]:
-        with replaced(Holdings, "_remove", remove), replaced(PartitionMaker, "add_new", add_new):
+        with replaced(PartitionMaker, "remove", remove), replaced(PartitionMaker, "add_new", add_new):
             yield
 
     return plant()
@@ -778,7 +779,44 @@ def a_decided_move_is_forgotten() -> contextlib.AbstractContextManager[None]:
     return replaced(PartitionMaker, "_settle_moves", settle)
 
 
+def a_decided_move_is_settled_once_or_never() -> contextlib.AbstractContextManager[None]:
+    """An error that passes leaves both folders as they are."""
+
+    async def sync(disk: Disk) -> None:
+        await disk.sync_dir("")
+
+    return replaced(log.relocation, "_sync_folders", sync)
+
+
+def the_way_back_has_a_folder_before_the_way_there_is_settled() -> contextlib.AbstractContextManager[None]:
+    """The next start takes the empty folder for the copy that was decided on."""
+    original = FolderMoves._begin
+
+    def begin(moves: FolderMoves, partition: Partition, target: LogFolder) -> ErrorCode:
+        carried_out, moves._carried_out = moves._carried_out, None
+        try:
+            return original(moves, partition, target)
+        finally:
+            moves._carried_out = carried_out
+
+    return replaced(FolderMoves, "_begin", begin)
+
+
 MUTANTS = (
+    Mutant(
+        "decided move settled once",
+        "without a descriptor the log stays under two names",
+        a_decided_move_is_settled_once_or_never,
+        moves=True,
+        fault=MOVED,
+    ),
+    Mutant(
+        "way back too early",
+        "an empty folder is taken for a decided copy",
+        the_way_back_has_a_folder_before_the_way_there_is_settled,
+        moves=True,
+        fault=MOVED,
+    ),
     Mutant("decided move forgotten", "a log is what it was before", a_decided_move_is_forgotten, moves=True),
     Mutant(
         "copy not durable",

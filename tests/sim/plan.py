@@ -125,7 +125,7 @@ def add_what_one_broker_has(plan: Plan, chance: random.Random) -> None:
             plan.kinds += (kind,)
     if chance.random() < 0.3:
         plan.kinds += (MADE_AGAIN,)
-    if chance.random() < 0.3 and len(plan.folders) > 1:
+    if chance.random() < 0.5 and len(plan.folders) > 1:
         plan.kinds += (MOVED,)
 
 

@@ -109,7 +109,7 @@ def transactions(brokers: list[Broker]) -> dict[str, object]:
     return {
         txn.transactional_id: txn
         for broker in brokers
-        for shard in broker.transactions.shards()
+        for shard in broker.coordination.transactions.shards()
         if shard.loaded and not shard.dropped
         for txn in shard.machine.all()
     }

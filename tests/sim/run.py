@@ -20,7 +20,8 @@ from typing import Any
 
 from log.batch import CorruptBatch, read_records
 from log.disk import DiskFault
-from log.ids import TopicPartition
+from log.ids import TopicPartition, folder_of
+from log.relocation import FORMER, FUTURE
 from service.api.routes import OFFERED
 from service.broker.node import Broker
 from service.ports import Env
@@ -44,6 +45,7 @@ from tests.sim.plan import Plan, add_what_one_broker_has, draw_plan
 from tests.sim.postman import Ghost, Postman
 from tests.sim.sessions import SessionReader
 from tests.sim.transactions import CommittedReader, Transactor, fetch_committed
+from tests.sim.turns import short_turns
 from tests.sim.txn_checkers import TXN_CHECKERS
 from tests.sim.wavering import Waverer
 from tests.sim.workload import BROKER, PORT, Actor, Clients, Reader, forever, start_clients, until_true
@@ -195,8 +197,9 @@ class Simulation:
             logging.disable(logging.CRITICAL)
         world = self.world
         try:
-            self._start()
-            world.run(until=LONGEST_RUN, stop=self._stop)
+            with short_turns(world.stream("turns")):
+                self._start()
+                world.run(until=LONGEST_RUN, stop=self._stop)
         except Stalled as error:
             self.history.stuck.append(f"the run stalled: {error}")
         finally:
@@ -260,9 +263,9 @@ class Simulation:
         self._looked_at = (loop, loop.steps)
         needs_fsync = self.plan.durability == "fsync"
         for partition in broker.partitions:
-            if (replicas := partition.replicas) is None:
+            if not partition.is_leading:
                 continue
-            log, high_watermark = partition.log, replicas.high_watermark
+            log, high_watermark = partition.log, partition.high_watermark
             end_offset = log.end_offset
             durable = log.flushed_offset if needs_fsync else end_offset
             if not high_watermark <= durable <= end_offset:
@@ -282,15 +285,37 @@ class Simulation:
         await let_transactions_end(self.clients, reader)
         await read_all(self.clients, reader, self.history.final)
         self._compare_with_replays()
+        await self._look_into_the_folders()
         await self.fate.restart()
         self.fate.broker.boot()
         await read_all(self.clients, reader, self.history.after_restart)
         self.finished = True
 
+    async def _look_into_the_folders(self) -> None:
+        """Nothing moves any more: each log is where its partition is said to be, and no move has left anything."""
+        assert self.broker is not None
+        broker = self.broker
+
+        def strange() -> list[str]:
+            found = [
+                f"{folder.name}/{name}"
+                for folder in broker.folders
+                for name in folder.disk.listdir("")
+                if name.endswith((FORMER, FUTURE))
+            ]
+            for partition in broker.partitions:
+                name, log = folder_of(partition.topic_partition), partition.log
+                if not partition.offline and (log.folder != name or log.disk is not partition.folder.disk):
+                    found.append(f"{partition.topic_partition} in {log.folder}")
+            return found
+
+        if not await come_true(lambda: not strange(), within=5):
+            self.history.wrong.append(f"moves between folders have left {strange()}")
+
     def _compare_with_replays(self) -> None:
         """Compare each live transaction coordinator with a replay of its log."""
         assert self.broker is not None
-        coordinators = self.broker.transactions
+        coordinators = self.broker.coordination.transactions
         for shard in coordinators.shards():
             if not shard.loaded:
                 continue

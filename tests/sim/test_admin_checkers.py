@@ -52,7 +52,7 @@ def valid_history() -> History:
     for number in range(10):
         records = ((None, b"%d" % number),)
         write = Write("w", 1, KEPT, records, -1, SURE, 1.0 * number, number + 0.1, Outcome.OK, number)
-        write.stamped = 1.0 * number
+        write.stamped = write.last_stamped = 1.0 * number
         history.writes.append(write)
     history.reads = [Read("r", KEPT, 9, 10, (), 10, 4, SURE, 9.5, 9.6)]
     return history

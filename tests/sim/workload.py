@@ -301,6 +301,7 @@ class Writer(Actor):
         now_ms = int((self.clients.world.epoch_seconds + self.clients.now) * 1000)
         stamps = [now_ms + self.aside_ms() for _ in write.records]
         write.stamped = max(stamps) / 1000 - self.clients.world.epoch_seconds
+        write.last_stamped = stamps[-1] / 1000 - self.clients.world.epoch_seconds
         self.clients.timestamps.setdefault(write.partition, []).append(stamps[0])
         records = [(key, value, (), stamp) for (key, value), stamp in zip(write.records, stamps, strict=True)]
         batch = bytearray(build_batch(records, codec=self.chance.choice((0, 0, 0, 1, 2, 3, 4))))

@@ -108,6 +108,18 @@ def test_an_answer_about_an_older_transactions_markers_completes_nothing() -> No
     assert shard.txn("pay").state is State.PREPARE_ABORT
 
 
+def test_what_is_decided_while_owed_markers_are_sent_is_not_among_them() -> None:
+    """Its markers are sent by the decision. With an older client a second copy could end the next transaction."""
+    shard, pair = committing()
+    shard.restart(compacted=True)
+    owed = shard.machine.owed_markers()
+    shard.write_all_markers()
+    shard.ask(AddPartitions("pay", *pair, (ORDERS,)))
+    shard.ask(EndTransaction("pay", *pair, commit=True))
+    assert shard.machine.owed_by("pay") is not None
+    assert list(owed) == []
+
+
 @rule("B.6", "on election every prepared transaction owes its markers again")
 def test_a_successor_owes_every_marker_again() -> None:
     shard, pair = committing()

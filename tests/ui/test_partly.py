@@ -38,7 +38,7 @@ async def begun(stage: TxnStage) -> None:
 def test_coordinators_that_load_are_named_and_the_partitions_are_shown(tmp_path: Path) -> None:
     async def scene(stage: TxnStage) -> None:
         await begun(stage)
-        for shard in stage.broker.transactions.shards():
+        for shard in stage.broker.coordination.transactions.shards():
             shard.loaded = False
         page = await looked(stage, "overview", views.overview)
         assert "Coordinators of transactions are loading" in page

@@ -16,7 +16,9 @@ from isolation.read_filter import AbortedBatches
 from log.batch import BatchHeader, CorruptBatch, Record, checksum_ok, read_records
 from log.control import read_marker
 from log.ids import TopicPartition
+from service.broker.coordination import Coordination
 from service.broker.partition import Partition
+from service.broker.partition_table import PartitionTable
 from service.client.cluster import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, by_topic
 from service.client.failures import ClientFailure, error_name
 from service.client.groups import committed_offsets
@@ -264,7 +266,7 @@ async def blockers(
     still = []
     for each in found:
         held = gateway.partitions.get(each.partition)
-        led_here = held is not None and held.replicas is not None
+        led_here = held is not None and held.is_leading
         if led_here and held is not None and held.stable.open_transactions.get(each.producer_id) != each.first_offset:
             continue  # it ended while we asked
         judged = standing(each.partition, known.get(each.producer_id, []), now_ms)
@@ -279,7 +281,7 @@ async def blockers(
 async def _opened_here(gateway: Gateway, topic: str | None) -> list[BlockingTransaction]:
     opened: list[Partition] = []
     async for some in slices_in_turns(list(gateway.partitions), PARTITIONS_A_TURN):
-        opened += [each for each in some if each.stable.open_transactions and each.replicas is not None]
+        opened += [each for each in some if each.stable.open_transactions and each.is_leading]
     found = []
     for partition in opened:
         if topic is not None and partition.topic_partition.topic != topic:
@@ -341,15 +343,14 @@ class Totals:
     committed: int = 0
 
 
-async def totals(gateway: Gateway) -> Totals:
+async def totals(partitions: PartitionTable, coordination: Coordination) -> Totals:
     found = Totals()
-    async for some in slices_in_turns(list(gateway.partitions), PARTITIONS_A_TURN):
+    async for some in slices_in_turns(list(partitions), PARTITIONS_A_TURN):
         for partition in some:
             tally = partition.tally
             found.records_in += tally.records_in
             found.bytes_in += tally.bytes_in
             found.bytes_out += tally.bytes_out
-    coordination = gateway.coordination
     for shard in coordination.transactions.shards():
         if not shard.loaded:
             continue

@@ -172,7 +172,7 @@ def showing(
 
     async def _make(gateway: Gateway, kept: Kept, request: web.Request, query: Mapping[str, str]) -> tuple[str, int]:
         told = Told()
-        if not gateway.metadata.in_session:
+        if not gateway.in_session:
             told.missing.append(NO_SESSION)
         if not is_compiled(f"{name}.html"):  # compiling may take longer than a turn of the loop
             await gateway.env.blocking(template, f"{name}.html")
@@ -238,13 +238,13 @@ def pause_between(cost_s: float, pages: int) -> float:
 async def overview(look: PageView) -> Facts:
     told, gateway = look.told, look.gateway
     image = gateway.image
-    totals = await facts.totals(gateway)
+    totals = await facts.totals(gateway.partitions, gateway.here.coordination)
     blockers = await facts.blockers(told, gateway, look.cluster)
     loading = [
         kind
         for kind, coordinators in (
-            ("groups", gateway.coordination.groups),
-            ("transactions", gateway.coordination.transactions),
+            ("groups", gateway.here.coordination.groups),
+            ("transactions", gateway.here.coordination.transactions),
         )
         if not all(shard.loaded for shard in coordinators.shards())
     ]
@@ -254,9 +254,9 @@ async def overview(look: PageView) -> Facts:
         partitions += len(some)
         leaderless += sum(facts.leader_of(image, state) < 0 for _, _, state in some)
         under += sum(len(state.isr) < len(state.replicas) for _, _, state in some)
-    folders = [(folder.name, folder.failed is not None, folder.headroom.is_short) for folder in gateway.folders]
+    folders = [(folder.name, folder.failed is not None, folder.headroom.is_short) for folder in gateway.here.folders]
     hanging = [each for each in blockers if each.hangs]
-    in_session = gateway.metadata.in_session
+    in_session = gateway.in_session
     findings = [
         *([] if in_session else ["This broker has no session with the metadata store, and leads nothing."]),
         *([f"Partitions without a leader, which nobody can write to or read: {leaderless}."] if leaderless else []),
@@ -551,7 +551,7 @@ async def groups(look: PageView) -> Facts:
     return {
         "title": "Groups",
         "cut": shown,
-        "status": await look.gateway.scraper.status_of_groups([row.name for row in shown.rows]),
+        "status": await look.gateway.here.scraper.status_of_groups([row.name for row in shown.rows]),
     }
 
 
@@ -566,7 +566,7 @@ async def group(look: PageView) -> Facts:
         "described": described,
         "lags": lags[:500],
         "readers": readers,
-        "status": (await look.gateway.scraper.status_of_groups([name])).get(name),
+        "status": (await look.gateway.here.scraper.status_of_groups([name])).get(name),
     }
 
 

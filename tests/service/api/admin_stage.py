@@ -68,7 +68,7 @@ class Stage:
         async with asyncio.timeout(10):
             while True:
                 partition = self.broker.partitions.get(TopicPartition(topic, number))
-                if partition is not None and partition.replicas is not None:
+                if partition is not None and partition.is_leading:
                     return partition
                 await asyncio.sleep(0.005)
 

@@ -113,7 +113,7 @@ def test_a_decision_is_told_when_it_is_durable(tmp_path: Path, monkeypatch: pyte
 
     async def scene(stage: TxnStage) -> None:
         branch = await write_branch(stage, "clicks::17/part-0", "a")
-        log = stage.broker.transactions.shard("clicks").partition.log
+        log = stage.broker.coordination.transactions.shard("clicks").partition.log
         async with log.alone():  # nobody can flush
             deciding = asyncio.ensure_future(decide(stage, 17, branch))
             asking = asyncio.ensure_future(told(stage, branch.transactional_id))

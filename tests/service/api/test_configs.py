@@ -46,7 +46,7 @@ def layers(entry: DescribeConfigsResourceResult) -> list[tuple[str, str | None, 
 
 def test_a_broker_shows_the_number_that_it_took(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
-        number = str(stage.broker.node_id)
+        number = str(stage.broker.metadata.broker_id)
         assert int(number) >= 0
         assert (await describe(stage, BROKER, number, "node.id"))["node.id"].value == number
 

@@ -29,7 +29,11 @@ from tests.service.api.admin_stage import Stage, on_stage
 def test_the_cluster_is_described(tmp_path: Path, version: int) -> None:
     async def scene(stage: Stage) -> None:
         answer = await stage.ask(DescribeClusterRequest(True), version)
-        assert (answer.error_code, answer.cluster_id, answer.controller_id) == (0, stage.broker.cluster_id, 1)
+        assert (answer.error_code, answer.cluster_id, answer.controller_id) == (
+            0,
+            stage.broker.metadata.image.cluster_id,
+            1,
+        )
         assert [(one.broker_id, one.host, one.port) for one in answer.brokers] == [(1, "broker.example", 9092)]
         assert answer.cluster_authorized_operations == 8096
 
@@ -147,7 +151,7 @@ def test_a_folder_out_of_service_says_so(tmp_path: Path) -> None:
 
 
 def leads(partition: Partition) -> bool:
-    return partition.replicas is not None
+    return partition.is_leading
 
 
 def test_a_broker_that_lost_its_session_leads_nothing(tmp_path: Path) -> None:

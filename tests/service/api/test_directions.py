@@ -20,14 +20,14 @@ from tests.service.broker.cluster_stage import TOPIC, ClusterStage, on_cluster_s
 
 
 async def produce(stage: ClusterStage, node_id: int, version: int) -> ProduceResponse:
-    topic_id = stage.broker(node_id).image.topics[TOPIC].id
+    topic_id = stage.broker(node_id).metadata.image.topics[TOPIC].id
     batch = build_batch([(b"k", b"v", (), 1)])
     data = TopicProduceData(TOPIC, topic_id, [PartitionProduceData(0, batch)])
     return await stage.wire(node_id).ask(ProduceRequest(None, -1, 3000, [data]), version)
 
 
 async def fetch(stage: ClusterStage, node_id: int, version: int, *, leader_epoch: int = -1) -> FetchResponse:
-    topic_id = stage.broker(node_id).image.topics[TOPIC].id
+    topic_id = stage.broker(node_id).metadata.image.topics[TOPIC].id
     wanted = FetchPartition(0, leader_epoch, 0, partition_max_bytes=1 << 20)
     request = FetchRequest(max_wait_ms=0, session_epoch=-1, topics=[FetchTopic(TOPIC, topic_id, [wanted])])
     return await stage.wire(node_id).ask(request, version)
@@ -39,7 +39,7 @@ def test_a_client_at_the_wrong_broker_is_sent_to_the_leader(tmp_path: Path, node
         await stage.create(1, 2)
         await stage.in_sync(1, 2)
         leader, epoch = stage.broker(1), stage.state().leader_epoch
-        endpoint = leader.image.brokers[1].endpoints[0]
+        endpoint = leader.metadata.image.brokers[1].endpoints[0]
         here = 1, endpoint.host, endpoint.port
         for version in (9, 10, 13):
             written = await produce(stage, node_id, version)
@@ -72,7 +72,7 @@ def test_after_a_takeover_it_is_the_new_leader_that_is_named(tmp_path: Path) -> 
         await stage.create(1, 2, min_insync_replicas="1")
         await stage.in_sync(1, 2)
         await stage.kill(1)
-        await until(lambda: stage.broker(3).image.topics[TOPIC].partitions[0].leader == 2)
+        await until(lambda: stage.broker(3).metadata.image.topics[TOPIC].partitions[0].leader == 2)
         answer = await produce(stage, 3, 13)
         [outcome] = answer.responses[0].partition_responses
         assert outcome.current_leader is not None

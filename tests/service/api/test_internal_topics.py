@@ -36,7 +36,7 @@ def test_no_client_deletes_or_widens_the_memory_of_the_coordinators(tmp_path: Pa
         writer = Writer(stage, "pay")
         assert await writer.init() == ErrorCode.NONE
         assert await writer.write("orders", "a") == ErrorCode.NONE
-        topic_id = stage.broker.image.topics[name].id
+        topic_id = stage.broker.metadata.image.topics[name].id
         for wanted in (DeleteTopicState(name), DeleteTopicState(None, topic_id)):
             deleted = await stage.ask(DeleteTopicsRequest(topics=[wanted, DeleteTopicState("gone")], timeout_ms=5_000))
             assert [answer.error_code for answer in deleted.responses] == [
@@ -53,7 +53,7 @@ def test_no_client_deletes_or_widens_the_memory_of_the_coordinators(tmp_path: Pa
         below = DeleteRecordsTopic(name, [DeleteRecordsPartition(0, -1)])
         emptied = await stage.ask(DeleteRecordsRequest([below], 5_000))
         assert emptied.topics[0].partitions[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
-        assert len(stage.broker.image.topics[name].partitions) == 2
+        assert len(stage.broker.metadata.image.topics[name].partitions) == 2
         assert (await writer.end(commit=True)).error_code == ErrorCode.NONE
         assert await values(stage, "orders") == ["a"]
 
@@ -72,7 +72,7 @@ def test_the_memory_of_the_coordinators_stays_compacted(tmp_path: Path, name: st
             AlterConfigsRequest([AlterConfigsRequestAlterConfigsResource(TOPIC, name, anew)], False)
         )
         assert older.responses[0].error_code == ErrorCode.INVALID_CONFIG
-        assert stage.broker.image.topics[name].config["cleanup.policy"] == "compact"
+        assert stage.broker.metadata.image.topics[name].config["cleanup.policy"] == "compact"
 
     on_txn_stage(tmp_path, scene)
 
@@ -88,6 +88,6 @@ def test_no_client_makes_the_memory_of_the_coordinators(tmp_path: Path, name: st
             name: ErrorCode.INVALID_TOPIC_EXCEPTION,
             "orders": ErrorCode.NONE,
         }
-        assert name not in stage.broker.image.topics
+        assert name not in stage.broker.metadata.image.topics
 
     on_stage(tmp_path, scene)

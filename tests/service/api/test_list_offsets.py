@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from service.api.list_offsets import ListOffsetsParts, handle
+from service.broker.session import Session
+from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from service.wire.messages.versions import ApiKey
 from tests.service.api.admin_stage import Stage, on_stage
-from tests.service.broker.test_deleting import write
+from tests.service.broker.topic_stage import write
 
 OLD_MS = 0
 
@@ -18,17 +22,18 @@ def test_after_its_turn_a_lookup_asks_again_who_leads_and_how_far_may_be_seen(tm
     async def scene(stage: Stage) -> None:
         await stage.create("orders")
         partition = await stage.served("orders")
-        lookups = stage.broker.time_lookups
-        await lookups.acquire()
+        parts = ListOffsetsParts(stage.broker.partitions, stage.broker.env)
+        await parts.time_lookups.acquire()
         wanted = ListOffsetsTopic("orders", [ListOffsetsPartition(0, -1, OLD_MS)])
-        asking = asyncio.ensure_future(stage.ask(ListOffsetsRequest(-1, 0, [wanted])))
+        request, header = ListOffsetsRequest(-1, 0, [wanted]), RequestHeader(ApiKey.LIST_OFFSETS, 11, 1, "client")
+        asking = asyncio.ensure_future(handle(parts, Session("10.0.0.9", 1234), header, request))
         await asyncio.sleep(0)
         assert not asking.done()
         if meanwhile == "it stops leading":
             partition.resign()
         else:
             await write(partition, b"x")
-        lookups.release()
+        parts.time_lookups.release()
         [answer] = (await asking).topics[0].partitions
         if meanwhile == "it stops leading":
             assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -1,15 +1,21 @@
 """What a request that names very many things costs everybody else."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from sys import getrefcount
 from typing import Any
 
 import pytest
 
+from service.api import broker_door
+from service.api.broker_door import BrokerDoor
+from service.api.listener import Listener
 from service.api.routes import OFFERED, ROUTES
 from service.broker.session import Session
+from service.client.connection import Client
 from service.net.door import Held
+from service.net.server import serve
 from service.wire.base import Struct
 from service.wire.codec import RequestHeader
 from service.wire.messages import (
@@ -29,6 +35,8 @@ from service.wire.messages import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
+    MetadataRequest,
+    MetadataRequestTopic,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
 )
@@ -185,3 +193,29 @@ def test_a_long_list_of_any_request_is_handled_in_turns(tmp_path: Path, key: Api
         assert await turns_of_others(ask(stage, request)) >= VERY_MANY / 500 - 1
 
     on_stage(tmp_path, scene)
+
+
+def test_a_long_request_and_its_answer_are_freed_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the last to hold what they consist of."""
+    freed: list[tuple[str, int]] = []
+
+    def free(done_with: list[Any]) -> Iterator[None]:
+        yield
+        [thing] = done_with
+        freed.append((type(thing).__name__, getrefcount(thing)))
+
+    monkeypatch.setattr(broker_door, "freed", free)
+
+    async def scene(stage: Stage) -> None:
+        door = BrokerDoor(stage.broker, Listener("PLAINTEXT"))
+        server = await serve(asyncio.get_running_loop(), "127.0.0.1", 0, door)
+        async with Client("127.0.0.1", server.port) as client:
+            await client.request(
+                MetadataRequest([MetadataRequestTopic(name=f"topic {n}") for n in range(VERY_MANY)]), 12
+            )
+            for _ in range(10):
+                await asyncio.sleep(0)
+        await server.close()
+
+    on_stage(tmp_path, scene)
+    assert sorted(freed) == [("MetadataRequest", 3), ("MetadataResponse", 3)]

@@ -29,7 +29,7 @@ def test_every_version_describes_the_cluster_and_its_topics(tmp_path: Path, vers
         answer = await stage.ask(by_name("orders"), version)
         (broker,) = answer.brokers
         assert (broker.node_id, broker.host, broker.port) == (1, "broker.example", 9092)
-        assert answer.cluster_id == (stage.broker.cluster_id if version >= 2 else None)
+        assert answer.cluster_id == (stage.broker.metadata.image.cluster_id if version >= 2 else None)
         assert answer.controller_id == (1 if version >= 1 else -1)
         (topic,) = answer.topics
         assert (topic.error_code, topic.name, topic.is_internal) == (0, "orders", False)

@@ -153,7 +153,7 @@ def test_partitions_are_added_and_led(tmp_path: Path, version: int) -> None:
         assert [(one.name, one.error_code, one.error_message) for one in answer.results] == [("orders", 0, None)]
         held = stage.broker.partitions.topic("orders")
         assert held is not None and list(held) == [0, 1, 2]
-        assert all(partition.replicas is not None for partition in held.values())
+        assert all(partition.is_leading for partition in held.values())
 
     on_stage(tmp_path, scene)
 

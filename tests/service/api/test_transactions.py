@@ -3,6 +3,7 @@ theirs.
 """
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -441,13 +442,13 @@ def test_a_coordinator_takes_up_a_later_epoch_that_it_meets(tmp_path: Path) -> N
         )
         await writer.write("orders", "a", partition=0)
         await writer.write("orders", "b", partition=1)
-        coordinator = stage.broker.transactions.shard("pay").partition
+        coordinator = stage.broker.coordination.transactions.shard("pay").partition
         assert coordinator.leader_epoch == 0
         await writer.end(commit=True)
         await until(lambda: coordinator.leader_epoch == 7)
         await until(lambda: not open_transactions(stage))
         assert [await values(stage, "orders", partition=index) for index in (0, 1)] == [["a"], ["b"]]
-        state = stage.broker.image.partition(coordinator.topic_partition)
+        state = stage.broker.metadata.image.partition(coordinator.topic_partition)
         assert state is not None
         assert state.leader_epoch == 7
 
@@ -525,7 +526,7 @@ def test_the_next_transaction_waits_for_the_marker_of_the_last(tmp_path: Path) -
         writer = Writer(stage, "pay")
         await writer.init()
         await writer.write("orders", "first")
-        held: list[tuple[Partition, SendMarkers]] = []
+        held: list[tuple[Partition, Sequence[SendMarkers]]] = []
         courier = stage.broker.coordination.marker_courier
         post = courier.post
         courier.post = lambda *owed: held.append(owed)  # type: ignore[method-assign]

@@ -86,7 +86,7 @@ async def find_coordinator(stage: TxnStage, key: str, key_type: int = 1) -> None
         if answer.coordinators[0].error_code == ErrorCode.NONE:
             break
         await asyncio.sleep(0.01)
-    coordinators = stage.broker.transactions if key_type == 1 else stage.broker.groups
+    coordinators = stage.broker.coordination.transactions if key_type == 1 else stage.broker.coordination.groups
     await until(lambda: all(shard.loaded for shard in coordinators.shards()))
 
 

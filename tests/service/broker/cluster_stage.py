@@ -138,7 +138,7 @@ class ClusterStage:
 
     def state(self) -> PartitionState:
         """As the broker sees it that has seen most."""
-        images = [life.broker.image for life in self.lives.values()]
+        images = [life.broker.metadata.image for life in self.lives.values()]
         state = max(images, key=lambda image: image.number).partition(TopicPartition(TOPIC, 0))
         assert state is not None
         return state
@@ -149,7 +149,7 @@ class ClusterStage:
         if state.leader not in self.lives:
             return None
         partition = self.partition(state.leader)
-        leads = partition.replicas is not None and partition.leader_epoch == state.leader_epoch
+        leads = partition.is_leading and partition.leader_epoch == state.leader_epoch
         return partition if leads else None
 
     async def in_sync(self, *members: int) -> None:

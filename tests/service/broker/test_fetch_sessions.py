@@ -111,8 +111,8 @@ def looked_at(
     assert session is not None
     ask(session, at_ms=0, copier=copier, has_readers=has_readers)
     partition, waiting = Partition(), Waiting()
-    for wanted in session.wanted.values():
-        wanted.looked_at(partition)
+    for key, wanted in session.wanted.items():
+        wanted.looked_at(partition, session, key)
     session.answered([], list(session.wanted))
     session.readers[waiting] = None
     return session, partition, waiting
@@ -137,7 +137,7 @@ def test_what_is_quiet_is_looked_at_again_when_it_has_moved_and_is_not_watched_u
     assert list(session.stirred) == [("t", 0)]
     assert waiting.woken == 1
     assert list(partition.watchers) == [session.wanted["t", 1]]
-    first.looked_at(partition)
+    first.looked_at(partition, session, ("t", 0))
     assert first in partition.watchers
 
 
@@ -145,7 +145,7 @@ def test_what_moves_between_the_look_and_the_answer_is_not_quiet() -> None:
     session, partition, _ = looked_at()
     first = session.wanted["t", 0]
     first.moved()
-    first.looked_at(partition)
+    first.looked_at(partition, session, ("t", 0))
     first.moved()
     session.answered([], [("t", 0)])
     assert list(session.stirred) == [("t", 0)]
@@ -194,3 +194,12 @@ def test_a_session_that_is_closed_or_drops_a_partition_watches_it_no_more() -> N
     assert list(partition.watchers) == [session.wanted["t", 0]]
     session.close()
     assert not partition.watchers
+
+
+def test_what_the_session_dropped_while_it_was_looked_at_is_not_watched() -> None:
+    session, partition, _ = looked_at()
+    dropped = session.wanted["t", 1]
+    session.update([], [("t", 1)])
+    dropped.looked_at(partition, session, ("t", 1))
+    assert list(partition.watchers) == [session.wanted["t", 0]]
+    assert not session.stirred

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from log.manifest import read_recovery_points
 from tests.service.api.admin_stage import Stage, on_stage
-from tests.service.broker.test_deleting import write
+from tests.service.broker.topic_stage import write
 
 
 def test_of_two_cuts_of_one_log_that_overlap_each_is_kept_in_mind_until_it_is_done(tmp_path: Path) -> None:

@@ -20,8 +20,19 @@ def image(state: PartitionState, topic_id: TopicId = OLD) -> Image:
     return Image(topics={"orders": Topic("orders", topic_id, 0, {}, {0: state})})
 
 
-def heard(tally: LeadershipTally, old: Image, new: Image, now_ms: int = 0, broker_id: int = 1) -> LeadershipTally:
-    tally.heard(Delta(old, new, partitions=(PLACE,)), broker_id=broker_id, now_ms=now_ms)
+class Clock:
+    now_ms = 0
+
+    def monotonic(self) -> float:
+        return self.now_ms / 1000
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+
+def heard(old: Image, new: Image) -> LeadershipTally:
+    tally = LeadershipTally(lambda: 1, Clock())
+    tally.heard(Delta(old, new, partitions=(PLACE,)))
     return tally
 
 
@@ -53,23 +64,28 @@ def counts(tally: LeadershipTally) -> tuple[int, int, int, int]:
 def test_what_happened_is_counted_where_it_is_led(
     old: PartitionState, new: PartitionState, expected: tuple[int, int, int, int]
 ) -> None:
-    assert counts(heard(LeadershipTally(), image(old), image(new))) == expected
+    assert counts(heard(image(old), image(new))) == expected
 
 
 def test_a_topic_made_again_is_no_election() -> None:
     new = image(CALM._replace(leader_epoch=0), NEW)
-    assert counts(heard(LeadershipTally(), image(CALM._replace(isr=(2,))), new)) == (0, 0, 0, 0)
+    assert counts(heard(image(CALM._replace(isr=(2,))), new)) == (0, 0, 0, 0)
 
 
 def test_an_in_sync_set_flaps_that_lost_a_member_three_times_lately() -> None:
-    tally = LeadershipTally()
-    for now_ms in range(FLAPS - 1):
-        heard(tally, image(CALM), image(CALM._replace(isr=(1, 2))), now_ms)
-    assert tally.flapping(FLAPS) == 0
-    heard(tally, image(CALM), image(CALM._replace(isr=(1, 2))), FLAPS)
-    assert tally.flapping(FLAPS) == 1
-    assert tally.flapping(FLAPS_WITHIN_MS) == 1
-    assert tally.flapping(FLAPS_WITHIN_MS + 1) == 0
+    clock = Clock()
+    tally = LeadershipTally(lambda: 1, clock)
+    shrinks = Delta(image(CALM), image(CALM._replace(isr=(1, 2))), partitions=(PLACE,))
+    for clock.now_ms in range(FLAPS - 1):
+        tally.heard(shrinks)
+    clock.now_ms = FLAPS
+    assert tally.flapping() == 0
+    tally.heard(shrinks)
+    assert tally.flapping() == 1
+    clock.now_ms = FLAPS_WITHIN_MS
+    assert tally.flapping() == 1
+    clock.now_ms = FLAPS_WITHIN_MS + 1
+    assert tally.flapping() == 0
 
 
 def test_who_leads_without_having_been_in_sync_says_so(tmp_path: Path) -> None:
@@ -81,7 +97,7 @@ def test_who_leads_without_having_been_in_sync_says_so(tmp_path: Path) -> None:
         assert counts(stage.broker(1).leaderships)[0] == 1
         await stage.write("one has it")
         await stage.kill(1)
-        await until(lambda: stage.broker(3).image.partition(PLACE) is not None)
+        await until(lambda: stage.broker(3).metadata.image.partition(PLACE) is not None)
         await stage.start(2)
         await until(lambda: stage.state().leader == 2)
         assert counts(stage.broker(2).leaderships)[2:] == (0, 1)

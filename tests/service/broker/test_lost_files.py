@@ -134,6 +134,7 @@ def test_a_partition_that_was_moved_to_another_data_folder_is_found_there(tmp_pa
         partition = await stage.served("orders")
         assert (partition.log.start_offset, partition.log.end_offset) == (0, 3)
         assert Path(partition.folder.name) == moved_to
+        assert not stage.broker.maker.was_clean, "no manifest says how far it had come"
 
     on_stage(folders[0], two_topics, SETTINGS, metadata=metadata, more_folders=folders[1:])
     (here,) = [folder for folder in folders if (folder / "orders-0").exists()]

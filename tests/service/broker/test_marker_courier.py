@@ -1,6 +1,7 @@
 """Markers on their way: to partitions that can't take them yet, and to other brokers."""
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from log.ids import TopicPartition
 from service.broker import marker_courier
 from service.broker.marker_courier import LONGEST_RETRY_S, QUICK, RETRY_S, SLOW, MarkerCourier
+from service.broker.partition import PartitionLost
 from service.broker.peers import PeerAway
 from service.cluster.controller import RaiseLeaderEpoch
 from service.cluster.image import PartitionState
@@ -45,7 +47,7 @@ class Stage:
         self.work: list[Coroutine[Any, Any, None]] = []
         self.shard: Any = SimpleNamespace(tell=self.told.append, dropped=False)
         self.coordinator: Any = SimpleNamespace(
-            leader_epoch=3, replicas="led", topic_partition=TopicPartition("__transaction_state", 5)
+            leader_epoch=3, is_leading=True, topic_partition=TopicPartition("__transaction_state", 5)
         )
         monkeypatch.setattr(marker_courier, "asyncio", SimpleNamespace(sleep=self.sleep))
         self.raised_to: list[int] = []
@@ -57,8 +59,8 @@ class Stage:
         env: Any = SimpleNamespace(tasks=SimpleNamespace(spawn=lambda name, work: self.work.append(work)))
         self.courier = MarkerCourier(transactions, self, metadata, peers, env)  # type: ignore[arg-type]
 
-    def post(self, markers: SendMarkers = MARKERS) -> None:
-        self.courier.post(self.coordinator, markers)
+    def post(self, *every: SendMarkers) -> None:
+        self.courier.post(self.coordinator, every or (MARKERS,))
 
     def run(self) -> None:
         """Everything that was begun, one after the other, and what that begins."""
@@ -87,7 +89,7 @@ class Stage:
 
     def partition(self, topic_partition: TopicPartition) -> Any:
         led = self.leaders[topic_partition] == HERE
-        return SimpleNamespace(replicas="led") if led else None
+        return SimpleNamespace(is_leading=True) if led else None
 
     def write(self, topic_partition: TopicPartition, **_: Any) -> Any:
         if topic_partition == PAYMENTS and self.refusals:
@@ -146,7 +148,7 @@ def test_who_coordinates_no_more_carries_nothing(monkeypatch: pytest.MonkeyPatch
     elif end == "another shard":
         stage.shard = SimpleNamespace(tell=stage.told.append, dropped=False)
     else:
-        stage.coordinator.replicas = None
+        stage.coordinator.is_leading = False
     stage.run()
     assert stage.written == [ORDERS]
     assert stage.refusals == 8, "asked once, by the one who coordinated then"
@@ -262,3 +264,137 @@ def test_while_the_epoch_can_not_be_raised_a_marker_that_may_come_late_is_not_se
     assert stage.raised_to == [4] * 4
     assert len(stage.asked) == 1
     assert stage.told == []
+
+
+MANY = dataclasses.replace(MARKERS, partitions=tuple(TopicPartition("wide", index) for index in range(40)))
+
+
+def after(stage: Stage, count: int, change: Callable[[], None]) -> None:
+    """Let something change as soon as so many markers are written."""
+    write = stage.write
+
+    def written(topic_partition: TopicPartition, **terms: Any) -> Any:
+        outcome = write(topic_partition, **terms)
+        if len(stage.written) == count:
+            asyncio.get_running_loop().call_soon(change)
+        return outcome
+
+    stage.write = written  # type: ignore[method-assign]
+
+
+ONE_EACH = tuple(dataclasses.replace(MANY, producer_id=at, partitions=(at_,)) for at, at_ in enumerate(MANY.partitions))
+
+
+@pytest.mark.parametrize("every", [(MANY,), ONE_EACH], ids=["of one transaction", "of many that are decided together"])
+def test_very_many_markers_are_written_in_turns(
+    monkeypatch: pytest.MonkeyPatch, every: tuple[SendMarkers, ...]
+) -> None:
+    stage = Stage(monkeypatch)
+    stage.leaders |= dict.fromkeys(MANY.partitions, HERE)
+    stage.post(*every)
+    assert stage.written == []
+    stage.run()
+    assert stage.written == list(MANY.partitions)
+    assert [partition for each in stage.told for partition in each.partitions] == stage.written
+    assert len(stage.told) == max(len(every), len(MANY.partitions) // marker_courier.WRITTEN_A_TURN)
+
+
+@pytest.mark.parametrize("end", ["another epoch", "another shard", "resigned"])
+def test_who_coordinates_no_more_stops_between_two_turns(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    stage = Stage(monkeypatch)
+    stage.leaders |= dict.fromkeys(MANY.partitions, HERE)
+
+    def change() -> None:
+        if end == "another epoch":
+            stage.coordinator.leader_epoch = 4
+        elif end == "another shard":
+            stage.shard = SimpleNamespace(tell=stage.told.append, dropped=False)
+        else:
+            stage.coordinator.is_leading = False
+
+    after(stage, marker_courier.WRITTEN_A_TURN, change)
+    stage.post(MANY)
+    stage.run()
+    assert len(stage.written) == marker_courier.WRITTEN_A_TURN
+    assert len(stage.told) == 1
+
+
+def test_a_partition_whose_leader_moves_between_two_turns_is_sent_to_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(monkeypatch)
+    stage.leaders |= dict.fromkeys(MANY.partitions, HERE)
+    last = MANY.partitions[-1]
+    after(stage, 1, lambda: stage.leaders.update({last: THERE}))
+    stage.post(MANY)
+    stage.run()
+    assert [broker_id for broker_id, _, _ in stage.asked] == [THERE]
+    assert stage.told[-1] == told(last, of=MANY)
+    assert len([partition for each in stage.told for partition in each.partitions]) == len(MANY.partitions)
+
+
+def test_a_marker_that_can_not_be_written_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Stage(monkeypatch)
+    stage.leaders |= dict.fromkeys(MANY.partitions, HERE)
+    write, failures = stage.write, [OSError("out of luck")]
+
+    def failing(topic_partition: TopicPartition, **terms: Any) -> Any:
+        if topic_partition == MANY.partitions[3] and failures:
+            raise failures.pop()
+        return write(topic_partition, **terms)
+
+    stage.write = failing  # type: ignore[method-assign]
+    stage.post(MANY)
+    stage.run()
+    assert sorted(stage.written) == list(MANY.partitions)
+    assert stage.told[-1] == told(MANY.partitions[3], of=MANY)
+    assert "could not be written; it is tried again" in caplog.text
+
+
+def test_markers_that_are_committed_together_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch)
+    waiters: list[asyncio.Future[None]] = []
+
+    def uncommitted(topic_partition: TopicPartition, **_: Any) -> Any:
+        waiters.append(asyncio.get_running_loop().create_future())
+        return SimpleNamespace(high_watermark=0, committed=lambda _: waiters[-1]), SimpleNamespace(end_offset=1)
+
+    stage.write = uncommitted  # type: ignore[method-assign]
+
+    async def scene() -> None:
+        stage.post()
+        for waiter in waiters:
+            waiter.set_result(None)
+        await asyncio.sleep(0)
+        [tell] = stage.work
+        await tell
+
+    asyncio.run(scene())
+    assert stage.told == [told(ORDERS, PAYMENTS)]
+
+
+def test_a_marker_that_is_committed_after_the_coordinator_changed_is_told_to_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither is it sent again, if it was not committed."""
+    stage = Stage(monkeypatch)
+    waiters: list[asyncio.Future[None]] = []
+
+    def uncommitted(topic_partition: TopicPartition, **_: Any) -> Any:
+        waiters.append(asyncio.get_running_loop().create_future())
+        return SimpleNamespace(high_watermark=0, committed=lambda _: waiters[-1]), SimpleNamespace(end_offset=1)
+
+    stage.write = uncommitted  # type: ignore[method-assign]
+
+    async def scene() -> None:
+        stage.post()
+        stage.shard.dropped = True
+        waiters[0].set_result(None)
+        waiters[1].set_exception(PartitionLost(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        await asyncio.sleep(0)
+
+    asyncio.run(scene())
+    assert stage.told == []
+    assert stage.work == []

@@ -72,19 +72,3 @@ def test_a_number_that_another_broker_has_is_refused(tmp_path: Path) -> None:
         await lived(tmp_path / "first", server, scene=meanwhile)
 
     asyncio.run(main())
-
-
-def test_a_broker_out_of_session_has_nothing_to_hand_over(tmp_path: Path) -> None:
-    """And waits for nobody when it stops."""
-
-    async def main() -> None:
-        async def scene(broker: Broker) -> None:
-            assert broker.ready.is_set()
-            await broker.holdings.hand_over()
-            await broker.metadata.close()
-            async with asyncio.timeout(1):
-                await broker.holdings.hand_over()
-
-        await lived(tmp_path, MemoryServer(RealClock()), scene=scene)
-
-    asyncio.run(main())

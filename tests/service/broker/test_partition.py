@@ -1,6 +1,5 @@
 """What a partition promises while who is in sync changes, and when its role does."""
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,24 +9,13 @@ from log.batch import build_batch, read_header
 from log.control import ControlType
 from log.ids import TopicPartition
 from service.broker.acceptance import RefusedBatch
-from service.broker.partition import Appended, Partition, PartitionLost
-from service.broker.session import Session
-from service.broker.writing import Write, WriteTerms, Writing
+from service.broker.partition import Appended, Partition
+from service.ports import RealClock
+from service.stores.memory import MemoryServer
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from tests.service.api.admin_stage import Stage, on_stage
-
-LIFE = 7
-OS = {"log.durability": "os"}
-
-
-async def led(stage: Stage, *, isr: tuple[int, ...] = (1, 2), min_in_sync: int = 2) -> Partition:
-    """A partition that this broker leads, with 2 and 3 as followers that are only talked of."""
-    await stage.create("orders")
-    partition = await stage.served("orders")
-    partition.lead(partition.leader_epoch + 1, 1, (1, 2, 3), isr, fsync=False)
-    partition.set_config(replace(partition.log.config, min_insync_replicas=min_in_sync), fsync=False)
-    return partition
+from tests.service.broker.topic_stage import LIFE, OS, led, told
 
 
 def write(partition: Partition, value: bytes = b"x", *, acks: int = -1) -> Appended | RefusedBatch:
@@ -39,16 +27,6 @@ def appended(partition: Partition) -> int:
     outcome = write(partition)
     assert isinstance(outcome, Appended)
     return outcome.end_offset
-
-
-async def told(waiter: asyncio.Future[None] | None) -> ErrorCode:
-    assert waiter is not None
-    try:
-        async with asyncio.timeout(5):
-            await waiter
-    except PartitionLost as lost:
-        return lost.error
-    return ErrorCode.NONE
 
 
 def test_who_waits_is_told_when_too_few_are_in_sync_to_keep_it(tmp_path: Path) -> None:
@@ -73,6 +51,25 @@ def test_who_waits_is_told_when_the_one_that_lagged_is_in_sync_no_more(tmp_path:
         assert not waiter.done()
         partition.decided((1, 2), 9, ())
         assert await told(waiter) is ErrorCode.NONE
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_all_who_wait_are_told_at_their_offsets_in_any_order_of_coming(tmp_path: Path) -> None:
+    """A duplicate waits for an older offset than the newest append."""
+
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage)
+        ends = [appended(partition) for _ in range(4)]
+        waiters = {number: partition.committed(ends[at]) for number, at in enumerate((3, 1, 0, 1, 2))}
+        for at, reached in ((0, [2]), (1, [1, 2, 3]), (2, [1, 2, 3, 4])):
+            partition.fetched(2, ends[at], start_offset=0, broker_epoch=LIFE, now_ms=1)
+            partition.fetched(3, ends[at], start_offset=0, broker_epoch=LIFE, now_ms=1)
+            assert [number for number, waiter in waiters.items() if waiter is None or waiter.done()] == reached
+        late = partition.committed(ends[3] - 1) or partition.committed(ends[3])
+        partition.resign()
+        assert await told(waiters[0]) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert await told(late) is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     on_stage(tmp_path, scene, OS)
 
@@ -124,8 +121,13 @@ def test_a_new_leader_begins_with_what_it_was_told_is_committed(tmp_path: Path) 
     on_stage(tmp_path, scene, OS)
 
 
-def test_what_is_known_to_be_committed_outlives_a_stop(tmp_path: Path) -> None:
-    """Otherwise readers that saw it would be told that it is not there yet."""
+@pytest.mark.parametrize("of_another_topic", [False, True])
+def test_what_is_known_to_be_committed_outlives_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_another_topic: bool
+) -> None:
+    """Otherwise readers that saw it would be told that it is not there yet. A topic that was deleted and made again
+    shortly before a crash begins anew: what was committed in its predecessor is nothing to it.
+    """
 
     async def write_some(stage: Stage) -> None:
         partition = await led(stage)
@@ -133,8 +135,21 @@ def test_what_is_known_to_be_committed_outlives_a_stop(tmp_path: Path) -> None:
             appended(partition)
         partition.fetched(2, 2, start_offset=0, broker_epoch=LIFE, now_ms=1)
 
-    on_stage(tmp_path, write_some, OS)
-    assert b"orders 0 2" in (tmp_path / "replication-offset-checkpoint").read_bytes()
+    async def nothing(stage: Stage) -> None:
+        pass
+
+    learned: list[int] = []
+    metadata = MemoryServer(RealClock())
+    monkeypatch.setattr(Partition, "learn_high_watermark", lambda _, offset: learned.append(offset))
+    on_stage(tmp_path, write_some, OS, metadata=metadata)
+    note = tmp_path / "replication-offset-checkpoint"
+    head, line = note.read_text().rsplit("\n", 2)[:2]
+    topic_id, index, offset = line.split()
+    assert (index, offset) == ("0", "2")
+    if of_another_topic:
+        note.write_text(f"{head}\n{'5' * len(topic_id)} 0 2\n")
+    on_stage(tmp_path, nothing, OS, metadata=metadata)
+    assert learned == ([] if of_another_topic else [2])
 
 
 def test_records_are_not_deleted_by_a_leader_that_does_not_know_yet_what_is_committed(tmp_path: Path) -> None:
@@ -211,7 +226,6 @@ def test_a_leader_that_was_out_of_session_still_counts_whom_it_proposed(tmp_path
     async def scene(stage: Stage) -> None:
         partition = await led(stage, isr=(1,), min_in_sync=1)
         epoch = partition.leader_epoch
-        assert partition.replicas is not None
         partition.replicas.proposed(((1, LIFE), (2, LIFE)))
         partition.resign()
         partition.lead(epoch, 1, (1, 2, 3), (1,), fsync=False)
@@ -238,30 +252,5 @@ def test_who_waits_for_enough_in_sync_is_told_when_others_take_the_place_of_a_re
         waiter = partition.committed(appended(partition))
         partition.lead(partition.leader_epoch, 1, (1, 2), (1,), fsync=False, partition_epoch=10)
         assert await told(waiter) is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
-
-    on_stage(tmp_path, scene, OS)
-
-
-def test_a_batch_is_not_confirmed_by_what_a_later_leadership_has_at_its_offset(tmp_path: Path) -> None:
-    """Between the append and the wait for it there may be the waits for other partitions."""
-
-    async def scene(stage: Stage) -> None:
-        partition = await led(stage)
-        batch = memoryview(bytearray(build_batch([(None, b"x", (), 1)])))
-        terms = WriteTerms(
-            -1, 5_000, None, adds_partitions=False, knows_abortable=False, knows_zstd=True, may_write_internal=False
-        )
-        write = Write({0: partition}, 0, batch)
-        writing = Writing(stage.broker.writing, terms, [write])
-        writing.append()
-        epoch = partition.leader_epoch
-        partition.follow(2, epoch + 1, fsync=False)
-        partition.cut(0)
-        partition.lead(epoch + 2, 1, (1, 2, 3), (1, 2), fsync=False)
-        write_of_another = partition.committed(appended(partition))
-        partition.fetched(2, 1, start_offset=0, broker_epoch=LIFE, now_ms=1)
-        assert await told(write_of_another) is ErrorCode.NONE
-        await writing.settle(Session("here", 1))
-        assert write.outcome == RefusedBatch(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     on_stage(tmp_path, scene, OS)

@@ -15,15 +15,12 @@ from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
 from log.views import whole
 from service.broker import fetch_sessions, replication
-from service.broker.acceptance import RefusedBatch
-from service.broker.holdings import Holdings
-from service.broker.partition import NOBODY, Appended, Following, Partition, PartitionLost
-from service.broker.reading import Reading, reader_error
+from service.broker.partition import Appended, Partition, PartitionLost
+from service.broker.reading import Reading
 from service.broker.replication import BATCHES_A_TURN, Fetcher, FollowedPartition, Key
 from service.client.cluster import Cluster
 from service.client.connection import Client
 from service.client.pool import Address
-from service.cluster.image import Delta
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     AlterPartitionReassignmentsRequest,
@@ -34,15 +31,9 @@ from service.wire.messages import (
     DeleteRecordsRequest,
     DeleteRecordsTopic,
     FetchPartition,
-    FetchRequest,
     FetchResponse,
-    FetchResponsePartitionData,
-    FetchTopic,
-    PartitionProduceData,
-    ProduceRequest,
     ReassignablePartition,
     ReassignableTopic,
-    TopicProduceData,
 )
 from tests.service.broker.cluster_stage import ALL, BROKERS, TOPIC, ClusterStage, on_cluster_stage, stored, until
 
@@ -296,32 +287,6 @@ def test_a_leader_whose_disk_has_failed_leaves_its_partitions_to_others(tmp_path
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
 
-def test_a_broker_that_stops_follows_nobody_any_more_whatever_it_hears(tmp_path: Path) -> None:
-    """What it copied after its logs were closed would contradict the manifest of its clean stop."""
-
-    async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2)
-        await stage.write("before")
-        await stage.in_sync(1, 2)
-        broker, state = stage.broker(2), stage.state()
-        life = stage.lives.pop(2)
-        for server in life.servers:
-            await server.close()
-        stopping = asyncio.ensure_future(broker.stop())
-        await asyncio.sleep(0)
-        follower = broker.partitions.get(TopicPartition(TOPIC, 0))
-        assert follower is not None
-        broker.metadata.on_session_regained()  # its port is closed, so it was taken for dead, and has joined again
-        broker.holdings.follow(Delta(broker.image, broker.image, partitions=(TopicPartition(TOPIC, 0),)))
-        assert state.leader == 1
-        assert isinstance(follower.role, Following)
-        assert follower.role.leader == NOBODY
-        await stopping
-        life.disk.close()
-
-    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
-
-
 def test_folds_of_a_follower_are_those_of_its_leader(tmp_path: Path) -> None:
     """The next leader knows every producer's last batches, and what was aborted."""
 
@@ -396,7 +361,6 @@ def test_a_follower_in_another_life_of_its_broker_is_counted_anew(tmp_path: Path
         await asyncio.sleep(0.3)  # quiet
         sessions = stage.broker(1).fetch_sessions._sessions
         replicas = stage.partition(1).replicas
-        assert replicas is not None
         metadata = stage.broker(2).metadata
         later = metadata.broker_epoch + 100
         with pytest.MonkeyPatch.context() as patch:
@@ -443,102 +407,6 @@ def test_others_have_turns_while_a_follower_appends_very_many_batches(
     on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
 
 
-@pytest.mark.parametrize("replaced", [False, True])
-def test_only_who_leads_for_certain_says_what_a_producer_gives_up_after(tmp_path: Path, *, replaced: bool) -> None:
-    """A leader that was replaced and has not heard of it lacks what its successor has."""
-
-    async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2)
-        await stage.in_sync(1, 2)
-        leader = stage.partition(1)
-        if replaced:  # by the store's word nobody leads in such an epoch
-            leader.lead(leader.leader_epoch + 1, 1, (1, 2), (1,), fsync=False)
-        answers = []
-        for sequence in (0, 7):
-            batch = build_batch([(b"k", b"v", (), 1)], producer_id=5, producer_epoch=0, base_sequence=sequence)
-            data = TopicProduceData(TOPIC, partition_data=[PartitionProduceData(0, batch)])
-            answer = await stage.wire(1).ask(ProduceRequest(None, 1, 5_000, [data]), 12)
-            answers.append(answer.responses[0].partition_responses[0].error_code)
-        final = ErrorCode.NOT_LEADER_OR_FOLLOWER if replaced else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-        assert answers == [ErrorCode.NONE, final]
-
-    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
-
-
-def test_who_stops_tells_its_clients_first_and_is_gone_for_them_before_its_port_is_closed(tmp_path: Path) -> None:
-    """Clients try a broker they know of again and again, and wait longer each time: also when it is back."""
-
-    async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2, 3)
-        leaving, other = stage.broker(1), stage.broker(2)
-        handing_over = asyncio.create_task(leaving.holdings.hand_over())
-        await until(lambda: stage.state().leader == 2)
-        assert isinstance(
-            stage.partition(1).append_from_client(memoryview(bytearray(61)), acks=1, now_ms=1), RefusedBatch
-        )
-        assert 1 in other.image.brokers, "who is told now may connect still"
-        await stage.write("a")
-        while not handing_over.done():
-            assert 1 not in stage.state().isr
-            await asyncio.sleep(0.005)
-        await handing_over
-        await until(lambda: 1 not in other.image.brokers and other.image.controller_id in (2, 3))
-        await asyncio.sleep(0.3)
-        assert 1 not in other.image.brokers, "and does not join again"
-
-    on_cluster_stage(tmp_path, scene)
-
-
-def test_a_broker_that_stops_begins_nothing_that_the_metadata_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its folder would be there without a line in the manifest, and its files open."""
-
-    async def scene(stage: ClusterStage) -> None:
-        broker = stage.broker(2)
-        cancel_all = broker.env.tasks.cancel_all
-
-        async def meanwhile() -> None:
-            more = CreatableTopic("late", -1, -1, assignments=[CreatableReplicaAssignment(0, [1, 2])])
-            answer = await stage.wire(1).ask(CreateTopicsRequest([more]))
-            assert answer.topics[0].error_code == 0
-            await until(lambda: "late" in broker.image.topics)
-            await cancel_all()
-
-        monkeypatch.setattr(broker.env.tasks, "cancel_all", meanwhile)
-        await stage.stop(2)
-        assert broker.partitions.get(TopicPartition("late", 0)) is None
-
-    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
-
-
-def test_a_topic_that_can_not_be_followed_takes_no_other_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2)
-        settle = Holdings._settle
-
-        def settles(holdings: Holdings, partition: Partition) -> None:
-            if partition.topic_partition.topic == "poison":
-                raise AssertionError("this broker's own mistake")
-            settle(holdings, partition)
-
-        monkeypatch.setattr(Holdings, "_settle", settles)
-        more = [
-            CreatableTopic(name, -1, -1, assignments=[CreatableReplicaAssignment(0, [1, 2])])
-            for name in ("poison", "sound")
-        ]
-        answer = await stage.wire(1).ask(CreateTopicsRequest(more))
-        assert [topic.error_code for topic in answer.topics] == [0, 0]
-        sound, poison = (stage.broker(1).partitions.get(TopicPartition(name, 0)) for name in ("sound", "poison"))
-        assert sound is not None and sound.replicas is not None
-        assert poison is not None and poison.replicas is None
-        assert stage.broker(1).metadata.sessions_lost == 0
-
-    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)
-
-
 def test_what_came_while_it_connected_is_not_asked_beyond_before_it_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -581,78 +449,6 @@ def test_what_came_while_it_connected_is_not_asked_beyond_before_it_is_durable(
     on_cluster_stage(tmp_path, scene, 1, 2, given={"log.durability": "fsync"})
 
 
-class NearReader:
-    """A consumer that names its rack, at one broker; without a session."""
-
-    def __init__(self, stage: ClusterStage, rack: str) -> None:
-        self._stage = stage
-        self._rack = rack
-
-    async def fetch(self, node_id: int, offset: int, *, max_wait_ms: int = 0) -> FetchResponsePartitionData:
-        topic_id = bytes(self._stage.partition(node_id).topic_id)
-        partition = FetchPartition(0, fetch_offset=offset, partition_max_bytes=1 << 20)
-        request = FetchRequest(
-            topics=[FetchTopic(topic_id=topic_id, partitions=[partition])],
-            rack_id=self._rack,
-            max_wait_ms=max_wait_ms,
-            min_bytes=1,
-            isolation_level=1,
-        )
-        answer = await self._stage.wire(node_id).ask(request)
-        return answer.responses[0].partitions[0]
-
-
-NEAR = {"replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"}
-
-
-def racks(node_id: int) -> dict[str, str]:
-    return {"broker.rack": f"rack-{node_id}"}
-
-
-def test_a_consumer_is_sent_to_the_replica_in_its_rack_and_reads_there(tmp_path: Path) -> None:
-    async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2, 3, min_insync_replicas="2")
-        await stage.write("one", "two")
-        await stage.alike(1, 2, 3)
-        reader = NearReader(stage, "rack-2")
-        await until(lambda: stage.partition(2).high_watermark == 2)
-        sent = await reader.fetch(1, 0, max_wait_ms=10_000)
-        assert (sent.error_code, sent.preferred_read_replica, bool(sent.records)) == (0, 2, False)
-        read = await reader.fetch(2, 0)
-        assert (read.error_code, read.preferred_read_replica, read.high_watermark) == (0, -1, 2)
-        assert len(bytes(read.records or b"")) > 0  # type: ignore[arg-type]
-        beyond = await reader.fetch(1, 3)
-        assert beyond.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
-        for elsewhere in ("rack-1", "rack-9", ""):
-            stays = await NearReader(stage, elsewhere).fetch(1, 0)
-            assert (stays.preferred_read_replica, bool(stays.records)) == (-1, True)
-        await stage.stop(2)
-        await stage.in_sync(1, 3)
-        assert (await reader.fetch(1, 0)).preferred_read_replica == -1
-
-    on_cluster_stage(tmp_path, scene, given={**OS, **NEAR}, each=racks)
-
-
-def test_who_waits_at_a_follower_gets_what_is_committed_at_once(tmp_path: Path) -> None:
-    """Not when the follower's next fetch is answered for want of anything new."""
-
-    async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2, 3)
-        await stage.write("one")
-        await until(lambda: stage.partition(2).high_watermark == 1)
-        loop = asyncio.get_running_loop()
-        for number in range(1, 4):
-            waiting = asyncio.ensure_future(NearReader(stage, "rack-2").fetch(2, number, max_wait_ms=8_000))
-            await asyncio.sleep(0.2)
-            began_s = loop.time()
-            await stage.write("more")
-            read = await waiting
-            assert bool(read.records)
-            assert loop.time() - began_s < 2
-
-    on_cluster_stage(tmp_path, scene, given={**OS, **NEAR, "replica.fetch.wait.max.ms": "8000"}, each=racks)
-
-
 def test_a_partition_whose_flush_takes_long_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: ClusterStage) -> None:
         await stage.create(1, 2, name="slow")
@@ -680,23 +476,3 @@ def test_a_partition_whose_flush_takes_long_holds_up_no_other(tmp_path: Path, mo
 
     patient = {"log.durability": "fsync", "replica.lag.time.max.ms": "60000"}
     on_cluster_stage(tmp_path, scene, 1, 2, given=patient)
-
-
-def test_a_follower_out_of_sync_answers_no_reader(tmp_path: Path) -> None:
-    """It may hold what the client that deleted it was told is gone."""
-
-    async def scene(stage: ClusterStage) -> None:
-        await stage.create(1, 2)
-        await stage.write("both")
-        await stage.in_sync(1, 2)
-        follower = stage.partition(2)
-        await until(lambda: reader_error(follower, -1) is ErrorCode.NONE)
-        stage.broker(2).replication.stop(follower)
-        await stage.write("nobody waits for 2 for ever")
-        await stage.in_sync(1)
-        stage.broker(2).replication.follow(follower, stage.state(), fsync=False)
-        assert reader_error(follower, -1) is ErrorCode.NOT_LEADER_OR_FOLLOWER
-        await stage.in_sync(1, 2)
-        await until(lambda: reader_error(follower, -1) is ErrorCode.NONE)
-
-    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)

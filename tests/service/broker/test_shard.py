@@ -1,7 +1,6 @@
 """What a shard makes of a machine that raises, of records that nobody can read, and of errors that pass."""
 
 import asyncio
-import errno
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 import service.broker.coordinators
 import service.broker.shard
 from log.batch import BatchHeader, Record, build_batch
-from log.disk import DiskFault, RealDisk
 from log.ids import TopicPartition
 from service.broker.shard import RECORDS_A_TURN, Mishaps, Shard
 from service.ports import RealClock
@@ -25,11 +23,11 @@ NONE = ErrorCode.NONE
 
 
 def shard_of(stage: TxnStage) -> Shard[Any]:
-    return stage.broker.transactions.shard("pay")
+    return stage.broker.coordination.transactions.shard("pay")
 
 
 async def loaded_again(stage: TxnStage, former: Shard[Any]) -> None:
-    coordinators = stage.broker.transactions
+    coordinators = stage.broker.coordination.transactions
     index = former.partition.topic_partition.partition
     await until(lambda: coordinators._shards[index] is not former and coordinators._shards[index].loaded)
 
@@ -42,84 +40,6 @@ async def answered(ask: Callable[[], Awaitable[int]]) -> int:
             if code not in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS):
                 return code
             await asyncio.sleep(0.01)
-
-
-def test_a_shard_dropped_by_a_passing_error_is_replayed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No descriptor is left for the coordinator's log at the moment of a decision: the transaction ends all the same,
-    without a restart.
-    """
-
-    async def scene(stage: TxnStage) -> None:
-        writer = Writer(stage, "pay")
-        assert await writer.init() == NONE
-        assert await writer.write("orders", "a") == NONE
-        shard, original = shard_of(stage), RealDisk.open_descriptor
-
-        def none_left(disk: Any, file: Any, path: str, flags: int) -> int:
-            if "__transaction_state" in path:
-                raise DiskFault(errno.EMFILE, "Too many open files", path)
-            return original(disk, file, path, flags)
-
-        shard.partition.log.segments[-1].file.release()  # type: ignore[attr-defined]
-        with monkeypatch.context() as shortage:
-            shortage.setattr(RealDisk, "open_descriptor", none_left)
-            assert (await writer.end(commit=True)).error_code == ErrorCode.NOT_COORDINATOR
-        assert shard.partition.folder.failed is None
-
-        async def end() -> int:
-            return (await writer.end(commit=True)).error_code
-
-        assert await answered(end) == NONE
-        assert await values(stage, "orders") == ["a"]
-        assert stage.broker.transactions.mishaps.rebuilt >= 1
-
-    on_txn_stage(tmp_path, scene)
-
-
-def test_a_log_that_cannot_be_opened_now_is_replayed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the folder nor the partition goes out of service because the process is short of descriptors."""
-
-    async def scene(stage: TxnStage) -> None:
-        assert await Writer(stage, "pay").init() == NONE
-        shard = shard_of(stage)
-        attempts = 0
-
-        def none_left(*_: Any) -> Any:
-            nonlocal attempts
-            attempts += 1
-            raise DiskFault(errno.EMFILE, "Too many open files", "segment")
-
-        with monkeypatch.context() as shortage:
-            shortage.setattr(type(shard.partition.log), "scan", none_left)
-            stage.broker.transactions.led(shard.partition)
-            await until(lambda: attempts == 2)
-        await loaded_again(stage, shard)
-        assert shard.partition.folder.failed is None
-        assert await Writer(stage, "pay").init() == NONE
-
-    on_txn_stage(tmp_path, scene)
-
-
-def test_a_shard_that_keeps_failing_is_replayed_ever_more_seldom(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service.broker.coordinators, "REBUILD_S_MIN", 0.001)
-    monkeypatch.setattr(service.broker.coordinators, "REBUILD_S_MAX", 0.005)
-
-    async def scene(stage: TxnStage) -> None:
-        coordinators, now_s, pauses = stage.broker.transactions, 100.0, []
-        monkeypatch.setattr(stage.broker.env.clock, "monotonic", lambda: now_s)
-        for _ in range(5):
-            shard = shard_of(stage)
-            shard._give_up()
-            pauses.append(coordinators._pauses[shard.partition.topic_partition.partition][0])
-            await loaded_again(stage, shard)
-        now_s += 1
-        shard_of(stage)._give_up()
-        pauses.append(coordinators._pauses[shard.partition.topic_partition.partition][0])
-        assert pauses == [0.001, 0.002, 0.004, 0.005, 0.005, 0.001]
-
-    on_txn_stage(tmp_path, scene)
 
 
 def test_a_command_that_raises_is_refused_and_leaves_nothing_behind(
@@ -138,7 +58,7 @@ def test_a_command_that_raises_is_refused_and_leaves_nothing_behind(
             assert (await writer.end(commit=True)).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
             assert await writer.write("orders", "a") == ErrorCode.UNKNOWN_SERVER_ERROR
         assert (shard._waiting, shard.dropped) == ({}, False)
-        assert stage.broker.transactions.mishaps == Mishaps(decisions=2)
+        assert stage.broker.coordination.transactions.mishaps == Mishaps(decisions=2)
         assert await writer.write("orders", "a") == NONE
         assert (await writer.end(commit=True)).error_code == NONE
         assert await values(stage, "orders") == ["a"]
@@ -216,7 +136,7 @@ def test_a_timer_that_raises_is_armed_again(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(machine, "expire", raises_twice)
         assert await writer.write("orders", "late") == NONE
         await until(lambda: machine.describe("pay").txn.state.label == "CompleteAbort")
-        assert stage.broker.transactions.mishaps == Mishaps(expiries=2)
+        assert stage.broker.coordination.transactions.mishaps == Mishaps(expiries=2)
         assert await values(stage, "orders") == []
 
     on_txn_stage(tmp_path, scene)
@@ -278,7 +198,7 @@ def test_a_coordinators_record_that_rotted_is_not_passed_over(tmp_path: Path) ->
         here = TxnStage(stage.broker)
         await find_coordinator(here, "pay")
         assert await Writer(here, "pay").init() == NONE
-        partition = here.broker.transactions.shard("pay").partition
+        partition = here.broker.coordination.transactions.shard("pay").partition
         places.append(partition.topic_partition)
 
     async def second(stage: Stage) -> None:
@@ -308,7 +228,7 @@ def test_others_have_turns_while_one_large_batch_is_replayed(tmp_path: Path, mon
         key = b"\0\1\0\3pay\0\6orders"
         deleted = [(key + index.to_bytes(4), None, (), 0) for index in range(3 * RECORDS_A_TURN)]
         batch = bytearray(build_batch(deleted))
-        here.broker.groups.shard("pay").partition.append_own(batch, now_ms=0)
+        here.broker.coordination.groups.shard("pay").partition.append_own(batch, now_ms=0)
 
     def counted(shard: Shard[Any], record: Record, header: BatchHeader) -> None:
         nonlocal at_once, most
@@ -323,7 +243,7 @@ def test_others_have_turns_while_one_large_batch_is_replayed(tmp_path: Path, mon
         at_once = 0
 
     async def second(stage: Stage) -> None:
-        groups = TxnStage(stage.broker).broker.groups
+        groups = TxnStage(stage.broker).broker.coordination.groups
         await until(lambda: all(shard.loaded for shard in groups.shards()))
         assert most == RECORDS_A_TURN
         assert groups.mishaps == Mishaps()

@@ -10,7 +10,7 @@ from service.broker.closing import SYNCED_TOGETHER
 from service.ports import RealClock
 from service.stores.memory import MemoryServer
 from tests.service.api.admin_stage import Stage, on_stage
-from tests.service.broker.test_deleting import values, write
+from tests.service.broker.topic_stage import values, write
 
 SEGMENTS = 100
 

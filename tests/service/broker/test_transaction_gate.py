@@ -15,7 +15,14 @@ from service.broker.coordinators import Coordinators
 from service.broker.partition import Partition
 from service.broker.peers import PeerAway, Peers
 from service.broker.shard import CoordinatorLoading, DecisionFailed, NotCoordinator
-from service.broker.transaction_gate import ATTEMPTS, TRY_AGAIN, TransactionalWriter, TransactionGate
+from service.broker.transaction_gate import (
+    ASKED_TOGETHER,
+    ATTEMPTS,
+    GUARDS_A_TURN,
+    TRY_AGAIN,
+    TransactionalWriter,
+    TransactionGate,
+)
 from service.ports import Env
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -95,7 +102,7 @@ class Far:
         return AddPartitionsToTxnResponse(results_by_transaction=[AddPartitionsToTxnResult("pay", [topic])])
 
 
-def admitted(
+async def admitting(
     coordinator: Coordinator,
     *,
     peers: Far | None = None,
@@ -111,7 +118,11 @@ def admitted(
         (cast(Partition, SimpleNamespace(topic_partition=name, producers=producers)), who or writer())
         for name, producers in partitions or [(FIRST, Producers())]
     ]
-    return asyncio.run(gate.admit(wanted, timeout_ms=500))
+    return await gate.admit(wanted, timeout_ms=500)
+
+
+def admitted(*given: Any, **terms: Any) -> list[Guard | RefusedBatch | None]:
+    return asyncio.run(admitting(*given, **terms))
 
 
 def code(outcome: Guard | RefusedBatch | None) -> ErrorCode | None:
@@ -171,6 +182,38 @@ def test_a_guard_that_was_overtaken_is_taken_and_asked_about_again() -> None:
     coordinator = Coordinator(Added())
     assert admitted(coordinator, partitions=[(FIRST, Producers(spoiled=ATTEMPTS))]) == [TRY_AGAIN]
     assert len(coordinator.asked) == ATTEMPTS
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_a_marker_that_comes_while_very_many_guards_are_taken_overtakes_the_first(turn: int) -> None:
+    """It may come in any turn: before the coordinator is asked, while it is, and when it has answered."""
+    many = [(TopicPartition("orders", index), Producers()) for index in range(3 * GUARDS_A_TURN)]
+
+    async def handle(transactional_id: str, command: Any) -> Verdict:
+        await asyncio.sleep(0)
+        return Added()
+
+    async def marker() -> None:
+        for _ in range(turn):
+            await asyncio.sleep(0)
+        many[0][1].spoiled = many[0][1].given
+
+    async def scene() -> list[Guard | RefusedBatch | None]:
+        coming = asyncio.ensure_future(marker())
+        found = await admitting(cast(Coordinator, SimpleNamespace(handle=handle)), partitions=many)
+        await coming
+        return found
+
+    outcome = asyncio.run(scene())
+    assert outcome == [guard(1 if many[0][1].spoiled == 0 else 2), *[guard(1)] * (len(many) - 1)]
+
+
+def test_very_many_partitions_are_told_to_another_broker_some_at_a_time() -> None:
+    many = [(TopicPartition("orders", index), Producers()) for index in range(2 * ASKED_TOGETHER + 1)]
+    far = Far({name: ErrorCode.NONE for name, _ in many[1:]})
+    outcome = admitted(Coordinator(NotCoordinator()), peers=far, partitions=many)
+    assert [code(each) for each in outcome] == [ErrorCode.UNKNOWN_SERVER_ERROR, *[None] * (len(many) - 1)]
+    assert [len(each.transactions[0].topics[0].partitions) for each in far.asked] == [ASKED_TOGETHER] * 2 + [1]
 
 
 @pytest.mark.parametrize(

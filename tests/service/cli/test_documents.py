@@ -46,7 +46,7 @@ ROWS = [
     )
     for each in vars(module).values()
     if dataclasses.is_dataclass(each) and isinstance(each, type) and each.__module__ == module.__name__
-    if not each.__name__.startswith("_")
+    if not each.__name__.startswith("_") and not each.__subclasses__()  # what rows share is no row itself
 ]
 
 

@@ -14,14 +14,23 @@ import pytest
 from idempotence.producer_ids import ProducerIdBlock
 from log.disk import RealDisk
 from log.ids import TopicId
+from service.cluster import image as image_module
 from service.cluster import metadata as metadata_module
 from service.cluster.controller import AllocateProducerIds, AlterPartition, FenceBroker, Refusal, RemoveDead
-from service.cluster.image import BROKER_EPOCH, CONTROLLER_EPOCH, Delta, PartitionState, load
+from service.cluster.image import (
+    BROKER_EPOCH,
+    CONTROLLER_EPOCH,
+    Delta,
+    PartitionState,
+    encode_config,
+    group_config_key,
+    load,
+)
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.cluster.topic_commands import CreatePartitions, CreateTopics, DeleteTopics, MorePartitions, NewTopic
 from service.ports import RealClock, RealEnv
 from service.stores.memory import Fate, Faults, MemoryServer, MemorySession, MemoryStore
-from service.stores.port import Check, Op, Result
+from service.stores.port import Change, Check, Entry, Op, Result
 from service.wire.error_codes import ErrorCode
 from tests.service.cluster.worlds import ENDPOINTS, topic_id
 
@@ -483,5 +492,26 @@ def test_a_topic_is_found_by_its_id(tmp_path: Path) -> None:
             await metadata.execute(new_topics("orders"))
             assert metadata.topic_name(topic_id(1)) == "orders"
             assert metadata.topic_name(TopicId(bytes(16))) is None
+
+    asyncio.run(main())
+
+
+def test_a_change_that_two_tasks_take_in_turns_is_heard_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task of a session that is over may still follow when the next one does."""
+    monkeypatch.setattr(image_module, "APPLIED_A_TURN", 1)
+
+    async def main() -> None:
+        async with cluster(tmp_path) as world:
+            metadata = await world.broker()
+            heard: list[Delta] = []
+            metadata.subscribe(heard.append)
+            entries = tuple((group_config_key(f"group {n}"), Entry(encode_config({}), 0)) for n in range(5))
+            change = Change(metadata.image.number + 1, entries)
+            await asyncio.gather(metadata._take(change), metadata._take(change))
+            assert [delta.new.number for delta in heard] == [change.number]
+            assert len(metadata.image.group_configs) == 5
+            await metadata.close()
 
     asyncio.run(main())

@@ -90,6 +90,14 @@ class StageEnv:
 
 
 @dataclass
+class StageCoordination:
+    """What the table of the APIs takes from a broker for them."""
+
+    groups: StageCoordinators
+    internal_topics: Any
+
+
+@dataclass
 class Stage:
     driver: Driver = field(default_factory=Driver)
     internal_topics: Any = None
@@ -98,6 +106,7 @@ class Stage:
         self.env = StageEnv()
         self.metadata = StageMetadata(StageImage(self.driver))
         self.groups = StageCoordinators(self.driver)
+        self.coordination = StageCoordination(self.groups, self.internal_topics)
 
     async def answer(self, request: Struct, version: int) -> Any:
         name = type(request).__name__

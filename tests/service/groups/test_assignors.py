@@ -183,3 +183,13 @@ def test_work_grows_with_the_group_and_not_with_its_square(name: str) -> None:
         return Counted.looks
 
     assert looks(1_000) < 3 * looks(500)
+
+
+def test_a_member_with_very_many_partitions_gives_them_away_in_many_small_steps() -> None:
+    many = 2_000
+    members = {
+        "full": member(b"a", b"b", current={b"a": set(range(many)), b"b": set(range(many))}),
+        "other": member(b"a"),
+    }
+    steps = ASSIGNORS["uniform"](members, {b"a": many, b"b": many})
+    assert sum(1 for _ in steps) > 2 * many

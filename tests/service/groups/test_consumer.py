@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
+from service.groups import resuming
 from service.groups.assignment_round import STEPS_AT_ONCE, TARGETS_AT_ONCE
 from service.groups.commands import LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerHeartbeatReply, ForgetTopic
+from service.groups.consumer_decisions import QUIET_MS, UNSETTLED_INTERVAL_MS
 from service.groups.consumer_group import ConsumerGroup
+from service.groups.records import current_record
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.states import MemberState
 from service.groups.topics import TopicFacts
@@ -107,7 +110,7 @@ def test_a_group_that_does_not_exist_can_only_be_joined(driver: Driver) -> None:
 
 def test_the_first_member_gets_everything(driver: Driver) -> None:
     reply = driver.beat("m", 0)
-    assert (reply.member_id, reply.member_epoch, reply.heartbeat_interval_ms) == ("m", 2, 5_000)
+    assert (reply.member_id, reply.member_epoch) == ("m", 2)
     assert driver.named(reply) == {"orders": ALL}
     assert driver.consumer().state == "Stable"
 
@@ -179,11 +182,72 @@ def test_a_full_group_refuses_newcomers() -> None:
 def test_targets_are_not_computed_more_often_than_the_interval_allows() -> None:
     driver = Driver()
     driver.beat("a", 0)
+    driver.wait(1_000)
+    driver.beat("b", 0)
     driver.wait(999)
-    assert driver.beat("b", 0).member_epoch == 2
+    assert driver.beat("c", 0).member_epoch == 3
     assert driver.consumer().state == "Assigning"
     driver.wait(1)
-    assert driver.named(driver.beat("a", 2, owned=owned(driver, orders=ALL))) == {"orders": [0, 1]}
+    assert driver.consumer().assignment_epoch == driver.consumer().epoch == 4
+
+
+def test_a_target_is_computed_when_the_interval_is_over_and_waits_for_no_heartbeat() -> None:
+    driver = Driver()
+    driver.beat("a", 0)
+    driver.wait(1_000)
+    driver.beat("b", 0)
+    driver.beat("c", 0)
+    driver.wait(999)
+    assert driver.consumer().state == "Assigning"
+    driver.wait(1)
+    assert driver.consumer().state == "Reconciling"
+    driver.beat("a", LEAVE_EPOCH)
+    driver.wait(999)
+    assert driver.consumer().state == "Assigning"
+    driver.wait(1)
+    assert driver.consumer().state == "Reconciling"
+
+
+def test_the_members_of_a_new_group_share_a_target_as_soon_as_no_more_of_them_come() -> None:
+    driver = Driver()
+    driver.beat("a", 0)
+    for member in "bcd":
+        driver.wait(QUIET_MS - 1)
+        assert driver.beat(member, 0).member_epoch == 2
+    driver.wait(QUIET_MS - 1)
+    assert driver.consumer().state == "Assigning"
+    driver.wait(1)
+    assert driver.consumer().assignment_epoch == driver.consumer().epoch == 5
+
+
+def test_the_members_of_a_new_group_share_a_target_after_the_interval_if_others_go_on_coming() -> None:
+    driver = Driver()
+    driver.beat("a", 0)
+    for number in range(19):
+        driver.wait(50)
+        assert driver.beat(f"b{number}", 0).member_epoch == 2
+    driver.wait(50)
+    assert driver.consumer().assignment_epoch == 21
+
+
+def test_a_member_is_told_a_short_heartbeat_interval_until_it_has_its_part() -> None:
+    driver = Driver()
+    assert driver.beat("a", 0).heartbeat_interval_ms == UNSETTLED_INTERVAL_MS
+    assert driver.beat("a", 2).heartbeat_interval_ms == 5_000
+    driver.wait(1_000)
+    assert driver.beat("b", 0).heartbeat_interval_ms == UNSETTLED_INTERVAL_MS
+    assert driver.beat("a", 2, owned=owned(driver, orders=ALL)).heartbeat_interval_ms == UNSETTLED_INTERVAL_MS
+    assert driver.beat("b", 3).heartbeat_interval_ms == UNSETTLED_INTERVAL_MS
+    assert driver.beat("a", 2, owned=owned(driver, orders=[0, 1])).heartbeat_interval_ms == 5_000
+    assert driver.beat("b", 3).heartbeat_interval_ms == 5_000
+
+
+def test_a_short_heartbeat_interval_is_longer_in_a_large_group_and_never_longer_than_the_set_one() -> None:
+    driver = Driver(topics=Topics(orders=1))
+    told = [driver.beat(f"m{number}", 0).heartbeat_interval_ms for number in range(10_000)]
+    assert (told[0], told[-1]) == (UNSETTLED_INTERVAL_MS, 1_999)
+    driver.set(GroupSettings(consumer_times=lambda group_id: ConsumerTimes(heartbeat_interval_ms=1_500)))
+    assert driver.beat("late", 0).heartbeat_interval_ms == 1_500
 
 
 def test_members_choose_the_assignor_by_vote(driver: Driver) -> None:
@@ -327,8 +391,8 @@ def large_group() -> Driver:
     driver = Driver(topics=Topics(orders=LARGE))
     for number in range(LARGE):
         driver.beat(f"m{number:04}", 0, instance_id=f"i{number:04}")
-    driver.wait(1_000)
-    driver.beat("m0000", 2)
+    driver.now_ms += QUIET_MS
+    driver.take(driver.machine.expire(driver.now_ms))
     assert driver.consumer().state == "Assigning"
     return driver
 
@@ -370,6 +434,38 @@ def test_who_comes_and_goes_while_a_target_is_in_the_making_is_not_forgotten(tur
     assert given["taker"] == given["late"] == 1
     assert sum(given.values()) == LARGE
     driver.check_replay()
+
+
+def test_a_target_that_a_refused_heartbeat_began_is_given_up() -> None:
+    driver = large_group()
+    for _ in turns(driver):
+        pass
+    driver.wait(1_000)
+    unknown = group_of(driver).members["m0500"]._replace(state=MemberState.UNKNOWN)
+    driver.take(GroupDecision((current_record("g", unknown),)))
+    refused = driver.beat("m0500", 2, instance_id="i0500", subscribed_topics=("x",), owned=owned(driver, orders=[500]))
+    assert refused.fault is Fault.FENCED_MEMBER_EPOCH
+    for _ in turns(driver):
+        pass
+    assert group_of(driver).assignment_epoch == group_of(driver).epoch
+    driver.beat("late", 0)
+    for _ in turns(driver):
+        pass
+    assert members_given(driver)["late"] == 0
+    assert sum(members_given(driver).values()) == LARGE
+    assert group_of(driver).target.keys() >= {"late"}
+
+
+def test_a_group_that_waits_for_a_target_gets_it_after_a_restart_without_a_heartbeat() -> None:
+    driver = Driver()
+    driver.beat("a", 0)
+    driver.wait(1_000)
+    driver.beat("b", 0)
+    driver.beat("c", 0)
+    assert driver.consumer().state == "Assigning"
+    driver.restart()
+    driver.wait(1_000)
+    assert driver.consumer().assignment_epoch == driver.consumer().epoch == 4
 
 
 def test_a_restart_while_a_target_is_being_written_begins_it_anew() -> None:
@@ -509,6 +605,24 @@ def test_a_group_goes_on_after_a_restart(driver: Driver) -> None:
     assert driver.consumer().state == "Assigning" or len(driver.consumer().members) < 2
 
 
+def test_a_member_that_has_to_let_go_in_time_has_no_more_of_it_if_it_is_heard_of_while_sessions_begin_anew(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resuming, "RESUMED_AT_ONCE", 1)
+    driver.beat("first", 0, subscribed_topics=("events",))
+    driver.beat("a", 0, rebalance_timeout_ms=20_000)
+    driver.beat("b", 0)
+    driver.beat("a", 3, owned=owned(driver, orders=ALL))
+    assert group_of(driver).members["a"].state is MemberState.UNREVOKED_PARTITIONS
+    driver.restart()
+    driver.take(driver.machine.expire(driver.now_ms))
+    driver.beat("a", 3)
+    for _ in range(4):
+        driver.wait(5_000)
+        driver.beat("a", 3)
+    assert "a" not in group_of(driver).members
+
+
 def test_a_member_that_has_to_let_go_is_still_waited_for_after_a_restart(driver: Driver) -> None:
     driver.beat("a", 0, rebalance_timeout_ms=20_000)
     driver.beat("b", 0)
@@ -555,10 +669,10 @@ def test_partitions_of_topics_that_are_gone_are_not_shown() -> None:
 
 
 def test_a_groups_own_times_hold_for_it_from_its_next_heartbeat_on() -> None:
-    times = {"g": ConsumerTimes(10_000, 1_000, 0)}
+    times = {"g": ConsumerTimes(10_000, 1_000, 0), "other": ConsumerTimes(heartbeat_interval_ms=900)}
     driver = Driver(GroupSettings(consumer_times=lambda group_id: times.get(group_id, ConsumerTimes())))
     assert driver.beat("a", 0).heartbeat_interval_ms == 1_000
-    assert driver.beat("b", 0, group="other").heartbeat_interval_ms == 5_000
+    assert driver.beat("b", 0, group="other").heartbeat_interval_ms == 900
     driver.wait(10_001)
     assert driver.consumer().state == "Empty"
     assert driver.consumer("other").state == "Stable"

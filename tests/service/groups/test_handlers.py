@@ -372,7 +372,7 @@ def first_heartbeat(member: str = "m", **changes: Any) -> ConsumerGroupHeartbeat
 
 def test_a_member_joins_stays_and_leaves_by_heartbeats(stage: Stage) -> None:
     first = stage.ask(first_heartbeat(), 1)
-    assert (first.error_code, first.member_id, first.member_epoch, first.heartbeat_interval_ms) == (0, "m", 2, 5_000)
+    assert (first.error_code, first.member_id, first.member_epoch, first.heartbeat_interval_ms) == (0, "m", 2, 1_000)
     (given,) = first.assignment.topic_partitions
     assert (given.topic_id, given.partitions) == (stage.driver.topics.id_of("orders"), [0, 1, 2, 3])
     assert stage.ask(ConsumerGroupHeartbeatRequest("k", "m", 2), 1).assignment is None

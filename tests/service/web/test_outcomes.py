@@ -125,7 +125,7 @@ def test_a_request_under_way_at_a_stop_is_still_asked_of_another_broker(tmp_path
 
         cast(Any, web.gateway).coordinator = coordinator
         web.gateway.http()
-        cast(Any, stage.broker.image.brokers)[2] = SimpleNamespace(endpoint=lambda _: nowhere)
+        cast(Any, stage.broker.metadata.image.brokers)[2] = SimpleNamespace(endpoint=lambda _: nowhere)
         async with ClientSession() as client:
             url = f"http://127.0.0.1:{web.endpoints[0].port}/v1/records"
             answer = asyncio.ensure_future(client.post(url, json={"records": []}, headers={"Idempotency-Key": "k"}))

@@ -78,9 +78,9 @@ def test_what_is_asked_of_a_broker_is_judged_as_the_clients_question(tmp_path: P
             answer = await gateway.ask(node, markers)
             return int(answer.markers[0].topics[0].partitions[0].error_code)
 
-        assert await code(stage.broker.node_id) != ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        assert await code(stage.broker.metadata.broker_id) != ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         ASKING.set(Session("10.0.0.9", 1234, principal=ALICE))
-        for node in (stage.broker.node_id, 77):
+        for node in (stage.broker.metadata.broker_id, 77):
             assert await code(node) == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
     on_stage(tmp_path, scene)

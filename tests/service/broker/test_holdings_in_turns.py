@@ -1,0 +1,136 @@
+"""Changes of many partitions are followed in turns, and the metadata may change again before they are done."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from log.ids import TopicPartition
+from service.broker import holdings
+from service.broker.partition import Partition
+from service.turns import Turn
+from service.wire.messages import (
+    AlterConfigsRequest,
+    AlterConfigsRequestAlterableConfig,
+    AlterConfigsRequestAlterConfigsResource,
+    DeleteTopicsRequest,
+    DeleteTopicState,
+)
+from tests.service.api.admin_stage import Stage, on_stage
+
+MANY = 40
+
+
+@pytest.fixture(autouse=True)
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each partition takes a turn of its own, and a change of more than three is a long one."""
+    monkeypatch.setattr(holdings, "AT_ONCE", 3 * (1 + holdings.A_NEW_PARTITION) + holdings.A_TOPIC)
+    monkeypatch.setattr(holdings, "Turn", lambda room: Turn(1))
+
+
+def held(stage: Stage, topic: str = "orders") -> list[Partition]:
+    return list((stage.broker.partitions.topic(topic) or {}).values())
+
+
+async def half_done(stage: Stage) -> None:
+    """Until some partitions of the topic are there, and some are not."""
+    for _ in iter(lambda: len(held(stage)) < MANY // 2, False):
+        await asyncio.sleep(0)
+    assert len(held(stage)) < MANY
+
+
+async def deleted(stage: Stage) -> None:
+    await stage.ask(DeleteTopicsRequest([DeleteTopicState("orders")]))
+
+
+async def created_anew(stage: Stage) -> None:
+    await deleted(stage)
+    await stage.create("orders", MANY)
+
+
+async def altered(stage: Stage) -> None:
+    retention = AlterConfigsRequestAlterableConfig("retention.ms", "77777")
+    await stage.ask(AlterConfigsRequest([AlterConfigsRequestAlterConfigsResource(2, "orders", [retention])]))
+
+
+async def lost_and_regained(stage: Stage) -> None:
+    stage.broker.holdings.step_down()
+    await asyncio.sleep(0)
+    assert not any(partition.is_leading for partition in held(stage))
+    stage.broker.holdings.begin()
+
+
+CHANGES: list[Callable[[Stage], Awaitable[None]]] = [deleted, created_anew, altered, lost_and_regained]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("when", ["half way", "at once", "done"])
+def test_what_changes_while_a_large_change_is_followed_is_what_holds_in_the_end(
+    tmp_path: Path, change: Callable[[Stage], Awaitable[None]], when: str
+) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", MANY)
+        if when == "half way":
+            await half_done(stage)
+        elif when == "done":
+            await stage.broker.holdings.even()
+        await change(stage)
+        async with asyncio.timeout(20):
+            wanted = 0 if change is deleted else MANY
+            for _ in iter(lambda: bool(stage.broker.holdings._leaving or len(held(stage)) < wanted), False):
+                await asyncio.sleep(0.001)
+        await stage.broker.holdings.even()
+        image = stage.broker.metadata.image
+        assert len(held(stage)) == (0 if change is deleted else MANY)
+        assert all(partition.is_leading for partition in held(stage))
+        assert {partition.topic_id for partition in held(stage)} == {
+            topic.id for topic in image.topics.values() if topic.name == "orders"
+        }
+        if change is altered:
+            assert {partition.log.config.retention_ms for partition in held(stage)} == {77777}
+
+    on_stage(tmp_path, scene)
+
+
+def test_partitions_of_a_topic_that_is_gone_are_not_found_although_they_go_in_turns(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        topic_id = await stage.create("orders", MANY)
+        await stage.broker.holdings.even()
+        known, going = stage.broker.partitions.topic("orders"), held(stage)
+        await deleted(stage)
+        assert known == {}, "a request that is under way does not find them either"
+        assert stage.broker.partitions.topic("orders") is None
+        assert stage.broker.partitions.topic_by_id(topic_id) is None
+        assert any(partition.is_leading for partition in going), "they go in turns"
+        await stage.broker.holdings.even()
+        assert not any(partition.is_leading for partition in going)
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_small_change_waits_for_no_large_one(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", MANY)
+        await half_done(stage)
+        await stage.create("payments")
+        assert len(held(stage)) < MANY
+        partition = stage.broker.partitions.get(TopicPartition("payments", 0))
+        assert partition is not None
+        assert partition.is_leading
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_broker_that_stops_half_way_takes_nothing_on_any_more(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", MANY)
+        await half_done(stage)
+        before = len(held(stage))
+        stage.broker.holdings.stop()
+        for _ in range(MANY):
+            await asyncio.sleep(0)
+        assert len(held(stage)) <= before + 1
+        assert not any(partition.is_leading for partition in held(stage))
+
+    on_stage(tmp_path, scene)

@@ -1,0 +1,90 @@
+"""Where a key's coordinator is, and how the topic of its memory is made."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.broker.internal_topics import GROUPS, HTTP_KEYS, INTERNAL_TOPICS, TRANSACTIONS, InternalTopic, NodeAddress
+from service.cluster.metadata import MetadataLost
+from service.settings.broker import BrokerConfig
+from service.wire.error_codes import ErrorCode
+from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.api.txn_stage import FEW, until
+
+ALL = pytest.mark.parametrize("topic", INTERNAL_TOPICS.values(), ids=lambda topic: topic.name)
+
+
+@ALL
+def test_the_first_question_makes_the_topic_and_the_address_is_that_of_the_clients_listener(
+    tmp_path: Path, topic: InternalTopic
+) -> None:
+    async def scene(stage: Stage) -> None:
+        topics, metadata = stage.broker.coordination.internal_topics, stage.broker.metadata
+        assert topics.coordinator_of(topic, "pay", "PLAINTEXT") is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        await until(lambda: topic.name in metadata.image.topics)
+        assert topics.coordinator_of(topic, "pay", "PLAINTEXT") == NodeAddress(1, "broker.example", 9092)
+        assert topics.coordinator_of(topic, "pay", "ELSEWHERE") is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        made = metadata.image.topics[topic.name]
+        assert topic.kept.items() <= made.config.items()
+        assert len(made.partitions) == topic.layout(stage.broker.config, 1).partitions
+        assert {len(state.replicas) for state in made.partitions.values()} == {1}, "as many as there are brokers"
+
+    on_stage(tmp_path, scene, FEW)
+
+
+def test_a_topic_is_made_once_however_often_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: Stage) -> None:
+        metadata, topics, asked = stage.broker.metadata, stage.broker.coordination.internal_topics, 0
+        execute = metadata.execute
+
+        async def counted(command: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            return await execute(command)
+
+        monkeypatch.setattr(metadata, "execute", counted)
+        for _ in range(20):
+            topics.bring_about(GROUPS)
+        await until(lambda: GROUPS.name in metadata.image.topics)
+        topics.bring_about(GROUPS)
+        await asyncio.sleep(0)
+        assert asked == 1
+
+    on_stage(tmp_path, scene, FEW)
+
+
+def test_a_topic_that_could_not_be_made_is_made_when_it_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+
+    async def lost(command: Any) -> Any:
+        raise MetadataLost(ErrorCode.UNKNOWN_SERVER_ERROR, "the store is away")
+
+    async def scene(stage: Stage) -> None:
+        metadata, topics = stage.broker.metadata, stage.broker.coordination.internal_topics
+        with monkeypatch.context() as away:
+            away.setattr(metadata, "execute", lost)
+            topics.bring_about(TRANSACTIONS)
+            await until(lambda: "__transaction_state can't be created now" in caplog.text)
+        topics.bring_about(TRANSACTIONS)
+        await until(lambda: TRANSACTIONS.name in metadata.image.topics)
+
+    on_stage(tmp_path, scene, FEW)
+
+
+def test_branches_live_with_their_root() -> None:
+    assert TRANSACTIONS.partition_of("pay::7/writer", 50) == TRANSACTIONS.partition_of("pay", 50)
+    assert len({TRANSACTIONS.partition_of(f"pay-{number}", 50) for number in range(100)}) > 25
+
+
+@pytest.mark.parametrize(("alive", "least"), [(1, "1"), (2, "2"), (5, "2")])
+def test_a_small_cluster_asks_for_no_more_in_sync_than_it_has_brokers(alive: int, least: str) -> None:
+    config = BrokerConfig({"node.id": "1"})
+    for topic in (TRANSACTIONS, HTTP_KEYS):
+        layout = topic.layout(config, alive)
+        assert layout.settings["min.insync.replicas"] == least
+        assert layout.settings["unclean.leader.election.enable"] == "false", "what was decided is not forgotten"

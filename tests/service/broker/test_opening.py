@@ -1,0 +1,229 @@
+"""What a start finds in the data folders: whose each folder is, and how far each log had come. `test_lost_files` has
+the files that are missing, `test_folder_moves` the moves between folders.
+
+Found by deleting topics under load: after a crash a new topic was measured by how far its predecessor had come, and was
+not served.
+"""
+
+import errno
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from log.batch import build_batch
+from log.disk import DiskFault, RealDisk
+from log.identity import PARTITION_METADATA
+from log.ids import TopicPartition, format_topic_id
+from log.manifest import MANIFEST, RECOVERY_POINTS
+from service.ports import RealClock
+from service.stores.memory import MemoryServer
+from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.broker.topic_stage import FSYNC, delete, values, write
+
+
+def test_what_a_deleted_topic_left_before_a_crash_is_not_taken_for_the_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker dies between the commit that deletes and the removal of the folder, or after the next creation; and
+    it may die again at any moment of the start that finds this.
+    """
+    metadata = MemoryServer(RealClock())
+    discard = RealDisk.discard
+
+    def when_its_point_is_forgotten(disk: RealDisk, path: str) -> None:
+        assert (tmp_path / RECOVERY_POINTS).read_text() == "0\n0\n"
+        discard(disk, path)
+
+    async def first(stage: Stage) -> None:
+        await stage.create("orders")
+        await write(await stage.served("orders"), b"1", b"2")
+        await stage.broker.housekeeper.write_points(stage.broker.folders[0])
+
+    async def second(stage: Stage) -> None:
+        partition = await stage.served("orders")
+        assert (partition.log.start_offset, partition.log.end_offset) == (0, 0)
+        await write(partition, b"3")
+
+    on_stage(tmp_path, first, FSYNC, metadata=metadata)
+    assert "orders 0 2" in (tmp_path / RECOVERY_POINTS).read_text()
+    (tmp_path / MANIFEST).unlink()
+    monkeypatch.setattr(RealDisk, "discard", when_its_point_is_forgotten)
+    identity = tmp_path / "orders-0" / PARTITION_METADATA
+    assert identity.read_text().splitlines()[0] == "version: 0"
+    identity.write_text(f"version: 0\ntopic_id: {format_topic_id(bytes(15) + b'1')}\n")
+    on_stage(tmp_path, second, FSYNC, metadata=metadata)
+
+
+FIRST_LOG = f"{0:020}.log"
+
+
+NEVER_FLUSHED = {
+    "nothing in it": {},
+    "a file without its bytes": {PARTITION_METADATA: b"", FIRST_LOG: b"of another", f"{0:020}.index": b""},
+    "a file of zeros": {PARTITION_METADATA: bytes(50), FIRST_LOG: b"of another", f"{9:020}.snapshot": b""},
+}
+
+
+FLUSHED = {
+    "by somebody else": {FIRST_LOG: b""},
+    "and rotten": {PARTITION_METADATA: b"versio", FIRST_LOG: b""},
+    "with a checkpoint": {PARTITION_METADATA: b"", FIRST_LOG: b"", "leader-epoch-checkpoint": b"0\n0\n"},
+    "with a recovery point": {PARTITION_METADATA: b"", FIRST_LOG: b""},
+}
+
+
+def fill(folder: Path, files: dict[str, bytes]) -> None:
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+@pytest.mark.parametrize("here", list(NEVER_FLUSHED))
+@pytest.mark.parametrize("there", [None, *NEVER_FLUSHED])
+def test_what_was_never_flushed_before_a_power_cut_is_nobodys(tmp_path: Path, here: str, there: str | None) -> None:
+    """A topic was deleted while its disk failed, and made again on another; then the power went, and with it what both
+    folders said of whose they were. Found by the simulation: the broker refused to start, for there were two.
+    """
+    metadata = MemoryServer(RealClock())
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+
+    async def first(stage: Stage) -> None:
+        await stage.create("orders")
+        await stage.served("orders")
+
+    async def second(stage: Stage) -> None:
+        partition = await stage.served("orders")
+        assert (partition.log.start_offset, partition.log.end_offset) == (0, 0)
+        await write(partition, b"new")
+        assert values(partition) == 1
+
+    on_stage(one, first, FSYNC, metadata=metadata, more_folders=[two])
+    (one / MANIFEST).unlink()
+    (two / MANIFEST).unlink()
+    fill(one / "orders-0", NEVER_FLUSHED[here])
+    if there is not None:
+        fill(two / "orders-0", NEVER_FLUSHED[there])
+    on_stage(one, second, FSYNC, metadata=metadata, more_folders=[two])
+
+
+@pytest.mark.parametrize("what", list(FLUSHED))
+def test_a_folder_that_does_not_say_whose_it_is_but_may_hold_promises_is_what_its_name_says(
+    tmp_path: Path, what: str
+) -> None:
+    metadata = MemoryServer(RealClock())
+
+    async def first(stage: Stage) -> None:
+        await stage.create("orders")
+        await write(await stage.served("orders"), b"1", b"2")
+        if what == "with a recovery point":
+            await stage.broker.housekeeper.write_points(stage.broker.folders[0])
+
+    async def second(stage: Stage) -> None:
+        assert values(await stage.served("orders")) == 2
+
+    on_stage(tmp_path, first, FSYNC, metadata=metadata)
+    (tmp_path / MANIFEST).unlink()
+    log = (tmp_path / "orders-0" / FIRST_LOG).read_bytes()
+    for path in (tmp_path / "orders-0").iterdir():
+        path.unlink()
+    (tmp_path / "orders-0").rmdir()
+    fill(tmp_path / "orders-0", {name: log if name == FIRST_LOG else data for name, data in FLUSHED[what].items()})
+    on_stage(tmp_path, second, FSYNC, metadata=metadata)
+
+
+def test_a_folder_found_where_a_new_topic_wants_to_be_is_set_aside(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        (tmp_path / "orders-0").mkdir()
+        (tmp_path / "orders-0" / f"{0:020}.log").write_bytes(build_batch([(None, b"of another", (), 1)]))
+        await stage.create("orders")
+        assert values(await stage.served("orders")) == 0
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_new_topic_is_not_measured_by_how_far_its_predecessor_had_come(tmp_path: Path) -> None:
+    metadata = MemoryServer(RealClock())
+
+    async def first(stage: Stage) -> None:
+        await stage.create("orders")
+        await write(await stage.served("orders"), *[b"old"] * 9)
+        (folder,) = stage.broker.folders
+        await stage.broker.housekeeper.write_points(folder)
+        assert "orders 0 9" in (tmp_path / RECOVERY_POINTS).read_text()
+        await delete(stage)
+        await stage.create("orders")
+        await write(await stage.served("orders"), b"new")
+        assert "orders 0 9" not in (tmp_path / RECOVERY_POINTS).read_text()
+
+    async def second(stage: Stage) -> None:
+        partition = await stage.served("orders")
+        assert (partition.offline, values(partition)) == (False, 1)
+
+    on_stage(tmp_path, first, FSYNC, metadata=metadata)
+    (tmp_path / MANIFEST).unlink()  # as if it had been killed
+    on_stage(tmp_path, second, FSYNC, metadata=metadata)
+
+
+def test_points_of_topics_that_are_gone_do_not_outlive_a_start(tmp_path: Path) -> None:
+    metadata = MemoryServer(RealClock())
+
+    async def nothing(stage: Stage) -> None:
+        pass
+
+    async def look(stage: Stage) -> None:
+        assert (tmp_path / RECOVERY_POINTS).read_text() == "0\n0\n"
+
+    on_stage(tmp_path, nothing, metadata=metadata)
+    (tmp_path / RECOVERY_POINTS).write_text("0\n1\norders 0 9\n")
+    on_stage(tmp_path, look, metadata=metadata)
+
+
+@pytest.mark.parametrize("count", [0, 1], ids=["nothing written", "a batch written"])
+@pytest.mark.parametrize("end", ["a clean stop", "a crash"])
+def test_a_start_knows_whether_the_last_stop_was_in_order(tmp_path: Path, end: str, count: int) -> None:
+    """A broker that did not stop in order may lack what it had acknowledged (R4, R5). That its logs are whole or empty
+    proves nothing: a power cut may have taken all of one.
+    """
+    metadata = MemoryServer(RealClock())
+
+    async def first(stage: Stage) -> None:
+        await stage.create("orders", 3)
+        for _ in range(count):
+            await write(await stage.served("orders"), b"1")
+
+    async def second(stage: Stage) -> None:
+        maker = stage.broker.maker
+        assert maker.was_clean == (end == "a clean stop")
+        assert (maker.progress.partitions, maker.progress.opened) == (3, 3)
+        assert (maker.progress.read_bytes > 0) == (end == "a crash" and count > 0), (
+            "only a recovery reads what is in the logs"
+        )
+
+    on_stage(tmp_path, first, FSYNC, metadata=metadata)
+    if end == "a crash":
+        (tmp_path / MANIFEST).unlink()
+    on_stage(tmp_path, second, FSYNC, metadata=metadata)
+
+
+def test_new_partitions_go_where_there_are_the_fewest_or_where_they_are_wanted(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+
+    async def scene(stage: Stage) -> None:
+        one, two = stage.broker.folders
+        await stage.create("orders", 4)
+        assert Counter(partition.folder for partition in stage.broker.partitions) == {one: 2, two: 2}
+        stage.broker.maker.wanted = {TopicPartition("bills", number): two for number in range(3)}
+        await stage.create("bills", 3)
+        assert {(await stage.served("bills", number)).folder for number in range(3)} == {two}
+        assert not stage.broker.maker.wanted
+        two.fail(DiskFault(errno.EIO, "broken", ""))
+        stage.broker.maker.wanted = {TopicPartition("late", 0): two}
+        await stage.create("late")
+        assert (await stage.served("late")).folder is one, "nothing is made on a disk that has failed"
+
+    on_stage(folders[0], scene, more_folders=folders[1:])

@@ -1,0 +1,251 @@
+"""What becomes of the batches that one client writes together: which are appended, in which order, what it is told."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from log.batch import build_batch, read_records
+from log.control import ControlType
+from service.broker.acceptance import RefusedBatch
+from service.broker.internal_topics import GROUPS
+from service.broker.partition import Appended, Partition
+from service.broker.session import Session
+from service.broker.writing import MAY_BE_WRITTEN, Write, WriteTerms, Writing
+from service.wire.error_codes import ErrorCode
+from service.wire.messages import PartitionProduceData, ProduceRequest, TopicProduceData
+from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.broker.cluster_stage import TOPIC, ClusterStage, on_cluster_stage
+from tests.service.broker.topic_stage import LIFE, OS, led, told
+
+ZSTD = 4
+
+
+def batch(value: bytes = b"x", **given: Any) -> memoryview:
+    return memoryview(bytearray(build_batch([(None, value, (), 1)], **given)))
+
+
+def of_producer(producer_id: int, sequence: int = 0, *, transactional: bool = False) -> memoryview:
+    return batch(producer_id=producer_id, producer_epoch=0, base_sequence=sequence, transactional=transactional)
+
+
+def terms(*, acks: int = -1, timeout_ms: int = 5_000, transactional_id: str | None = None, **can: bool) -> WriteTerms:
+    able = {"adds_partitions": False, "knows_abortable": False, "knows_zstd": True, "may_write_internal": False}
+    return WriteTerms(acks, timeout_ms, transactional_id, **{**able, **can})
+
+
+def written(stage: Stage, *writes: Write, **wanted: Any) -> Writing:
+    writing = Writing(stage.broker.writing, terms(**wanted), writes)
+    assert writing.begin()
+    writing.append()
+    return writing
+
+
+def stored(partition: Partition) -> list[bytes | None]:
+    return [record.value for header, data in partition.log.scan(0) for record in read_records(data, header)]
+
+
+def told_of(write: Write) -> int | ErrorCode:
+    """The offset or the error."""
+    return write.outcome.base_offset if isinstance(write.outcome, Appended) else write.outcome.error
+
+
+async def orders(stage: Stage) -> Partition:
+    await stage.create("orders")
+    return await stage.served("orders")
+
+
+def test_batches_are_appended_in_the_order_in_which_they_are_named_and_a_refused_one_stops_none(
+    tmp_path: Path,
+) -> None:
+    async def scene(stage: Stage) -> None:
+        partition = await orders(stage)
+        corrupt = batch(b"rotten")
+        corrupt[-1] ^= 1
+        there, nowhere = {0: partition}, RefusedBatch(ErrorCode.UNKNOWN_TOPIC_ID)
+        writes = [
+            Write(there, 0, batch(b"a")),
+            Write(there, 0, corrupt),
+            Write(there, 1, batch()),
+            Write(nowhere, 0, batch()),
+        ]
+        writes.append(Write(there, 0, batch(b"b")))
+        writing = written(stage, *writes)
+        assert writing.is_settled
+        errors = [ErrorCode.CORRUPT_MESSAGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID]
+        assert list(map(told_of, writes)) == [0, *errors, 1]
+        assert stored(partition) == [b"a", b"b"]
+        assert [write.was_appended for write in writes] == [True, False, False, False, True]
+        assert partition.tally.refused == 1
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_a_client_that_does_not_know_a_thing_is_not_given_it_and_no_client_writes_the_coordinators_topics(
+    tmp_path: Path,
+) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders")
+        partition = await stage.served("orders")
+        packed = Write({0: partition}, 0, batch(codec=ZSTD))
+        written(stage, packed, knows_zstd=False)
+        assert packed.outcome == RefusedBatch(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
+        stage.broker.coordination.internal_topics.bring_about(GROUPS)
+        memory = await stage.served(GROUPS.name)
+        for may, error in ((False, ErrorCode.INVALID_TOPIC_EXCEPTION), (True, None)):
+            there = Write({0: memory}, 0, memoryview(bytearray(build_batch([(b"key", b"", (), 1)]))))
+            written(stage, there, may_write_internal=may)
+            assert (there.outcome.error if isinstance(there.outcome, RefusedBatch) else None) is error
+
+    on_stage(tmp_path, scene, {**OS, "offsets.topic.num.partitions": "1"})
+
+
+def test_transactional_batches_need_an_id_and_are_of_one_producer(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        there = {0: await orders(stage)}
+        first, second = of_producer(5, transactional=True), of_producer(6, transactional=True)
+        for batches, transactional_id, wrong in (
+            ([first], None, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+            ([first, second], "pay", ErrorCode.INVALID_PRODUCER_ID_MAPPING),
+            ([first, of_producer(5, 1, transactional=True)], "pay", None),
+            ([first, of_producer(6)], "pay", None),
+        ):
+            writes = [Write(there, 0, each) for each in batches]
+            wanted = terms(transactional_id=transactional_id)
+            assert Writing(stage.broker.writing, wanted, writes).wrong() is wrong
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_a_transactional_batch_waits_for_its_coordinators_word(tmp_path: Path) -> None:
+    """Nobody has begun that transaction, so the coordinator does not confirm it."""
+
+    async def scene(stage: Stage) -> None:
+        partition = await orders(stage)
+        write = Write({0: partition}, 0, of_producer(5, transactional=True))
+        writing = Writing(stage.broker.writing, terms(transactional_id="pay", adds_partitions=True), [write])
+        assert not writing.begin()
+        writing.keep()
+        await writing.append_when_ready(is_ready=False)
+        assert isinstance(write.outcome, RefusedBatch)
+        assert partition.log.end_offset == 0
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_what_is_kept_is_not_changed_by_what_the_connection_reads_next(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        partition = await orders(stage)
+        buffer = batch(b"first")
+        write = Write({0: partition}, 0, buffer)
+        writing = Writing(stage.broker.writing, terms(), [write])
+        writing.keep()
+        buffer[:] = batch(b"other")
+        await writing.append_when_ready(is_ready=True)
+        assert stored(partition) == [b"first"]
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_with_an_expected_offset_nobody_has_written_in_between(tmp_path: Path) -> None:
+    """Markers are nobody's records, and the batch may be sent again."""
+
+    async def scene(stage: Stage) -> None:
+        partition = await orders(stage)
+
+        def tried(offset: int, data: memoryview) -> int | ErrorCode:
+            write = Write({0: partition}, 0, data)
+            write.expected_offset = offset
+            written(stage, write)
+            return told_of(write)
+
+        assert tried(0, of_producer(5)) == 0
+        assert tried(0, batch()) is ErrorCode.OFFSET_OUT_OF_RANGE
+        assert tried(0, of_producer(5)) == 0, "this very batch is there"
+        assert tried(0, of_producer(6)) is ErrorCode.OFFSET_OUT_OF_RANGE
+        for _ in range(3):
+            marker: dict[str, int] = {"producer_id": 9, "producer_epoch": 0, "coordinator_epoch": 0}
+            partition.append_marker(ControlType.COMMIT, **marker, transaction_version=1, now_ms=1)
+        assert tried(1, batch()) == 4
+        assert tried(7, batch()) is ErrorCode.OFFSET_OUT_OF_RANGE
+        assert partition.log.end_offset == 5
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_a_batch_that_is_not_committed_in_time_is_answered_as_one_that_may_be_later(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage)
+        write, of_one = Write({0: partition}, 0, batch(b"a")), Write({0: partition}, 0, batch(b"b"))
+        assert written(stage, of_one, acks=1).is_settled, "with acks=1 nobody waits"
+        writing = written(stage, write, timeout_ms=10)
+        assert not writing.is_settled
+        async with asyncio.timeout(2):
+            await writing.settle(Session("here", 1))
+        assert (write.outcome, write.was_appended) == (RefusedBatch(ErrorCode.REQUEST_TIMED_OUT), True)
+        assert ErrorCode.REQUEST_TIMED_OUT in MAY_BE_WRITTEN
+        assert stored(partition) == [b"b", b"a"]
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_a_batch_is_answered_when_every_replica_in_sync_holds_it(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage)
+        write = Write({0: partition}, 0, batch())
+        writing = written(stage, write)
+        settling = asyncio.ensure_future(writing.settle(Session("here", 1)))
+        await asyncio.sleep(0)
+        assert not settling.done()
+        partition.fetched(2, 1, start_offset=0, broker_epoch=LIFE, now_ms=1)
+        assert await settling == 0
+        assert isinstance(write.outcome, Appended)
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_a_batch_is_not_confirmed_by_what_a_later_leadership_has_at_its_offset(tmp_path: Path) -> None:
+    """Between the append and the wait for it there may be the waits for other partitions."""
+
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage)
+        write = Write({0: partition}, 0, batch())
+        writing = Writing(stage.broker.writing, terms(), [write])
+        writing.append()
+        epoch = partition.leader_epoch
+        partition.follow(2, epoch + 1, fsync=False)
+        partition.cut(0)
+        partition.lead(epoch + 2, 1, (1, 2, 3), (1, 2), fsync=False)
+        another = Write({0: partition}, 0, batch())
+        Writing(stage.broker.writing, terms(), [another]).append()
+        assert isinstance(another.outcome, Appended)
+        write_of_another = partition.committed(another.outcome.end_offset)
+        partition.fetched(2, 1, start_offset=0, broker_epoch=LIFE, now_ms=1)
+        assert await told(write_of_another) is ErrorCode.NONE
+        await writing.settle(Session("here", 1))
+        assert write.outcome == RefusedBatch(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    on_stage(tmp_path, scene, OS)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_only_who_leads_for_certain_says_what_a_producer_gives_up_after(tmp_path: Path, *, replaced: bool) -> None:
+    """A leader that was replaced and has not heard of it lacks what its successor has."""
+
+    async def scene(stage: ClusterStage) -> None:
+        await stage.create(1, 2)
+        await stage.in_sync(1, 2)
+        leader = stage.partition(1)
+        if replaced:  # by the store's word nobody leads in such an epoch
+            leader.lead(leader.leader_epoch + 1, 1, (1, 2), (1,), fsync=False)
+        answers = []
+        for sequence in (0, 7):
+            batch = build_batch([(b"k", b"v", (), 1)], producer_id=5, producer_epoch=0, base_sequence=sequence)
+            data = TopicProduceData(TOPIC, partition_data=[PartitionProduceData(0, batch)])
+            answer = await stage.wire(1).ask(ProduceRequest(None, 1, 5_000, [data]), 12)
+            answers.append(answer.responses[0].partition_responses[0].error_code)
+        final = ErrorCode.NOT_LEADER_OR_FOLLOWER if replaced else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert answers == [ErrorCode.NONE, final]
+
+    on_cluster_stage(tmp_path, scene, 1, 2, given=OS)

@@ -1,0 +1,84 @@
+"""Long work in turns: counting, and freeing what nobody needs any more."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from service.turns import COUNTED_A_TURN, FREED_A_TURN, Steps, Thing, counted, done_at_once, freed
+from service.wire.messages import (
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsResponse,
+    MetadataRequest,
+    MetadataRequestTopic,
+)
+
+MANY = 40 * FREED_A_TURN
+
+
+def results_of(steps: Steps[Thing], look: Callable[[], Any]) -> list[Any]:
+    """What `look` says after each step."""
+    seen: list[Any] = []
+    while True:
+        try:
+            next(steps)
+        except StopIteration:
+            return seen
+        seen.append(look())
+
+
+def test_many_things_are_counted_in_turns() -> None:
+    names = ["one", "other"] * COUNTED_A_TURN
+    assert len(results_of(counted(names), lambda: None)) == 2
+    assert done_at_once(counted(names)) == {"one": COUNTED_A_TURN, "other": COUNTED_A_TURN}
+    assert results_of(counted(["one"]), lambda: None) == []
+
+
+class Counted:
+    """Says how many of them there are."""
+
+    alive = 0
+
+    def __init__(self) -> None:
+        Counted.alive += 1
+
+    def __del__(self) -> None:
+        Counted.alive -= 1
+
+
+LONG: dict[str, Callable[[], Any]] = {
+    "a list": lambda: [Counted() for _ in range(MANY)],
+    "a tuple": lambda: tuple([Counted() for _ in range(MANY)]),
+    "a mapping": lambda: {number: Counted() for number in range(MANY)},
+    "lists": lambda: [[Counted() for _ in range(10)] for _ in range(MANY // 10)],
+    "a message": lambda: MetadataRequest([Counted() for _ in range(MANY)]),  # type: ignore[misc]
+    "parts of a message": lambda: MetadataRequest(
+        [MetadataRequestTopic([Counted() for _ in range(10)]) for _ in range(MANY // 10)]  # type: ignore[arg-type]
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LONG)
+def test_what_is_long_is_freed_in_turns(what: str) -> None:
+    made = [LONG[what]()]
+    assert Counted.alive == MANY
+    left = [MANY, *results_of(freed(made), lambda: Counted.alive)]
+    assert Counted.alive == 0
+    assert max(more - fewer for more, fewer in pairwise(left)) <= MANY / 2
+    assert len(left) >= 3
+
+
+def test_what_others_hold_is_left_to_them() -> None:
+    configs = [CreatableTopicConfigs("key") for _ in range(10)]
+    results = [CreatableTopicResult(str(number), configs=configs) for number in range(MANY)]
+    first = results[0]
+    answer = CreateTopicsResponse(topics=results)
+    made: list[Any] = [answer]
+    done_at_once(freed(made))
+    assert len(answer.topics) == MANY
+    del answer, results
+    made = [CreateTopicsResponse(topics=[first] * 3)]
+    done_at_once(freed(made))
+    assert (first.name, len(first.configs or ())) == ("0", 10)

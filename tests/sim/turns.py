@@ -1,0 +1,45 @@
+"""Very much is done in several turns of the loop. In half of the runs little is done so, too: each partition, batch,
+guard and marker takes a turn of its own, and anything may change in between.
+"""
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any, Final
+from unittest import mock
+
+import log.relocation
+import service.api.fetch
+import service.api.produce
+import service.broker.holdings
+import service.broker.marker_courier
+import service.broker.reading
+import service.broker.transaction_gate
+import service.broker.writing
+import service.cluster.image
+from service.turns import Turn
+
+SHORT: Final[tuple[tuple[Any, str, Any], ...]] = (
+    (log.relocation, "PIECE_BYTES", 200),
+    (service.api.fetch, "READ_AT_ONCE", 1),
+    (service.api.produce, "NAMED_A_TURN", 1),
+    (service.broker.holdings, "AT_ONCE", 0),
+    (service.broker.holdings, "Turn", lambda at_once: Turn(1)),
+    (service.broker.marker_courier, "TOLD_A_TURN", 1),
+    (service.broker.marker_courier, "WRITTEN_AT_ONCE", 0),
+    (service.broker.marker_courier, "WRITTEN_A_TURN", 1),
+    (service.broker.reading, "READ_AT_ONCE", 1),
+    (service.broker.transaction_gate, "ASKED_TOGETHER", 1),
+    (service.broker.transaction_gate, "GUARDS_A_TURN", 1),
+    (service.broker.writing, "WRITES_AT_ONCE", 1),
+    (service.cluster.image, "APPLIED_A_TURN", 1),
+)
+
+
+@contextlib.contextmanager
+def short_turns(chance: random.Random) -> Iterator[None]:
+    with contextlib.ExitStack() as patches:
+        if chance.random() < 0.5:
+            for module, name, value in SHORT:
+                patches.enter_context(mock.patch.object(module, name, value))
+        yield
