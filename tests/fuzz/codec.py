@@ -47,14 +47,9 @@ class Judge:
     def see(self, frame: Frame) -> None:
         name, version = frame.target
         self.frames += 1
-        start = time.thread_time()
-        try:
-            message = decoded(frame.target, memoryview(frame.data))
-        except MalformedRequest:
-            message = None
-        except BaseException as error:
-            raise AssertionError(f"{name} v{version} raised {error!r} on {frame.data.hex()}") from error
-        took = time.thread_time() - start
+        message, took = timed(frame)
+        if took >= FRAME_MAX_S:  # a collection may fall into a reading: it is the frame's fault if it happens again
+            message, took = timed(frame)
         self.slowest_s = max(self.slowest_s, took)
         assert took < FRAME_MAX_S, f"{name} v{version} took {took:.3f} s for {frame.data.hex()}"
         if message is None:
@@ -89,6 +84,19 @@ def plain(value: Any) -> Any:
     if isinstance(value, list):
         return [plain(each) for each in value]
     return bytes(value) if isinstance(value, memoryview) else value
+
+
+def timed(frame: Frame) -> tuple[Any, float]:
+    """The message, None if it was refused, and the processor time that reading it took."""
+    name, version = frame.target
+    start = time.thread_time()
+    try:
+        message = decoded(frame.target, memoryview(frame.data))
+    except MalformedRequest:
+        message = None
+    except BaseException as error:
+        raise AssertionError(f"{name} v{version} raised {error!r} on {frame.data.hex()}") from error
+    return message, time.thread_time() - start
 
 
 def decoded(target: Target, data: memoryview | bytes) -> Struct:

@@ -251,11 +251,12 @@ class Fate:
         await asyncio.sleep(self.chance.choice((0.05, 0.5)))
         self.disk.faults.no_descriptor = 0.0
         for name in left:
-            if not await come_true(partial(self._is_gone, name), within=15):
+            if not await come_true(partial(self._is_gone_or_dead, name), within=15):
                 self.history.wrong.append(f"a decided move is not finished when there are descriptors again: {name}")
 
-    def _is_gone(self, name: str) -> bool:
-        return name not in self._former_folders()
+    def _is_gone_or_dead(self, name: str) -> bool:
+        """A broker that died (its power was cut in a disk call, say) removes the folder when it starts."""
+        return not self.broker.alive or name not in self._former_folders()
 
     def _former_folders(self) -> list[str]:
         """What partitions have left that were decided to move, and that is not removed yet."""
