@@ -118,6 +118,8 @@ class BatchHeader(NamedTuple):
         (librdkafka). A largest timestamp below the base timestamp is always wrong: the base is taken instead.
         """
         newest, first = self.max_timestamp, self.base_timestamp
+        if newest >= first and newest > 0:  # nearly always
+            return newest
         if self.attributes & (LOG_APPEND_TIME | DELETE_HORIZON):
             return newest
         if newest <= 0 and first < 0:

@@ -202,9 +202,7 @@ class Segment:
 
     def note(self, header: BatchHeader, position: int, interval_bytes: int) -> None:
         """A batch is at `position`: update the end, the times and the indexes."""
-        newest = header.max_timestamp
-        if newest < header.base_timestamp or newest <= 0:  # otherwise it can be trusted; the hot path ends here
-            newest = header.newest_timestamp
+        newest = header.newest_timestamp
         if not position:
             self.first_timestamp = newest
         last_offset = header.base_offset + header.last_offset_delta

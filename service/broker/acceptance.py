@@ -115,15 +115,16 @@ def inspect_batch(batch: memoryview, config: LogConfig, now_ms: int) -> BatchHea
             f" from {header.base_offset} on.",
         )
     payload_bytes = len(batch) - HEADER_BYTES
-    plain_bytes = min(payload_bytes * PLAIN_BYTES_A_BYTE, MAX_PLAIN_BYTES) if header.codec else payload_bytes
+    codec = header.codec
+    plain_bytes = min(payload_bytes * PLAIN_BYTES_A_BYTE, MAX_PLAIN_BYTES) if codec else payload_bytes
     if header.record_count * RECORD_BYTES_MIN > plain_bytes:
         return RefusedBatch(
             ErrorCode.INVALID_RECORD, f"The batch can't hold the {header.record_count} records it counts."
         )
     if header.is_control:
         return RefusedBatch(ErrorCode.INVALID_RECORD, "Clients are not allowed to write control records.")
-    if header.codec > CODECS["zstd"]:
-        return RefusedBatch(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"Compression {header.codec} is unknown.")
+    if codec > CODECS["zstd"]:
+        return RefusedBatch(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"Compression {codec} is unknown.")
     if header.producer_id >= 0 and header.base_sequence < 0:
         return RefusedBatch(
             ErrorCode.INVALID_RECORD,
