@@ -10,10 +10,11 @@ What always holds:
   under the ids of the topics: a topic of the same name, made after a deletion, has nothing to do with them.
 """
 
+import asyncio
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 from log.batch import crc32c
 from log.disk import Disk
@@ -25,6 +26,10 @@ MANIFEST: Final = "clean-shutdown.manifest"
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
 VERSION: Final = 1
+LINES_A_TURN: Final = 2_000
+"""How many offsets are put into words in one turn of the loop. Each takes a microsecond."""
+
+Key = TypeVar("Key")
 
 
 class Manifest(Mapping[str, CleanState]):
@@ -71,7 +76,7 @@ async def write_recovery_points(disk: Disk, points: Mapping[TopicPartition, int]
     """`points`: the flushed offset of each partition (`PartitionLog.flushed_offset`), or a lower one. Never a higher
     one: recovery would take lost bytes for damage.
     """
-    await _write_offsets(disk, RECOVERY_POINTS, points)
+    await _write_offsets(disk, RECOVERY_POINTS, points.items(), str)
 
 
 def read_recovery_points(disk: Disk) -> dict[TopicPartition, int]:
@@ -80,8 +85,7 @@ def read_recovery_points(disk: Disk) -> dict[TopicPartition, int]:
 
 
 async def write_high_watermarks(disk: Disk, high_watermarks: Mapping[tuple[TopicId, int], int]) -> None:
-    lines = {TopicPartition(topic_id.hex(), index): offset for (topic_id, index), offset in high_watermarks.items()}
-    await _write_offsets(disk, HIGH_WATERMARKS, lines)
+    await _write_offsets(disk, HIGH_WATERMARKS, high_watermarks.items(), bytes.hex)
 
 
 def read_high_watermarks(disk: Disk) -> dict[tuple[TopicId, int], int]:
@@ -93,9 +97,15 @@ def read_high_watermarks(disk: Disk) -> dict[tuple[TopicId, int], int]:
         return {}
 
 
-async def _write_offsets(disk: Disk, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+async def _write_offsets(
+    disk: Disk, name: str, offsets: Collection[tuple[tuple[Key, int], int]], text_of: Callable[[Key], str]
+) -> None:
+    """The caller leaves `offsets` as it is meanwhile: of very many, others get a turn after each LINES_A_TURN."""
     lines = ["0", str(len(offsets))]
-    lines += [f"{key.topic} {key.partition} {offset}" for key, offset in sorted(offsets.items())]
+    for count, ((topic, index), offset) in enumerate(offsets, start=1):
+        lines.append(f"{text_of(topic)} {index} {offset}")
+        if count % LINES_A_TURN == 0:
+            await asyncio.sleep(0)
     await disk.write_atomic(name, ("\n".join(lines) + "\n").encode("utf-8"))
 
 

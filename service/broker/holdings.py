@@ -44,6 +44,8 @@ AT_ONCE, A_TURN = 500, 100
 role counts 1, which is some ten microseconds.
 """
 A_TOPIC, A_NEW_PARTITION, ONE_THAT_GOES = 2, 10, 5
+TOLD_AT_ONCE = 20
+"""The most settings without effect that are logged for one change."""
 
 
 @dataclass(slots=True)
@@ -328,6 +330,9 @@ class Holdings:
     def _take_dynamic_config(self, image: Image) -> None:
         everywhere = image.broker_config("default").values
         own = image.broker_config(str(self._metadata.broker_id)).values
-        for problem in self._config.set_dynamic(everywhere, own):
+        problems = self._config.set_dynamic(everywhere, own)
+        for problem in problems[:TOLD_AT_ONCE]:
             logger.warning("%s", problem)
+        if len(problems) > TOLD_AT_ONCE:
+            logger.warning("and %d more settings of brokers that do nothing", len(problems) - TOLD_AT_ONCE)
         self._look_at_all(config_changed=True)

@@ -24,6 +24,7 @@ from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.ports import Env
 from service.settings.broker import BrokerConfig
+from service.turns import in_turns
 
 logger = logging.getLogger("oncelog.housekeeping")
 
@@ -167,11 +168,10 @@ class Housekeeper:
 
     async def write_points(self, folder: LogFolder) -> None:
         async with self._writing_points:
-            points = {
-                partition.topic_partition: partition.log.flushed_offset
-                for partition in self._partitions
-                if partition.folder is folder and partition.log.flushed_offset
-            }
+            points = {}
+            async for partition in in_turns(self._partitions, PARTITIONS_A_TURN):
+                if partition.folder is folder and partition.log.flushed_offset:
+                    points[partition.topic_partition] = partition.log.flushed_offset
             await self._write_points(folder, points)
 
     async def _write_points(self, folder: LogFolder, points: dict[TopicPartition, int]) -> None:
@@ -191,11 +191,10 @@ class Housekeeper:
         """Write down the high watermarks of partitions with several replicas. The next leader begins with the high
         watermark that it knew.
         """
-        known = {
-            (partition.topic_id, partition.topic_partition.partition): partition.high_watermark
-            for partition in self._partitions
-            if partition.folder is folder and partition.is_replicated and not partition.offline
-        }
+        known = {}
+        async for partition in in_turns(self._partitions, PARTITIONS_A_TURN):
+            if partition.folder is folder and partition.is_replicated and not partition.offline:
+                known[partition.topic_id, partition.topic_partition.partition] = partition.high_watermark
         if folder.failed is not None or known == self._written_high_watermarks.get(folder, {}):
             return
         try:

@@ -30,6 +30,8 @@ class LogFolder:
         self.flusher = Flusher(self.fail)
         self.failed: DiskFault | None = None
         self.headroom = Headroom(name, disk, reserve_bytes)
+        self.partitions = 0
+        """How many partitions of the broker are in this folder."""
         self._said_s = -math.inf
         self._on_failure = on_failure
 

@@ -8,7 +8,6 @@ left is removed. A damaged log is opened and reported, but not served.
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from idempotence.producer_room import ProducerRoom
@@ -34,8 +33,6 @@ from service.settings.topic import log_config
 
 logger = logging.getLogger("oncelog.broker")
 
-COUNTED_EACH_TIME, COUNTED_EVERY_S = 100, 1.0
-"""So many partitions are counted each time when a folder is chosen; if there are more, after this time."""
 OPENED_AT_ONCE = 256
 """How many partitions are opened before other tasks run."""
 
@@ -71,8 +68,6 @@ class PartitionMaker:
         self.producer_room = ProducerRoom(
             config.producers_max, lambda: (partition.producers for partition in partitions)
         )
-        self._counts: Counter[LogFolder] = Counter()
-        self._counted_s = -COUNTED_EVERY_S
         self.progress = OpeningProgress()
         self.was_clean = False
         self.wanted: dict[TopicPartition, LogFolder] = {}
@@ -331,14 +326,6 @@ class PartitionMaker:
         return await self._housekeeper.forget_points(partition.topic_partition)
 
     def emptiest_folder(self) -> LogFolder:
-        """The folder for one more partition. The partitions are not counted anew for each of very many."""
+        """The folder for one more partition."""
         there = [folder for folder in self._folders if folder.failed is None]
-        if len(there) < 2:
-            return there[0] if there else self._folders[0]
-        now_s = self._env.clock.monotonic()
-        if len(self._partitions) < COUNTED_EACH_TIME or now_s - self._counted_s >= COUNTED_EVERY_S:
-            self._counted_s = now_s
-            self._counts = Counter(partition.folder for partition in self._partitions)
-        emptiest = min(there, key=lambda folder: self._counts[folder])
-        self._counts[emptiest] += 1
-        return emptiest
+        return min(there or self._folders, key=lambda folder: folder.partitions)

@@ -648,6 +648,8 @@ class Partition:
 
     def move_to(self, folder: LogFolder) -> None:
         """The log is in another folder from now on."""
+        self.folder.partitions -= 1
+        folder.partitions += 1
         self.folder = folder
         if self.must_flush:
             folder.flusher.request(self)

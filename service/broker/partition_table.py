@@ -17,19 +17,22 @@ class PartitionTable:
         self._by_name: dict[str, TopicPartitions] = {}
         self._by_id: dict[bytes, TopicPartitions] = {}
         self._names: dict[bytes, str] = {}
+        self._count = 0
 
     def __iter__(self) -> Iterator[Partition]:
         for topic in list(self._by_name.values()):
             yield from list(topic.values())
 
     def __len__(self) -> int:
-        return sum(len(topic) for topic in self._by_name.values())
+        return self._count
 
     def add(self, partition: Partition) -> None:
         name, index = partition.topic_partition
         topic = self._by_name.setdefault(name, {})
         assert index not in topic
         topic[index] = partition
+        self._count += 1
+        partition.folder.partitions += 1
         self._by_id[partition.topic_id] = topic
         self._names[partition.topic_id] = name
 
@@ -37,6 +40,8 @@ class PartitionTable:
         name, index = partition.topic_partition
         topic = self._by_name[name]
         del topic[index]
+        self._count -= 1
+        partition.folder.partitions -= 1
         if not topic:
             del self._by_name[name], self._by_id[partition.topic_id], self._names[partition.topic_id]
 
@@ -49,6 +54,9 @@ class PartitionTable:
         del self._by_id[topic_id]
         partitions = list(topic.values())
         topic.clear()  # requests that are under way have it
+        self._count -= len(partitions)
+        for partition in partitions:
+            partition.folder.partitions -= 1
         return partitions
 
     def get(self, topic_partition: TopicPartition) -> Partition | None:

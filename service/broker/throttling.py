@@ -26,12 +26,15 @@ class Throttle:
         self._replicas_key = replicas
         self._rate: int | None = None
         self._paid_until_s = 0.0
+        self._named: dict[str, tuple[str, frozenset[str]]] = {}
+        """By topic: the setting, and the replicas that it names. They may be thousands, and are asked for each one."""
 
     def take_rate(self, image: Image) -> None:
         own, all_brokers = (image.broker_config(whose).values for whose in (str(self._metadata.broker_id), "default"))
         given = own.get(self._rate_key, all_brokers.get(self._rate_key))
         self._rate = None if given is None else max(int(given), 1)
         self._paid_until_s = min(self._paid_until_s, self._env.clock.monotonic())
+        self._named.clear()
 
     @property
     def is_on(self) -> bool:
@@ -45,7 +48,11 @@ class Throttle:
         state = topic.partitions.get(partition.partition) if topic is not None else None
         if topic is None or state is None or follower in state.isr:
             return False
-        named = topic.config.get(self._replicas_key, "").split(",")
+        given = topic.config.get(self._replicas_key, "")
+        setting, named = self._named.get(topic.name, ("", frozenset()))
+        if setting != given:
+            named = frozenset(given.split(","))
+            self._named[topic.name] = given, named
         return EVERY_REPLICA in named or f"{partition.partition}:{self._metadata.broker_id}" in named
 
     def holds_back(self, partition: TopicPartition, follower: int) -> bool:

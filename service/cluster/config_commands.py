@@ -23,14 +23,23 @@ from service.cluster.image import (
 from service.cluster.topic_commands import check_topic_name
 from service.settings.broker import BrokerConfig, broker_setting
 from service.settings.group import check_group_config
-from service.settings.setting import ConfigError, ConfigType, Mode, Status, split_list
+from service.settings.setting import (
+    BYTES_OF_ONE,
+    MAX_BYTES,
+    MAX_SETTINGS,
+    ConfigError,
+    ConfigType,
+    Mode,
+    Status,
+    check_room,
+    settings_bytes,
+    split_list,
+)
 from service.settings.topic import TOPIC_SETTINGS, check_topic_config
 from service.stores.port import Create, Delete, Op, Put
 from service.turns import Steps, Turn, counted
 from service.wire.error_codes import ErrorCode
 
-MAX_CHANGES = 1_000
-"""The most settings of one resource that a command changes. Kafka has some three hundred for a broker."""
 _ListOf = Callable[[str], tuple[str, ...] | None]
 """The value that a list key has if nothing is set; None if the key is no list."""
 
@@ -99,7 +108,7 @@ class AlterConfigs:
         ops: list[Op] = []
         times = yield from counted((resource.kind, resource.name) for resource in self.resources)
         for resource in self.resources:
-            if turn.is_over(1 + min(len(resource.changes), MAX_CHANGES)):
+            if turn.is_over(self._work(resource, image)):
                 yield
             try:
                 if times[resource.kind, resource.name] > 1:
@@ -113,6 +122,17 @@ class AlterConfigs:
             if op is not None:
                 ops.append(op)
         return MetadataDecision(results, () if self.validate_only else tuple(ops))
+
+    @staticmethod
+    def _work(resource: ResourceChange, image: Image) -> int:
+        """How much there is to read, those settings included that don't change."""
+        count = len(resource.changes)
+        if count > MAX_SETTINGS:
+            return 1
+        size = sum(len(change.value or "") for change in resource.changes)
+        if resource.kind == ResourceType.TOPIC and (topic := image.topics.get(resource.name)) is not None:
+            size += settings_bytes(topic.config)
+        return 1 + count + size // BYTES_OF_ONE
 
     def _alter(self, resource: ResourceChange, image: Image) -> Op | None:
         match resource.kind:
@@ -156,6 +176,7 @@ class AlterConfigs:
         _check_dynamic(resource, cluster_wide=whose == ALL_BROKERS)
         values = _changed(resource, stored.values, self._list_of_broker)
         try:
+            check_room(values)
             for name, value in values.items():
                 broker_setting(name).parse(value)
         except ConfigError as error:
@@ -212,8 +233,10 @@ def _store(key: str, values: Mapping[str, str], stored: StoredConfig) -> Op:
 
 
 def _check_changes(resource: ResourceChange) -> None:
-    if len(resource.changes) > MAX_CHANGES:
-        raise ItemRefused(ErrorCode.INVALID_REQUEST, f"More than {MAX_CHANGES} settings of one resource.")
+    if len(resource.changes) > MAX_SETTINGS:
+        raise ItemRefused(ErrorCode.INVALID_REQUEST, f"More than {MAX_SETTINGS} settings of one resource.")
+    if sum(len(change.key) + len(change.value or "") for change in resource.changes) > MAX_BYTES:
+        raise ItemRefused(ErrorCode.INVALID_REQUEST, f"More than {MAX_BYTES} bytes of settings of one resource.")
     keys = [change.key for change in resource.changes]
     if len(set(keys)) < len(keys):
         raise ItemRefused(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
@@ -252,7 +275,7 @@ def _changed(resource: ResourceChange, present: Mapping[str, str], list_of: _Lis
                     message = f"Can't {name} to key {key} because its type is not LIST."
                     raise ItemRefused(ErrorCode.INVALID_CONFIG, message)
                 items = split_list(values[key]) if key in values else default
-                named = split_list(value)
+                named = dict.fromkeys(split_list(value))
                 if operation == Operation.APPEND:
                     items = tuple(dict.fromkeys((*items, *named)))
                 else:

@@ -21,10 +21,10 @@ from service.cluster.image import (
     topic_key,
 )
 from service.cluster.placement import placing
-from service.settings.setting import ConfigError
+from service.settings.setting import BYTES_OF_ONE, ConfigError
 from service.settings.topic import check_topic_config
 from service.stores.port import Create, Delete, Op, Put
-from service.turns import Steps, Turn
+from service.turns import COUNTED_A_TURN, Steps, Turn
 from service.wire.error_codes import ErrorCode
 
 MAX_NAME_LENGTH = 249
@@ -93,11 +93,18 @@ class CreateTopics:
         results: list[TopicResult] = []
         ops: list[Op] = []
         room = MAX_NEW_PARTITIONS
-        start = sum(len(topic.partitions) for topic in image.topics.values())
-        by_folded = {_folded(name): name for name in image.topics}
+        start = 0
+        by_folded: dict[str, str] = {}
+        known = Turn(COUNTED_A_TURN)
+        for topic in image.topics.values():
+            if known.is_over():
+                yield
+            start += len(topic.partitions)
+            by_folded[_folded(topic.name)] = topic.name
         has_dots = False
         for new in self.topics:
-            if turn.is_over(1 + len(new.config) + len(new.assignment)):
+            size = sum(len(value or "") for _, value in new.config)
+            if turn.is_over(1 + len(new.config) + len(new.assignment) + size // BYTES_OF_ONE):
                 yield
             existing = image.topics.get(new.name)
             if retried and existing is not None and existing.id == new.id:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from service.settings.broker import Bounded, BrokerConfig
-from service.settings.setting import ConfigError, Setting, Synonym, integer
+from service.settings.setting import ConfigError, Setting, Synonym, check_room, integer
 
 GROUP_SETTINGS: dict[str, Setting[Any]] = {
     setting.name: setting
@@ -44,6 +44,7 @@ def check_group_config(own: Mapping[str, str], config: BrokerConfig) -> None:
     for name in own:
         if name not in GROUP_SETTINGS:
             raise ConfigError(f"Unknown group config name: {name}")
+    check_room(own)
     parsed = {name: GROUP_SETTINGS[name].parse(value) for name, value in own.items()}
     bounded = _bounded(config)
     for name, value in parsed.items():

@@ -9,18 +9,26 @@ is typed, and as fast as any other: the value is in the instance's `__dict__`, w
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Final, Generic, TypeVar, overload
 
 T = TypeVar("T")
 
 MAX_INT = 2**31 - 1
 MAX_LONG = 2**63 - 1
 
+MAX_SETTINGS: Final = 500
+"""The most settings of one topic, broker or group. Kafka has some three hundred for a broker."""
+MAX_BYTES: Final = 64 << 10
+"""The most bytes that the settings of one topic, broker or group take. All are read whenever one changes."""
+BYTES_OF_ONE: Final = 250
+"""So many bytes of a value take as long to read as it takes to look its setting up."""
+LONGEST_VALUE: Final = 2**15 - 1
+"""A longer value can't be shown in every version of DescribeConfigs. A list that is appended to could become longer."""
+
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+\Z", re.ASCII)
-_LIST_SEPARATOR = re.compile(r"\s*,\s*")
 
 
 class ConfigError(Exception):
@@ -119,6 +127,22 @@ def text_of(value: object) -> str | None:
             return str(value)
 
 
+def check_room(values: Mapping[str, str]) -> None:
+    """Raise `ConfigError` if these are more than one topic, broker or group may have."""
+    if len(values) > MAX_SETTINGS:
+        raise ConfigError(f"More than {MAX_SETTINGS} settings of one resource.")
+    for name, value in values.items():
+        if len(value.encode()) > LONGEST_VALUE:
+            raise ConfigError(f"The value of {name} is longer than {LONGEST_VALUE} bytes.")
+    if settings_bytes(values) > MAX_BYTES:
+        raise ConfigError(f"The settings of one resource take more than {MAX_BYTES} bytes.")
+
+
+def settings_bytes(values: Mapping[str, str]) -> int:
+    """How much there is to read in these settings, roughly."""
+    return sum(map(len, values)) + sum(map(len, values.values()))
+
+
 def invalid(name: str, value: object, why: str) -> ConfigError:
     return ConfigError(f"Invalid value {value} for configuration {name}: {why}")
 
@@ -155,7 +179,7 @@ def parse_double(name: str, text: str) -> float:
 
 def split_list(text: str) -> tuple[str, ...]:
     trimmed = text.strip()
-    return tuple(_LIST_SEPARATOR.split(trimmed)) if trimmed else ()
+    return tuple(item.strip() for item in trimmed.split(",")) if trimmed else ()
 
 
 def check_range(name: str, value: float, at_least: float | None, at_most: float | None) -> None:

@@ -17,10 +17,12 @@ from service.settings.broker_table import BROKER_SETTINGS, COMPRESSION_TYPES, ch
 from service.settings.setting import (
     MAX_LONG,
     ConfigError,
+    ConfigType,
     Setting,
     Status,
     Synonym,
     boolean,
+    check_room,
     double,
     integer,
     invalid,
@@ -31,7 +33,9 @@ from service.settings.setting import (
 from service.settings.unhonoured import NO_EFFECT_SETTINGS
 
 _HOUR_MS = 3_600_000
-_THROTTLED = re.compile(r"[0-9]+:[0-9]+\Z", re.ASCII)
+_THROTTLED = re.compile(r"[0-9]+:[0-9]+(?:,[0-9]+:[0-9]+)*", re.ASCII)
+LONGEST_CHOICE = 1_000
+"""The longest value of a list of which each item is one of a few. It is read again for each partition of the topic."""
 
 
 def _broker(*names: str) -> tuple[Synonym, ...]:
@@ -40,7 +44,7 @@ def _broker(*names: str) -> tuple[Synonym, ...]:
 
 
 def _check_throttled(name: str, value: tuple[str, ...]) -> None:
-    if value not in ((), ("*",)) and not all(_THROTTLED.match(item) for item in value):
+    if value not in ((), ("*",)) and not _THROTTLED.fullmatch(",".join(value)):
         raise invalid(
             name,
             f"[{', '.join(value)}]",
@@ -298,6 +302,11 @@ def check_topic_config(own: Mapping[str, str]) -> None:
     for name in own:
         if name not in TOPIC_SETTINGS:
             raise ConfigError(f"Unknown topic config name: {name}")
+    check_room(own)
+    for name, value in own.items():
+        setting = TOPIC_SETTINGS[name]
+        if setting.kind is ConfigType.LIST and setting.choices and len(value) > LONGEST_CHOICE:
+            raise ConfigError(f"The value of {name} is longer than {LONGEST_CHOICE} characters.")
     values = {name: TOPIC_SETTINGS[name].parse(value) for name, value in own.items()}
     least = values.get("min.compaction.lag.ms", TOPIC_SETTINGS["min.compaction.lag.ms"].default)
     most = values.get("max.compaction.lag.ms", TOPIC_SETTINGS["max.compaction.lag.ms"].default)

@@ -298,11 +298,17 @@ class SqlSession:
         return 0.0 if self._ended else float("inf")
 
     async def commit(self, *ops: Op) -> tuple[Result, int]:
-        def publish(outcome: tuple[Result, int]) -> None:
-            if outcome[0] is Result.OK:
-                self._store.publish(Change(outcome[1], changes_of(ops)))
+        def commit(database: SqlDatabase) -> tuple[tuple[Result, int], Change]:
+            outcome = database.commit(self.id, ops)
+            return outcome, Change(outcome[1], changes_of(ops))  # here, not in the loop: there may be very many
 
-        return await self._store.run(lambda database: database.commit(self.id, ops), publish)
+        def publish(made: tuple[tuple[Result, int], Change]) -> None:
+            (result, _), change = made
+            if result is Result.OK:
+                self._store.publish(change)
+
+        outcome, _ = await self._store.run(commit, publish)
+        return outcome
 
     async def read(self, prefix: str) -> dict[str, Entry]:
         snapshot = await self._store.run(

@@ -98,7 +98,7 @@ def test_recovery_points_are_written_as_kafka_writes_them() -> None:
     disk = MemoryDisk()
     points = {TopicPartition("b", 10): 7, TopicPartition("a-1", 0): 2**40}
     asyncio.run(write_recovery_points(disk, points))
-    assert disk.read(RECOVERY_POINTS) == b"0\n2\na-1 0 1099511627776\nb 10 7\n"
+    assert disk.read(RECOVERY_POINTS) == b"0\n2\nb 10 7\na-1 0 1099511627776\n"
     assert read_recovery_points(disk) == points
 
 

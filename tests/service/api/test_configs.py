@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from service.api.describe_configs import SHOWN_A_TURN
+from service.broker.holdings import TOLD_AT_ONCE
 from service.cluster.config_commands import Operation, ResourceType
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -21,6 +23,7 @@ from service.wire.messages import (
     ListConfigResourcesRequest,
 )
 from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.api.test_long_lists import turns_of_others
 
 TOPIC, BROKER = ResourceType.TOPIC, ResourceType.BROKER
 SET = Operation.SET
@@ -141,6 +144,21 @@ def test_a_broker_keeps_and_shows_what_it_has_no_use_for(tmp_path: Path, caplog:
             for key in values:
                 assert await alter(stage, BROKER, who, key, None, Operation.DELETE) is ErrorCode.NONE
             assert not set(values) & set(await describe(stage, BROKER, who))
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_broker_with_many_settings_shows_and_takes_them_without_holding_others_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene(stage: Stage) -> None:
+        many = [IncrementalAlterConfigsRequestAlterableConfig(f"no.such.{n}", SET, "x") for n in range(400)]
+        resource = IncrementalAlterConfigsRequestAlterConfigsResource(BROKER, "1", many)
+        (answer,) = (await stage.ask(IncrementalAlterConfigsRequest([resource]))).responses
+        assert answer.error_code == ErrorCode.NONE
+        assert len(caplog.records) == TOLD_AT_ONCE + 1
+        described = describe(stage, BROKER, "1")
+        assert await turns_of_others(described) >= 400 / SHOWN_A_TURN
 
     on_stage(tmp_path, scene)
 

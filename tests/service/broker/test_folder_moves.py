@@ -444,3 +444,31 @@ def test_a_partition_that_nobody_wrote_to_moves_too(tmp_path: Path) -> None:
         assert values(partition) == [0, 1, 2]
 
     folders.live(scene)
+
+
+def test_each_folder_knows_how_many_partitions_are_in_it(tmp_path: Path) -> None:
+    """New ones go to the emptiest. To count all partitions for each of very many took minutes."""
+    folders = Folders(tmp_path)
+
+    def counts(stage: Stage) -> list[int]:
+        return [folder.partitions for folder in stage.broker.folders]
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("moved")
+        partition = await stage.served("moved")
+        assert counts(stage) == [1, 0, 0]
+        assert await move(stage, folders.three) == ErrorCode.NONE
+        await moved(partition, folders.three)
+        assert counts(stage) == [0, 0, 1]
+        await stage.create("other", 4)
+        await stage.served("other", 3)
+        assert counts(stage) == [2, 2, 1]
+        await stage.ask(DeleteTopicsRequest(topic_names=["other"]), 5)
+        assert counts(stage) == [0, 0, 1]
+        assert len(stage.broker.partitions) == 1
+
+    async def again(stage: Stage) -> None:
+        assert counts(stage) == [0, 0, 1]
+
+    folders.live(scene)
+    folders.live(again)

@@ -2,8 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
+import log.manifest
+import service.broker.housekeeper
 from log.manifest import read_recovery_points
 from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.api.test_long_lists import turns_of_others
 from tests.service.broker.topic_stage import write
 
 
@@ -29,5 +34,27 @@ def test_of_two_cuts_of_one_log_that_overlap_each_is_kept_in_mind_until_it_is_do
         assert await point() == 3
         await shorter.__aexit__(None, None, None)
         assert await point() == 10
+
+    on_stage(tmp_path, scene, {"log.durability": "os"})
+
+
+@pytest.mark.parametrize("what", ["gathered", "written"])
+def test_the_points_of_very_many_partitions_are_written_down_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Of 15,000 they took 65 ms, once a minute."""
+    if what == "gathered":
+        monkeypatch.setattr(service.broker.housekeeper, "PARTITIONS_A_TURN", 1)
+    else:
+        monkeypatch.setattr(log.manifest, "LINES_A_TURN", 1)
+
+    async def scene(stage: Stage) -> None:
+        await stage.create("orders", 20)
+        for number in range(20):
+            partition = await stage.served("orders", number)
+            await write(partition, b"x")
+            await partition.flush()
+        assert await turns_of_others(stage.broker.housekeeper.write_points(partition.folder)) >= 20
+        assert len(read_recovery_points(partition.folder.disk)) == 20
 
     on_stage(tmp_path, scene, {"log.durability": "os"})

@@ -192,6 +192,74 @@ def test_what_is_wrong_is_said_in_kafkas_words(
     assert world.image is before
 
 
+LONG = ",".join(f"{number}:1" for number in range(4_500))
+THROTTLED = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
+TOO_MUCH: dict[str, tuple[ResourceChange, ...]] = {
+    "a list that is appended to": (
+        change(TOPIC, "orders", (THROTTLED[0], SET, LONG)),
+        change(TOPIC, "orders", (THROTTLED[0], APPEND, LONG.replace(":1", ":2"))),
+    ),
+    "a long list of a few words": (change(TOPIC, "orders", ("cleanup.policy", SET, "compact," * 200 + "delete")),),
+    "more settings of a broker each time": tuple(
+        change(BROKER, "1", *((f"no.such.{of}.{number}", SET, "x") for number in range(300))) for of in range(2)
+    ),
+    "longer settings of a broker each time": tuple(
+        change(BROKER, "1", *((f"no.such.{of}.{number}", SET, "x" * 4_000) for number in range(10))) for of in range(2)
+    ),
+    "more settings of a broker at once": (
+        change(BROKER, "1", *((f"no.such.{number}", SET, "x") for number in range(501))),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TOO_MUCH)
+def test_what_a_resource_keeps_is_bounded(world: World, what: str) -> None:
+    """All of it is read again whenever something of it changes."""
+    *before, last = TOO_MUCH[what]
+    for each in before:
+        assert alter(world, each)[0].error is ErrorCode.NONE
+    kept = world.image
+    assert alter(world, last)[0].error in (ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST)
+    assert world.image is kept
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_long_settings_take_turns_of_their_own(world: World, present: bool) -> None:
+    names = [f"topic.{number}" for number in range(20)]
+    for number, name in enumerate(names, start=2):
+        world.add_topic(name, number)
+    wide = tuple(change(TOPIC, name, *((key, SET, LONG) for key in THROTTLED)) for name in names)
+    narrow = tuple(change(TOPIC, name, ("retention.ms", SET, "1")) for name in names)
+    if present:
+        alter(world, *wide)
+    steps = AlterConfigs(narrow if present else wide, BrokerConfig(), 1, KEPT).decide(world.image, retried=False)
+    assert len(list(steps)) >= len(names) / 2
+
+
+def test_a_list_is_subtracted_from_without_comparing_each_with_each(world: World) -> None:
+    """Of 4,500 items each that would be twenty million times, on the loop."""
+
+    class Compared(str):
+        times = 0
+
+        def __eq__(self, other: object) -> bool:
+            Compared.times += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+        def strip(self, *_: object) -> "Compared":
+            return self
+
+        def split(self, *_: object) -> list["Compared"]:  # type: ignore[override]
+            return [Compared(item) for item in str.split(self, ",")]
+
+    alter(world, change(TOPIC, "orders", (THROTTLED[0], SET, LONG)))
+    alter(world, change(TOPIC, "orders", (THROTTLED[0], SUBTRACT, Compared(LONG.replace(":1", ":2")))))
+    assert config_of(world) == {THROTTLED[0]: LONG}
+    assert Compared.times < 10_000
+
+
 def test_a_resource_named_twice_is_refused_in_both_places_and_others_are_done(world: World) -> None:
     twice = change(BROKER, "1", ("message.max.bytes", SET, "5"))
     results = alter(world, twice, change(TOPIC, "orders", ("segment.ms", SET, "7")), twice)
