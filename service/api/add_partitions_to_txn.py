@@ -26,7 +26,7 @@ from txn.commands import AddPartitions, VerifyPartitions
 from txn.verdicts import Verified
 
 FENCED_SINCE, BATCHES_SINCE = 2, 4
-TRANSACTIONS_A_TURN = 50
+TRANSACTIONS_A_TURN = 10
 Topics = list[AddPartitionsToTxnTopic]
 
 

@@ -9,7 +9,7 @@ from service.cluster.controller import Command, Refusal
 from service.cluster.image import NO_LEADER, Image, PartitionState
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.settings.broker import BrokerConfig
-from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns, in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, counted, done_in_turns, slices_in_turns
 from service.wire.error_codes import ErrorCode
 
 Reply = TypeVar("Reply")
@@ -28,6 +28,8 @@ class AskedResource(Protocol[Config]):
     def configs(self) -> Sequence[Config]: ...
 
 
+RESOURCES_A_COMMIT = 500
+"""The most resources of a request whose settings change in one commit."""
 UNASKED = -(2**31)
 """Kafka's mark for operations that the caller did not ask about."""
 TOPIC_OPERATIONS = 3576
@@ -51,7 +53,7 @@ async def executed(metadata: ClusterMetadata, command: Command[Reply]) -> Reply 
 
 
 def changes(
-    resources: Sequence[AskedResource[Config]], change: Callable[[Config], ConfigChange], *, replace_all: bool = False
+    resources: Sequence[AskedResource[Config]], change: Callable[[Config], ConfigChange], *, replace_all: bool
 ) -> Steps[tuple[ResourceChange, ...]]:
     """What a request asks to change, each setting translated by `change`."""
     turn = Turn(NAMED_A_TURN)
@@ -71,19 +73,25 @@ def changes(
 async def altered(
     metadata: ClusterMetadata,
     config: BrokerConfig,
-    wanted: Steps[tuple[ResourceChange, ...]],
+    asked: Sequence[AskedResource[Config]],
+    change: Callable[[Config], ConfigChange],
     row: Callable[[ErrorCode, str | None, int, str], Row],
     *,
     validate_only: bool,
+    replace_all: bool = False,
 ) -> list[Row]:
     """Carries out changes of settings. There is a row of the answer for each resource."""
-    resources = await done_in_turns(wanted)
-    command = AlterConfigs(resources, config, metadata.broker_id, KEPT_SETTINGS, validate_only)
-    results = await executed(metadata, command)
-    if isinstance(results, Refusal):
-        refused = results.error, results.message
-        return [row(*refused, one.kind, one.name) async for one in in_turns(resources, NAMED_A_TURN)]
-    return [row(one.error, one.message, one.kind, one.name) async for one in in_turns(results, NAMED_A_TURN)]
+    times_named = await done_in_turns(counted((one.resource_type, one.resource_name) for one in asked))
+    rows: list[Row] = []
+    async for some in slices_in_turns(asked, RESOURCES_A_COMMIT):
+        resources = await done_in_turns(changes(some, change, replace_all=replace_all))
+        command = AlterConfigs(resources, config, metadata.broker_id, KEPT_SETTINGS, times_named, validate_only)
+        results = await executed(metadata, command)
+        if isinstance(results, Refusal):
+            rows += [row(results.error, results.message, one.kind, one.name) for one in resources]
+        else:
+            rows += [row(one.error, one.message, one.kind, one.name) for one in results]
+    return rows
 
 
 def leader_of(image: Image, state: PartitionState, listener: str) -> tuple[int, ErrorCode]:

@@ -2,7 +2,7 @@
 back to their defaults. IncrementalAlterConfigs is the safer way.
 """
 
-from service.api.admin_answers import altered, changes
+from service.api.admin_answers import altered
 from service.broker.session import Session
 from service.cluster.config_commands import ConfigChange, Operation
 from service.cluster.metadata import ClusterMetadata
@@ -19,8 +19,13 @@ async def handle(
     header: RequestHeader,
     request: AlterConfigsRequest,
 ) -> AlterConfigsResponse:
-    wanted = changes(
-        request.resources, lambda setting: ConfigChange(setting.name, Operation.SET, setting.value), replace_all=True
+    rows = await altered(
+        metadata,
+        config,
+        request.resources,
+        lambda setting: ConfigChange(setting.name, Operation.SET, setting.value),
+        AlterConfigsRow,
+        validate_only=request.validate_only,
+        replace_all=True,
     )
-    rows = await altered(metadata, config, wanted, AlterConfigsRow, validate_only=request.validate_only)
     return AlterConfigsResponse(responses=rows)

@@ -1,7 +1,8 @@
 """CreateTopics, versions 2 to 7 (5: the configuration in the answer, 7: topic ids in the answer).
 
-Topics are independent of each other. A name that comes twice is refused each time. `validate_only` checks everything
-and creates nothing. The request's timeout is not used: an answer waits for one commit of the metadata store.
+Topics are independent of each other: of very many, TOPICS_A_COMMIT are created at a time. A name that comes twice is
+refused each time. `validate_only` checks everything and creates nothing. The request's timeout is not used: an answer
+waits for the metadata store's commits.
 """
 
 from collections import Counter
@@ -14,10 +15,10 @@ from service.broker.internal_topics import INTERNAL_TOPICS, kept_from_clients
 from service.broker.session import Session
 from service.cluster.controller import Refusal
 from service.cluster.metadata import ClusterMetadata
-from service.cluster.topic_commands import CreateTopics, NewTopic, TopicResult
+from service.cluster.topic_commands import MAX_NEW_PARTITIONS, CreateTopics, NewTopic, TopicResult
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.turns import NAMED_A_TURN, Steps, Turn, counted, done_in_turns, in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, counted, done_in_turns, in_turns, slices_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -29,6 +30,8 @@ from service.wire.messages import (
 )
 
 A_FRESH_ID, DESCRIBED_AT_ONCE = 3, 10
+TOPICS_A_COMMIT = 500
+"""The most topics of a request that are created in one commit: all brokers make a commit known in one turn."""
 
 
 async def handle(
@@ -42,18 +45,22 @@ async def handle(
     times_named = await done_in_turns(counted(topic.name for topic in request.topics))
     internal = [name for name in INTERNAL_TOPICS if name in times_named and name not in metadata.image.topics]
     once = await done_in_turns(_once(request.topics, times_named, internal))
-    command = CreateTopics(
-        tuple(await done_in_turns(_new(once, env))),
-        config.num_partitions,
-        config.default_replication_factor,
-        request.validate_only,
-    )
-    results = await executed(metadata, command)
-    if isinstance(results, Refusal):
-        error, message = results.error, results.message
-        answers = [_refused(topic.name, error, message) async for topic in in_turns(once, NAMED_A_TURN)]
-    else:
-        answers = [_result(metadata, config, result) async for result in in_turns(results, DESCRIBED_AT_ONCE)]
+    answers: list[CreatableTopicResult] = []
+    room = MAX_NEW_PARTITIONS
+    async for some in slices_in_turns(once, TOPICS_A_COMMIT):
+        command = CreateTopics(
+            tuple(await done_in_turns(_new(some, env))),
+            config.num_partitions,
+            config.default_replication_factor,
+            request.validate_only,
+            room,
+        )
+        results = await executed(metadata, command)
+        if isinstance(results, Refusal):
+            answers += [_refused(topic.name, results.error, results.message) for topic in some]
+            continue
+        room -= sum(len(result.topic.partitions) for result in results if result.topic is not None)
+        answers += [_result(metadata, config, result) async for result in in_turns(results, DESCRIBED_AT_ONCE)]
     async for name, times in in_turns(times_named.items(), NAMED_A_TURN):
         if times > 1:
             answers.append(_refused(name, ErrorCode.INVALID_REQUEST, "Duplicate topic name."))

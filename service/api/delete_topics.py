@@ -15,12 +15,14 @@ from service.cluster.image import Image
 from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import DeleteTopics
 from service.settings.broker import BrokerConfig
-from service.turns import NAMED_A_TURN, Steps, Turn, counted, done_in_turns, in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, counted, done_in_turns, in_turns, slices_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 
 STATES_SINCE = 6
+TOPICS_A_COMMIT = 500
+"""The most topics of a request that are deleted in one commit."""
 DISABLED_SINCE = 3
 
 NO_SUCH_NAME = "This server does not host this topic-partition."
@@ -49,31 +51,22 @@ async def handle(
             ]
         )
     answers = await done_in_turns(_resolved(metadata.image, wanted))
-    ids = tuple(await done_in_turns(_ids(answers)))
-    if ids:
-        results = await executed(metadata, DeleteTopics(ids))
-        if isinstance(results, Refusal):
-            became = dict.fromkeys(ids, (results.error, results.message))
-        else:
-            became = {
-                result.id: (result.error, _message(result.error)) async for result in in_turns(results, NAMED_A_TURN)
-            }
-        async for answer in in_turns(answers, NAMED_A_TURN):
-            if answer.error_code == ErrorCode.NONE:
-                answer.error_code, answer.error_message = became[TopicId(answer.topic_id)]
+    async for some in slices_in_turns(answers, TOPICS_A_COMMIT):
+        await _delete(metadata, [answer for answer in some if answer.error_code == ErrorCode.NONE])
     return DeleteTopicsResponse(responses=answers)
 
 
-def _ids(answers: list[DeletableTopicResult]) -> Steps[list[TopicId]]:
-    """Those of the topics that are to be deleted."""
-    turn = Turn(NAMED_A_TURN)
-    ids = []
-    for answer in answers:
-        if turn.is_over():
-            yield
-        if answer.error_code == ErrorCode.NONE:
-            ids.append(TopicId(answer.topic_id))
-    return ids
+async def _delete(metadata: ClusterMetadata, wanted: list[DeletableTopicResult]) -> None:
+    """Delete these topics, and answer what became of it."""
+    if not wanted:
+        return
+    results = await executed(metadata, DeleteTopics(tuple(TopicId(answer.topic_id) for answer in wanted)))
+    if isinstance(results, Refusal):
+        became = [(results.error, results.message)] * len(wanted)
+    else:
+        became = [(result.error, _message(result.error)) for result in results]
+    for answer, (error, message) in zip(wanted, became, strict=True):
+        answer.error_code, answer.error_message = error, message
 
 
 def _message(error: ErrorCode) -> str | None:

@@ -4,6 +4,7 @@ for one. The root's transaction coordinator answers it.
 
 from service.api.wire_codes import Transactions, looked_up
 from service.broker.session import Session
+from service.turns import NAMED_A_TURN, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import DescribeBranchesRequest, DescribeBranchesResponse, DescribedRoot
@@ -15,7 +16,10 @@ async def handle(
 ) -> DescribeBranchesResponse:
     found = await looked_up(transactions, request.roots, _describe)
     return DescribeBranchesResponse(
-        roots=[DescribedRoot(row, root) if isinstance(row, ErrorCode) else row for root, row in found.items()]
+        roots=[
+            DescribedRoot(row, root) if isinstance(row, ErrorCode) else row
+            async for root, row in in_turns(found.items(), NAMED_A_TURN)
+        ]
     )
 
 

@@ -29,6 +29,8 @@ async def handle(
         named: dict[TopicPartition, None] = {}
         turn = Turn(NAMED_A_TURN)
         for each in request.topic_partitions:
+            if turn.is_over():
+                await asyncio.sleep(0)
             for index in each.partitions:
                 if turn.is_over():
                     await asyncio.sleep(0)

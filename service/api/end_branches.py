@@ -8,6 +8,7 @@ another owner.
 
 from service.api.wire_codes import Transactions, ask_coordinator, error_of
 from service.broker.session import Session
+from service.turns import NAMED_A_TURN, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import EndBranchesRequest, EndBranchesResponse
@@ -24,8 +25,10 @@ async def handle(
         request.token,
         request.committed,
         tuple(
-            NamedBranch(branch.transactional_id, branch.producer_id, branch.producer_epoch)
-            for branch in request.branches[: MAX_BRANCHES + 1]  # one too many is refused
+            [
+                NamedBranch(branch.transactional_id, branch.producer_id, branch.producer_epoch)
+                async for branch in in_turns(request.branches[: MAX_BRANCHES + 1], NAMED_A_TURN)
+            ]
         ),
         request.producer_id,
         request.producer_epoch,

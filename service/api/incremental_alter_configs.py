@@ -2,7 +2,7 @@
 appends to them, or subtracts from them.
 """
 
-from service.api.admin_answers import altered, changes
+from service.api.admin_answers import altered
 from service.broker.session import Session
 from service.cluster.config_commands import ConfigChange
 from service.cluster.metadata import ClusterMetadata
@@ -21,8 +21,12 @@ async def handle(
     header: RequestHeader,
     request: IncrementalAlterConfigsRequest,
 ) -> IncrementalAlterConfigsResponse:
-    wanted = changes(
-        request.resources, lambda setting: ConfigChange(setting.name, setting.config_operation, setting.value)
+    rows = await altered(
+        metadata,
+        config,
+        request.resources,
+        lambda setting: ConfigChange(setting.name, setting.config_operation, setting.value),
+        IncrementalAlterConfigsRow,
+        validate_only=request.validate_only,
     )
-    rows = await altered(metadata, config, wanted, IncrementalAlterConfigsRow, validate_only=request.validate_only)
     return IncrementalAlterConfigsResponse(responses=rows)

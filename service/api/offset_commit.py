@@ -13,7 +13,7 @@ from service.broker.session import Session
 from service.cluster.image import Image, Topic
 from service.cluster.metadata import ClusterMetadata
 from service.groups.commands import CommitOffsets, CommitReply, OffsetToCommit
-from service.turns import slices_in_turns
+from service.turns import NAMED_A_TURN, in_turns, slices_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -44,11 +44,11 @@ def handle(
         return _commit_in_turns(groups, metadata, header, request, wanted, answers)
     offsets = answers.without_refused(wanted)
     if not offsets:
-        return OffsetCommitResponse(topics=answers.topics())
+        return OffsetCommitResponse(topics=list(answers.topics()))
 
     def answer(reply: CommitReply | ErrorCode) -> OffsetCommitResponse:
         answers.note(offsets, reply)
-        return OffsetCommitResponse(topics=answers.topics())
+        return OffsetCommitResponse(topics=list(answers.topics()))
 
     return answer_with(answer, groups, request.group_id, _command(header, request, offsets), CommitReply)
 
@@ -67,7 +67,7 @@ async def _commit_in_turns(
         if offsets := answers.without_refused(_still_there(image, each) for each in some):
             command = _command(header, request, offsets)
             answers.note(offsets, await ask(groups, request.group_id, command, CommitReply))
-    return OffsetCommitResponse(topics=answers.topics())
+    return OffsetCommitResponse(topics=[topic async for topic in in_turns(answers.topics(), NAMED_A_TURN)])
 
 
 def _wanted(
@@ -148,5 +148,5 @@ class _Answers:
     def _add(self, topic: str, topic_id: bytes, partition: int, error: int) -> None:
         self._topics.setdefault((topic, topic_id), []).append(OffsetCommitResponsePartition(partition, error))
 
-    def topics(self) -> list[OffsetCommitResponseTopic]:
-        return [OffsetCommitResponseTopic(*name, partitions) for name, partitions in self._topics.items()]
+    def topics(self) -> Iterator[OffsetCommitResponseTopic]:
+        return (OffsetCommitResponseTopic(*name, partitions) for name, partitions in self._topics.items())

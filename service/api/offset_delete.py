@@ -2,11 +2,13 @@
 offsets of all topics may be deleted.
 """
 
+from collections.abc import Iterator
+
 from service.api.group_answers import OFFSETS_AT_ONCE, Groups, ask, error_code
 from service.broker.session import Session
 from service.cluster.metadata import ClusterMetadata
 from service.groups.commands import DeleteOffsets, DeleteOffsetsReply
-from service.turns import slices_in_turns
+from service.turns import NAMED_A_TURN, in_turns, slices_in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -23,10 +25,9 @@ async def handle(
     if not request.group_id:
         return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     answers: dict[str, list[OffsetDeleteResponsePartition]] = {}
-    named = ((topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions)
-    async for some in slices_in_turns(named, OFFSETS_AT_ONCE):
+    async for some in slices_in_turns(_named(request), OFFSETS_AT_ONCE):
         existing: dict[str, list[int]] = {}
-        for name, index in some:
+        for name, index in filter(None, some):
             topic = metadata.image.topics.get(name)
             if topic is not None and index in topic.partitions:
                 existing.setdefault(name, []).append(index)
@@ -42,4 +43,14 @@ async def handle(
         for topic_name, partitions in reply.topics:
             deleted = [OffsetDeleteResponsePartition(index, error_code(fault)) for index, fault in partitions]
             answers.setdefault(topic_name, []).extend(deleted)
-    return OffsetDeleteResponse(topics=[OffsetDeleteResponseTopic(*answer) for answer in answers.items()])
+    topics = [OffsetDeleteResponseTopic(*answer) async for answer in in_turns(answers.items(), NAMED_A_TURN)]
+    return OffsetDeleteResponse(topics=topics)
+
+
+def _named(request: OffsetDeleteRequest) -> Iterator[tuple[str, int] | None]:
+    """The partitions, and None for a topic without any, so that very many of those take turns, too."""
+    for topic in request.topics:
+        if not topic.partitions:
+            yield None
+        for partition in topic.partitions:
+            yield topic.name, partition.partition_index

@@ -50,6 +50,7 @@ def handle(
         (group,) = request.groups
         if (
             group.topics is not None
+            and len(group.topics) <= OFFSETS_AT_ONCE
             and sum(1 + len(topic.partition_indexes) for topic in group.topics) <= OFFSETS_AT_ONCE
         ):
             return _fetch_few(groups, metadata.image, header.api_version, group, group.topics, request.require_stable)

@@ -37,7 +37,7 @@ from service.settings.setting import (
 )
 from service.settings.topic import TOPIC_SETTINGS, check_topic_config
 from service.stores.port import Create, Delete, Op, Put
-from service.turns import Steps, Turn, counted
+from service.turns import Steps, Turn
 from service.wire.error_codes import ErrorCode
 
 _ListOf = Callable[[str], tuple[str, ...] | None]
@@ -93,25 +93,25 @@ class ResourceResult:
 class AlterConfigs:
     """`config` is the configuration of the broker that decides. A change that appends to a list appends to the value
     that holds, which may be a static value of that broker. `kept` has, by topic, the settings that must keep their
-    value.
+    value; `times_named` how often the request names each resource.
     """
 
     resources: tuple[ResourceChange, ...]
     config: BrokerConfig
     node_id: int
     kept: Mapping[str, Mapping[str, str]]
+    times_named: Mapping[tuple[int, str], int]
     validate_only: bool = False
 
     def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[list[ResourceResult]]]:
         turn = Turn(DECIDED_A_TURN)
         results: list[ResourceResult] = []
         ops: list[Op] = []
-        times = yield from counted((resource.kind, resource.name) for resource in self.resources)
         for resource in self.resources:
             if turn.is_over(self._work(resource, image)):
                 yield
             try:
-                if times[resource.kind, resource.name] > 1:
+                if self.times_named[resource.kind, resource.name] > 1:
                     raise ItemRefused(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
                 _check_changes(resource)
                 op = self._alter(resource, image)

@@ -29,7 +29,7 @@ from service.wire.error_codes import ErrorCode
 
 MAX_NAME_LENGTH = 249
 MAX_NEW_PARTITIONS = 10_000
-"""The most partitions that one command creates, as in Kafka. One commit must stay small enough for every store."""
+"""The most partitions that one request creates, as in Kafka. One commit must stay small enough for every store."""
 
 USE_DEFAULT = -1
 _NAME = re.compile(r"[a-zA-Z0-9._-]+\Z")
@@ -83,17 +83,19 @@ def _folded(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CreateTopics:
+    """`room` is how many partitions may be created."""
+
     topics: tuple[NewTopic, ...]
     default_partitions: int
     default_replication_factor: int
     validate_only: bool = False
+    room: int = MAX_NEW_PARTITIONS
 
     def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[list[TopicResult]]]:
         turn = Turn(DECIDED_A_TURN)
         results: list[TopicResult] = []
         ops: list[Op] = []
-        room = MAX_NEW_PARTITIONS
-        start = 0
+        room, start = self.room, 0
         by_folded: dict[str, str] = {}
         known = Turn(COUNTED_A_TURN)
         for topic in image.topics.values():

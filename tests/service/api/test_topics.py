@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from service.api import create_topics, delete_topics
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     CreatableReplicaAssignment,
@@ -174,5 +175,29 @@ def test_partitions_that_can_not_be_added_are_told(tmp_path: Path) -> None:
             ("orders", ErrorCode.INVALID_PARTITIONS, "Topic already has 2 partition(s)."),
             ("none", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None),
         ]
+
+    on_stage(tmp_path, scene)
+
+
+def test_very_many_topics_are_made_and_removed_in_several_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker takes a commit in one turn. How many partitions may be made is counted for the whole request."""
+    for module in (create_topics, delete_topics):
+        monkeypatch.setattr(module, "TOPICS_A_COMMIT", 3)
+    monkeypatch.setattr(create_topics, "MAX_NEW_PARTITIONS", 9)
+    names = [f"topic.{number}" for number in range(7)]
+
+    async def scene(stage: Stage) -> None:
+        metadata = stage.broker.metadata
+        before = metadata.image.number
+        wanted = [CreatableTopic(name, 3 if name == names[0] else 1, 1) for name in [*names, "one.too.many"]]
+        created = {topic.name: topic.error_code for topic in (await stage.ask(CreateTopicsRequest(wanted))).topics}
+        assert created == dict.fromkeys(names, ErrorCode.NONE) | {"one.too.many": ErrorCode.POLICY_VIOLATION}
+        assert metadata.image.number == before + 3
+        deleted = (await stage.ask(DeleteTopicsRequest([DeleteTopicState(name) for name in names]))).responses
+        assert [(topic.name, topic.error_code) for topic in deleted] == [(name, ErrorCode.NONE) for name in names]
+        assert metadata.image.number == before + 6
+        assert not metadata.image.topics
 
     on_stage(tmp_path, scene)

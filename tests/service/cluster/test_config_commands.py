@@ -1,5 +1,7 @@
 """Deciding about dynamic configuration: what each operation does, and what is refused in which words."""
 
+from collections import Counter
+
 import pytest
 
 from service.cluster.config_commands import (
@@ -25,7 +27,12 @@ def change(kind: int, name: str, *changes: tuple[str, int, str | None], replace_
 
 
 def alter(world: World, *resources: ResourceChange, validate_only: bool = False) -> list[ResourceResult]:
-    return world.run(AlterConfigs(resources, BrokerConfig(), 1, KEPT, validate_only))
+    return world.run(command(*resources, validate_only=validate_only))
+
+
+def command(*resources: ResourceChange, validate_only: bool = False) -> AlterConfigs:
+    times_named = Counter((resource.kind, resource.name) for resource in resources)
+    return AlterConfigs(resources, BrokerConfig(), 1, KEPT, times_named, validate_only)
 
 
 @pytest.fixture
@@ -232,7 +239,7 @@ def test_long_settings_take_turns_of_their_own(world: World, present: bool) -> N
     narrow = tuple(change(TOPIC, name, ("retention.ms", SET, "1")) for name in names)
     if present:
         alter(world, *wide)
-    steps = AlterConfigs(narrow if present else wide, BrokerConfig(), 1, KEPT).decide(world.image, retried=False)
+    steps = command(*(narrow if present else wide)).decide(world.image, retried=False)
     assert len(list(steps)) >= len(names) / 2
 
 
