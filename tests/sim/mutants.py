@@ -52,7 +52,7 @@ from log.config import LogConfig
 from log.cutting import truncate_to
 from log.disk import Disk, DiskFault, FileSlice
 from log.durability import LogDurability
-from log.ids import NO_TIMESTAMP, TopicPartition, folder_of
+from log.ids import NO_TIMESTAMP, TopicId, TopicPartition, folder_of
 from log.manifest import MANIFEST, Manifest, read_and_remove_manifest, write_recovery_points
 from log.partition_log import PartitionLog
 from log.recovery import Recovered
@@ -69,6 +69,7 @@ from service.broker.housekeeper import Housekeeper
 from service.broker.log_folder import LogFolder
 from service.broker.opening import PartitionMaker
 from service.broker.partition import Partition
+from service.broker.partition_table import PartitionTable
 from service.broker.shard import Shard
 from service.broker.transaction_gate import TransactionalWriter, TransactionGate
 from service.cluster.image import Image, PartitionState, Topic
@@ -514,10 +515,10 @@ def whose_a_folder_is_nobody_asks() -> contextlib.AbstractContextManager[None]:
 
 
 def serve_deleted_topics() -> contextlib.AbstractContextManager[None]:
-    def drop(holdings: Holdings, partition: Partition) -> None:
-        return
+    def take_out(table: PartitionTable, topic_id: TopicId) -> list[Partition]:
+        return []
 
-    return replaced(Holdings, "_drop", drop)
+    return replaced(PartitionTable, "take_out", take_out)
 
 
 def auto_durability_needs_no_fsync() -> contextlib.AbstractContextManager[None]:
