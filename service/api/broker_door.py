@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any
 
 from service.api import api_versions
@@ -29,7 +29,13 @@ from service.wire.codec import (
     encode_response,
     encode_response_in_steps,
 )
-from service.wire.messages import FetchResponse, ProduceResponse
+from service.wire.messages import (
+    FetchResponse,
+    OffsetCommitResponse,
+    OffsetFetchResponse,
+    ProduceResponse,
+    TxnOffsetCommitResponse,
+)
 from service.wire.messages.versions import ApiKey
 
 logger = logging.getLogger("oncelog.door")
@@ -39,12 +45,15 @@ LONG_BYTES = 32 << 10
 elements as bytes.
 """
 SHORT_ANSWERS = frozenset(
-    (ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.HEARTBEAT, ApiKey.END_TXN, ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.INIT_PRODUCER_ID)
+    (
+        *(ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.HEARTBEAT, ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH),
+        *(ApiKey.END_TXN, ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.TXN_OFFSET_COMMIT, ApiKey.INIT_PRODUCER_ID),
+    )
 )
 """Answers that are encoded at once unless they tell of very many partitions: they are needed all the time."""
 
 LONG_ANSWER = 500
-"""The most partitions, and the most topics, that an answer tells of at once."""
+"""The most topics and partitions that an answer tells of at once."""
 
 
 class BrokerDoor:
@@ -189,11 +198,27 @@ class BrokerDoor:
 
 
 def _is_long(answer: Any) -> bool:
-    """Whether the answer to a Produce or a Fetch tells of more partitions than are read or written in one turn."""
-    if isinstance(answer, ProduceResponse):
-        told = [len(topic.partition_responses) for topic in answer.responses]
-    elif isinstance(answer, FetchResponse):
-        told = [len(topic.partitions) for topic in answer.responses]
-    else:
-        return False
-    return len(told) > LONG_ANSWER or sum(told) > LONG_ANSWER
+    """Whether the answer tells of more topics and partitions than are looked up in one turn."""
+    told = 0
+    for partitions in _told_of(answer):
+        told += 1 + len(partitions)
+        if told > LONG_ANSWER:
+            return True
+    return False
+
+
+def _told_of(answer: Any) -> Iterator[Sequence[Any]]:
+    """The partitions of each topic, the topics of each group, and the groups."""
+    match answer:
+        case ProduceResponse():
+            yield from (topic.partition_responses for topic in answer.responses)
+        case FetchResponse():
+            yield from (topic.partitions for topic in answer.responses)
+        case OffsetCommitResponse() | TxnOffsetCommitResponse():
+            yield from (topic.partitions for topic in answer.topics)
+        case OffsetFetchResponse():
+            yield answer.groups
+            yield from (topic.partitions for topic in answer.topics)
+            for group in answer.groups:
+                yield group.topics
+                yield from (topic.partitions for topic in group.topics)

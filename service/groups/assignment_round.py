@@ -10,9 +10,9 @@ from collections.abc import Generator, Mapping
 
 from service.groups.assignors import Target
 
-# What fits into one turn of the loop: a step takes some microseconds, writing and applying a record takes some ten.
-STEPS_AT_ONCE = 1_000
-TARGETS_AT_ONCE = 150
+# What fits into one turn of the loop: a step takes a microsecond or two, writing and applying a record some ten.
+STEPS_AT_ONCE = 2_000
+TARGETS_AT_ONCE = 250
 
 NewTarget = tuple[str, str | None, Mapping[bytes, frozenset[int]]]  # of which member and instance
 Assignment = Generator[None, None, tuple[Target, list[NewTarget]]]

@@ -49,7 +49,7 @@ from service.groups.records import (
 )
 from service.groups.regex import MATCHED_AT_ONCE, InvalidRegex, RegexRound, TopicMatches, TopicRegex
 from service.groups.resuming import Resuming
-from service.groups.settings import GroupSettings
+from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.states import MemberState
 from service.groups.topics import TopicView, fingerprint
 from service.groups.verdicts import Draft, Fault, GroupRefusal, Token
@@ -67,6 +67,9 @@ MEMBER_DEADLINES = ("session", "rebalance", "rejoin", "resync")
 # of five seconds. Members of a large group are told a longer one, so that they send at most this many in a millisecond.
 UNSETTLED_INTERVAL_MS = 1_000
 UNSETTLED_BEATS_A_MS = 5
+
+# The target of a member that gets nothing. It has no record, unless its member had partitions before.
+NO_PARTITIONS: TargetByTopic = {}
 
 # The target of a single member need not stand for the whole interval, because the other members of a new group usually
 # come within moments. It is replaced when none has come for this time.
@@ -143,7 +146,8 @@ class ConsumerDecisions:
         walked = self.walk(group, member, goal, ask.owned, names_changed or regex_change.has_changed, draft)
         if walked is None:
             return GroupRefusal(Fault.FENCED_MEMBER_EPOCH, "the member's state is not understood; it must rejoin")
-        self._keep_session(group, walked, draft)
+        times = self._settings.consumer_times(group.group_id)
+        self._keep_session(group, walked, times, draft)
         is_full_request = (
             ask.rebalance_timeout_ms != -1
             and (ask.subscribed_topics is not None or ask.subscribed_regex is not None)
@@ -154,15 +158,9 @@ class ConsumerDecisions:
         return ConsumerHeartbeatReply(
             member_id=member_id,
             member_epoch=walked.member_epoch,
-            heartbeat_interval_ms=self._interval_ms(group, is_settled),
+            heartbeat_interval_ms=_interval_ms(group, times, is_settled),
             assignment=_partitions(walked.assigned) if tells else None,
         )
-
-    def _interval_ms(self, group: ConsumerGroup, is_settled: bool) -> int:
-        interval_ms = self._settings.consumer_times(group.group_id).heartbeat_interval_ms
-        if is_settled:
-            return interval_ms
-        return min(interval_ms, max(UNSETTLED_INTERVAL_MS, len(group.members) // UNSETTLED_BEATS_A_MS))
 
     def refuse_when_full(self, group: ConsumerGroup, member_id: str) -> GroupRefusal | None:
         limit = self._settings.group_consumer_max_size
@@ -379,7 +377,7 @@ class ConsumerDecisions:
         target = yield from ASSIGNORS[name](specs, counts)
         news: list[NewTarget] = []
         for member_id, part in target.items():
-            before = group.target.get(member_id)
+            before = group.target.get(member_id, NO_PARTITIONS)
             if before is not part and before != part:
                 news.append((member_id, specs[member_id].instance_id, part))
             yield
@@ -500,10 +498,8 @@ class ConsumerDecisions:
         else:
             self._deadlines.cancel(name)
 
-    def _keep_session(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:
-        timeout_ms = self._settings.consumer_times(group.group_id).session_timeout_ms
-        if member.classic is not None:
-            timeout_ms = member.classic.session_timeout_ms
+    def _keep_session(self, group: ConsumerGroup, member: ConsumerMember, times: ConsumerTimes, draft: Draft) -> None:
+        timeout_ms = times.session_timeout_ms if member.classic is None else member.classic.session_timeout_ms
         self._deadlines.set(("session", group.group_id, member.member_id), draft.now_ms + timeout_ms)
 
     # Leaving ----------------------------------------------------------------------------------------------------------
@@ -560,7 +556,7 @@ class ConsumerDecisions:
             self.assign_later(group, draft)
 
     def _begin_session(self, group: ConsumerGroup, member: ConsumerMember, draft: Draft) -> None:
-        self._keep_session(group, member, draft)
+        self._keep_session(group, member, self._settings.consumer_times(group.group_id), draft)
         if member.classic is None:
             self._await_revocation(group, member, draft)
 
@@ -585,6 +581,14 @@ class RegexChange(NamedTuple):
 
     has_changed: bool
     is_resolved: bool
+
+
+def _interval_ms(group: ConsumerGroup, times: ConsumerTimes, is_settled: bool) -> int:
+    """In which interval a member is to send heartbeats."""
+    if is_settled:
+        return times.heartbeat_interval_ms
+    unsettled_ms = max(UNSETTLED_INTERVAL_MS, len(group.members) // UNSETTLED_BEATS_A_MS)
+    return min(times.heartbeat_interval_ms, unsettled_ms)
 
 
 def _as_it_says(found: ConsumerMember, ask: ConsumerHeartbeat) -> ConsumerMember:

@@ -50,6 +50,20 @@ class ClassicFacts(NamedTuple):
     protocols: tuple[tuple[str, bytes], ...]
 
 
+class SaidByMember(NamedTuple):
+    """What a member has said of itself, in the order in which `ConsumerMember` has it."""
+
+    instance_id: str | None
+    rack_id: str | None
+    rebalance_timeout_ms: int
+    client_id: str
+    client_host: str
+    subscribed_topics: frozenset[str]
+    subscribed_regex: str | None
+    server_assignor: str | None
+    classic: ClassicFacts | None
+
+
 class ConsumerMember(NamedTuple):
     member_id: str
     member_epoch: int = 0
@@ -93,6 +107,14 @@ class ConsumerMember(NamedTuple):
         return Fault.ILLEGAL_GENERATION if self.classic is not None else Fault.STALE_MEMBER_EPOCH
 
     @property
+    def said(self) -> SaidByMember:
+        return SaidByMember(*self[4:12], self.classic)
+
+    def saying(self, said: SaidByMember) -> "ConsumerMember":
+        facts = (*self[:4], *said[:8], self.assigned, self.revoking, said.classic)
+        return ConsumerMember._make(facts)
+
+    @property
     def regex_or_none(self) -> str | None:
         return self.subscribed_regex or None
 
@@ -122,6 +144,9 @@ class Tallies:
             self.classic += by
             for name in {name for name, _ in member.classic.protocols}:
                 _add(self.supporting, name, by)
+        self.count_state(member, by)
+
+    def count_state(self, member: ConsumerMember, by: int) -> None:
         if member.state is MemberState.STABLE:
             _add(self.stable_at, member.member_epoch, by)
 
@@ -321,11 +346,16 @@ class ConsumerGroup:
         old = self.members.get(member.member_id)
         if old is not None:
             self._release(old)
-            self.tallies.count(old, -1)
-        self.tallies.count(member, 1)
-        for each in (old, member):
-            if each is not None and each.regex_or_none is not None:
-                self._note_unresolved(each.regex_or_none)
+        if old is not None and old.said == member.said:  # most steps of a member change only what it holds
+            self.tallies.count_state(old, -1)
+            self.tallies.count_state(member, 1)
+        else:
+            if old is not None:
+                self.tallies.count(old, -1)
+            self.tallies.count(member, 1)
+            for each in (old, member):
+                if each is not None and each.regex_or_none is not None:
+                    self._note_unresolved(each.regex_or_none)
         for held in (member.assigned, member.revoking):
             for topic_id, partitions in held.items():
                 for partition in partitions:

@@ -24,10 +24,10 @@ from service.groups.records import (
     ConsumerKey,
     ConsumerPartKey,
     consumer_group_tombstones,
-    read_classic_facts,
     read_held,
     read_key,
     read_member_state,
+    read_said,
     read_value,
 )
 from service.groups.settings import GroupSettings
@@ -37,7 +37,6 @@ from service.wire.messages import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupMemberMetadataKey,
-    ConsumerGroupMemberMetadataValue,
     ConsumerGroupMetadataKey,
     ConsumerGroupMetadataValue,
     ConsumerGroupPartitionMetadataKey,
@@ -170,9 +169,7 @@ def _apply_value(group: ConsumerGroup, key: ConsumerKey, value: bytes) -> None:
         case ConsumerGroupPartitionMetadataKey():
             group.has_partition_metadata = True
         case ConsumerGroupMemberMetadataKey():
-            group.put(
-                _with_subscription(_member(group, key.member_id), read_value(ConsumerGroupMemberMetadataValue, value))
-            )
+            group.put(_member(group, key.member_id).saying(read_said(value)))
         case ConsumerGroupTargetAssignmentMetadataKey():
             target_epoch = read_value(ConsumerGroupTargetAssignmentMetadataValue, value)
             group.assignment_epoch = target_epoch.assignment_epoch
@@ -213,20 +210,6 @@ def _apply_tombstone(group: ConsumerGroup, key: ConsumerPartKey) -> None:
 
 def _member(group: ConsumerGroup, member_id: str) -> ConsumerMember:
     return group.members.get(member_id) or ConsumerMember(member_id)
-
-
-def _with_subscription(member: ConsumerMember, said: ConsumerGroupMemberMetadataValue) -> ConsumerMember:
-    return member._replace(
-        instance_id=said.instance_id,
-        rack_id=said.rack_id,
-        client_id=said.client_id,
-        client_host=said.client_host,
-        subscribed_topics=frozenset(said.subscribed_topic_names),
-        subscribed_regex=said.subscribed_topic_regex,
-        rebalance_timeout_ms=said.rebalance_timeout_ms,
-        server_assignor=said.server_assignor,
-        classic=read_classic_facts(said),
-    )
 
 
 def _with_assignment(member: ConsumerMember, said: ConsumerGroupCurrentMemberAssignmentValue) -> ConsumerMember:

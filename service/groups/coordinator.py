@@ -48,7 +48,7 @@ from service.groups.offsets import CommittedOffset, Offsets
 from service.groups.records import OFFSET_KEYS, PREFIX_BYTES, read_offset, read_offset_key
 from service.groups.settings import GroupSettings
 from service.groups.topics import TopicView
-from service.groups.verdicts import Draft, GroupDecision, OffsetPut, RecordPair, Replacement, Token
+from service.groups.verdicts import Draft, GroupDecision, OffsetsPut, RecordPair, Replacement, Token
 
 NO_PRODUCER_ID = -1
 
@@ -76,7 +76,8 @@ class GroupCoordinator:
         self._is_live = False
         self._replacement: Replacement | None = None  # what the last decision makes of a group
         self._applied = 0  # how many records of that decision were applied
-        self._put: list[OffsetPut] = []  # what the last decision commits and is not applied yet, the next one last
+        self._put: OffsetsPut | None = None  # what the last decision commits and is not applied yet
+        self._put_ahead = 0  # how many of the next records were applied with it
         self._asleep: dict[str, None] = {}  # groups as the log left them: the first command about a group wakes it
         self._offset_decisions = OffsetDecisions(settings, self._offsets)
         self._cleaning = Cleaning(
@@ -148,7 +149,7 @@ class GroupCoordinator:
         self._replacement = draft.replacement
         self._applied = 0
         self._put = draft.offsets
-        self._put.reverse()
+        self._put_ahead = 0
         return draft.seal()
 
     def apply(
@@ -162,9 +163,12 @@ class GroupCoordinator:
         """Take up one record of the partition, in the order of the log. `producer_id`: if its batch is
         transactional.
         """
-        if self._put and self._put[-1][0] is key:
-            _, group_id, topic, partition, committed = self._put.pop()
-            self._put_offset(group_id, topic, partition, committed, producer_id)
+        if self._put_ahead:
+            self._put_ahead -= 1
+            return
+        if (put := self._put) is not None and put.first_key is key:
+            self._put_ahead = len(put.offsets) - 1
+            self._put_offsets(put.group_id, put.offsets, producer_id)
             return
         if self._replacement is not None and self._is_replaced_by(self._replacement):
             return
@@ -304,17 +308,15 @@ class GroupCoordinator:
         if value is None:
             self._offsets.remove(group_id, topic, partition)
             return
-        self._put_offset(group_id, topic, partition, read_offset(value), producer_id)
+        self._put_offsets(group_id, [(topic, partition, read_offset(value))], producer_id)
 
-    def _put_offset(
-        self, group_id: str, topic: str, partition: int, committed: CommittedOffset, producer_id: int
-    ) -> None:
+    def _put_offsets(self, group_id: str, offsets: list[tuple[str, int, CommittedOffset]], producer_id: int) -> None:
         if group_id not in self._groups:
             self._groups[group_id] = self._hold_offsets(group_id)
         if producer_id == NO_PRODUCER_ID:
-            self._offsets.put(group_id, topic, partition, committed)
+            self._offsets.put(group_id, offsets)
         else:
-            self._offsets.put_pending(group_id, topic, partition, committed, producer_id=producer_id)
+            self._offsets.put_pending(group_id, offsets, producer_id=producer_id)
 
 
 def _deciders(known: Kinds) -> dict[tuple[type, type], Decide]:

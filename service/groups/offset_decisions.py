@@ -20,9 +20,9 @@ from service.groups.commands import (
 )
 from service.groups.kinds import Group, OffsetCheck, any_offset
 from service.groups.offsets import CommittedOffset, Offsets
-from service.groups.records import fits, offset_record, offset_tombstone
+from service.groups.records import fits, offset_key_stem, offset_tombstone, offset_value, partition_bytes
 from service.groups.settings import GroupSettings
-from service.groups.verdicts import Draft, Fault, OffsetPut
+from service.groups.verdicts import Draft, Fault, OffsetsPut
 
 ZERO_TOPIC_ID = bytes(16)
 NO_ORDER = -1
@@ -69,22 +69,25 @@ class OffsetDecisions:
         draft: Draft,
     ) -> CommitReply:
         faults: list[Fault | None] = [None] * len(offsets)
-        wall_ms, records, puts = draft.wall_ms, draft.records, draft.offsets
-        first, first_put = len(records), len(puts)
+        wall_ms, records, put = draft.wall_ms, draft.records, list[tuple[str, int, CommittedOffset]]()
+        first = len(records)
+        present, stem = None, b""
         for index, each in enumerate(offsets):
             topic, topic_id, partition, offset, leader_epoch, metadata = each
             if metadata and self._is_too_long(metadata):
                 faults[index] = Fault.OFFSET_METADATA_TOO_LARGE
                 continue
             if check is not any_offset and (fault := check(each)) is not None:
-                del records[first:], puts[first_put:]  # if one partition is refused, the whole request is refused
+                del records[first:]  # if one partition is refused, the whole request is refused
                 return CommitReply(fault)
             facts = offset, leader_epoch, metadata, wall_ms, expire_ms, topic_id, NO_ORDER
             committed = _new(CommittedOffset, facts)
-            record = offset_record(group_id, topic, partition, committed)
-            records.append(record)
-            if expire_ms is None:  # otherwise the record is in a format that says less
-                puts.append(_new(OffsetPut, (record[0], group_id, topic, partition, committed)))
+            if topic is not present:
+                present, stem = topic, offset_key_stem(group_id, topic)
+            records.append((stem + partition_bytes(partition), offset_value(committed)))
+            put.append((topic, partition, committed))
+        if put and expire_ms is None:  # otherwise the records are in a format that says less
+            draft.offsets = OffsetsPut(records[first][0], group_id, put)
         return CommitReply(None, tuple(faults))
 
     def _is_too_long(self, metadata: str) -> bool:

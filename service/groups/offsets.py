@@ -5,6 +5,7 @@ An offset that waits has its place in that order (`order`), and so has one that 
 transaction commits late, its offsets don't replace a commit that was written after them.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -99,17 +100,31 @@ class Offsets:
 
     # Writing: `apply` only --------------------------------------------------------------------------------------------
 
-    def put(self, group_id: str, topic: str, partition: int, committed: CommittedOffset) -> None:
-        if self._open and self.is_pending(group_id, topic, partition):
-            committed = self._numbered(committed)
-        self._store(group_id, topic, partition, committed)
+    def put(self, group_id: str, offsets: Iterable[tuple[str, int, CommittedOffset]]) -> None:
+        """Offsets of a group, by topic and partition."""
+        topics = self._committed.get(group_id)
+        if topics is None:
+            topics = self._committed[group_id] = {}
+        has_pending = group_id in self._open
+        present, partitions = None, dict[int, CommittedOffset]()
+        for topic, partition, committed in offsets:
+            if topic is not present:  # the next topic: finding the offsets of each takes longer than the rest
+                present = topic
+                partitions = topics.setdefault(topic, {})
+            if has_pending and self.is_pending(group_id, topic, partition):
+                partitions[partition] = self._numbered(committed)
+            else:
+                partitions[partition] = committed
 
     def put_pending(
-        self, group_id: str, topic: str, partition: int, committed: CommittedOffset, *, producer_id: int
+        self, group_id: str, offsets: Iterable[tuple[str, int, CommittedOffset]], *, producer_id: int
     ) -> None:
-        name = (topic, partition)
-        self._pending.setdefault(producer_id, {}).setdefault(group_id, {})[name] = self._numbered(committed)
-        self._open.setdefault(group_id, {}).setdefault(name, set()).add(producer_id)
+        pending = self._pending.setdefault(producer_id, {}).setdefault(group_id, {})
+        producers = self._open.setdefault(group_id, {})
+        for topic, partition, committed in offsets:
+            name = (topic, partition)
+            pending[name] = self._numbered(committed)
+            producers.setdefault(name, set()).add(producer_id)
 
     def remove(self, group_id: str, topic: str, partition: int) -> None:
         """Remove the committed offset, and those that wait for a transaction."""
@@ -133,16 +148,7 @@ class Offsets:
                     self._close(group_id, (topic, partition))
                 current = self.get(group_id, topic, partition)
                 if committed and (current is None or pending.order > current.order):
-                    self._store(group_id, topic, partition, pending)
-
-    def _store(self, group_id: str, topic: str, partition: int, committed: CommittedOffset) -> None:
-        topics = self._committed.get(group_id)
-        if topics is None:
-            topics = self._committed[group_id] = {}
-        partitions = topics.get(topic)
-        if partitions is None:
-            partitions = topics[topic] = {}
-        partitions[partition] = committed
+                    self._committed.setdefault(group_id, {}).setdefault(topic, {})[partition] = pending
 
     def _numbered(self, committed: CommittedOffset) -> CommittedOffset:
         self._order += 1

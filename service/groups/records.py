@@ -11,7 +11,14 @@ from functools import lru_cache
 from typing import TypeVar
 
 from service.groups.classic_group import ClassicGroup, ClassicMember
-from service.groups.consumer_group import ClassicFacts, ConsumerMember, EpochsByTopic, ResolvedRegex, TargetByTopic
+from service.groups.consumer_group import (
+    ClassicFacts,
+    ConsumerMember,
+    EpochsByTopic,
+    ResolvedRegex,
+    SaidByMember,
+    TargetByTopic,
+)
 from service.groups.offsets import CommittedOffset
 from service.groups.states import MemberState
 from service.groups.verdicts import RecordPair
@@ -94,6 +101,10 @@ CONSUMER_VERSION = 0
 # How many bytes a name may have. The id of a member is made of a client id or instance id and up to 64 bytes more.
 NAME_BYTES_MAX = (1 << 15) - 1 - 64
 
+# How many different things that members say are kept at hand, and how many bytes each of them may have.
+SAID_ALIKE = 100
+SAID_BYTES = 1_000
+
 Value = TypeVar("Value", bound=Struct)
 
 
@@ -161,29 +172,19 @@ SHORT_METADATA_BYTES = 126
 NO_TOPIC_ID = bytes(16)
 
 
-def offset_record(group_id: str, topic: str, partition: int, committed: CommittedOffset) -> RecordPair:
-    key = _stem(group_id, topic) + _partition(partition)
-    offset, leader_epoch, metadata, commit_ms, expire_ms, topic_id, _ = committed
-    if metadata or expire_ms is not None or topic_id == NO_TOPIC_ID:
-        return key, _offset_value(committed)
-    return key, OFFSET_WITHOUT_METADATA.pack(
-        OFFSET_VERSION, offset, leader_epoch, 1, commit_ms, *ONE_TOPIC_ID, topic_id
-    )
+partition_bytes = struct.Struct(">i").pack
 
 
 def offset_key(group_id: str, topic: str, partition: int) -> bytes:
-    return _stem(group_id, topic) + _partition(partition)
+    return offset_key_stem(group_id, topic) + partition_bytes(partition)
 
 
 def offset_tombstone(group_id: str, topic: str, partition: int) -> RecordPair:
     return offset_key(group_id, topic, partition), None
 
 
-_partition = struct.Struct(">i").pack
-
-
 @lru_cache(maxsize=1_000)
-def _stem(group_id: str, topic: str) -> bytes:
+def offset_key_stem(group_id: str, topic: str) -> bytes:
     """The key of an offset without the partition, which is last."""
     return PREFIX_OF_KEY[OffsetCommitKey] + _text(group_id) + _text(topic)
 
@@ -203,8 +204,10 @@ def _names(stem: bytes) -> tuple[str, str]:
     return read.group, read.topic
 
 
-def _offset_value(committed: CommittedOffset) -> bytes:
+def offset_value(committed: CommittedOffset) -> bytes:
     offset, leader_epoch, metadata, commit_ms, expire_ms, topic_id, _ = committed
+    if not metadata and expire_ms is None and topic_id != NO_TOPIC_ID:
+        return OFFSET_WITHOUT_METADATA.pack(OFFSET_VERSION, offset, leader_epoch, 1, commit_ms, *ONE_TOPIC_ID, topic_id)
     written = metadata.encode()
     if expire_ms is None and topic_id != NO_TOPIC_ID and len(written) <= SHORT_METADATA_BYTES:
         before = OFFSET_BEFORE_METADATA.pack(OFFSET_VERSION, offset, leader_epoch, len(written) + 1)
@@ -323,6 +326,11 @@ def consumer_epoch_record(group_id: str, epoch: int, metadata_hash: int) -> Reco
 
 
 def consumer_member_record(group_id: str, member: ConsumerMember) -> RecordPair:
+    value = _common_member_value(member.said) if member.classic is None else _member_value(member.said)
+    return _key(ConsumerGroupMemberMetadataKey(group_id, member.member_id)), value
+
+
+def _member_value(member: SaidByMember) -> bytes:
     classic = None
     if member.classic is not None:
         protocols = [ClassicProtocol(name, metadata) for name, metadata in member.classic.protocols]
@@ -338,7 +346,33 @@ def consumer_member_record(group_id: str, member: ConsumerMember) -> RecordPair:
         server_assignor=member.server_assignor,
         classic_member_metadata=classic,
     )
-    return _record(ConsumerGroupMemberMetadataKey(group_id, member.member_id), value, CONSUMER_VERSION)
+    return VERSIONS[CONSUMER_VERSION] + encode_data(value, CONSUMER_VERSION)
+
+
+# Members of one application often say the same. Their records are made and read once, and they share one set of topics.
+_common_member_value = lru_cache(maxsize=SAID_ALIKE)(_member_value)
+
+
+def read_said(value: bytes) -> SaidByMember:
+    return _read_common(value) if len(value) <= SAID_BYTES else _read_said(value)
+
+
+def _read_said(value: bytes) -> SaidByMember:
+    said = read_value(ConsumerGroupMemberMetadataValue, value)
+    return SaidByMember(
+        said.instance_id,
+        said.rack_id,
+        said.rebalance_timeout_ms,
+        said.client_id,
+        said.client_host,
+        frozenset(said.subscribed_topic_names),
+        said.subscribed_topic_regex,
+        said.server_assignor,
+        _read_classic_facts(said),
+    )
+
+
+_read_common = lru_cache(maxsize=SAID_ALIKE)(_read_said)
 
 
 def target_epoch_record(group_id: str, epoch: int, timestamp_ms: int) -> RecordPair:
@@ -400,7 +434,7 @@ def regex_tombstone(group_id: str, regex: str) -> RecordPair:
     return tombstone(ConsumerGroupRegularExpressionKey(group_id, regex))
 
 
-def read_classic_facts(value: ConsumerGroupMemberMetadataValue) -> ClassicFacts | None:
+def _read_classic_facts(value: ConsumerGroupMemberMetadataValue) -> ClassicFacts | None:
     said = value.classic_member_metadata
     if said is None:
         return None

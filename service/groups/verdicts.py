@@ -76,16 +76,15 @@ class Replacement(NamedTuple):
     end: int
 
 
-class OffsetPut(NamedTuple):
-    """An offset that the record with this key puts. It is applied as it is: decoding it again would take as long as all
-    the rest of its decision.
+class OffsetsPut(NamedTuple):
+    """The offsets that the records of a decision put, one each, from the record with `first_key` on: by topic and
+    partition. They are applied as they are, with the first record: decoding them again would take as long as all the
+    rest of the decision.
     """
 
-    key: bytes
+    first_key: bytes
     group_id: str
-    topic: str
-    partition: int
-    committed: CommittedOffset
+    offsets: list[tuple[str, int, CommittedOffset]]
 
 
 @dataclass(slots=True)
@@ -103,7 +102,7 @@ class Draft:
     producer_id: int = -1
     producer_epoch: int = -1
     replacement: Replacement | None = None
-    offsets: list[OffsetPut] = field(default_factory=list)
+    offsets: OffsetsPut | None = None
 
     def answer(self, token: Token, reply: object) -> None:
         self.answers.append((token, reply))

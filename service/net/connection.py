@@ -45,7 +45,7 @@ READ_BYTES = 64 * 1024  # one read, unless the rest of a longer frame is known t
 LARGE_BYTES = 32 * 1024  # left-over bytes of this size get a buffer of their own; fewer are cheaper to copy
 READ_AHEAD_BYTES = LARGE_BYTES
 MAX_PRODUCES = 256  # unanswered Produces of one connection; librdkafka sends 5 to 1,000,000, Java 5
-FRAMES_A_TURN = 64  # requests of one connection before others have their turn
+FRAMES_A_TURN = 64  # requests, of all connections together, before other tasks have their turn
 REPLY_BYTES_A_WRITE = 64 * 1024  # answers of one turn are joined up to this size, then written
 LEAST_BYTES_A_SECOND = 16 * 1024  # the slowest rate of a request that takes longer than its timeout
 LEAST_FRAME_BYTES = 8  # key, version, correlation id
@@ -211,7 +211,6 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._blocked = False
         out: list[bytes | FileSlice] = []
         gathered = start = 0
-        turn = self._frames + FRAMES_A_TURN
         while end - start >= 4:
             (size,) = unpack_size(buffer, start)
             if not LEAST_FRAME_BYTES <= size <= least_limit and not self._size_is_right(buffer, start, end, size):
@@ -223,10 +222,11 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
                 break
             if after > end:
                 break
-            if self._frames == turn:
+            if not server.frames_left:
                 self._blocked = True
-                server.loop.call_soon(self._continue)
+                server.wait_for_turn(self)
                 break
+            server.frames_left -= 1
             self._frames += 1
             frame = buffer[start + 4 : after]
             start = after
@@ -392,6 +392,10 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
     def go_on(self) -> None:
         """Read on, a little later: there may be room for the rest of a long frame."""
         self._server.loop.call_soon(self._continue)
+
+    def take_turn(self) -> None:
+        """Its requests may start again."""
+        self._continue()
 
     async def _answer_later(self, waiting: Unanswered, reply: Awaitable[Reply]) -> None:
         try:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
-from service.net.connection import READ_BYTES, Connection
+from service.net.connection import FRAMES_A_TURN, READ_BYTES, Connection
 from service.net.door import CLOSE, NO_REPLY, OWN_BYTES, Door, Held, PeerInfo, Reply, SessionT, Signal
 from service.net.room import Room
 
@@ -68,6 +69,9 @@ class Server(Generic[SessionT]):
         self._listener: asyncio.AbstractServer | None = None
         self._connections: dict[Connection[SessionT], None] = {}
         self._closing = False
+        self.frames_left = FRAMES_A_TURN  # how many requests may start before other tasks have their turn
+        self._next: OrderedDict[Connection[SessionT], None] = OrderedDict()  # requests of these start after that
+        self._turn: asyncio.Handle | None = None
         self._spare: list[Buffer] = []
         self._least_spare = 0  # the fewest that were unused since the last look
         self._lent = 0
@@ -137,6 +141,23 @@ class Server(Generic[SessionT]):
         """Keeps a task alive until it is done; the loop itself only has a weak reference."""
         self._tasks[task] = None
         task.add_done_callback(self._tasks.__delitem__)
+
+    def wait_for_turn(self, connection: Connection[SessionT]) -> None:
+        """Other tasks have their turn before the next request of this connection starts. Otherwise thousands of
+        connections that ask at the same moment would be answered in one turn of the loop.
+        """
+        self._next[connection] = None
+        if self._turn is None:
+            self._turn = self.loop.call_soon(self._take_turns)
+
+    def _take_turns(self) -> None:
+        self._turn = None
+        self.frames_left = FRAMES_A_TURN
+        while self._next and self.frames_left:
+            connection, _ = self._next.popitem(last=False)
+            connection.take_turn()
+        if self._next and self._turn is None:
+            self._turn = self.loop.call_soon(self._take_turns)
 
     def take_buffer(self, wanted: int, have: int) -> memoryview:
         """A buffer of `wanted` bytes. If no long buffer is free, one that is twice as long as what has come."""

@@ -15,7 +15,7 @@ from service.groups.classic_decisions import ClassicDecisions
 from service.groups.classic_group import ClassicGroup
 from service.groups.commands import JoinReply
 from service.groups.consumer_decisions import ConsumerDecisions
-from service.groups.consumer_group import ConsumerGroup
+from service.groups.consumer_group import ConsumerGroup, ConsumerMember
 from service.groups.offsets import Offsets
 from service.groups.records import member_tombstones, target_epoch_record
 from service.groups.resuming import Resuming
@@ -59,8 +59,8 @@ def sessions_lost_on_restart() -> Planting:
 
 
 def offsets_of_open_transactions_visible() -> Planting:
-    def put(offsets: Offsets, group: str, topic: str, partition: int, committed: Any, *, producer_id: int) -> None:
-        offsets.put(group, topic, partition, committed)
+    def put(offsets: Offsets, group: str, pending: Any, *, producer_id: int) -> None:
+        offsets.put(group, pending)
 
     return replaced(Offsets, "put_pending", put)
 
@@ -100,7 +100,10 @@ def generation_unchecked() -> Planting:
 
 
 def rebalance_timer_lost_on_restart() -> Planting:
-    return replaced(ConsumerDecisions, "_begin_session", ConsumerDecisions._keep_session)
+    def begin_session(decisions: ConsumerDecisions, group: ConsumerGroup, member: ConsumerMember, draft: Any) -> None:
+        decisions._keep_session(group, member, decisions._settings.consumer_times(group.group_id), draft)
+
+    return replaced(ConsumerDecisions, "_begin_session", begin_session)
 
 
 def epoch_recorded_before_the_last_targets() -> Planting:

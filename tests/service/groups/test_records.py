@@ -17,7 +17,7 @@ from service.groups.records import (
     current_record,
     empty_classic_group_record,
     offset_key,
-    offset_record,
+    offset_value,
     read_key,
     read_offset,
     read_offset_key,
@@ -113,6 +113,11 @@ FROM_KAFKA: list[tuple[str, str, Key, type[Struct]]] = [
         ConsumerGroupRegularExpressionValue,
     ),
 ]
+
+
+def offset_record(group_id: str, topic: str, partition: int, committed: CommittedOffset) -> tuple[bytes, bytes]:
+    return offset_key(group_id, topic, partition), offset_value(committed)
+
 
 # A member of the new protocol carries no facts of the old one, which Kafka writes as a null inside a tag.
 NEW_MEMBER = "0000000007636c69656e740b2f3132372e302e302e31010c6f74682e2a32373232353200004e200001000100"

@@ -10,6 +10,7 @@ import ssl
 import struct
 import subprocess
 from collections.abc import Awaitable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -863,6 +864,31 @@ def test_one_connection_that_has_much_to_ask_does_not_keep_others_waiting(loop: 
             for at in range(2000):
                 assert (await greedy.answer())[0] == at
             assert door.started.index(77_777) < 1999
+
+    run(loop, main)
+
+
+@every_loop
+def test_many_connections_that_ask_at_the_same_moment_leave_other_tasks_their_turns(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No turn of the loop starts more than so many requests, and each connection gets its answer."""
+    monkeypatch.setattr(server_module, "FRAMES_A_TURN", 8)
+
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            peers = [await connect(server) for _ in range(50)]
+            await until(lambda: server.connections == len(peers))
+            started = [0]
+            for number, peer in enumerate(peers):
+                peer.socket.send(frame(2 * number) + frame(2 * number + 1))
+            while started[-1] < 2 * len(peers):
+                await asyncio.sleep(0)
+                started.append(len(door.requests))
+            assert max(after - before for before, after in pairwise(started)) <= 8
+            for number, peer in enumerate(peers):
+                assert [(await peer.answer())[0] for _ in range(2)] == [2 * number, 2 * number + 1]
 
     run(loop, main)
 
