@@ -122,7 +122,7 @@ def freed(dead: list[Any]) -> Steps[None]:
         while parts:
             some = min(len(parts), FREED_A_TURN)
             del parts[-some:]
-            if turn.is_over(some // 8):
+            if turn.is_over(some // 2):
                 yield
 
 

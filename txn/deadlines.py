@@ -17,6 +17,8 @@ DECISION_RETENTION_MS: Final = 90 * 86_400_000
 stopped for longer must not write its last batch again.
 """
 SPARE_ENTRIES: Final = 64
+TAKEN_UP_AT_ONCE: Final = 1_000
+"""How many replayed transactions one decision takes up. More follow in the next turn of the loop."""
 _NEVER: Final = (-1, -1)
 
 
@@ -63,24 +65,26 @@ class TxnDeadlines:
         # the deadline has changed.
         self._at: dict[str, tuple[int, int]] = {}
         self._now_ms = self._wall_ms = 0
-        self._replayed: dict[str, Txn] | None = {}
+        self._is_replaying = True
+        self._replayed: dict[str, Txn] = {}
 
     def note_time(self, now_ms: int, wall_ms: int) -> None:
-        """Take up the time of a decision, before it is made. The first decision ends the replay."""
-        self._now_ms, self._wall_ms = now_ms, wall_ms
-        if self._replayed is not None:
-            replayed, self._replayed = self._replayed, None
-            for txn in replayed.values():
-                self.follow(txn)
+        """Take up the time of a decision, before it is made. The first decision ends the replay. What was replayed is
+        taken up by this decision and those after it, some at a time.
+        """
+        self._now_ms, self._wall_ms, self._is_replaying = now_ms, wall_ms, False
+        for _ in range(min(len(self._replayed), TAKEN_UP_AT_ONCE)):
+            self.follow(self._replayed.popitem()[1])
 
     def follow(self, txn: Txn) -> None:
         """Take up a transaction as it is now."""
         until_ms = abort_at_ms(txn)
         if until_ms is None:
             self.forget(txn.transactional_id)
-        elif self._replayed is not None:
+        elif self._is_replaying:
             self._replayed[txn.transactional_id] = txn
         elif self._at.get(txn.transactional_id, _NEVER)[1] != until_ms:
+            self._replayed.pop(txn.transactional_id, None)
             at_ms = self._now_ms + self._left_ms(until_ms, txn.timeout_ms + 1)
             self._at[txn.transactional_id] = (at_ms, until_ms)
             heapq.heappush(self._heap, (at_ms, txn.transactional_id))
@@ -93,10 +97,13 @@ class TxnDeadlines:
 
     def forget(self, transactional_id: str) -> None:
         self._at.pop(transactional_id, None)
-        if self._replayed is not None:
-            self._replayed.pop(transactional_id, None)
+        self._replayed.pop(transactional_id, None)
 
     def next_ms(self) -> int | None:
+        """When there is something to do at the latest; at once while there are replayed transactions to take up."""
+        return 0 if self._replayed and not self._is_replaying else self._next_abort_ms()
+
+    def _next_abort_ms(self) -> int | None:
         heap = self._heap
         while heap and self._at.get(heap[0][1], _NEVER)[0] != heap[0][0]:
             heapq.heappop(heap)
@@ -105,7 +112,7 @@ class TxnDeadlines:
     def due(self, now_ms: int, at_most: int) -> list[str]:
         """The ids whose deadline is over, the longest overdue first. An id stays due until `follow` or `forget`."""
         found: list[tuple[int, str]] = []
-        while len(found) < at_most and (at_ms := self.next_ms()) is not None and at_ms <= now_ms:
+        while len(found) < at_most and (at_ms := self._next_abort_ms()) is not None and at_ms <= now_ms:
             found.append(heapq.heappop(self._heap))
         for entry in found:
             heapq.heappush(self._heap, entry)

@@ -2,6 +2,7 @@
 
 from service.api.wire_codes import Transactions, looked_up
 from service.broker.session import Session
+from service.turns import NAMED_A_TURN, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -20,7 +21,8 @@ async def handle(
     found = await looked_up(transactions, request.transactional_ids, _describe)
     return DescribeTransactionsResponse(
         transaction_states=[
-            TransactionState(row, each) if isinstance(row, ErrorCode) else row for each, row in found.items()
+            TransactionState(row, each) if isinstance(row, ErrorCode) else row
+            async for each, row in in_turns(found.items(), NAMED_A_TURN)
         ]
     )
 

@@ -6,7 +6,7 @@ from service.api.wire_codes import Transactions
 from service.broker.session import Session
 from service.groups.regex import InvalidRegex, TopicRegex
 from service.ports import Env
-from service.turns import in_turns
+from service.turns import NAMED_A_TURN, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -30,10 +30,11 @@ async def handle(
         pattern = TopicRegex(request.transactional_id_pattern) if request.transactional_id_pattern else None
     except InvalidRegex:
         return ListTransactionsResponse(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
-    unknown = [label for label in request.state_filters if label not in STATES]
-    if request.state_filters and len(unknown) == len(request.state_filters):
+    labels = request.state_filters
+    unknown = [label async for label in in_turns(labels, NAMED_A_TURN) if label not in STATES]
+    if labels and len(unknown) == len(labels):
         return ListTransactionsResponse(unknown_state_filters=unknown)
-    wanted_states = [state for label, state in STATES.items() if label in request.state_filters]
+    wanted_states = dict.fromkeys([STATES[label] async for label in in_turns(labels, NAMED_A_TURN) if label in STATES])
     wanted_producers = dict.fromkeys(request.producer_id_filters)
 
     def is_wanted(txn: Txn, now_ms: int) -> bool:

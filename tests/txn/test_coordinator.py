@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import txn.deadlines
 from log.ids import TopicPartition
 from tests.rules import rule
 from tests.txn.shard import START_MS, PlainShard
@@ -358,6 +359,27 @@ def test_the_next_deadline_is_the_least(steps: list[tuple[int, int, bool]]) -> N
         due = sorted((name for name, at_ms in expected.items() if at_ms <= 30), key=lambda name: (expected[name], name))
         assert deadlines.due(30, at_most=10) == due
         assert deadlines.due(30, at_most=2) == due[:2]
+
+
+def test_replayed_transactions_are_taken_up_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that takes over 100,000 open ones would hold the loop for 200 ms with its first decision."""
+    monkeypatch.setattr(txn.deadlines, "TAKEN_UP_AT_ONCE", 2)
+    shard = PlainShard()
+    names = list("abcdefghi")
+    pairs = {name: shard.init(name) for name in names}
+    for name in names:
+        shard.ask(AddPartitions(name, *pairs[name], (ORDERS,)))
+    shard.restart()
+    shard.ask(AddPartitions("a", *pairs["a"], (PAYMENTS,)))
+    turns = 0
+    while shard.machine.next_deadline_ms() == 0:
+        assert not shard.machine.expire(shard.now_ms).records
+        turns += 1
+    assert turns >= 3
+    shard.tick(60_000)
+    assert [shard.txn(name).state for name in names] == [State.ONGOING] * 9
+    shard.tick(1)
+    assert [shard.txn(name).state for name in names] == [State.PREPARE_ABORT] * 9
 
 
 def test_deadlines_of_ended_transactions_do_not_pile_up() -> None:
