@@ -6,6 +6,7 @@ are none. Very many are committed OFFSETS_AT_ONCE at a time, and each time it is
 """
 
 from collections.abc import Awaitable, Iterable, Iterator
+from functools import lru_cache
 
 from log.ids import TopicId
 from service.api.group_answers import OFFSETS_AT_ONCE, Groups, answer_with, ask, error_code
@@ -28,6 +29,8 @@ CONSUMER_PROTOCOL_SINCE = 9
 TOPIC_IDS_SINCE = 10
 
 _new = tuple.__new__  # takes half the time of the class's own constructor
+
+NO_ERROR = ErrorCode.NONE.value
 
 _Refused = tuple[str, bytes, int, ErrorCode]
 
@@ -113,6 +116,12 @@ def _find(image: Image, wanted: OffsetCommitRequestTopic, *, by_id: bool) -> Top
     return image.topics.get(wanted.name)
 
 
+@lru_cache(maxsize=10_000)
+def _answer_of(partition: int, error: int) -> OffsetCommitResponsePartition:
+    """Made once, because nearly all answers are alike. Nobody changes it."""
+    return OffsetCommitResponsePartition(partition, error)
+
+
 class _Answers:
     """The answer's topics, each once, in the order they were first spoken of."""
 
@@ -137,13 +146,13 @@ class _Answers:
         elif any(reply.faults):
             errors = map(error_code, reply.faults)
         else:
-            errors = [ErrorCode.NONE] * len(offsets)
+            errors = [NO_ERROR] * len(offsets)
         present_id, partitions = None, list[OffsetCommitResponsePartition]()
         for (topic, topic_id, partition, _, _, _), error in zip(offsets, errors, strict=True):
             if topic_id is not present_id:  # the next topic: finding the list of each takes longer than the rest
                 present_id = topic_id
                 partitions = self._topics.setdefault((topic, topic_id), [])
-            partitions.append(OffsetCommitResponsePartition(partition, error))
+            partitions.append(_answer_of(partition, error))
 
     def _add(self, topic: str, topic_id: bytes, partition: int, error: int) -> None:
         self._topics.setdefault((topic, topic_id), []).append(OffsetCommitResponsePartition(partition, error))

@@ -20,7 +20,16 @@ from service.groups.commands import (
 )
 from service.groups.kinds import Group, OffsetCheck, any_offset
 from service.groups.offsets import CommittedOffset, Offsets
-from service.groups.records import fits, offset_key_stem, offset_tombstone, offset_value, partition_bytes
+from service.groups.records import (
+    OFFSET_VERSION,
+    before_metadata,
+    behind_metadata,
+    fits,
+    offset_key_stem,
+    offset_tombstone,
+    offset_value,
+    partition_bytes,
+)
 from service.groups.settings import GroupSettings
 from service.groups.verdicts import Draft, Fault, OffsetsPut
 
@@ -71,7 +80,7 @@ class OffsetDecisions:
         faults: list[Fault | None] = [None] * len(offsets)
         wall_ms, records, put = draft.wall_ms, draft.records, list[tuple[str, int, CommittedOffset]]()
         first = len(records)
-        present, stem = None, b""
+        present, stem, behind, is_usual = None, b"", b"", False
         for index, each in enumerate(offsets):
             topic, topic_id, partition, offset, leader_epoch, metadata = each
             if metadata and self._is_too_long(metadata):
@@ -82,9 +91,15 @@ class OffsetDecisions:
                 return CommitReply(fault)
             facts = offset, leader_epoch, metadata, wall_ms, expire_ms, topic_id, NO_ORDER
             committed = _new(CommittedOffset, facts)
-            if topic is not present:
-                present, stem = topic, offset_key_stem(group_id, topic)
-            records.append((stem + partition_bytes(partition), offset_value(committed)))
+            if topic is not present:  # the next topic, whose records share most of their bytes
+                present = topic
+                stem, behind = offset_key_stem(group_id, topic), behind_metadata(wall_ms, topic_id)
+                is_usual = expire_ms is None and topic_id != ZERO_TOPIC_ID
+            if is_usual and not metadata:
+                value = before_metadata(OFFSET_VERSION, offset, leader_epoch, 1) + behind
+            else:
+                value = offset_value(committed)
+            records.append((stem + partition_bytes(partition), value))
             put.append((topic, partition, committed))
         if put and expire_ms is None:  # otherwise the records are in a format that says less
             draft.offsets = OffsetsPut(records[first][0], group_id, put)

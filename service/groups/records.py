@@ -164,7 +164,6 @@ def _record(key: Key, value: Struct, version: int) -> RecordPair:
 
 # Offsets are most of what is written. So their bytes are written and read here by hand, if they are as usual: the
 # present version, a short metadata, a topic with an id. The parts that the offsets of one request share are made once.
-OFFSET_WITHOUT_METADATA = struct.Struct(">hqiBq3B16s")
 OFFSET_BEFORE_METADATA = struct.Struct(">hqiB")  # version, offset, leader epoch, length of the metadata plus one
 OFFSET_BEHIND_METADATA = struct.Struct(">q3B16s")  # time of the commit, then one tagged field: the topic's id
 ONE_TOPIC_ID = (1, 0, 16)  # how many tagged fields, which one, its length
@@ -173,6 +172,11 @@ NO_TOPIC_ID = bytes(16)
 
 
 partition_bytes = struct.Struct(">i").pack
+before_metadata = OFFSET_BEFORE_METADATA.pack
+
+
+def behind_metadata(commit_ms: int, topic_id: bytes) -> bytes:
+    return OFFSET_BEHIND_METADATA.pack(commit_ms, *ONE_TOPIC_ID, topic_id)
 
 
 def offset_key(group_id: str, topic: str, partition: int) -> bytes:
@@ -206,12 +210,10 @@ def _names(stem: bytes) -> tuple[str, str]:
 
 def offset_value(committed: CommittedOffset) -> bytes:
     offset, leader_epoch, metadata, commit_ms, expire_ms, topic_id, _ = committed
-    if not metadata and expire_ms is None and topic_id != NO_TOPIC_ID:
-        return OFFSET_WITHOUT_METADATA.pack(OFFSET_VERSION, offset, leader_epoch, 1, commit_ms, *ONE_TOPIC_ID, topic_id)
     written = metadata.encode()
     if expire_ms is None and topic_id != NO_TOPIC_ID and len(written) <= SHORT_METADATA_BYTES:
-        before = OFFSET_BEFORE_METADATA.pack(OFFSET_VERSION, offset, leader_epoch, len(written) + 1)
-        return before + written + OFFSET_BEHIND_METADATA.pack(commit_ms, *ONE_TOPIC_ID, topic_id)
+        before = before_metadata(OFFSET_VERSION, offset, leader_epoch, len(written) + 1)
+        return before + written + behind_metadata(commit_ms, topic_id)
     value = OffsetCommitValue(
         offset=offset,
         leader_epoch=leader_epoch,

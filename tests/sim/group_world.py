@@ -22,6 +22,7 @@ from service.groups.commands import (
     CommitOffsets,
     CommitTransactionalOffsets,
     ForgetTopic,
+    JoinReply,
     OffsetToCommit,
 )
 from service.groups.coordinator import GroupCoordinator
@@ -55,6 +56,7 @@ class Plan:
     loss: float
     late_ms: int
     deaths: float  # of the coordinator, for each decision
+    deaths_in_rebalances: float  # between the answers to all that have joined and the leader's assignment
     mishap_ms: int  # between two mishaps of members and topics
     commits_in_transactions: float
     hangs: float  # of members of the consumer protocol that are to let go of something
@@ -71,6 +73,7 @@ def draw_plan(chance: random.Random) -> Plan:
         loss=chance.choice((0.0, 0.02, 0.1)),
         late_ms=chance.choice((5, 50, 4_000)),
         deaths=chance.choice((0.0, 0.002, 0.02)),
+        deaths_in_rebalances=chance.choice((0.0, 0.2, 0.7)),
         mishap_ms=chance.choice((300, 1_500, 5_000)),
         commits_in_transactions=chance.choice((0.0, 0.3)),
         hangs=chance.choice((0.0, 0.3, 1.0)),
@@ -264,6 +267,13 @@ class GroupWorld:
             answered = self._asked.pop(token, None)
             if answered is not None and not self.is_lost():
                 self.after(self.delay(), lambda answered=answered, reply=reply: answered(reply))  # type: ignore[misc]
+        if any(isinstance(reply, JoinReply) and reply.members for _, reply in decision.answers):
+            self._leader_is_told()
+
+    def _leader_is_told(self) -> None:
+        if not self.healed and self.chance.random() < self.plan.deaths_in_rebalances:
+            life = self._life
+            self.after(self.chance.randint(2, 8), lambda: self.kill_coordinator() if life == self._life else None)
 
     def _dies(self) -> bool:
         if self.machine is None or self.healed or self.chance.random() >= self.plan.deaths:
