@@ -6,6 +6,7 @@ import asyncio
 
 from log.batch import build_batch, read_records, split
 from log.ids import TopicPartition
+from log.manifest import RECOVERY_POINTS
 from service.broker.folder_moves import RATE
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -32,16 +33,36 @@ from service.wire.messages import (
     ProduceRequest,
     TopicProduceData,
 )
+from tests.sim.disk import Inode
 from tests.sim.history import Outcome, Reborn, RebornRead, RebornWrite, SettingSeen, SettingSet
-from tests.sim.workload import Actor, Clients, until_true
+from tests.sim.plan import MOVED_ON
+from tests.sim.workload import BROKER, Actor, Clients, Line, until_true
 
 REBORN = "reborn"
+NOTE = b"\nreborn 0 "
 NOT_THERE = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID}
 PRODUCE_BY_ID, FETCH_BY_ID = 13, 13
-TOPIC, BROKER = 2, 4  # resource types
+TOPIC, BROKERS = 2, 4  # resource types
 SET, DELETE = 0, 1
 FAST = 1_000_000_000
 """Bytes a second."""
+
+
+def move_to(folder: str, partition: TopicPartition) -> AlterReplicaLogDirsRequest:
+    topic = AlterReplicaLogDirTopic(partition.topic, [partition.partition])
+    return AlterReplicaLogDirsRequest([AlterReplicaLogDir(folder, [topic])])
+
+
+async def folders_of(line: Line, partition: TopicPartition) -> list[str]:
+    """Where it is; a copy that is made does not count."""
+    found = await line.ask(DescribeLogDirsRequest(topics=None), 4)
+    return [
+        folder.log_dir
+        for folder in found.results
+        for topic in folder.topics
+        for each in topic.partitions
+        if (topic.name, each.partition_index) == partition and not each.is_future_key
+    ]
 
 
 class Recreator(Actor):
@@ -50,6 +71,8 @@ class Recreator(Actor):
     def __init__(self, clients: Clients, name: str) -> None:
         super().__init__(clients, name)
         self._topic: Reborn | None = None
+        self._is_out_of_service = False
+        """Then it is not deleted: in the end it must be served."""
 
     async def turn(self) -> None:
         await asyncio.sleep(0.3 * self.chance.random())
@@ -60,8 +83,36 @@ class Recreator(Actor):
             await self._write(topic)
         elif self.chance.random() < 0.6:
             await self._read(self.chance.choice(self.history.reborn))  # also those that are no more
-        else:
+        elif not self._is_out_of_service:
+            await self._delete_or_move_on(topic)
+
+    async def _delete_or_move_on(self, topic: Reborn) -> None:
+        noted = self._noted_in()
+        if MOVED_ON not in self.plan.kinds or (noted is None and self.chance.random() < 0.2):
             await self._delete(topic)
+        elif noted is not None:
+            await self._move(next(folder for folder in self.plan.folders if folder != noted))
+            await self._delete(topic)
+            if self._topic is None:
+                await self._create()
+            self.history.moved_on += 1
+
+    def _noted_in(self) -> str | None:
+        """The folder that has noted how much of it is durable."""
+        disk = self.clients.world.hosts[BROKER].disk
+        assert disk is not None
+        noted = {path: disk.find(path) for path, _, _ in disk.files() if path.endswith(RECOVERY_POINTS)}
+        found = [path for path, file in noted.items() if isinstance(file, Inode) and NOTE in bytes(file.cache)]
+        return found[0].split("/")[0] if found else None
+
+    async def _move(self, folder: str) -> None:
+        """Move it to that folder before it is deleted: what the other one has noted of it must not last."""
+        await self.line.ask(move_to(folder, TopicPartition(REBORN, 0)), 2)
+
+        for _ in range(20):
+            if folder in await folders_of(self.line, TopicPartition(REBORN, 0)):
+                return
+            await asyncio.sleep(0.05)
 
     async def _create(self) -> None:
         chance = self.chance
@@ -122,6 +173,7 @@ class Recreator(Actor):
         response = await self.line.ask(ProduceRequest(None, -1, 3000, [data]), PRODUCE_BY_ID)
         [answer] = response.responses[0].partition_responses
         self.clients.judge_error(answer.error_code, f"a batch to {REBORN}")
+        self._is_out_of_service = answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
         if answer.error_code == ErrorCode.NONE:
             write.completed, write.outcome, write.base_offset = self.clients.now, Outcome.OK, answer.base_offset
         elif answer.error_code in NOT_THERE and topic is self._topic:
@@ -194,7 +246,7 @@ class Tinkerer(Actor):
 
     def _some_resource(self) -> tuple[int, str]:
         if self.chance.random() < 0.2:
-            return BROKER, ""
+            return BROKERS, ""
         return TOPIC, self.chance.choice(list(self.clients.topic_ids))
 
     async def _set(self, kind: int, name: str) -> bool:
@@ -227,7 +279,7 @@ class Tinkerer(Actor):
 
     async def settle(self) -> None:
         """Everything shows as it was set."""
-        for kind, name in [(BROKER, ""), *((TOPIC, name) for name in self.clients.topic_ids)]:
+        for kind, name in [(BROKERS, ""), *((TOPIC, name) for name in self.clients.topic_ids)]:
 
             async def look(kind: int = kind, name: str = name) -> bool:
                 return await self._look(kind, name)
@@ -253,31 +305,31 @@ class Porter(Actor):
         self._rate = self.chance.choice((None, 500, 5_000))
 
     async def turn(self) -> None:
-        if self._rate is not None and await self._move_at(self._rate):
+        if self._rate is not None and await self.move_at(self._rate):
             self._rate = None
         if self._last is None or self.chance.random() < 0.5:
             await asyncio.sleep(self.chance.random())
-            choices = [*self.clients.partitions(), *INTERNAL, *[TopicPartition(REBORN, 0)] * 3]
+            compacted = [each for each in self.clients.partitions() if self.history.topics[each.topic].compacted]
+            choices = [*self.clients.partitions(), *compacted * 2, *INTERNAL, *[TopicPartition(REBORN, 0)] * 3]
             self._last = self.chance.choice(choices)
-        await self._ask(self._last, self.chance.choice(self.plan.folders))
+        await self.ask(self._last, self.chance.choice(self.plan.folders))
 
-    async def _move_at(self, bytes_per_second: int) -> bool:
+    async def move_at(self, bytes_per_second: int) -> bool:
         config = IncrementalAlterConfigsRequestAlterableConfig(RATE, SET, str(bytes_per_second))
-        resource = IncrementalAlterConfigsRequestAlterConfigsResource(BROKER, "", [config])
+        resource = IncrementalAlterConfigsRequestAlterConfigsResource(BROKERS, "", [config])
         [answer] = (await self.line.ask(IncrementalAlterConfigsRequest([resource]), 1)).responses
         self.clients.judge_error(answer.error_code, "how fast partitions move between folders")
         return answer.error_code == ErrorCode.NONE
 
-    async def _ask(self, partition: TopicPartition, folder: str) -> None:
-        topic = AlterReplicaLogDirTopic(partition.topic, [partition.partition])
-        request = AlterReplicaLogDirsRequest([AlterReplicaLogDir(folder, [topic])])
+    async def ask(self, partition: TopicPartition, folder: str) -> None:
+        request = move_to(folder, partition)
         [[result]] = [each.partitions for each in (await self.line.ask(request, self.chance.choice((1, 2)))).results]
         if result.error_code not in NOT_MOVED:
             self.clients.judge_error(result.error_code, f"the move of {partition} to {folder}")
 
     async def settle(self) -> None:
         behind = -1
-        await until_true(self.clients, lambda: self._move_at(FAST))
+        await until_true(self.clients, lambda: self.move_at(FAST))
         while not await until_true(self.clients, self._nothing_moves):
             if 0 <= behind <= self._behind:  # a disk that stalls takes its time
                 self.history.stuck.append(f"{self.name} waits for a move between folders that does not end")

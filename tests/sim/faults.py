@@ -20,7 +20,7 @@ from log.ids import TopicPartition, partition_of
 from log.relocation import FORMER
 from tests.sim.disk import Folder, Inode, SimDisk
 from tests.sim.history import History
-from tests.sim.plan import INPUT, LEDGER, MADE_AGAIN, MOVED, OUTPUT, Plan
+from tests.sim.plan import INPUT, LEDGER, MADE_AGAIN, MOVED, MOVED_ON, OUTPUT, Plan
 from tests.sim.world import Host, World, come_true
 
 PLACES = ("", "", ".log", ".index", "snapshot", "checkpoint", "__consumer", "__transaction", "compacted", "reborn")
@@ -69,6 +69,7 @@ class Fate:
             "power cut while the disk hangs": lambda: self._hang(self.broker.cut_power),
             MADE_AGAIN: self._die_as_a_topic_is_made_again,
             MOVED: self._die_as_a_partition_moves,
+            MOVED_ON: self._die_when_what_moved_is_made_again,
         }
 
     async def run(self, ready: Callable[[], bool]) -> None:
@@ -228,12 +229,18 @@ class Fate:
 
     async def _die_as_a_partition_moves(self) -> None:
         """The broker dies when the partition is already used in its other folder, but the move is not durable yet. Its
-        machine may die, too, as soon as the broker is back. Or no descriptor is left to make the move durable.
+        machine may die, too, as soon as the broker is back. Or the machine dies when the broker takes the move for
+        durable. Or no descriptor is left to make the move durable.
         """
         if not await come_true(lambda: bool(self._former_folders()), within=5, every=0.001):
             return
-        if self.chance.random() < 0.3:
+        how = self.chance.random()
+        if how < 0.3:
             await self._move_without_descriptors(self._former_folders())
+            return
+        if how < 0.5 and self.plan.bears_power_cuts:
+            if await come_true(lambda: not self._former_folders(), within=2, every=0.001) and self.broker.alive:
+                self.broker.cut_power()
             return
         self.disk.hang(*self.plan.folders)
         await asyncio.sleep(self.chance.random())
@@ -245,6 +252,14 @@ class Fate:
             await asyncio.sleep(self.chance.choice((0.0, 0.05)) * self.chance.random())
             if self.broker.alive:
                 self.broker.cut_power()
+
+    async def _die_when_what_moved_is_made_again(self) -> None:
+        """Before the folder that the former topic moved out of has noted anew how much of each partition is durable."""
+        before = self.history.moved_on
+        if await come_true(lambda: self.history.moved_on > before, within=10):
+            await asyncio.sleep(0.2 * self.chance.random())
+            deaths = (self.broker.kill, self.broker.cut_power) if self.plan.bears_power_cuts else (self.broker.kill,)
+            self.chance.choice(deaths)()
 
     async def _move_without_descriptors(self, left: list[str]) -> None:
         self.disk.faults.no_descriptor = 1.0

@@ -289,6 +289,8 @@ class History:
     tokens_told: list[TokenTold] = field(default_factory=list)
     committed_reads: list[CommittedRead] = field(default_factory=list)
     reborn: list[Reborn] = field(default_factory=list)
+    moved_on: int = 0
+    """How often it was moved out of a folder that had noted it, and then made again."""
     reborn_writes: list[RebornWrite] = field(default_factory=list)
     reborn_reads: list[RebornRead] = field(default_factory=list)
     settings_set: list[SettingSet] = field(default_factory=list)

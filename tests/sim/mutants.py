@@ -56,7 +56,7 @@ from log.ids import NO_TIMESTAMP, TopicId, TopicPartition, folder_of
 from log.manifest import MANIFEST, Manifest, read_and_remove_manifest, write_recovery_points
 from log.partition_log import PartitionLog
 from log.recovery import Recovered
-from log.relocation import FORMER, FUTURE, stem_of
+from log.relocation import FORMER, FUTURE, Relocation, stem_of
 from log.retention import SegmentAge
 from log.segment import Segment
 from log.swap import CLEANED, PLAN, SwapPlan
@@ -75,8 +75,8 @@ from service.broker.transaction_gate import TransactionalWriter, TransactionGate
 from service.cluster.image import Image, PartitionState, Topic
 from service.groups.coordinator import GroupCoordinator
 from service.wire.error_codes import ErrorCode
-from tests.sim.disk import SimFile
-from tests.sim.plan import MOVED, Plan
+from tests.sim.disk import Mount, SimFile
+from tests.sim.plan import MOVED, MOVED_ON, Plan
 from tests.sim.run import Simulation, processes, replaced, run
 from txn.commands import EndTransaction
 from txn.coordinator import TxnCoordinator
@@ -97,10 +97,13 @@ class Mutant:
     plant: Planting
     transactional: bool = False  # only seeds with transactions can show it
     moves: bool = False  # only seeds with two data folders can show it
+    carries: bool = False  # only seeds in which a compacted topic moves slowly can show it
     fault: str = ""  # only seeds with this fault can show it
 
     def can_be_shown_by(self, plan: Plan) -> bool:
         if self.fault and self.fault not in plan.kinds:
+            return False
+        if self.carries and not plan.carries:
             return False
         return (plan.transactional or not self.transactional) and (len(plan.folders) > 1 or not self.moves)
 
@@ -168,7 +171,7 @@ def recovery_point_before_fsync() -> contextlib.AbstractContextManager[None]:
             points = {partition.topic_partition: partition.log.end_offset for partition in partitions}
             await write_recovery_points(folder.disk, points)
 
-    return replaced(Housekeeper, "_write_points", write_points)
+    return replaced(Housekeeper, "write_points", write_points)
 
 
 def keep_the_manifest_after_the_start() -> contextlib.AbstractContextManager[None]:
@@ -803,7 +806,95 @@ def the_way_back_has_a_folder_before_the_way_there_is_settled() -> contextlib.Ab
     return replaced(FolderMoves, "_begin", begin)
 
 
+def a_decision_is_not_made_durable() -> contextlib.AbstractContextManager[None]:
+    """The folder's new name on the one disk is durable before it has lost it on the other."""
+
+    async def settle(move: Relocation, name: str, origin_failed: Callable[[DiskFault], None]) -> None:
+        move._rename(name)
+        await move._target.sync_dir("")
+        move._disk.discard(move._stem + FORMER)
+
+    return replaced(Relocation, "_settle", settle)
+
+
+def a_start_does_not_make_a_decision_durable() -> contextlib.AbstractContextManager[None]:
+    """It finishes a move that a power cut may still undo."""
+    original = PartitionMaker._settle_moves
+    sync = Mount.sync_dir
+
+    async def sync_dir(disk: Mount, path: str) -> None:
+        if not any(name.endswith(FORMER) for name in disk.listdir("")):
+            await sync(disk, path)
+
+    async def settle(maker: PartitionMaker, image: Image, node_id: int, present: dict[str, set[str]]) -> None:
+        with replaced(Mount, "sync_dir", sync_dir):
+            await original(maker, image, node_id, present)
+
+    return replaced(PartitionMaker, "_settle_moves", settle)
+
+
+@contextlib.contextmanager
+def compacted_while_it_moves() -> Iterator[None]:
+    """The copy has a value whose deletion was compacted away before it was copied."""
+    with (
+        replaced(FolderMoves, "is_moving", lambda moves, partition: False),
+        replaced(Relocation, "_is_outdated", property(lambda move: False)),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def a_former_folder_keeps_its_point() -> Iterator[None]:
+    """A topic that is made again is judged by how far its predecessor had come in a folder that it moved out of."""
+    open_all = PartitionMaker.open_all
+
+    async def forget(keeper: Housekeeper, partition: TopicPartition) -> bool:
+        name = folder_of(partition)
+        homes = [folder for folder in keeper._folders if folder.failed is None and folder.disk.exists(name)]
+        return all([await keeper.forget_point(folder, partition) for folder in homes])
+
+    async def keep(keeper: Housekeeper, folder: LogFolder) -> None:
+        return
+
+    async def open_all_as_noted(maker: PartitionMaker, image: Image, node_id: int) -> None:
+        with replaced(Housekeeper, "write_points", keep):
+            await open_all(maker, image, node_id)
+
+    with (
+        replaced(Housekeeper, "forget_points", forget),
+        replaced(PartitionMaker, "open_all", open_all_as_noted),
+    ):
+        yield
+
+
 MUTANTS = (
+    Mutant(
+        "decision not made durable",
+        "a power cut right after a move leaves two folders of a name",
+        a_decision_is_not_made_durable,
+        moves=True,
+        fault=MOVED,
+    ),
+    Mutant(
+        "decision not made durable at the start",
+        "a move that a killed broker began is finished too soon",
+        a_start_does_not_make_a_decision_durable,
+        moves=True,
+        fault=MOVED,
+    ),
+    Mutant(
+        "compacted while it moves",
+        "what was deleted is back in the other folder",
+        compacted_while_it_moves,
+        carries=True,
+    ),
+    Mutant(
+        "point of a former folder",
+        "a topic made again is taken for damaged",
+        a_former_folder_keeps_its_point,
+        moves=True,
+        fault=MOVED_ON,
+    ),
     Mutant(
         "decided move settled once",
         "without a descriptor the log stays under two names",

@@ -35,6 +35,7 @@ KINDS = (
 HANGS = ("kill while the disk hangs", "power cut while the disk hangs")
 MADE_AGAIN = "death as a topic is made again"
 MOVED = "death as a partition moves"
+MOVED_ON = "death of what moved and is made again"
 RARE = ("log rots", "index rots", "read fails", "fsync fails", "append fails")
 COSTS_MEMORY = (
     "power cut",
@@ -43,7 +44,7 @@ COSTS_MEMORY = (
     "append fails",
     "fsync fails",
 )
-INPUT, OUTPUT, LEDGER, BRIEF = "input", "output", "ledger", "brief"
+INPUT, OUTPUT, LEDGER, BRIEF, CARRIED = "input", "output", "ledger", "brief", "carried"
 BRIEF_SECONDS = 1.0
 """How long records of that topic are kept."""
 ALWAYS_TEMPTING = ("kill", "power cut", "power cut in a disk call")
@@ -76,6 +77,7 @@ class Plan:
     transactional: bool = False
     brokers: int = 1
     replication: int = 1
+    carries: bool = False  # one compacted topic alone moves between the folders, slowly
     moves: bool = False  # partitions are given to other brokers, and other replicas are made to lead
 
     def held(self, acks: int) -> Held:
@@ -127,6 +129,15 @@ def add_what_one_broker_has(plan: Plan, chance: random.Random) -> None:
         plan.kinds += (MADE_AGAIN,)
     if chance.random() < 0.5 and len(plan.folders) > 1:
         plan.kinds += (MOVED,)
+    if chance.random() < 0.3 and len(plan.folders) > 1:
+        plan.kinds += (MOVED_ON,)
+        plan.settings["log.flush.offset.checkpoint.interval.ms"] = "1000"
+    if chance.random() < 0.3 and len(plan.folders) > 1:
+        plan.carries = True
+        plan.settings["log.cleaner.backoff.ms"] = "300"
+        compaction = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "delete.retention.ms": "0"}
+        carried = Topic(CARRIED, 1, compacted=True, quiet=True)
+        plan.topics += (TopicPlan(carried, {"segment.ms": "200", **compaction}),)
 
 
 def add_transactions(plan: Plan, chance: random.Random) -> None:

@@ -33,6 +33,7 @@ from service.stores.memory import MemoryServer, MemorySession, MemoryStore
 from tests.sim.admin_checkers import ADMIN_CHECKERS
 from tests.sim.administration import Porter, Recreator, Tinkerer
 from tests.sim.branches import Driver, Preparer
+from tests.sim.carrying import Carrier
 from tests.sim.checkers import CHECKERS, LATEST, Violation, judge
 from tests.sim.disk import SimDisk
 from tests.sim.env import SimEnv
@@ -215,7 +216,7 @@ class Simulation:
             SessionReader(self.clients, "session reader"),
             Recreator(self.clients, "recreator"),
             Tinkerer(self.clients, "tinkerer"),
-            *([Porter(self.clients, "porter")] if len(self.plan.folders) > 1 else ()),
+            *self._movers(),
             Expirer(self.clients, "expirer"),
             *(transactional_actors(self.clients) if self.plan.transactional else ()),
         ]
@@ -223,6 +224,11 @@ class Simulation:
         self.fate = Fate(world, host, self.plan, self.history, list(actors))
         world.host("fate", forever(lambda: self.fate.run(lambda: self.clients.created)))
         world.host("judge", forever(self._conduct))
+
+    def _movers(self) -> tuple[Actor, ...]:
+        if self.plan.carries:
+            return (Carrier(self.clients, "carrier"),)
+        return (Porter(self.clients, "porter"),) if len(self.plan.folders) > 1 else ()
 
     def _stop(self) -> bool:
         self._look_inside()

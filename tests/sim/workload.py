@@ -220,6 +220,8 @@ class Writer(Actor):
         super().__init__(clients, name)
         self._in_flight = 0
         self._turns = 0
+        self._brief_keys: dict[TopicPartition, list[bytes]] = {}
+        """Keys of compacted topics that were written once, are deleted next, and never come again."""
 
     async def turn(self) -> None:
         self._turns += 1
@@ -250,10 +252,21 @@ class Writer(Actor):
             filler = chance.randbytes(chance.randrange(plan.value_bytes) // 2).hex()
             key = b"k%d" % chance.randrange(8) if compacted or chance.random() < 0.3 else None
             value = f"{self.name}:{clients.values}:{filler}".encode()
-            records.append((key, None if compacted and chance.random() < 0.1 else value))
+            if compacted and chance.random() < 0.3:
+                records.append(self._brief(partition, value))
+            else:
+                records.append((key, None if compacted and chance.random() < 0.1 else value))
         if acks is None:
             acks = chance.choice((-1, -1, -1, 1, 0)) if plan.brokers == 1 else -1
         return Write(self.name, -1, partition, tuple(records), acks, plan.held(acks), clients.now)
+
+    def _brief(self, partition: TopicPartition, value: bytes) -> tuple[bytes, bytes | None]:
+        """A key that is new, or the deletion of one: no newer value hides that it comes back."""
+        keys = self._brief_keys.setdefault(partition, [])
+        if keys and self.chance.random() < 0.5:
+            return keys.pop(self.chance.randrange(len(keys))), None
+        keys.append(b"brief %s %d" % (self.name.encode(), self.clients.values))
+        return keys[-1], value
 
     async def _send(self, writes: Sequence[Write]) -> None:
         acks = writes[0].acks
