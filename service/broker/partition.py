@@ -294,13 +294,17 @@ class Partition:
             self._unanswered = self.replicas.partition_epoch, self.replicas.pending_isr
         if not self.offline:
             self._become(Following())
-        self._disappoint(error)
-        others = [*self._short_waiters, *self._start_waiters]
-        self._short_waiters = []
-        for waiter in others:
-            _fail(waiter, PartitionLost(error))
-        self._wake(self._watchers)
-        self._wake(self._tail_watchers)
+        # A broker that loses its session does this for all its partitions in one turn, and hardly any is waited for.
+        if self._committed_waiters or self._late_waiters:
+            self._disappoint(error)
+        if self._short_waiters or self._start_waiters:
+            others = [*self._short_waiters, *self._start_waiters]
+            self._short_waiters = []
+            for waiter in others:
+                _fail(waiter, PartitionLost(error))
+        if self._watchers or self._tail_watchers:
+            self._wake(self._watchers)
+            self._wake(self._tail_watchers)
 
     def fail(self) -> None:
         """The disk has failed. Nothing is appended any more, and all waits fail."""

@@ -23,7 +23,7 @@ MAX_SETTINGS: Final = 500
 """The most settings of one topic, broker or group. Kafka has some three hundred for a broker."""
 MAX_BYTES: Final = 64 << 10
 """The most bytes that the settings of one topic, broker or group take. All are read whenever one changes."""
-BYTES_OF_ONE: Final = 250
+BYTES_OF_ONE: Final = 150
 """So many bytes of a value take as long to read as it takes to look its setting up."""
 LONGEST_VALUE: Final = 2**15 - 1
 """A longer value can't be shown in every version of DescribeConfigs. A list that is appended to could become longer."""

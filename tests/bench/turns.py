@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -418,7 +418,18 @@ def _wide(count: int) -> list[int]:
     return [number % TOPICS for number in range(count)]
 
 
+def _settings(kind: int, named: Iterable[str], **values: str) -> tuple[Struct, int]:
+    """Sets these values, whose names have no dots here, of all that are named."""
+    changes = [
+        messages.IncrementalAlterConfigsRequestAlterableConfig(name.replace("_", "."), 0, value)
+        for name, value in values.items()
+    ]
+    resource = messages.IncrementalAlterConfigsRequestAlterConfigsResource
+    return messages.IncrementalAlterConfigsRequest([resource(kind, name, changes) for name in named]), 1
+
+
 MANY: Final = MAX_REQUEST_ELEMENTS - 10
+REPLICAS: Final = ",".join(f"{number}:1" for number in range(4_500))
 SPECIAL: Final[dict[ApiKey, dict[str, Callable[[Known], tuple[Struct, int]]]]] = {
     ApiKey.FETCH: {
         "a session of very many": lambda known: (
@@ -526,6 +537,14 @@ SPECIAL: Final[dict[ApiKey, dict[str, Callable[[Known], tuple[Struct, int]]]]] =
             ),
             4,
         ),
+    },
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: {
+        "a list of blanks": lambda known: _settings(2, known.names[:1], cleanup_policy=f"a{' ' * 32_000}b"),
+        "long lists": lambda known: _settings(2, known.names[:200], leader_replication_throttled_replicas=REPLICAS),
+        "all lists, long ones of few words": lambda known: _settings(
+            2, known.names[:200], cleanup_policy="compact," * 4_000 + "delete"
+        ),
+        "very many of a broker": lambda known: _settings(4, ["1"], **{f"no_such_{n}": "x" for n in range(500)}),
     },
     ApiKey.ALTER_CONFIGS: {
         "groups": lambda known: (
