@@ -106,7 +106,7 @@ func copyAll(bootstrap, source, target, group, name string, protocol kafka.Confi
 			next[place.Partition] = place
 		}
 		if rebalanced { // what was read may be another member's now
-			rewind(consumer)
+			rewind(consumer, next)
 			continue
 		}
 		if len(batch) == 0 {
@@ -132,22 +132,28 @@ func copyAll(bootstrap, source, target, group, name string, protocol kafka.Confi
 		}
 		if err != nil {
 			must(producer.AbortTransaction(ctx), "abort")
-			rewind(consumer)
+			rewind(consumer, next)
 			continue
 		}
 		copied <- len(batch)
 	}
 }
 
-// Go back to what the group has committed.
-func rewind(consumer *kafka.Consumer) {
+// Go back to what the group has committed, where something was read. librdkafka 2.15 may ask for the first offset a second
+// time, half a second after a seek to OffsetBeginning was overtaken by another, and read on from there: so that is not used,
+// and a partition that still waits for its first offset is left alone.
+func rewind(consumer *kafka.Consumer, read map[int32]kafka.TopicPartition) {
 	assigned, err := consumer.Assignment()
 	must(err, "assignment")
 	committed, err := consumer.Committed(assigned, 20000)
 	must(err, "committed")
 	for _, place := range committed {
+		must(place.Error, "committed")
+		if _, wasRead := read[place.Partition]; !wasRead {
+			continue
+		}
 		if place.Offset < 0 {
-			place.Offset = kafka.OffsetBeginning
+			place.Offset = 0
 		}
 		must(consumer.Seek(place, 0), "seek")
 	}
