@@ -84,7 +84,7 @@ from txn.markers import OwedMarkers, SendMarkers
 from txn.states import NO_TOKEN, State, Txn
 from txn.verdicts import Ended
 
-MAX_SEEDS = 150  # a bug that hides longer is not caught
+MAX_SEEDS = 300  # a bug that hides longer is not caught
 
 
 Planting = Callable[[], contextlib.AbstractContextManager[None]]
@@ -924,7 +924,12 @@ MUTANTS = (
     Mutant("no folder sync on roll", "a new segment's name is never made durable", roll_without_syncing_the_folder),
     Mutant("recovery point before fsync", "recovery trusts what was only appended", recovery_point_before_fsync),
     Mutant("full disk taken for a broken one", "the folder is out of service", a_full_disk_fails_the_folder),
-    Mutant("half a write stays", "what a full disk took of a batch is not taken back", half_a_write_stays),
+    Mutant(
+        "half a write stays",
+        "what a full disk took of a batch is not taken back",
+        half_a_write_stays,
+        fault="disk full",
+    ),
     Mutant("shard not replayed", "a passing error ends a coordinator", a_shard_that_gave_up_is_not_replayed),
     Mutant("room not noticed", "a disk that was full stays full for producers", nobody_looks_for_room_again),
     Mutant("manifest kept", "a crash is taken for a clean stop", keep_the_manifest_after_the_start),
