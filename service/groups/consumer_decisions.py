@@ -72,7 +72,8 @@ UNSETTLED_BEATS_A_MS = 5
 NO_PARTITIONS: TargetByTopic = {}
 
 # The target of a single member need not stand for the whole interval, because the other members of a new group usually
-# come within moments. It is replaced when none has come for this time.
+# come within moments. It is replaced when none has come for this time. (So is a target by which a single member gets
+# all there is.)
 QUIET_MS = 200
 
 
