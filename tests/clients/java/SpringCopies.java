@@ -43,8 +43,10 @@ public class SpringCopies {
         settings.setKafkaAwareTransactionManager(new KafkaTransactionManager<>(producers));
         settings.setMessageListener((MessageListener<String, String>) record -> {
             template.send(words[2], record.partition(), record.key(), record.value());
-            if (Integer.parseInt(record.value()) % 70 == 7 && seen.add(record.value()))
+            if (Integer.parseInt(record.value()) % 70 == 7 && seen.add(record.value())) {
+                template.flush(); // or else an abort may throw away what was never sent
                 throw new IllegalStateException("planted at " + record.value());
+            }
         });
         var container = new ConcurrentMessageListenerContainer<>(consumers, settings);
         container.setConcurrency(3);
