@@ -1,6 +1,6 @@
 """Further clients against our broker: kafkajs, @platformatic/kafka and cloudevents on Node.js; franz-go, sarama,
 kafka-go and confluent-kafka-go in Go; rskafka in Rust; older versions of the Java client; Kafka Streams and Connect;
-Apache Flink; Spring Kafka; quixstreams in Python.
+MirrorMaker 2; Apache Flink; Spring Kafka; Pekko Connectors; quixstreams in Python.
 
     python -m tests.clients.more [PART OF A CHECK'S NAME]
 
@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.clients.more import connect, flink, java, quix, spring
+from tests.clients.more import connect, flink, java, mirror, pekko, quix, spring
 from tests.clients.programs import Check, expect, main, run
 from tests.peers.process import CACHE
 from tests.service.web.kit import Served
@@ -101,6 +101,7 @@ def _available() -> dict[str, Check]:
         **{f"kafka-clients {version} (Java)": (JAVA, java.older_client(version)) for version in JAVA_CLIENTS},
         "Kafka Streams 4.3.0 (Java)": (JAVA, java.streams("4.3.0")),
         f"Kafka Connect {connect.CONNECT}, exactly-once source (Java)": (JAVA, connect.carries),
+        f"MirrorMaker 2 of Kafka {connect.CONNECT}, exactly-once (Java)": (JAVA, mirror.mirrors),
         f"Apache Flink {flink.FLINK}, KafkaSink, ids from a pool (Java)": (JAVA, flink.copies("POOLING")),
         f"Apache Flink {flink.FLINK}, KafkaSink, ids counted on (Java)": (JAVA, flink.copies("INCREMENTING")),
         f"Apache Flink {flink.FLINK}, resumed transactions (Java)": (JAVA, flink.resumes),
@@ -108,6 +109,7 @@ def _available() -> dict[str, Check]:
             f"Spring Kafka {spring.SPRING}, groups by the {protocol} protocol (Java)": (JAVA, spring.copies(protocol))
             for protocol in ("classic", "consumer")
         },
+        f"Pekko Connectors {pekko.PEKKO}, transactional streams (Java)": (JAVA, pekko.copies),
         f"{quix.LIBRARY} (Python)": ((), quix.counts),
     }
     found = {}
