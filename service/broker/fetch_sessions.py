@@ -156,7 +156,8 @@ class FetchSession:
         self._isolation, self.copier, self.has_readers, self.asked_ms = isolation, copier, has_readers, now_ms
         if not is_same or now_ms - self._looked_ms >= LOOK_AROUND_MS:
             self._looked_ms = now_ms
-            self.stirred.update(self.wanted)  # those that are in it keep their place
+            if len(self.stirred) < len(self.wanted):
+                self.stirred.update(self.wanted)  # those that are in it keep their place
 
     def answered(self, keys_with_data: Iterable[SessionKey], quiet: Iterable[SessionKey]) -> None:
         """Move the partitions that got data to the end of the order, so that a busy partition does not starve the

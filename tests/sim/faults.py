@@ -235,10 +235,10 @@ class Fate:
         if not await come_true(lambda: bool(self._former_folders()), within=5, every=0.001):
             return
         how = self.chance.random()
-        if how < 0.3:
+        if how < 0.2:
             await self._move_without_descriptors(self._former_folders())
             return
-        if how < 0.5 and self.plan.bears_power_cuts:
+        if how < 0.4 and self.plan.bears_power_cuts:
             if await come_true(lambda: not self._former_folders(), within=2, every=0.001) and self.broker.alive:
                 self.broker.cut_power()
             return
@@ -246,7 +246,7 @@ class Fate:
         await asyncio.sleep(self.chance.random())
         self.disk.hang()
         self.broker.kill()
-        if self.plan.bears_power_cuts and self.chance.random() < 0.5:
+        if self.plan.bears_power_cuts and self.chance.random() < 0.7:
             await self.start_again()
             await come_true(lambda: not self._former_folders(), within=2, every=0.001)
             await asyncio.sleep(self.chance.choice((0.0, 0.05)) * self.chance.random())

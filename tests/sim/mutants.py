@@ -96,7 +96,7 @@ class Mutant:
     story: str
     plant: Planting
     transactional: bool = False  # only seeds with transactions can show it
-    moves: bool = False  # only seeds with two data folders can show it
+    moves: bool = False  # only seeds in which all kinds of partitions move between data folders can show it
     carries: bool = False  # only seeds in which a compacted topic moves slowly can show it
     fault: str = ""  # only seeds with this fault can show it
 
@@ -105,7 +105,9 @@ class Mutant:
             return False
         if self.carries and not plan.carries:
             return False
-        return (plan.transactional or not self.transactional) and (len(plan.folders) > 1 or not self.moves)
+        if self.moves and (len(plan.folders) == 1 or plan.carries):
+            return False
+        return plan.transactional or not self.transactional
 
 
 class OneTooEarly(int):

@@ -128,7 +128,7 @@ def add_what_one_broker_has(plan: Plan, chance: random.Random) -> None:
     if chance.random() < 0.3:
         plan.kinds += (MADE_AGAIN,)
     if chance.random() < 0.5 and len(plan.folders) > 1:
-        plan.kinds += (MOVED,)
+        plan.kinds += (MOVED, MOVED)
     if chance.random() < 0.3 and len(plan.folders) > 1:
         plan.kinds += (MOVED_ON,)
         plan.settings["log.flush.offset.checkpoint.interval.ms"] = "1000"
