@@ -132,7 +132,7 @@ def add_what_one_broker_has(plan: Plan, chance: random.Random) -> None:
     if chance.random() < 0.3 and len(plan.folders) > 1:
         plan.kinds += (MOVED_ON,)
         plan.settings["log.flush.offset.checkpoint.interval.ms"] = "1000"
-    if chance.random() < 0.3 and len(plan.folders) > 1:
+    if chance.random() < 0.15 and len(plan.folders) > 1:
         plan.carries = True
         plan.settings["log.cleaner.backoff.ms"] = "300"
         compaction = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "delete.retention.ms": "0"}
