@@ -77,10 +77,23 @@ class LogDurability:
         """
         self.flushed_offset = 0
 
-    def note_disk_synced(self) -> None:
-        """The whole disk was synced since the last change of the log, and since `Snapshots.write`. Only the plan of a
-        swap, if there is one, still needs a flush.
+    def write_hints(self) -> None:
+        """Write epochs and snapshots without syncing them; a sync of the whole disk follows. If a crash tears them, the
+        next recovery finds that out.
         """
+        log = self._log
+        if log.epochs.changed:
+            file = log.disk.open(f"{log.folder}/{CHECKPOINT}", create=True)
+            file.truncate(0)
+            file.append((log.epochs.to_text(),))
+            file.close()
+        log.snapshots.write()
+
+    def note_disk_synced(self) -> None:
+        """The whole disk was synced since the last change of the log, and since `write_hints`. Only the plan of a swap,
+        if there is one, still needs a flush.
+        """
+        self._log.epochs.changed = False
         self._log.snapshots.note_written()
         for segment in self.unsynced:
             segment.note_synced()

@@ -98,6 +98,8 @@ class LeaderEpochs:
         """The inverse of `to_text`; `BadCheckpoint` for anything else."""
         try:
             version, count, *lines = text.decode("ascii").splitlines()
+            if not text.endswith(b"\n"):
+                raise BadCheckpoint("the last line has no end")
             if version != "0" or int(count) != len(lines):
                 raise BadCheckpoint(f"version {version}, {count} entries announced, {len(lines)} there")
             pairs = [tuple(map(int, line.split(" "))) for line in lines]

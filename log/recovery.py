@@ -185,6 +185,8 @@ class _Recovery:
         self.new_snapshots: dict[int, Snapshot] = {}
         self.epochs = LeaderEpochs()
         self.end_offset = 0
+        self._last_epochs: dict[int, tuple[int, int]] = {}
+        """By trusted segment: the last offset that its end tells of, and the leader epoch that wrote it."""
 
     # -- what is trusted
 
@@ -193,16 +195,17 @@ class _Recovery:
         for index in range(count):
             segment = Segment(self.disk, self.folder, self._facts(bases[index], bases[index + 1]), sealed=True)
             segment.learn_times()
-            self._look_for_overlap(segment)
+            self._look_at_end(segment)
             segment.close()
             self.segments.append(segment)
 
-    def _look_for_overlap(self, segment: Segment) -> None:
-        """Report damage if the segment holds offsets that are not its own. Only its end is read. Other damage is not
-        looked for.
+    def _look_at_end(self, segment: Segment) -> None:
+        """Note the epoch of the last batch, and report damage if the segment holds offsets that are not its own. Only
+        its end is read. Other damage is not looked for.
         """
         with suppress(CorruptBatch):
             for position, header in segment.headers(segment.last_known_position()):
+                self._last_epochs[segment.base_offset] = header.last_offset, header.leader_epoch
                 if not segment.base_offset <= header.base_offset <= header.last_offset < segment.end_offset:
                     first, last, base = header.base_offset, header.last_offset, segment.base_offset
                     reason = f"offsets {first} to {last} stand in the segment {base}"
@@ -216,10 +219,14 @@ class _Recovery:
         return SegmentFacts(base_offset, end_offset, size_bytes, NO_TIMESTAMP, NO_OFFSET, NO_TIMESTAMP, self.now_ms)
 
     def read_epochs(self, scan_from: int) -> LeaderEpochs:
-        """The epochs of the trusted segments: from the checkpoint, or from the batch headers if there is none."""
+        """The epochs of the trusted segments: from the checkpoint, or from the batch headers if there is none or if it
+        is older than the segments.
+        """
         try:
             epochs = LeaderEpochs.from_text(self.disk.read(f"{self.folder}/{CHECKPOINT}"))
         except (FileNotFoundError, BadCheckpoint):
+            epochs = LeaderEpochs()
+        if any(epochs.epoch_at(offset) != epoch for offset, epoch in self._last_epochs.values()):
             epochs = LeaderEpochs()
             for _, header, _ in self._trusted_batches(self.segments[0].base_offset if self.segments else 0):
                 epochs.assign(header.leader_epoch, header.base_offset)

@@ -51,7 +51,7 @@ async def _sync_together(partitions: PartitionTable, folder: LogFolder) -> None:
         return
     try:
         for log in unflushed:
-            log.snapshots.write()
+            log.durability.write_hints()
         await folder.disk.sync_all()
     except DiskFault as fault:
         folder.fail(fault)

@@ -9,8 +9,8 @@ import pytest
 from log.batch import build_batch, read_header
 from log.config import LogConfig
 from log.disk import RealDisk
-from log.partition_log import PartitionLog
-from tests.log.building import FOLDER, contents, fill, open_log
+from log.partition_log import CleanState, PartitionLog
+from tests.log.building import FOLDER, append, contents, fill, open_log
 from tests.log.memory_disk import MemoryDisk
 
 
@@ -47,7 +47,7 @@ def test_what_a_log_waits_for_once_the_disk_was_synced_does_not_grow_with_its_se
         fill(log, batches)
         seen = list(view.seen)
         assert log.durability.unsynced_files > batches
-        log.snapshots.write()
+        log.durability.write_hints()
         await disk.sync_all()
         log.durability.note_disk_synced()
         before = disk.changes
@@ -64,6 +64,33 @@ def test_what_a_log_waits_for_once_the_disk_was_synced_does_not_grow_with_its_se
         return waits
 
     assert asyncio.run(stop(100)) == asyncio.run(stop(10))
+
+
+@pytest.mark.parametrize("is_checkpoint_lost", [False, True])
+def test_a_kill_after_a_clean_stop_takes_no_epoch_away(is_checkpoint_lost: bool) -> None:
+    """The recovery point is beyond all sealed segments, so nothing but the checkpoint, or the batches themselves, tells
+    where the epochs in them began.
+    """
+    disk, config = MemoryDisk(), LogConfig(segment_bytes=300)
+
+    async def stop() -> CleanState | None:
+        log = PartitionLog.open(disk, FOLDER, config, (), known=None, now_ms=0)
+        for offset in range(24):
+            if offset == 4:
+                await log.flush()  # the checkpoint knows the first epoch
+            append(log, build_batch([(b"k", b"v" * 60, (), 0)], leader_epoch=offset // 8, base_offset=offset))
+        if not is_checkpoint_lost:
+            log.durability.write_hints()
+        await disk.sync_all()
+        log.durability.note_disk_synced()
+        return await log.close()
+
+    known = asyncio.run(stop())
+    assert known is not None
+    assert known.epochs == ((0, 0), (1, 8), (2, 16))
+    PartitionLog.open(disk, FOLDER, config, (), known=known, now_ms=0)
+    killed = PartitionLog.open(disk, FOLDER, config, (), known=None, recovery_point=known.end_offset, now_ms=0)
+    assert killed.epochs.entries() == list(known.epochs)
 
 
 @pytest.mark.parametrize("steps", range(25))
