@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from confluent_kafka import KafkaException
@@ -19,7 +20,7 @@ within_minutes = Eventually(patience_seconds=180.0)
 
 @contextmanager
 def three_brokers(folder: Path, settings: Mapping[str, str]) -> Iterator[dict[int, Oncelog]]:
-    """They answer; by their numbers. Each is in a rack of its own."""
+    """They answer and know each other; by their numbers. Each is in a rack of its own."""
     keeper = ZooKeeperServer(folder / "keeper")
     keeper.start()
     common = {**QUICK_SETTINGS, "zookeeper.connect": keeper.address, "http.listeners": "", **settings}
@@ -34,11 +35,23 @@ def three_brokers(folder: Path, settings: Mapping[str, str]) -> Iterator[dict[in
             broker.launch()
         for broker in brokers.values():
             broker.wait_until_answering(patience_seconds=180)
+        for broker in brokers.values():  # one that answers may not have heard of the others yet
+            within_minutes(
+                partial(_named_by, AdminClient({"bootstrap.servers": broker.bootstrap})), brokers.keys().__eq__
+            )
         yield brokers
     finally:
         for broker in brokers.values():
             broker.kill()
         keeper.stop()
+
+
+def _named_by(admin: AdminClient) -> set[int]:
+    """The brokers that the one which is asked first knows of."""
+    try:
+        return set(admin.list_topics(timeout=5).brokers)
+    except KafkaException:
+        return set()
 
 
 def out_of_sync(admin: AdminClient) -> list[str]:

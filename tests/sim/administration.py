@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from log.batch import build_batch, read_records, split
-from log.ids import TopicPartition
+from log.ids import TopicId, TopicPartition
 from log.manifest import RECOVERY_POINTS
+from log.relocation import FORMER, stem_of
 from service.broker.folder_moves import RATE
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -307,12 +308,24 @@ class Porter(Actor):
     async def turn(self) -> None:
         if self._rate is not None and await self.move_at(self._rate):
             self._rate = None
-        if self._last is None or self.chance.random() < 0.5:
+        if (settling := self._settling()) is not None:
+            self._last = settling
+        elif self._last is None or self.chance.random() < 0.5:
             await asyncio.sleep(self.chance.random())
             compacted = [each for each in self.clients.partitions() if self.history.topics[each.topic].compacted]
             choices = [*self.clients.partitions(), *compacted * 2, *INTERNAL, *[TopicPartition(REBORN, 0)] * 3]
             self._last = self.chance.choice(choices)
         await self.ask(self._last, self.chance.choice(self.plan.folders))
+
+    def _settling(self) -> TopicPartition | None:
+        """The partition whose move is decided, but not durable yet."""
+        disk = self.clients.world.hosts[BROKER].disk
+        assert disk is not None
+        left = {folder for path, _, _ in disk.files() for folder in path.split("/") if folder.endswith(FORMER)}
+        for partition in self.clients.partitions() if left else ():
+            if stem_of(TopicId(self.clients.topic_ids[partition.topic]), partition.partition) + FORMER in left:
+                return partition
+        return None
 
     async def move_at(self, bytes_per_second: int) -> bool:
         config = IncrementalAlterConfigsRequestAlterableConfig(RATE, SET, str(bytes_per_second))

@@ -84,12 +84,24 @@ def _shown(states: ProducerStates) -> list[tuple[tuple[int, ...], bytes]]:
     return sorted((HEAD.unpack_from(entry)[:-1], bytes(entry[WINDOW_AT:])) for entry in chain.from_iterable(shelves))
 
 
+def epochs_unlike_batches(partition: Partition) -> str:
+    """Where the leader epochs of a log differ from those in its batches; empty if they don't."""
+    try:
+        for header, _ in partition.log.scan(partition.log.start_offset):
+            known = partition.log.epochs.epoch_at(header.last_offset)
+            if header.leader_epoch not in (NO_EPOCH, known):
+                return f"offset {header.last_offset} was written in epoch {header.leader_epoch}, not in {known}"
+    except (DiskFault, CorruptBatch):
+        return ""  # rotten: that is said elsewhere
+    return ""
+
+
 def unlike_own_log(partition: Partition) -> str:
-    """How the folds of a partition that lives differ from what its log makes; empty if they don't, or if the log has
-    forgotten some of what they know.
+    """How the folds of a partition that lives, and its epochs, differ from what its log makes; empty if they don't, or
+    if the log has forgotten some of what the folds know.
     """
     if partition.log.start_offset or "compact" in partition.log.config.cleanup_policy:
-        return ""
+        return epochs_unlike_batches(partition)
     stable = StableOffsets()
     anew = ProducerStates(stable.open_transactions)
     try:
@@ -101,7 +113,7 @@ def unlike_own_log(partition: Partition) -> str:
     if stable.open_transactions != partition.stable.open_transactions:
         return f"open transactions {partition.stable.open_transactions}, and its log makes {stable.open_transactions}"
     strange = [each for each in _shown(partition.producers) if each not in _shown(anew)]
-    return f"producers of which its log says something else: {strange}" if strange else ""
+    return f"producers of which its log says something else: {strange}" if strange else epochs_unlike_batches(partition)
 
 
 def transactions(brokers: list[Broker]) -> dict[str, object]:

@@ -44,6 +44,7 @@ from tests.sim.idempotent import IdempotentWriter
 from tests.sim.loop import SimLoop
 from tests.sim.plan import Plan, add_what_one_broker_has, draw_plan
 from tests.sim.postman import Ghost, Postman
+from tests.sim.replicas import epochs_unlike_batches
 from tests.sim.sessions import SessionReader
 from tests.sim.transactions import CommittedReader, Transactor, fetch_committed
 from tests.sim.turns import short_turns
@@ -298,7 +299,9 @@ class Simulation:
         self.finished = True
 
     async def _look_into_the_folders(self) -> None:
-        """Nothing moves any more: each log is where its partition is said to be, and no move has left anything."""
+        """Nothing moves any more: each log is where its partition is said to be, knows who wrote it, and no move has
+        left anything.
+        """
         assert self.broker is not None
         broker = self.broker
 
@@ -317,6 +320,9 @@ class Simulation:
 
         if not await come_true(lambda: not strange(), within=5):
             self.history.wrong.append(f"moves between folders have left {strange()}")
+        for partition in broker.partitions:
+            if not partition.offline and (unlike := epochs_unlike_batches(partition)):
+                self.history.wrong.append(f"{partition.topic_partition}: {unlike}")
 
     def _compare_with_replays(self) -> None:
         """Compare each live transaction coordinator with a replay of its log."""

@@ -11,6 +11,7 @@ from unittest import mock
 import log.relocation
 import service.api.fetch
 import service.api.produce
+import service.broker.closing
 import service.broker.holdings
 import service.broker.marker_courier
 import service.broker.reading
@@ -23,6 +24,7 @@ SHORT: Final[tuple[tuple[Any, str, Any], ...]] = (
     (log.relocation, "PIECE_BYTES", 200),
     (service.api.fetch, "READ_AT_ONCE", 1),
     (service.api.produce, "NAMED_A_TURN", 1),
+    (service.broker.closing, "SYNCED_TOGETHER", 1),  # or the whole disk would hardly ever be synced at once
     (service.broker.holdings, "AT_ONCE", 0),
     (service.broker.holdings, "Turn", lambda at_once: Turn(1)),
     (service.broker.marker_courier, "TOLD_A_TURN", 1),
