@@ -82,7 +82,7 @@ class LogDurability:
         next recovery finds that out.
         """
         log = self._log
-        if log.epochs.changed:
+        if log.epochs.changed and log.disk.exists(log.folder):  # without a batch there may be no folder
             file = log.disk.open(f"{log.folder}/{CHECKPOINT}", create=True)
             file.truncate(0)
             file.append((log.epochs.to_text(),))

@@ -93,6 +93,14 @@ def test_a_kill_after_a_clean_stop_takes_no_epoch_away(is_checkpoint_lost: bool)
     assert killed.epochs.entries() == list(known.epochs)
 
 
+def test_the_epochs_of_a_log_that_was_never_written_need_no_folder() -> None:
+    disk = MemoryDisk()
+    log = PartitionLog.open(disk, FOLDER, LogConfig(), (), known=None, now_ms=0)
+    log.epochs.assign(3, 0)
+    log.durability.write_hints()
+    assert not disk.exists(FOLDER)
+
+
 @pytest.mark.parametrize("steps", range(25))
 def test_what_a_cancelled_flush_had_only_begun_is_made_durable_by_the_close(steps: int) -> None:
     """A broker that stops cancels its flusher. The next life trusts what the close said, after a power cut too."""
