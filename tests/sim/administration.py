@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from log.batch import build_batch, read_records, split
-from log.ids import TopicId, TopicPartition
+from log.ids import ZERO_TOPIC_ID, TopicId, TopicPartition
 from log.manifest import RECOVERY_POINTS
 from log.relocation import FORMER, stem_of
 from service.broker.folder_moves import RATE
@@ -318,12 +318,13 @@ class Porter(Actor):
         await self.ask(self._last, self.chance.choice(self.plan.folders))
 
     def _settling(self) -> TopicPartition | None:
-        """The partition whose move is decided, but not durable yet."""
-        disk = self.clients.world.hosts[BROKER].disk
-        assert disk is not None
-        left = {folder for path, _, _ in disk.files() for folder in path.split("/") if folder.endswith(FORMER)}
+        """A partition whose move is decided, but not durable yet."""
+        disks = [host.disk for host in self.clients.world.hosts.values() if host.disk is not None]
+        paths = [path for disk in disks for path, _, _ in disk.files() if FORMER in path]
+        left = {folder for path in paths for folder in path.split("/") if folder.endswith(FORMER)}
         for partition in self.clients.partitions() if left else ():
-            if stem_of(TopicId(self.clients.topic_ids[partition.topic]), partition.partition) + FORMER in left:
+            topic_id = TopicId(self.clients.topic_ids.get(partition.topic, ZERO_TOPIC_ID))
+            if stem_of(topic_id, partition.partition) + FORMER in left:
                 return partition
         return None
 
