@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from service.broker.internal_topics import KEPT_SETTINGS
+from service.broker.internal_topics import INTERNAL_TOPICS
 from service.cluster.config_commands import AlterConfigs, ConfigChange, ResourceChange
 from service.cluster.controller import Command, Refusal
 from service.cluster.image import NO_LEADER, Image, PartitionState
@@ -81,11 +81,12 @@ async def altered(
     replace_all: bool = False,
 ) -> list[Row]:
     """Carries out changes of settings. There is a row of the answer for each resource."""
+    kept = {topic.name: topic.kept(config) for topic in INTERNAL_TOPICS.values()}
     times_named = await done_in_turns(counted((one.resource_type, one.resource_name) for one in asked))
     rows: list[Row] = []
     async for some in slices_in_turns(asked, RESOURCES_A_COMMIT):
         resources = await done_in_turns(changes(some, change, replace_all=replace_all))
-        command = AlterConfigs(resources, config, metadata.broker_id, KEPT_SETTINGS, times_named, validate_only)
+        command = AlterConfigs(resources, config, metadata.broker_id, kept, times_named, validate_only)
         results = await executed(metadata, command)
         if isinstance(results, Refusal):
             rows += [row(results.error, results.message, one.kind, one.name) for one in resources]

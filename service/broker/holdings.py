@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from log.config import LogConfig
 from log.ids import TopicPartition
 from service.broker.coordination import Coordination
+from service.broker.internal_topics import log_config_of
 from service.broker.log_folder import LogFolder
 from service.broker.opening import PartitionMaker
 from service.broker.partition import Partition
@@ -28,7 +29,6 @@ from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.groups.commands import ForgetTopic
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.settings.topic import log_config
 from service.turns import Steps, Turn, done_at_once, done_in_turns
 
 logger = logging.getLogger("oncelog.broker")
@@ -243,7 +243,7 @@ class Holdings:
         topic = self._metadata.image.topics.get(name)
         if topic is None:
             return
-        config = log_config(topic.config, self._config)
+        config = log_config_of(topic, self._config)
         for index in list(topic.partitions if behind.whole else behind.changed):
             if turn.is_over(self._work_of(name, index)):
                 yield
@@ -251,7 +251,7 @@ class Holdings:
                 if self._is_over or now is None or now.id != topic.id:
                     return
                 if now is not topic:
-                    config, topic = log_config(now.config, self._config), now
+                    config, topic = log_config_of(now, self._config), now
             if (state := topic.partitions.get(index)) is not None:
                 self._follow_partition(topic, index, state, config, config_changed=behind.config_changed)
 

@@ -1,5 +1,5 @@
-"""The internal topics, one row each: its name, its layout, the settings that no client may change, and the rule by
-which a key gets its partition. `InternalTopics` creates them when the first client looks for a coordinator, and knows
+"""The internal topics, one row each: its name, its layout, the settings that always hold, and the rule by which a key
+gets its partition. `InternalTopics` creates them when the first client looks for a coordinator, and knows
 which broker leads a key.
 
 What always holds: the partition of a key depends on the number of partitions, so an internal topic keeps the number it
@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from log.config import LogConfig
 from log.ids import TopicId
-from service.cluster.image import NO_LEADER
+from service.cluster.image import NO_LEADER, Topic
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.cluster.topic_commands import CreateTopics, NewTopic
 from service.groups.partitioning import partition_for
 from service.ports import Env
 from service.settings.broker import BrokerConfig
+from service.settings.topic import log_config
 from service.wire.error_codes import ErrorCode
 from txn.branches import home_of
 
@@ -39,8 +41,10 @@ class InternalTopic:
     """The topic in which one kind of coordinator keeps its records."""
 
     name: str
-    kept: Mapping[str, str]
-    """Settings that no client may change. A topic that lost its oldest records would lose ids, groups and offsets."""
+    kept: Callable[[BrokerConfig], Mapping[str, str]]
+    """Settings that hold whatever is set for the topic or for all topics, and that no client may change. A topic that
+    lost its oldest records would lose ids, groups, offsets and keys.
+    """
     layout: Callable[[BrokerConfig, int], TopicLayout]
     """The layout, given the configuration and the number of brokers that are alive."""
     home_of: Callable[[str], str] = str
@@ -67,16 +71,29 @@ def _transaction_layout(config: BrokerConfig, alive: int) -> TopicLayout:
 
 
 def _http_key_layout(config: BrokerConfig, alive: int) -> TopicLayout:
-    like = _transaction_layout(config, alive)
-    settings = {**like.settings, "retention.ms": str(config.http_idempotency_retention_ms)}
-    return TopicLayout(HTTP_KEY_PARTITIONS, like.replicas, settings)
+    return _transaction_layout(config, alive)._replace(partitions=HTTP_KEY_PARTITIONS)
 
 
-GROUPS = InternalTopic("__consumer_offsets", {"cleanup.policy": "compact"}, _group_layout)
-TRANSACTIONS = InternalTopic("__transaction_state", {"cleanup.policy": "compact"}, _transaction_layout, home_of)
-HTTP_KEYS = InternalTopic("__http_idempotency", {"cleanup.policy": "compact,delete"}, _http_key_layout)
+def _compacted(config: BrokerConfig) -> Mapping[str, str]:
+    return {"cleanup.policy": "compact"}
+
+
+def _kept_for_a_time(config: BrokerConfig) -> Mapping[str, str]:
+    """No record goes before the time of its key is over, however large the topic is."""
+    retention_ms = str(config.http_idempotency_retention_ms)
+    return {"cleanup.policy": "compact,delete", "retention.ms": retention_ms, "retention.bytes": "-1"}
+
+
+GROUPS = InternalTopic("__consumer_offsets", _compacted, _group_layout)
+TRANSACTIONS = InternalTopic("__transaction_state", _compacted, _transaction_layout, home_of)
+HTTP_KEYS = InternalTopic("__http_idempotency", _kept_for_a_time, _http_key_layout)
 INTERNAL_TOPICS = {topic.name: topic for topic in (GROUPS, TRANSACTIONS, HTTP_KEYS)}
-KEPT_SETTINGS = {topic.name: topic.kept for topic in INTERNAL_TOPICS.values()}
+
+
+def log_config_of(topic: Topic, config: BrokerConfig) -> LogConfig:
+    """The settings for the logs of any topic, with what is kept of an internal one."""
+    internal = INTERNAL_TOPICS.get(topic.name)
+    return log_config(topic.config if internal is None else {**topic.config, **internal.kept(config)}, config)
 
 
 class NodeAddress(NamedTuple):
@@ -125,7 +142,7 @@ class InternalTopics:
             alive = len(self._metadata.image.brokers)
             layout = topic.layout(self._config, alive)
             replicas = min(layout.replicas, alive)
-            settings = {**layout.settings, **topic.kept, "compression.type": "producer"}
+            settings = {**layout.settings, **topic.kept(self._config), "compression.type": "producer"}
             new = NewTopic(
                 topic.name, TopicId(self._env.unique()), layout.partitions, replicas, config=tuple(settings.items())
             )

@@ -23,13 +23,13 @@ from log.partition_log import CleanState, PartitionLog
 from log.relocation import FORMER, FUTURE, stem_of
 from service.broker.data_folder import StartError
 from service.broker.housekeeper import Housekeeper
+from service.broker.internal_topics import log_config_of
 from service.broker.log_folder import LogFolder
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
 from service.cluster.image import Image, Topic
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.settings.topic import log_config
 
 logger = logging.getLogger("oncelog.broker")
 
@@ -91,7 +91,7 @@ class PartitionMaker:
         progress, topics = self.progress, list(image.topics.values())
         progress.partitions = sum(node_id in state.replicas for each in topics for state in each.partitions.values())
         for topic in topics:
-            config = log_config(topic.config, self._config)
+            config = log_config_of(topic, self._config)
             for index, state in topic.partitions.items():
                 if node_id not in state.replicas:
                     continue

@@ -92,8 +92,8 @@ class ResourceResult:
 @dataclass(frozen=True, slots=True)
 class AlterConfigs:
     """`config` is the configuration of the broker that decides. A change that appends to a list appends to the value
-    that holds, which may be a static value of that broker. `kept` has, by topic, the settings that must keep their
-    value; `times_named` how often the request names each resource.
+    that holds, which may be a static value of that broker. `kept` has, by topic, the settings that may only be
+    left alone or set to this value; `times_named` how often the request names each resource.
     """
 
     resources: tuple[ResourceChange, ...]
@@ -166,7 +166,7 @@ class AlterConfigs:
         if values == topic.config:
             return None
         for key, value in self.kept.get(topic.name, {}).items():
-            if values.get(key) != value:
+            if values.get(key) not in (value, topic.config.get(key)):
                 raise ItemRefused(ErrorCode.INVALID_CONFIG, f"The {key} of topic '{topic.name}' stays {value}.")
         return Put(topic_key(topic.name), encode_topic(topic.id, len(topic.partitions), values), topic.version)
 

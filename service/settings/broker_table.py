@@ -125,8 +125,8 @@ class BrokerSettings:
     http_idempotency_retention_ms = long(
         "http.idempotency.retention.ms",
         86_400_000,
-        "For how long an Idempotency-Key is remembered, with the answer to its request. Kept as a setting of the topic "
-        "__http_idempotency once that is made.",
+        "For how long an Idempotency-Key is remembered, with the answer to its request. The topic __http_idempotency "
+        "is kept for that long, whatever is set for it or for all topics.",
         at_least=60_000,
     )
 

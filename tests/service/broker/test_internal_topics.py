@@ -2,12 +2,23 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from service.broker.internal_topics import GROUPS, HTTP_KEYS, INTERNAL_TOPICS, TRANSACTIONS, InternalTopic, NodeAddress
+from log.ids import TopicPartition
+from service.broker.internal_topics import (
+    GROUPS,
+    HTTP_KEY_PARTITIONS,
+    HTTP_KEYS,
+    INTERNAL_TOPICS,
+    TRANSACTIONS,
+    InternalTopic,
+    NodeAddress,
+    log_config_of,
+)
 from service.cluster.metadata import MetadataLost
 from service.settings.broker import BrokerConfig
 from service.wire.error_codes import ErrorCode
@@ -28,7 +39,7 @@ def test_the_first_question_makes_the_topic_and_the_address_is_that_of_the_clien
         assert topics.coordinator_of(topic, "pay", "PLAINTEXT") == NodeAddress(1, "broker.example", 9092)
         assert topics.coordinator_of(topic, "pay", "ELSEWHERE") is ErrorCode.COORDINATOR_NOT_AVAILABLE
         made = metadata.image.topics[topic.name]
-        assert topic.kept.items() <= made.config.items()
+        assert topic.kept(stage.broker.config).items() <= made.config.items()
         assert len(made.partitions) == topic.layout(stage.broker.config, 1).partitions
         assert {len(state.replicas) for state in made.partitions.values()} == {1}, "as many as there are brokers"
 
@@ -74,6 +85,25 @@ def test_a_topic_that_could_not_be_made_is_made_when_it_is_asked_for_again(
         await until(lambda: TRANSACTIONS.name in metadata.image.topics)
 
     on_stage(tmp_path, scene, FEW)
+
+
+def test_the_records_of_keys_are_kept_for_their_time_whatever_is_set_for_topics(tmp_path: Path) -> None:
+    """A request whose key is forgotten too early is applied again."""
+    few = {**FEW, "log.retention.bytes": "1000", "log.retention.ms": "1000", "http.idempotency.retention.ms": "90000"}
+
+    async def scene(stage: Stage) -> None:
+        broker, last = stage.broker, TopicPartition(HTTP_KEYS.name, HTTP_KEY_PARTITIONS - 1)
+        broker.coordination.internal_topics.bring_about(HTTP_KEYS)
+        await until(lambda: broker.partitions.get(last) is not None)
+        held = broker.partitions.get(last)
+        assert held is not None
+        made = broker.metadata.image.topics[HTTP_KEYS.name]
+        of_before = log_config_of(replace(made, config={"retention.ms": "1", "retention.bytes": "1"}), broker.config)
+        for config in (held.log.config, of_before):
+            assert (config.deletes, config.compacts) == (True, True)
+            assert (config.retention_bytes, config.retention_ms) == (-1, 90_000)
+
+    on_stage(tmp_path, scene, few)
 
 
 def test_branches_live_with_their_root() -> None:

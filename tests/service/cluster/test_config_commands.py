@@ -298,3 +298,11 @@ def test_a_setting_that_is_kept_has_its_value_whatever_is_asked(world: World, ch
     (taken,) = alter(world, change(TOPIC, "kept", ("segment.bytes", SET, "1048576")))
     assert taken.error is ErrorCode.NONE
     assert world.image.topics["kept"].config == {"cleanup.policy": "compact", "segment.bytes": "1048576"}
+
+
+def test_a_topic_that_was_made_before_a_setting_was_kept_may_be_changed(world: World) -> None:
+    world.add_topic("kept", 2)
+    (taken,) = alter(world, change(TOPIC, "kept", ("segment.bytes", SET, "1048576")))
+    assert taken.error is ErrorCode.NONE
+    (refused,) = alter(world, change(TOPIC, "kept", ("cleanup.policy", SET, "delete")))
+    assert refused.error is ErrorCode.INVALID_CONFIG
