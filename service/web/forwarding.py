@@ -5,7 +5,10 @@ What always holds: a request is forwarded once. A broker that no longer holds it
 
 from __future__ import annotations
 
+from urllib.parse import quote, unquote
+
 from aiohttp import ClientConnectorError, ClientError, web
+from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from service.settings.broker import WEB
@@ -13,6 +16,9 @@ from service.web.gateway import Gateway
 from service.web.problems import Problem
 
 FORWARDED = "X-Oncelog-Forwarded"
+RECORD_HEADER = "record-header-"
+"""A request header with this prefix becomes a header of the record, byte by byte."""
+_PLAIN = "".join(chr(each) for each in range(0x20, 0x7F) if chr(each) != "%")
 HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "host", "content-length",
      "content-encoding", "accept-encoding", "proxy-authorization"}
@@ -27,17 +33,33 @@ async def forward(gateway: Gateway, node: int, request: web.Request, body: bytes
         raise Problem("not-now", f"broker {node} shall answer, and passed it on")
     if endpoint is None:
         raise Problem("not-now", f"broker {node} shall answer, which has no HTTP or is away")
-    headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
+    headers = _for_the_next(request.headers)
     headers[FORWARDED] = str(gateway.node_id)
-    url = URL(
-        f"http://{endpoint.address}{request.raw_path}", encoded=True
-    )  # the path must stay the same to the letter: idempotency keys are known by it
+    # The path must stay the same to the letter: idempotency keys are known by it.
+    url = URL(f"http://{endpoint.address}{request.path_qs}", encoded=True)
     try:
         async with gateway.http().request(request.method, url, data=body, headers=headers) as answer:
-            content = await answer.read()
-            kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP}
-            return web.Response(body=content, status=answer.status, headers=kept)
+            return web.Response(body=await answer.read(), status=answer.status, headers=_for_the_next(answer.headers))
     except ClientConnectorError as error:
         raise Problem("not-now", f"broker {node} shall answer, and can't be reached: {error.strerror}") from None
     except (ClientError, TimeoutError, OSError) as error:
         raise Problem("outcome-unknown", f"broker {node}: {error}", outcome="unknown") from None
+
+
+def _for_the_next(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+    """All headers that do not belong to one connection. Those of the record stay repeated, in their order, and byte by
+    byte: idempotency keys know a request by them.
+    """
+    return CIMultiDict(
+        (name, quote(value, _PLAIN, errors="surrogateescape") if name.lower().startswith(RECORD_HEADER) else value)
+        for name, value in headers.items()
+        if name.lower() not in HOP_BY_HOP
+    )
+
+
+def record_headers(request: web.Request) -> list[tuple[str, str]]:
+    """The request headers that become headers of the record, as the client sent them."""
+    found = [(name, value) for name, value in request.headers.items() if name.lower().startswith(RECORD_HEADER)]
+    if FORWARDED in request.headers:
+        return [(name, unquote(value, errors="surrogateescape")) for name, value in found]
+    return found

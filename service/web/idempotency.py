@@ -28,7 +28,7 @@ from log.ids import TopicPartition
 from service.broker.internal_topics import HTTP_KEYS
 from service.broker.partition import Partition
 from service.web.answers import sha256_of
-from service.web.forwarding import forward
+from service.web.forwarding import forward, record_headers
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem
 from service.web.producers import Producer
@@ -45,8 +45,8 @@ KEYS_MAX = 1_000_000
 refused; no remembered key is forgotten early.
 """
 BATCHES_AT_ONCE = 200
-OF_RECORDS = ("record-header-", "ce-")
-"""Request headers with these prefixes become part of the records."""
+OF_EVENTS = "ce-"
+"""Request headers with this prefix become attributes of a CloudEvent."""
 ZSTD = 4
 COMPRESSED_FROM_BYTES = 1000
 _QUOTED = re.compile(r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"\Z')
@@ -85,9 +85,9 @@ def key_of(request: web.Request) -> str:
 async def fingerprint_of(gateway: Gateway, request: web.Request, body: bytes) -> str:
     """A digest of the request, which tells one request from another."""
     parts = [f"{part}\n" for part in (request.method, request.path_qs, request.content_type)]
-    for name, content in request.headers.items():
-        if name.lower().startswith(OF_RECORDS):
-            parts.append(f"{name}:{content}\n")
+    of_events = ((name, content) for name, content in request.headers.items() if name.lower().startswith(OF_EVENTS))
+    for name, content in (*record_headers(request), *of_events):
+        parts.append(f"{name}:{content}\n")
     return await sha256_of(gateway, "".join(parts).encode("utf-8", "surrogateescape"), body)
 
 

@@ -21,6 +21,7 @@ from log.ids import TopicPartition
 from service.client.partitioner import partition_for_key
 from service.cluster.image import Topic
 from service.web.answers import as_json, query_int, read_json
+from service.web.forwarding import RECORD_HEADER, record_headers
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.looking import BodyScan, refuse_doubles
 from service.web.problems import Outcome, Problem, of_error
@@ -48,7 +49,6 @@ DECODED_AT_ONCE = 128 << 10
 REST_BYTES_MAX = 1 << 20
 """The most bytes of a long body without its records."""
 OCTETS = "application/octet-stream"
-RECORD_HEADER = "record-header-"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
 
@@ -383,8 +383,7 @@ async def write_octets(gateway: Gateway, request: web.Request, topic_name: str) 
         timestamp = milliseconds(int(given_time) if is_number else given_time)
     headers = tuple(
         (name[len(RECORD_HEADER) :], content.encode("utf-8", "surrogateescape"))
-        for name, content in request.headers.items()
-        if name.lower().startswith(RECORD_HEADER)
+        for name, content in record_headers(request)
     )
     placed = PlacedRecords({}, [])
     partition = Partitioner(gateway.next_turn()).place(topic, None if number < 0 else number, key)

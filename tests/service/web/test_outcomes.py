@@ -97,7 +97,7 @@ def test_what_no_broker_took_was_not_done() -> None:
         image = SimpleNamespace(brokers={2: SimpleNamespace(endpoint=lambda _: endpoint)})
         async with ClientSession() as session:
             gateway = cast(Gateway, SimpleNamespace(node_id=1, image=image, http=lambda: session))
-            request = cast(Any, SimpleNamespace(headers={}, method="POST", raw_path="/v1/records"))
+            request = cast(Any, SimpleNamespace(headers={}, method="POST", path_qs="/v1/records"))
             with pytest.raises(Problem) as raised:
                 await forward(gateway, 2, request, b"")
         assert (raised.value.slug, raised.value.outcome) == ("not-now", "none")

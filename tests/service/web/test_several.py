@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.service.web.kit import PATIENCE_S, Http, Launched, read_all
 
 COUNT = 3
+_numbers = itertools.count()
 
 
 class Several(Launched):
@@ -97,6 +100,42 @@ def test_a_key_knows_its_request_to_the_letter_at_every_broker(several: Several)
     path = "/v1/topics/letters/records?key=a%3Ab"
     answers = [client.post(path, b"x", headers=headers) for client in several.clients]
     assert [each.status for each in answers] == [200] * COUNT, answers
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        ["Record-Header-a: 1", "Record-Header-b: 2", "Record-Header-a: 3"],
+        ["Record-Header-a: 100%", "Record-Header-b: %41"],
+        [b"Record-Header-a: \xff\xe4", "Record-Header-b: \xe4".encode()],
+    ],
+)
+def test_headers_of_a_record_are_the_same_at_every_broker(several: Several, headers: list[str | bytes]) -> None:
+    """A broker that forwarded a request sent the last of repeated headers only, and other bytes for some."""
+    key = f"headers-{next(_numbers)}"
+    head = b"\r\n".join(
+        each if isinstance(each, bytes) else each.encode()
+        for each in [
+            "POST http://some.host/v1/topics/spread/records?partition=3 HTTP/1.1",
+            *(
+                "Host: some.host",
+                "Connection: close",
+                f"Content-Length: {len(key)}",
+                "Content-Type: application/octet-stream",
+            ),
+            f"Idempotency-Key: {key}",
+            *headers,
+        ]
+    )
+    for client in several.clients:
+        place = urlsplit(client.url)
+        with socket.create_connection((place.hostname, place.port), PATIENCE_S) as connection:
+            connection.sendall(head + b"\r\n\r\n" + key.encode())
+            answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        assert answer.startswith(b"HTTP/1.1 200 "), answer
+    (record,) = [each for each in read_all(several.bootstrap, "spread") if each.value == key.encode()]
+    stored = [b"Record-Header-%b: %b" % (name.encode(), content or b"") for name, content in record.headers]
+    assert stored == [each if isinstance(each, bytes) else each.encode() for each in headers]
 
 
 def test_a_transaction_goes_on_at_whichever_broker(several: Several) -> None:
