@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim import cluster_mutants, group_mutants
+from tests.sim import cluster_mutants, group_mutants, web_mutants
 from tests.sim.mutants import MUTANTS, hunt_all
 from tests.sim.run import fresh_seed, processes, run
 
@@ -63,6 +63,6 @@ def test_planted_bugs_are_caught(drawn: Callable[[str], None]) -> None:
 
 def test_every_planted_bug_finds_what_it_replaces() -> None:
     plants = [mutant.plant for mutant in MUTANTS] + [plant for plant, _ in cluster_mutants.MUTANTS.values()]
-    for plant in (*plants, *group_mutants.MUTANTS.values()):
+    for plant in (*plants, *group_mutants.MUTANTS.values(), *web_mutants.MUTANTS.values()):
         with plant():
             pass

@@ -86,7 +86,7 @@ def aborted_keys_are_remembered() -> Planting:
         def covers(self, header: Any, batch: Any) -> bool:
             return False
 
-    return replaced(service.web.idempotency, "AbortedRanges", Nothing)
+    return replaced(service.web.idempotency, "AbortedBatches", Nothing)
 
 
 def a_twin_is_not_told_to_wait() -> Planting:
