@@ -99,7 +99,11 @@ class InSyncSets:
                 "%s: the in-sync set %s was not accepted: %s",
                 *(partition.topic_partition, [member for member, _ in proposal], reply.message or reply.error.name),
             )
-            partition.not_accepted(doubtful=doubtful)
+            # The image may be ahead of this leadership, which follows it at its turn. Then the set may have been accepted,
+            # its answer lost, and another set or leader decided since.
+            state = self._metadata.image.partition(partition.topic_partition)
+            is_behind = state is None or state.partition_epoch != replicas.partition_epoch
+            partition.not_accepted(doubtful=doubtful or is_behind)
         elif (reply.leader, reply.leader_epoch) == (replicas.leader, replicas.leader_epoch):
             # Otherwise the same commit has ended a reassignment: another leads, and this one learns it at its turn.
             logger.info("%s: in sync are %s", partition.topic_partition, list(reply.isr))

@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from log.batch import build_batch
 from service.broker.in_sync import InSyncSets
-from service.broker.partition import Leading, Partition
+from service.broker.partition import Appended, Leading, Partition
+from service.cluster.controller import RaiseLeaderEpoch, Refusal
 from service.cluster.image import PartitionState
+from service.wire.error_codes import ErrorCode
 from tests.service.api.admin_stage import Stage, on_stage
 from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, until
 from tests.service.broker.topic_stage import LIFE, OS, led
@@ -50,5 +53,40 @@ def test_a_proposal_that_ends_a_reassignment_away_from_here_changes_nothing_befo
         await in_sync._propose(partition, partition.role, ((1, 0), (2, LIFE)))
         assert partition.is_leading
         assert partition.replicas.isr == (1, 2)
+
+    on_stage(tmp_path, scene, OS)
+
+
+def test_a_refusal_by_a_later_image_does_not_say_that_the_set_was_never_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to the first commit was lost. It may have been accepted, and another broker may lead since then, which
+    this leadership learns at its turn.
+    """
+
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage, isr=(1,), min_in_sync=1)
+        metadata = stage.broker.metadata
+        metadata.unsubscribe(stage.broker.holdings.follow)
+        execute = metadata.execute
+
+        async def overtaken(*_: object) -> Refusal:
+            await execute(RaiseLeaderEpoch(partition.topic_partition, 1, 9))
+            return Refusal(ErrorCode.FENCED_LEADER_EPOCH)
+
+        monkeypatch.setattr(metadata, "execute", overtaken)
+        assert isinstance(partition.role, Leading)
+        proposal = (1, 0), (2, LIFE)
+        partition.replicas.proposed(proposal)
+        await stage.broker.replication.in_sync._propose(partition, partition.role, proposal)
+        appended = partition.append_from_client(
+            memoryview(bytearray(build_batch([(b"k", b"v", (), 1)]))), acks=-1, now_ms=1
+        )
+        assert isinstance(appended, Appended)
+        assert partition.committed(appended.end_offset) is not None, "2 may be in sync, and does not have it"
+        state = metadata.image.partition(partition.topic_partition)
+        assert state is not None
+        partition.decided(state.isr, state.partition_epoch, state.eligible)
+        assert partition.committed(appended.end_offset) is None, "now it is known who is in sync"
 
     on_stage(tmp_path, scene, OS)
