@@ -319,7 +319,11 @@ def _end_repeated(txn: Txn, ask: EndTransaction) -> Judgement:
 
 
 def _end_same_epoch(txn: Txn, ask: EndTransaction, *, wall_ms: int) -> Judgement:
-    """Versions 0 and 1. Epochs don't change, so a late end of the last transaction looks like one of the next."""
+    """Versions 0 and 1. Epochs don't change, so a late end of the last transaction looks like one of the next.
+
+    And the end of the next looks like a repeat of the last, to a coordinator that was replaced in between and does not
+    know it. So what was decided is written once more before it is said: only who still decides can do that.
+    """
     producer_id, producer_epoch = txn.holder
     if ask.producer_id != producer_id:
         return Judgement(WrongProducer(ask.producer_id, producer_id))
@@ -330,7 +334,7 @@ def _end_same_epoch(txn: Txn, ask: EndTransaction, *, wall_ms: int) -> Judgement
             decided = txn._replace(state=_prepared(commit), updated_ms=wall_ms, client_version=0)
             return Judgement(Ended(*decided.holder), decided)
         case (State.COMPLETE_COMMIT, True) | (State.COMPLETE_ABORT, False):
-            return Judgement(Ended(*txn.holder))
+            return Judgement(Ended(*txn.holder), txn._replace(updated_ms=wall_ms))
         case (State.PREPARE_COMMIT, True) | (State.PREPARE_ABORT, False):
             return Judgement(BUSY)
     return Judgement(WrongState(txn.state))

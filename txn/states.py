@@ -12,7 +12,7 @@
     PrepareAbort   -> CompleteAbort   complete
     CompleteCommit -> Empty           init
     CompleteCommit -> Ongoing         add_partitions
-    CompleteCommit -> CompleteCommit  decide_together
+    CompleteCommit -> CompleteCommit  end decide_together
     CompleteCommit -> CompleteAbort   end
     CompleteAbort  -> Empty           init
     CompleteAbort  -> Ongoing         add_partitions
@@ -93,7 +93,7 @@ MOVES: Final = (
     Move(State.PREPARE_ABORT, State.COMPLETE_ABORT, ("complete",)),
     Move(State.COMPLETE_COMMIT, State.EMPTY, ("init",)),
     Move(State.COMPLETE_COMMIT, State.ONGOING, ("add_partitions",)),
-    Move(State.COMPLETE_COMMIT, State.COMPLETE_COMMIT, ("decide_together",)),
+    Move(State.COMPLETE_COMMIT, State.COMPLETE_COMMIT, ("end", "decide_together")),
     Move(State.COMPLETE_COMMIT, State.COMPLETE_ABORT, ("end",)),
     Move(State.COMPLETE_ABORT, State.EMPTY, ("init",)),
     Move(State.COMPLETE_ABORT, State.ONGOING, ("add_partitions",)),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic
 
 from log.control import ControlType
-from log.ids import TopicPartition
+from log.ids import NO_EPOCH, TopicPartition
 from service.broker.internal_topics import InternalTopic
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
@@ -112,6 +112,15 @@ class Coordinators(Generic[MachineT]):
         """The broker that coordinates `key`; NO_LEADER if there is none now."""
         topic = self._image().topics.get(self.topic.name)
         return NO_LEADER if topic is None else topic.partitions[self.partition_index(key)].leader
+
+    def epoch(self, key: str) -> int:
+        """The leader epoch of the coordinator that is asked about `key`: of the one here, else as the image names it."""
+        topic = self._image().topics.get(self.topic.name)
+        if topic is None:
+            return NO_EPOCH
+        index = self.partition_index(key)
+        shard = self._shards.get(index)
+        return topic.partitions[index].leader_epoch if shard is None else shard.partition.leader_epoch
 
     def shard(self, key: str) -> Shard[MachineT]:
         shard = self._shards.get(self.partition_index(key))

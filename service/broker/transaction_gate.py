@@ -6,6 +6,10 @@ transaction. Older clients add it themselves, and the leader asks the coordinato
 cases a guard is taken before the coordinator is asked, and is checked at the append. If another batch of the producer
 was written in between, the answer could be about another transaction, and the guard is not valid any more (R13).
 
+A coordinator that was replaced and does not know it still has the transaction open that its successor has ended. With
+an older client the next transaction has the same epoch. So an answer counts only if no marker of a later coordinator is
+in the partition. The guard tells of a marker that comes meanwhile.
+
 What always holds: a write that the coordinator did not confirm is refused. The error tells the client whether to try
 again, to abort, or to give up.
 """
@@ -84,8 +88,9 @@ class TransactionGate:
                 return admitted
             writer = wanted[0][1]
             partitions = tuple([wanted[place][0].topic_partition for place in guards])
+            epoch = self._coordinators.epoch(writer.transactional_id)
             refused = await self._ask(partitions, writer, timeout_ms)
-            left = await done_in_turns(_judge(wanted, guards, refused, admitted))
+            left = await done_in_turns(_judge(wanted, guards, refused, epoch, admitted))
             if not left:
                 return admitted
         for place in left:
@@ -176,17 +181,20 @@ def _judge(
     wanted: Sequence[tuple[Partition, TransactionalWriter]],
     guards: dict[int, Guard],
     refused: Refusals,
+    epoch: int,
     admitted: list[Guard | RefusedBatch | None],
 ) -> Steps[list[int]]:
-    """Note who is admitted. Returns the places that have to be asked for once more."""
+    """Note who is admitted by a coordinator in that epoch. Returns the places that have to be asked for once more."""
     turn = Turn(GUARDS_A_TURN)
     left = []
     for place, guard in guards.items():
         if turn.is_over():
             yield
-        partition = wanted[place][0]
+        partition, writer = wanted[place]
         if (why := refused.get(partition.topic_partition)) is not None:
             admitted[place] = why
+        elif not writer.adds_itself and partition.producers.coordinator_epoch(writer.producer_id) > epoch:
+            admitted[place] = TRY_AGAIN
         elif partition.producers.is_current(guard):
             admitted[place] = guard
         else:

@@ -39,6 +39,7 @@ from txn.verdicts import Added, Busy, Fenced, UnknownId, Verdict, Verified, Wron
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
 ELSEWHERE = 7
+EPOCH = 4
 
 
 def writer(*, newest: bool = True, knows_abortable: bool = True) -> TransactionalWriter:
@@ -57,6 +58,7 @@ class Producers:
     is_open: bool = False
     spoiled: int = 0
     given: int = 0
+    obeyed: int = -1
 
     def start_verification(self, *_: object, **__: object) -> Guard | None:
         if self.is_open:
@@ -66,6 +68,9 @@ class Producers:
 
     def is_current(self, given: Guard) -> bool:
         return cast(int, given) > self.spoiled
+
+    def coordinator_epoch(self, producer_id: int) -> int:
+        return self.obeyed
 
 
 @dataclass
@@ -83,6 +88,9 @@ class Coordinator:
 
     def leader(self, transactional_id: str) -> int:
         return ELSEWHERE
+
+    def epoch(self, transactional_id: str) -> int:
+        return EPOCH
 
 
 @dataclass
@@ -184,6 +192,16 @@ def test_a_guard_that_was_overtaken_is_taken_and_asked_about_again() -> None:
     assert len(coordinator.asked) == ATTEMPTS
 
 
+@pytest.mark.parametrize("coordinator", [Coordinator(Verified(())), Coordinator(NotCoordinator())])
+def test_a_coordinator_that_was_replaced_admits_nobody_of_an_older_protocol(coordinator: Coordinator) -> None:
+    """It believes in a transaction that its successor has ended: the partition has the successor's marker."""
+    both = [(FIRST, Producers(obeyed=EPOCH)), (SECOND, Producers(obeyed=EPOCH + 1))]
+    far = Far({FIRST: ErrorCode.NONE, SECOND: ErrorCode.NONE})
+    outcome = admitted(coordinator, peers=far, who=writer(newest=False), partitions=both)
+    assert outcome == [guard(1), TRY_AGAIN]
+    assert admitted(coordinator, peers=far, partitions=both) == [guard(2), guard(2)], "the epoch names the transaction"
+
+
 @pytest.mark.parametrize("turn", range(4))
 def test_a_marker_that_comes_while_very_many_guards_are_taken_overtakes_the_first(turn: int) -> None:
     """It may come in any turn: before the coordinator is asked, while it is, and when it has answered."""
@@ -200,7 +218,9 @@ def test_a_marker_that_comes_while_very_many_guards_are_taken_overtakes_the_firs
 
     async def scene() -> list[Guard | RefusedBatch | None]:
         coming = asyncio.ensure_future(marker())
-        found = await admitting(cast(Coordinator, SimpleNamespace(handle=handle)), partitions=many)
+        found = await admitting(
+            cast(Coordinator, SimpleNamespace(handle=handle, epoch=lambda transactional_id: EPOCH)), partitions=many
+        )
         await coming
         return found
 
