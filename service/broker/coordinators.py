@@ -114,7 +114,9 @@ class Coordinators(Generic[MachineT]):
         return NO_LEADER if topic is None else topic.partitions[self.partition_index(key)].leader
 
     def epoch(self, key: str) -> int:
-        """The leader epoch of the coordinator that is asked about `key`: of the one here, else as the image names it."""
+        """The leader epoch of the coordinator that is asked about `key`: of the one here, else of the one in the
+        image.
+        """
         topic = self._image().topics.get(self.topic.name)
         if topic is None:
             return NO_EPOCH

@@ -99,8 +99,8 @@ class InSyncSets:
                 "%s: the in-sync set %s was not accepted: %s",
                 *(partition.topic_partition, [member for member, _ in proposal], reply.message or reply.error.name),
             )
-            # The image may be ahead of this leadership, which follows it at its turn. Then the set may have been accepted,
-            # its answer lost, and another set or leader decided since.
+            # The image may be ahead of this leadership, which follows it at its turn. Then the set may have been
+            # accepted, its answer lost, and another set or leader decided since.
             state = self._metadata.image.partition(partition.topic_partition)
             is_behind = state is None or state.partition_epoch != replicas.partition_epoch
             partition.not_accepted(doubtful=doubtful or is_behind)

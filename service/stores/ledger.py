@@ -306,7 +306,7 @@ class LedgerStoreSession:
             return True
 
     async def _catch_up(self) -> None:
-        while self._number < await self._ledger.newest():
+        while self._number < (newest := await self._ledger.newest()):
             records = await self._ledger.read(self._number)
             if records is not None:
                 for record in records:
@@ -318,6 +318,11 @@ class LedgerStoreSession:
                 self._number = number
                 for watcher in self._watchers:
                     watcher.miss()
+        if newest < self._number:
+            # A database that failed over without what it had answered. Appends would never succeed, or would continue
+            # another history than this session's.
+            logger.error("the metadata store has gone back from commit %d to %d", self._number, newest)
+            raise SessionExpired
 
     async def _reap(self) -> None:
         """Remove the ephemeral keys of sessions that are over. Raises `SessionExpired` if this session is over."""

@@ -1,10 +1,23 @@
 """A ledger's records: read as they were written, and made in turns, however many keys one commit touches."""
 
 import asyncio
+from typing import cast
 
 import pytest
 
-from service.stores.ledger import KEYS_A_TURN, StoredValue, decoded, encoded, slices
+from log.disk import RealDisk
+from service.ports import RealEnv
+from service.stores.ledger import (
+    KEYS_A_TURN,
+    AppendOutcome,
+    LedgerSession,
+    LedgerStoreSession,
+    StoredValue,
+    decoded,
+    encoded,
+    slices,
+)
+from service.stores.port import Create, Result
 
 
 @pytest.mark.parametrize("count", [0, 1, KEYS_A_TURN - 1, KEYS_A_TURN, KEYS_A_TURN + 1, 3 * KEYS_A_TURN])
@@ -49,5 +62,57 @@ def test_others_have_their_turns_while_very_many_keys_are_worked_on() -> None:
             pass
         assert turns >= 14
         others.cancel()
+
+    asyncio.run(main())
+
+
+class Forgetful:
+    """A ledger of a database that may fail over without its newest records."""
+
+    id = 1
+
+    def __init__(self) -> None:
+        self.records: list[bytes] = []
+        self.appends = 0
+
+    def lease_left(self) -> float:
+        return 1.0
+
+    async def newest(self) -> int:
+        return len(self.records)
+
+    async def append(self, number: int, record: bytes) -> AppendOutcome:
+        self.appends += 1
+        if number != len(self.records) + 1:
+            return AppendOutcome.BEHIND
+        self.records.append(record)
+        return AppendOutcome.OK
+
+    async def read(self, after: int) -> list[bytes]:
+        return self.records[after:]
+
+    async def living(self) -> frozenset[int]:
+        return frozenset([self.id])
+
+    async def hint(self) -> bool:
+        await asyncio.Event().wait()
+        return True
+
+    async def close(self) -> None:
+        return
+
+
+def test_a_session_ends_when_the_store_has_lost_what_it_had_answered() -> None:
+    async def main() -> None:
+        ledger, env = Forgetful(), RealEnv(RealDisk("."))
+        session = await LedgerStoreSession.open(cast(LedgerSession, ledger), env)
+        for key in ("a", "b"):
+            assert (await session.commit(Create(key, b"")))[0] is Result.OK
+        ledger.records.pop()
+        async with asyncio.timeout(5):
+            assert (await session.commit(Create("c", b"")))[0] is Result.EXPIRED
+        assert len(ledger.records) == 1, "it continues no history that is not its own"
+        assert session.lease_left() <= 0
+        await env.tasks.cancel_all()
 
     asyncio.run(main())
