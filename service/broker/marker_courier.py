@@ -422,9 +422,10 @@ class MarkerCourier:
         """Tell the coordinator that these markers are written."""
         together: dict[int, list[Owed]] = {}  # by identity: to hash the markers is to hash every partition
         for owed in settled:
-            if self._is_current(owed):
-                together.setdefault(id(owed.markers), []).append(owed)
+            together.setdefault(id(owed.markers), []).append(owed)
         for those in together.values():
+            if not self._is_current(those[0]):
+                continue  # no longer, or not since its coordinator gave up while it was told of others
             markers = those[0].markers
             done = tuple(owed.topic_partition for owed in those)
             shard = those[0].shard

@@ -13,6 +13,7 @@ from service.broker import marker_courier
 from service.broker.marker_courier import LONGEST_RETRY_S, QUICK, RETRY_S, SLOW, MarkerCourier
 from service.broker.partition import PartitionLost
 from service.broker.peers import PeerAway
+from service.broker.shard import NotCoordinator
 from service.cluster.controller import RaiseLeaderEpoch
 from service.cluster.image import PartitionState
 from service.cluster.metadata import MetadataLost
@@ -398,3 +399,39 @@ def test_a_marker_that_is_committed_after_the_coordinator_changed_is_told_to_nob
     asyncio.run(scene())
     assert stage.told == []
     assert stage.work == []
+
+
+def test_a_coordinator_that_gives_up_while_it_is_told_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not told is sent again by its successor."""
+    stage = Stage(monkeypatch)
+    waiters: list[asyncio.Future[None]] = []
+
+    def uncommitted(topic_partition: TopicPartition, **_: Any) -> Any:
+        waiters.append(waiter := asyncio.get_running_loop().create_future())
+        return SimpleNamespace(high_watermark=0, committed=lambda _: waiter), SimpleNamespace(end_offset=1)
+
+    def tell_once(command: MarkersWritten) -> None:
+        if stage.shard.dropped:
+            raise NotCoordinator
+        stage.told.append(command)
+        stage.shard.dropped = True
+
+    stage.write = uncommitted  # type: ignore[method-assign]
+    stage.shard.tell = tell_once
+    other_coordinator: Any = SimpleNamespace(
+        leader_epoch=3, is_leading=True, topic_partition=TopicPartition("__transaction_state", 6)
+    )
+    shards = {5: stage.shard, 6: SimpleNamespace(tell=stage.told.append, dropped=False)}
+    stage.courier._transactions.at = shards.get  # type: ignore[assignment, method-assign]
+
+    async def scene() -> None:
+        stage.post(MARKERS, OTHERS)
+        stage.courier.post(other_coordinator, (dataclasses.replace(OTHERS, producer_id=9),))
+        for waiter in waiters:
+            waiter.set_result(None)
+        await asyncio.sleep(0)
+        for work in stage.work:
+            await work
+
+    asyncio.run(scene())
+    assert stage.told == [told(ORDERS, PAYMENTS), told(PAYMENTS, of=dataclasses.replace(OTHERS, producer_id=9))]
