@@ -18,6 +18,7 @@ What always holds:
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from log.batch import CHECKED_FROM, HEADER_BYTES, CorruptBatch, crc32c, read_header
@@ -36,7 +37,9 @@ PIECE_BYTES: Final = 128 << 10
 LAST_BYTES: Final = 32 << 20
 """How much may be copied while nobody else may flush or cut the log."""
 AGAIN_S: Final = 0.2
-"""The pause before a sync is tried again that failed for now."""
+"""The pause before a step is tried again that failed for now."""
+STOPPING_S: Final = 5.0
+"""How long a broker that stops waits for the steps after the decision. The next start does those that are left."""
 
 
 def stem_of(topic_id: TopicId, index: int) -> str:
@@ -126,12 +129,14 @@ class Relocation:
         may: Callable[[], bool],
         decided: Callable[[], None],
         origin_failed: Callable[[DiskFault], None],
+        target_failed: Callable[[DiskFault], None],
     ) -> bool:
         """Make the copy the log, in the folder `name` of the target. False: it is not possible now, and nothing has
         changed.
 
         `may` is asked right before the decision, and `decided` is called right after it, without an await in between.
-        `origin_failed` is called if the old disk failed to make the decision durable; the log has moved all the same.
+        `origin_failed` and `target_failed` are told of faults after the decision: the log has moved all the same. What
+        failed with an error that passes is tried again.
         """
         log, copy = self._log, self.copy
         async with log.alone():
@@ -158,7 +163,7 @@ class Relocation:
             self._disk.rename(log.folder, self._stem + FORMER)
             self._use_copy()
             decided()
-            await unbroken(self._settle(name, origin_failed))
+            await unbroken(self._settle(name, origin_failed, target_failed), patience_s=STOPPING_S)
             return True
 
     def _teach_copy(self, now_ms: int) -> None:
@@ -198,33 +203,46 @@ class Relocation:
         for segment in log.segments:
             segment.folder_renamed(folder)
 
-    async def _settle(self, name: str, origin_failed: Callable[[DiskFault], None]) -> None:
+    async def _settle(
+        self, name: str, origin_failed: Callable[[DiskFault], None], target_failed: Callable[[DiskFault], None]
+    ) -> None:
         try:
-            await _sync_folders(self._disk)
+            await _until_done(self._decision_durable, origin_failed)
         except DiskFault as fault:
             origin_failed(fault)
         # If the old disk failed, the decision may be lost, and the next start finds two folders with the partition's
         # name. It refuses to go on then. That is better than to take the old folder for the log.
-        self._rename(name)
-        await _sync_folders(self._target)
+        await _until_done(partial(self._named, name), target_failed)
         try:
-            self._disk.discard(self._stem + FORMER)
+            await _until_done(self._former_removed, origin_failed)
         except DiskFault as fault:
             origin_failed(fault)
+
+    async def _decision_durable(self) -> None:
+        await self._disk.sync_dir("")
+
+    async def _named(self, name: str) -> None:
+        if self._log.folder != name:
+            self._rename(name)
+        await self._target.sync_dir("")
+
+    async def _former_removed(self) -> None:
+        self._disk.discard(self._stem + FORMER)
 
     async def give_up(self) -> None:
         """The log stays where it is."""
         await self.copy.discard()
 
 
-async def _sync_folders(disk: Disk) -> None:
-    """Make the names of the disk's folders durable. The log has moved already, so there is no way back from an error
-    that passes, such as that no descriptor is left.
+async def _until_done(step: Callable[[], Awaitable[None]], failed: Callable[[DiskFault], None]) -> None:
+    """Take a step that follows from the decision. There is no way back from it, so the step is tried again after an
+    error that passes, such as that no descriptor is left.
     """
     while True:
         try:
-            return await disk.sync_dir("")
+            return await step()
         except DiskFault as fault:
             if not fault.passing:
                 raise
+            failed(fault)
         await asyncio.sleep(AGAIN_S)

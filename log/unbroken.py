@@ -11,12 +11,17 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def unbroken(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. If the caller is cancelled meanwhile, the cancellation takes effect when `work` is done."""
+async def unbroken(work: Coroutine[Any, Any, T], *, patience_s: float | None = None) -> T:
+    """The result of `work`. If the caller is cancelled meanwhile, the cancellation takes effect when `work` is done, or
+    after `patience_s`: work that waits for what may never come is cut short then.
+    """
     task = asyncio.get_running_loop().create_task(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task])
+        await asyncio.wait([task], timeout=patience_s)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
         task.cancelled() or task.exception()  # a failure may be dropped here: the disk remembers its own faults
         raise

@@ -207,6 +207,7 @@ class FolderMoves:
                     may=lambda: self._may_go_on(move),
                     decided=lambda: self._decided(move),
                     origin_failed=partition.folder.fail,
+                    target_failed=move.target.fail,
                 )
         return False
 

@@ -9,17 +9,13 @@ from log.compaction import find_work
 from log.control import ControlType
 from log.disk import DiskFault
 from log.ids import TopicId
-from log.relocation import Relocation
+from log.relocation import FORMER, Relocation
 from log.removal import remove_oldest
 from tests.log.compacting import NOW_MS, RETENTION_MS, Bench, committed_records, no_breath, table
 from tests.log.memory_disk import MemoryDisk
 from tests.log.plain_cleaning import once
 
 TOPIC_ID = TopicId(bytes(range(16)))
-
-
-def refuse(fault: DiskFault) -> None:
-    raise fault
 
 
 class Moving(Bench):
@@ -29,6 +25,7 @@ class Moving(Bench):
         super().__init__(origin or MemoryDisk())
         self.target = target or MemoryDisk()
         self.passes: list[asyncio.Task[object]] = []
+        self.faults: list[str] = []
 
     def begin(self) -> Relocation:
         relocation = Relocation(self.log, self.disk, self.target, TOPIC_ID, 0)
@@ -43,8 +40,13 @@ class Moving(Bench):
             breathe=no_breath,
             may=lambda: True,
             decided=self.decided,
-            origin_failed=refuse,
+            origin_failed=lambda fault: self.failed("origin", fault),
+            target_failed=lambda fault: self.failed("target", fault),
         )
+
+    def failed(self, where: str, fault: DiskFault) -> None:
+        assert fault.passing
+        self.faults.append(where)
 
     def decided(self) -> None:
         self.disk = self.target
@@ -99,8 +101,59 @@ def test_a_decided_move_is_finished_when_there_are_descriptors_again(monkeypatch
         assert await bench.finish(bench.begin())
         assert bench.log.folder == "table-0"
         assert table(committed_records(bench.log, bench.stable)) == {b"k": b"v"}
+        assert bench.faults == ["origin"] * 3 + ["target"] * 3, "it is told what holds the move up"
 
     monkeypatch.setattr("log.relocation.AGAIN_S", 0.001)
+    asyncio.run(run())
+
+
+def test_the_former_folder_is_removed_when_there_are_descriptors_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A move back would leave two former folders, and a start could take the wrong one for the decision."""
+
+    class NothingRemoved(MemoryDisk):
+        refusals = 3
+
+        def discard(self, path: str) -> None:
+            if path.endswith(FORMER) and self.refusals:
+                self.refusals -= 1
+                raise DiskFault(errno.EMFILE, "too many open files", path)
+            super().discard(path)
+
+    async def run() -> None:
+        bench = Moving(origin := NothingRemoved())
+        bench.put((b"k", b"v"))
+        assert await bench.finish(bench.begin())
+        assert origin.listdir("") == []
+        assert bench.faults == ["origin"] * 3
+
+    monkeypatch.setattr("log.relocation.AGAIN_S", 0.001)
+    asyncio.run(run())
+
+
+def test_a_stop_does_not_wait_for_descriptors_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next start finishes the move."""
+    origin, target = OutOfDescriptors(), OutOfDescriptors()
+
+    class OutWhenDecided(Moving):
+        def decided(self) -> None:
+            super().decided()
+            target.refusals = 1_000_000_000
+
+    async def run() -> None:
+        bench = OutWhenDecided(origin, target)
+        bench.put((b"k", b"v"))
+        move = asyncio.ensure_future(bench.finish(bench.begin()))
+        await asyncio.sleep(0.05)
+        assert bench.faults
+        move.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(10):
+                await move
+        async with bench.log.alone():
+            assert table(committed_records(bench.log, bench.stable)) == {b"k": b"v"}
+
+    monkeypatch.setattr("log.relocation.AGAIN_S", 0.001)
+    monkeypatch.setattr("log.relocation.STOPPING_S", 0.01)
     asyncio.run(run())
 
 

@@ -15,7 +15,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -788,10 +788,10 @@ def a_decided_move_is_forgotten() -> contextlib.AbstractContextManager[None]:
 def a_decided_move_is_settled_once_or_never() -> contextlib.AbstractContextManager[None]:
     """An error that passes leaves both folders as they are."""
 
-    async def sync(disk: Disk) -> None:
-        await disk.sync_dir("")
+    async def once(step: Callable[[], Awaitable[None]], failed: Callable[[DiskFault], None]) -> None:
+        await step()
 
-    return replaced(log.relocation, "_sync_folders", sync)
+    return replaced(log.relocation, "_until_done", once)
 
 
 def the_way_back_has_a_folder_before_the_way_there_is_settled() -> contextlib.AbstractContextManager[None]:
@@ -811,7 +811,7 @@ def the_way_back_has_a_folder_before_the_way_there_is_settled() -> contextlib.Ab
 def a_decision_is_not_made_durable() -> contextlib.AbstractContextManager[None]:
     """The folder's new name on the one disk is durable before it has lost it on the other."""
 
-    async def settle(move: Relocation, name: str, origin_failed: Callable[[DiskFault], None]) -> None:
+    async def settle(move: Relocation, name: str, *_: Callable[[DiskFault], None]) -> None:
         move._rename(name)
         await move._target.sync_dir("")
         move._disk.discard(move._stem + FORMER)
