@@ -67,9 +67,10 @@ async def run_broker(
         store = await open_store(config, env)
         broker = Broker(env, config, store, disks, OFFERED)
         on_opening(broker.maker.progress)
-        await broker.open()
         if isinstance(store, SqlStore):
-            refuse_company(broker.metadata)
+            await broker.open(refuse_company)
+        else:
+            await broker.open()
         web_connections = descriptors.connections // 4
         web = await listen_for_http(broker, web_connections)
         servers = await listen(broker, descriptors.connections - web_connections, () if web is None else web.endpoints)
@@ -104,9 +105,7 @@ async def run_broker(
 
 def refuse_company(metadata: ClusterMetadata) -> None:
     """Refuse to start on the embedded store if the metadata names other brokers: they could not reach it."""
-    topics = metadata.image.topics.values()
-    replicas = {replica for topic in topics for state in topic.partitions.values() for replica in state.replicas}
-    if others := sorted(replicas - {metadata.broker_id}):
+    if others := sorted(metadata.image.holders() - {metadata.broker_id}):
         raise StartError(
             f"the metadata names brokers {others} too: start all of them (oncelog serve --brokers), or move what"
             f" they hold to this one while they run (oncelog cluster drain {' '.join(map(str, others))})"

@@ -22,16 +22,18 @@ from typing import Any
 
 from log.disk import RealDisk
 from service.broker.data_folder import StartError, read_all
+from service.cluster.image import load
 from service.ports import RealEnv
 from service.process import store_url
 from service.settings.broker import BrokerConfig
-from service.stores.port import StoreError
+from service.stores.port import StoreError, StoreSnapshot
 from service.stores.shared import SCHEME, StoreServer
 from service.stores.sql import SqlStore
 
 logger = logging.getLogger("oncelog.supervisor")
 
 OTHERS_FOLDER = "brokers"
+MAX_PORT = 65_535
 RESTART_S_MIN, RESTART_S_MAX = 0.2, 10.0
 STEADY_S = 30.0
 """A broker that was up for this long is restarted after the shortest pause again."""
@@ -114,6 +116,7 @@ class Supervisor:
         self.members: list[BrokerProcess] = []
 
     async def run(self, *, on_ready: Callable[[list[BrokerProcess]], None], stop: asyncio.Event) -> None:
+        self._check_ports()
         folder = self._config.data_folders[0]
         os.makedirs(folder, exist_ok=True)
         env = RealEnv(RealDisk(folder))
@@ -124,6 +127,7 @@ class Supervisor:
             try:
                 if not self._config.may_have_company:
                     store = await SqlStore.open(store_url(self._config), env)
+                    await self._refuse_fewer(store)
                     server = StoreServer(store, env, f"{place}/store")
                     await server.begin()
                     own = {"store.url": f"{SCHEME}{place}/store"}
@@ -136,6 +140,35 @@ class Supervisor:
                 if store is not None:
                     await store.close()
                 await env.tasks.cancel_all()
+
+    def _check_ports(self) -> None:
+        """Say that there are not enough ports in terms of what was asked for: the members know one port each."""
+        config = self._config
+        for entry in (*config.listeners, *(config.advertised_listeners or ()), *config.http_listeners):
+            port = entry.rpartition(":")[2]
+            if port.isdigit() and 0 < int(port) <= MAX_PORT < int(port) + self._count - 1:
+                raise StartError(
+                    f"{self._count} brokers need the ports {port} to {int(port) + self._count - 1}, and there is none"
+                    f" above {MAX_PORT}"
+                )
+
+    async def _refuse_fewer(self, store: SqlStore) -> None:
+        """Refuse to start fewer brokers than hold partitions: nobody would lead what only the others have."""
+        session = await store.session(self._config.session_timeout_s)
+        try:
+            async for event in session.watch():
+                assert isinstance(event, StoreSnapshot), "the first event tells everything"
+                image = load(event)
+                break
+        finally:
+            await session.close()
+        first = self._first_id()
+        if others := sorted(image.holders() - set(range(first, first + self._count))):
+            raise StartError(
+                f"the metadata names brokers {others} too: start all of them (--brokers {others[-1] - first + 1}), or"
+                " move what they hold to the others while they run"
+                f" (oncelog cluster drain {' '.join(map(str, others))})"
+            )
 
     async def _run(
         self, own: dict[str, str], on_ready: Callable[[list[BrokerProcess]], None], stop: asyncio.Event

@@ -1,4 +1,7 @@
-"""DescribeProducers, version 0: the producers of a partition, and the transactions that they have open there."""
+"""DescribeProducers, version 0: the producers of a partition, and the transactions that they have open there. Every
+replica answers by its own log, as in Kafka: `kafka-transactions find-hanging --broker-id` asks a broker about all that
+it holds.
+"""
 
 from collections.abc import Awaitable
 
@@ -50,8 +53,8 @@ def _describe(partitions: PartitionTable, topic: str, index: int, turn: Turn) ->
     partition = partitions.get(TopicPartition(topic, index))
     if partition is None:
         return PartitionResponse(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NOT_HERE)
-    if not partition.is_leading:
-        return PartitionResponse(index, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    if partition.offline:
+        return PartitionResponse(index, ErrorCode.KAFKA_STORAGE_ERROR)
     answer = PartitionResponse(index)
     for producer in partition.producers.describe():
         if turn.is_over():

@@ -6,7 +6,7 @@ make everything durable, write the manifest last.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from log.disk import Disk
 from log.ids import format_topic_id
@@ -95,14 +95,17 @@ class Broker:
 
     # -- life
 
-    async def open(self) -> None:
-        """Do all that needs no listener: claim the folders, open the logs."""
+    async def open(self, may_start: Callable[[ClusterMetadata], None] = lambda metadata: None) -> None:
+        """Do all that needs no listener: claim the folders, open the logs. `may_start` is called before a log is
+        touched; if it raises, the last stop counts as before, and the next start need not read the logs again.
+        """
         self._home = await join(
             {folder.name: folder.disk for folder in self.folders},
             self.metadata,
             configured_id=self.config.node_id,
             fresh_id=lambda: format_topic_id(self.env.unique()),
         )
+        may_start(self.metadata)
         for folder in self.folders:
             await folder.headroom.begin()
         await self.maker.open_all(self.metadata.image, self.metadata.broker_id)

@@ -119,7 +119,9 @@ class LeadershipTally:
         self.shrunk = self.grown = 0
         """How many in-sync sets lost a member, and how many gained one."""
         self.elected = 0
-        """Leaderships that began while this broker was in sync or eligible, so that it held all that was committed."""
+        """Leaderships that began while this broker held all that was committed: it was in sync or eligible, or became a
+        member in the same commit.
+        """
         self.unclean = 0
         """Leaderships that began while this broker was neither: records that it lacked are lost."""
         self._left: dict[TopicPartition, deque[int]] = {}
@@ -134,7 +136,9 @@ class LeadershipTally:
             if delta.old.topics[partition.topic].id != delta.new.topics[partition.topic].id:
                 continue
             if old.leader_epoch != new.leader_epoch:
-                if broker_id in old.isr or broker_id in old.eligible:
+                # A commit that ends a reassignment makes new replicas members, and may let one of them lead at once.
+                moved_here = broker_id in old.adding and broker_id not in new.adding
+                if broker_id in old.isr or broker_id in old.eligible or moved_here:
                     self.elected += 1
                 else:
                     self.unclean += 1

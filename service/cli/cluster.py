@@ -10,7 +10,7 @@ import click
 from service.cli.broker import BrokerShare
 from service.cli.connect import with_cluster
 from service.cli.failures import CliError, Exit
-from service.cli.moving import carry_out, elect, under_way, without
+from service.cli.moving import carry_out, elect, racks, spread, under_way, without
 from service.cli.output import Output, output_option, remark, show, yes_option
 from service.client.cluster import Cluster
 from service.wire.messages import DescribeClusterRequest
@@ -90,10 +90,28 @@ async def status(cluster: Cluster, output: Output) -> None:
 async def drain(cluster: Cluster, brokers: Sequence[int], yes: bool, output: Output) -> None:
     """Move everything that BROKERS hold to the others, the plan first. They can be stopped for good then."""
     topics = await cluster.metadata(None)
-    alive = await cluster.nodes()
+    alive = await racks(cluster)
     if not [broker for broker in alive if broker not in brokers]:
         raise CliError("there is no other broker to move partitions to", Exit.USAGE)
+    # A broker that is down may be drained, too, if others in sync hold what it held.
+    known = {*alive, *(broker for topic in topics for each in topic.partitions for broker in each.replica_nodes)}
+    for broker in brokers:
+        if broker not in known:
+            raise CliError(f"broker {broker} is not in the cluster, and holds nothing", Exit.NOT_FOUND)
     await carry_out(cluster, without(brokers, topics, alive), output, yes=yes)
+
+
+@command.command("spread")
+@yes_option
+@output_option
+@with_cluster
+async def spread_out(cluster: Cluster, yes: bool, output: Output) -> None:
+    """Move partitions to brokers that hold fewer, the plan first: a new broker gets its share so.
+
+    What is levelled is how many partitions of each topic a broker holds, and how many it is the first replica of.
+    """
+    topics, alive = await cluster.metadata(None), await racks(cluster)
+    await carry_out(cluster, spread(topics, alive, moving=await under_way(cluster)), output, yes=yes)
 
 
 @command.command("rebalance")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from log.ids import TopicPartition
@@ -15,6 +15,7 @@ from service.client.failures import refused
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     AlterPartitionReassignmentsRequest,
+    DescribeClusterRequest,
     ElectLeadersRequest,
     ElectLeadersRequestTopicPartitions,
     ListPartitionReassignmentsRequest,
@@ -43,10 +44,15 @@ class Elected:
     outcome: str
 
 
-def without(brokers: Sequence[int], topics: Iterable[MetadataResponseTopic], alive: Sequence[int]) -> list[ReplicaMove]:
+Racks = Mapping[int, str | None]
+"""The brokers that are alive, and the rack of each."""
+
+
+def without(brokers: Sequence[int], topics: Iterable[MetadataResponseTopic], alive: Racks) -> list[ReplicaMove]:
     """What moves so that `brokers` hold nothing: to those who hold least, and the others stay where they are."""
     topics = list(topics)
     load = _load(topics)
+    free = {broker: rack for broker, rack in alive.items() if broker not in brokers}
     moves = []
     for topic in topics:
         for each in topic.partitions:
@@ -56,13 +62,18 @@ def without(brokers: Sequence[int], topics: Iterable[MetadataResponseTopic], ali
             target = list(held)
             for place, broker in enumerate(held):
                 if broker in brokers:
-                    _replace(target, place, [one for one in alive if one not in brokers], load)
+                    _replace(target, place, free, load)
             moves.append(ReplicaMove(topic.name or "", each.partition_index, held, [one for one in target if one >= 0]))
     return moves
 
 
-def _replace(target: list[int], place: int, free: Sequence[int], load: Counter[int]) -> None:
-    candidates = sorted((broker for broker in free if broker not in target), key=lambda broker: (load[broker], broker))
+def _replace(target: list[int], place: int, free: Racks, load: Counter[int]) -> None:
+    """Give the place to who holds least of those in a rack that has no copy, or of all."""
+    used = {free.get(broker) for at, broker in enumerate(target) if at != place} - {None}
+    candidates = sorted(
+        (broker for broker in free if broker not in target),
+        key=lambda broker: (free[broker] in used, load[broker], broker),
+    )
     if not candidates:
         if len([broker for broker in target if broker >= 0]) > 1:
             target[place] = -1  # a copy less
@@ -73,7 +84,7 @@ def _replace(target: list[int], place: int, free: Sequence[int], load: Counter[i
 
 
 def with_factor(
-    topic: MetadataResponseTopic, factor: int, everybody: Iterable[MetadataResponseTopic], alive: Sequence[int]
+    topic: MetadataResponseTopic, factor: int, everybody: Iterable[MetadataResponseTopic], alive: Racks
 ) -> list[ReplicaMove]:
     """As many replicas of each partition: more on those who hold least, or the last ones less."""
     load = _load(everybody)
@@ -82,18 +93,104 @@ def with_factor(
         held = list(each.replica_nodes)
         target = held[:factor]
         while len(target) < factor:
-            target.append(-1)
-            free = [broker for broker in alive if broker not in target]
-            if not free:
+            if all(broker in target for broker in alive):
                 raise CliError(f"{factor} replicas need {factor} brokers, and there are {len(alive)}")
-            _replace(target, len(target) - 1, free, load)
+            target.append(-1)
+            _replace(target, len(target) - 1, alive, load)
         if target != held:
             moves.append(ReplicaMove(topic.name or "", each.partition_index, held, target))
     return moves
 
 
+def spread(
+    topics: Iterable[MetadataResponseTopic], alive: Racks, *, moving: Container[TopicPartition] = ()
+) -> list[ReplicaMove]:
+    """What moves so that each broker holds about as many partitions of each topic, and of all, as any other, and is the
+    first replica of as many. Partitions that are moved already stay as they are, and so do those without a leader,
+    which nobody could copy. No partition is left in fewer racks than it is in.
+    """
+    before = {
+        TopicPartition(topic.name or "", each.partition_index): list(each.replica_nodes)
+        for topic in topics
+        for each in topic.partitions
+        if each.leader_id >= 0
+    }
+    plan: dict[str, dict[TopicPartition, list[int]]] = {}
+    for partition, replicas in before.items():
+        plan.setdefault(partition.topic, {})[partition] = replicas
+    for change, counted in ((_given_to, slice(None)), (_led_by, slice(1))):
+        shares = {
+            name: Counter(broker for replicas in placed.values() for broker in replicas[counted])
+            for name, placed in plan.items()
+        }
+        whole: Counter[int] = sum(shares.values(), Counter())
+        is_level = False
+        while not is_level:  # what one topic has given may be another's to take
+            is_level = True
+            for name, placed in plan.items():
+                free = [partition for partition in placed if partition not in moving]
+                while _shift(placed, free, alive, shares[name], whole, change):
+                    is_level = False
+    return [
+        ReplicaMove(*partition, replicas, to)
+        for partition, replicas in before.items()
+        if (to := plan[partition.topic][partition]) != replicas
+    ]
+
+
+Change = Callable[[list[int], int, int, Racks], list[int] | None]
+
+
+def _shift(
+    placed: dict[TopicPartition, list[int]],
+    free: Sequence[TopicPartition],
+    alive: Racks,
+    share: Counter[int],
+    whole: Counter[int],
+    change: Change,
+) -> bool:
+    """Take one partition of a topic from a broker that has more for one that has less; False if none can be taken.
+    Each step makes the shares of the topic more alike, or leaves them so and makes those of all topics more alike. So
+    steps come to an end.
+    """
+    order = sorted(alive, key=lambda broker: (share[broker], whole[broker], broker))
+    for giver in reversed(order):
+        for taker in order:
+            more = share[giver] - share[taker]
+            if more < 1 or (more == 1 and whole[giver] - whole[taker] < 2):
+                continue
+            for partition in free:
+                if (target := change(placed[partition], giver, taker, alive)) is not None:
+                    placed[partition] = target
+                    for counted in (share, whole):
+                        counted[giver] -= 1
+                        counted[taker] += 1
+                    return True
+    return False
+
+
+def _given_to(replicas: list[int], giver: int, taker: int, alive: Racks) -> list[int] | None:
+    """The replicas with the taker in the place of the giver, if that is possible."""
+    if giver not in replicas or taker in replicas:
+        return None
+    target = [taker if broker == giver else broker for broker in replicas]
+    was, will = ({alive.get(broker) for broker in each} - {None} for each in (replicas, target))
+    return target if len(will) >= len(was) else None
+
+
+def _led_by(replicas: list[int], giver: int, taker: int, alive: Racks) -> list[int] | None:
+    """The same replicas with the taker first, if the giver is."""
+    if replicas[0] != giver or taker not in replicas:
+        return None
+    return [taker, *(broker for broker in replicas if broker != taker)]
+
+
 def _load(topics: Iterable[MetadataResponseTopic]) -> Counter[int]:
     return Counter(broker for topic in topics for each in topic.partitions for broker in each.replica_nodes)
+
+
+async def racks(cluster: Cluster) -> Racks:
+    return {broker.broker_id: broker.rack for broker in (await cluster.ask(DescribeClusterRequest())).brokers}
 
 
 async def carry_out(cluster: Cluster, moves: list[ReplicaMove], output: Output, *, yes: bool) -> None:

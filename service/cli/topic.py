@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from service.cli.config_client import (
 )
 from service.cli.connect import complete_topic, with_cluster
 from service.cli.failures import CliError, Exit
-from service.cli.moving import ReplicaMove, carry_out, elect, with_factor
+from service.cli.moving import ReplicaMove, carry_out, elect, racks, with_factor
 from service.cli.output import Output, confirm, output_option, remark, report_option, show, show_one, yes_option
 from service.cli.timestamps import parse_moment
 from service.client.cluster import EARLIEST, LATEST, RETRY_PAUSE_S, Cluster, Deadline, by_topic
@@ -371,18 +371,24 @@ async def reassign_topic(
         raise click.UsageError("Say --replication-factor or --brokers.")
     everybody = await cluster.metadata(None)
     described = await cluster.topic(topic)
+    alive = await racks(cluster)
     if replication_factor is not None:
-        moves = with_factor(described, replication_factor, everybody, await cluster.nodes())
+        moves = with_factor(described, replication_factor, everybody, alive)
     else:
-        moves = _taking_turns(described, brokers or "")
+        moves = _taking_turns(described, brokers or "", alive)
     await carry_out(cluster, moves, output, yes=yes)
 
 
-def _taking_turns(topic: MetadataResponseTopic, brokers: str) -> list[ReplicaMove]:
+def _taking_turns(topic: MetadataResponseTopic, brokers: str, alive: Container[int]) -> list[ReplicaMove]:
     try:
         ids = [int(broker) for broker in brokers.split(",")]
     except ValueError:
         raise click.BadParameter(f"{brokers!r} is no list of broker ids", param_hint="--brokers") from None
+    if len(set(ids)) < len(ids):
+        raise click.BadParameter(f"{brokers!r} names a broker twice", param_hint="--brokers")
+    for broker in ids:
+        if broker not in alive:
+            raise CliError(f"broker {broker} is not in the cluster", Exit.NOT_FOUND)
     moves = []
     for each in topic.partitions:
         turn = each.partition_index % len(ids)

@@ -163,6 +163,15 @@ class Image:
         topic = self.topics.get(topic_partition.topic)
         return None if topic is None else topic.partitions.get(topic_partition.partition)
 
+    def holders(self) -> set[int]:
+        """The brokers that hold partitions, whether they are alive or not."""
+        return {
+            replica
+            for topic in self.topics.values()
+            for state in topic.partitions.values()
+            for replica in state.replicas
+        }
+
     def broker_config(self, whose: str) -> StoredConfig:
         """What is stored for broker `whose` (an id), or for all brokers (`ALL_BROKERS`)."""
         return self.broker_configs.get(whose, NO_CONFIG)

@@ -11,6 +11,9 @@ from tests.service.broker.cluster_stage import ClusterStage, on_cluster_stage, u
 
 PLACE = TopicPartition("orders", 0)
 CALM = PartitionState(replicas=(1, 2, 3), isr=(1, 2, 3), leader=1, leader_epoch=4)
+MOVING = PartitionState(
+    replicas=(1, 2, 3), isr=(2, 3), leader=3, leader_epoch=4, partition_epoch=7, adding=(1,), removing=(3,)
+)
 
 
 OLD, NEW = TopicId(bytes(16)), TopicId(b"another topic id")
@@ -50,6 +53,8 @@ def counts(tally: LeadershipTally) -> tuple[int, int, int, int]:
         (CALM._replace(leader=2), CALM._replace(leader_epoch=5, isr=(1, 3)), (1, 0, 1, 0)),
         (CALM._replace(leader=-1, isr=(2,)), CALM._replace(leader_epoch=5, isr=(1,)), (1, 1, 0, 1)),
         (CALM._replace(leader=-1, isr=(), eligible=(1,)), CALM._replace(leader_epoch=5, isr=(1,)), (0, 1, 1, 0)),
+        (MOVING, CALM._replace(replicas=(1, 2), leader_epoch=5, isr=(1, 2)), (1, 1, 1, 0)),
+        (MOVING, MOVING._replace(leader=1, leader_epoch=5, isr=(1,)), (1, 1, 0, 1)),
     ],
     ids=[
         "fell out",
@@ -59,6 +64,8 @@ def counts(tally: LeadershipTally) -> tuple[int, int, int, int]:
         "elected",
         "elected out of sync",
         "elected as eligible",
+        "moved here",
+        "elected out of sync while it is moved here",
     ],
 )
 def test_what_happened_is_counted_where_it_is_led(

@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from log.manifest import MANIFEST
 from tests.peers import zookeeper
 from tests.service.cli.kit import Running, Serving, oncelog
 
@@ -47,13 +48,24 @@ def _is_gone(process_id: int) -> bool:
 def test_a_single_broker_becomes_the_first_of_several_and_one_that_dies_is_started_again(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with Serving.on(data) as single:
-        assert oncelog("produce", "before", stdin=b"kept\n", bootstrap=single.bootstrap).status == 0
+        for topic in ("before", "earlier"):
+            assert oncelog("produce", topic, stdin=b"kept\n", bootstrap=single.bootstrap).status == 0
         single.stop()
     with _several(data, 2) as serving:
         admin = AdminClient({"bootstrap.servers": serving.bootstrap})
         admin.create_topics([NewTopic("orders", 4, 1)])["orders"].result(20)
         _wait(lambda: sorted(_leaders(admin, "orders").values()) == [1, 1, 2, 2], "partitions are spread")
-        assert "kept" in oncelog("consume", "before", "--exit-at-end", bootstrap=serving.bootstrap).out
+        planned = oncelog("cluster", "spread", bootstrap=serving.bootstrap)
+        [moved] = [line.split("\t")[0] for line in planned.out.splitlines() if line.endswith("\t0\t1\t2")]
+        assert planned.status == 2, "the plan is shown, and not carried out"
+        assert oncelog("cluster", "spread", "--yes", bootstrap=serving.bootstrap).status == 0
+        _wait(lambda: _leaders(admin, moved) == {0: 2}, "the second gets its share")
+        for topic in ("before", "earlier"):
+            assert "kept" in oncelog("consume", topic, "--exit-at-end", bootstrap=serving.bootstrap).out
+        for strange in (("cluster", "drain", "7"), ("topic", "reassign", "orders", "--brokers", "1,7")):
+            ended = oncelog(*strange, "--yes", bootstrap=serving.bootstrap)
+            assert (ended.status, ended.out) == (3, "")
+            assert "broker 7 is not in the cluster" in ended.err
         second = serving.facts["brokers"][1]["process_id"]
         os.kill(second, signal.SIGKILL)
         delivered: list[int] = []
@@ -66,9 +78,15 @@ def test_a_single_broker_becomes_the_first_of_several_and_one_that_dies_is_start
         assert delivered == [1] * 4, "its partitions are led again by the broker that was started again"
         assert serving.stop().status == 0
     assert _is_gone(second)
-    alone = Running("serve", "--data", str(data), "--port", "0").ended()
-    assert alone.status == 1
-    assert "the metadata names brokers [2] too" in alone.err
+    for few in ([], ["--brokers", "1"]):
+        refused = Running("serve", "--data", str(data), "--port", "0", *few).ended()
+        assert refused.status == 1
+        assert "the metadata names brokers [2] too" in refused.err
+        assert "oncelog cluster drain 2" in refused.err
+    with _several(data, 2) as serving:
+        assert serving.stop().status == 0
+    assert Running("serve", "--data", str(data), "--port", "0").ended().status == 1
+    assert (data / MANIFEST).exists(), "a start that is refused leaves what the clean stop wrote"
 
 
 def test_of_several_brokers_none_is_told_that_it_is_alone(tmp_path: Path) -> None:
@@ -154,6 +172,12 @@ def _until(running: Running, last: str) -> str:
 
 def _numbers(bootstrap: str) -> list[str]:
     return oncelog("consume", "numbers", "--exit-at-end", "-f", "%s\\n", bootstrap=bootstrap).out.split()
+
+
+def test_more_brokers_than_there_are_ports_are_refused(tmp_path: Path) -> None:
+    ended = Running("serve", "--data", str(tmp_path), "--port", "65534", "--brokers", "3").ended()
+    assert ended.status == 1
+    assert "3 brokers need the ports 65534 to 65536" in ended.err
 
 
 @pytest.mark.parametrize("brokers", ["0", "many", "-1"])
