@@ -16,6 +16,7 @@ from typing import Final
 import click
 
 from log.ids import TopicPartition
+from service.broker.internal_topics import KEPT_SETTINGS
 from service.cli.connect import with_cluster
 from service.cli.failures import CliError, Exit
 from service.cli.group import lags_of
@@ -240,22 +241,21 @@ async def _groups(cluster: Cluster) -> list[Diagnosis]:
 
 async def _settings(cluster: Cluster) -> list[Diagnosis]:
     """Settings of internal topics that can't be intended."""
-    names = [topic.name or "" for topic in await cluster.metadata(None) if topic.is_internal]
+    names = [topic.name or "" for topic in await cluster.metadata(None) if topic.name in KEPT_SETTINGS]
     resources = [DescribeConfigsResource(TOPIC, name, ["cleanup.policy"]) for name in names]
     answer = await cluster.ask(DescribeConfigsRequest(resources=resources))
     wrong = [
-        result.resource_name
+        f"{result.resource_name} ({KEPT_SETTINGS[result.resource_name]['cleanup.policy']})"
         for result in answer.results
         for config in result.configs
-        if config.name == "cleanup.policy" and config.value != "compact"
+        if config.name == "cleanup.policy" and config.value != KEPT_SETTINGS[result.resource_name]["cleanup.policy"]
     ]
     refused = [f"{each.resource_name}: {error_name(each.error_code)}" for each in answer.results if each.error_code]
     if wrong or refused:
-        cure = "`oncelog config set -t TOPIC cleanup.policy=compact`: what it deletes is forgotten"
-        return [
-            Diagnosis("settings", PROBLEM, f"internal topics that are not compacted: {_named(wrong + refused)}", cure)
-        ]
-    return _well("settings", "internal topics are compacted")
+        cure = "`oncelog config set -t TOPIC cleanup.policy=POLICY`: what it deletes before its time is forgotten"
+        finding = f"internal topics without the cleanup.policy that they need: {_named(wrong + refused)}"
+        return [Diagnosis("settings", PROBLEM, finding, cure)]
+    return _well("settings", "internal topics are compacted as they must be")
 
 
 CHECKS: dict[str, Check] = {

@@ -395,8 +395,8 @@ To try it, in another terminal:
   echo hello | kcat -b {bootstrap} -P -t greetings
   kcat -b {bootstrap} -C -t greetings -e
 
-  pip install kafka-python
-  python3 -c 'from kafka import KafkaProducer
+  python3 -m venv /tmp/try && /tmp/try/bin/pip install kafka-python
+  /tmp/try/bin/python -c 'from kafka import KafkaProducer
 print(KafkaProducer(bootstrap_servers="{bootstrap}").send("greetings", b"hello from Python").get())'
 
   {_own_name()} consume greetings -b {bootstrap}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,16 +18,25 @@ from tests.service.cli.kit import Serving, oncelog
 
 
 @pytest.fixture
-def bootstrap(tmp_path: Path) -> Iterator[str]:
+def serving(tmp_path: Path) -> Iterator[Serving]:
     few = ("-o", "transaction.state.log.num.partitions=2", "-o", "offsets.topic.num.partitions=2")
     unasked = ("-o", "transaction.partition.verification.enable=false", "-o", "http.listeners=http://127.0.0.1:0")
     with Serving("--data", str(tmp_path / "data"), "--host", "127.0.0.1", "--port", "0", *few, *unasked) as running:
         oncelog("topic", "create", "orders", bootstrap=running.bootstrap)
-        yield running.bootstrap
+        yield running
 
 
-def test_a_cluster_that_is_well_is_said_to_be(bootstrap: str) -> None:
+@pytest.fixture
+def bootstrap(serving: Serving) -> str:
+    return serving.bootstrap
+
+
+def test_a_cluster_that_is_well_is_said_to_be(serving: Serving, bootstrap: str) -> None:
     in_transaction(bootstrap, "pay", "orders").commit_transaction(30)
+    url = f"{serving.facts['http'][0]}/v1/topics/orders/records"
+    headers = {"Idempotency-Key": "a", "Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, b'{"records": [{"value": 1}]}', headers)) as answer:
+        assert answer.status == 200  # and there is the topic of these keys, which forgets on purpose
     ended = oncelog("doctor", "-o", "json", bootstrap=bootstrap)
     rows = {row["check"]: row for row in ended.json()}
     assert ended.status == 0, ended

@@ -103,8 +103,8 @@ def _try_the_lines_of(banner: str, data: Path) -> None:
     assert str(data) in banner
     address = banner.partition("bootstrap address")[2].split()[0]
     assert not address.endswith(":0")
-    python_lines = "python3 -c '" + banner.partition("python3 -c '")[2].partition("get())'")[0] + "get())'"
-    commands = [python_lines.replace("python3", sys.executable, 1)]
+    python_line = banner.partition("/tmp/try/bin/python -c ")[2].partition("get())'")[0] + "get())'"
+    commands = [f"{sys.executable} -c {python_line}"]
     if shutil.which("kcat"):
         commands += [line for line in banner.splitlines() if "kcat" in line]
     for line in commands:
@@ -352,7 +352,8 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, number: int) -> None:
     with Serving.on(data) as serving:
         assert oncelog("produce", "orders", stdin=b"one\ntwo\n", bootstrap=serving.bootstrap).status == 0
         ended = serving.stop(number)
-    assert ended == Ended(0, "", "")
+    said = [line for line in ended.err.splitlines() if "oncelog.loop" not in line]  # a busy machine is told of
+    assert (ended.status, ended.out, said) == (0, "", [])
     assert oncelog("log", "verify", str(data)).status == 0
     with Serving.on(data) as again:
         assert oncelog("consume", "orders", "-e", bootstrap=again.bootstrap).out == "one\ntwo\n"
