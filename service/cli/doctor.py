@@ -16,7 +16,7 @@ from typing import Final
 import click
 
 from log.ids import TopicPartition
-from service.broker.internal_topics import KEPT_SETTINGS
+from service.broker.internal_topics import INTERNAL_TOPICS
 from service.cli.connect import with_cluster
 from service.cli.failures import CliError, Exit
 from service.cli.group import lags_of
@@ -26,6 +26,7 @@ from service.client.cluster import LATEST, Cluster
 from service.client.failures import ClientFailure, error_name
 from service.client.groups import describe_group, list_groups
 from service.client.transactions import list_transactions
+from service.settings.broker import BrokerConfig
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
     DescribeClusterRequest,
@@ -241,14 +242,15 @@ async def _groups(cluster: Cluster) -> list[Diagnosis]:
 
 async def _settings(cluster: Cluster) -> list[Diagnosis]:
     """Settings of internal topics that can't be intended."""
-    names = [topic.name or "" for topic in await cluster.metadata(None) if topic.name in KEPT_SETTINGS]
+    policies = {name: topic.kept(BrokerConfig())["cleanup.policy"] for name, topic in INTERNAL_TOPICS.items()}
+    names = [topic.name for topic in await cluster.metadata(None) if topic.name in policies]
     resources = [DescribeConfigsResource(TOPIC, name, ["cleanup.policy"]) for name in names]
     answer = await cluster.ask(DescribeConfigsRequest(resources=resources))
     wrong = [
-        f"{result.resource_name} ({KEPT_SETTINGS[result.resource_name]['cleanup.policy']})"
+        f"{result.resource_name} ({policies[result.resource_name]})"
         for result in answer.results
         for config in result.configs
-        if config.name == "cleanup.policy" and config.value != KEPT_SETTINGS[result.resource_name]["cleanup.policy"]
+        if config.name == "cleanup.policy" and config.value != policies[result.resource_name]
     ]
     refused = [f"{each.resource_name}: {error_name(each.error_code)}" for each in answer.results if each.error_code]
     if wrong or refused:
