@@ -10,7 +10,8 @@
 
 What always holds: an append is one transaction of ZooKeeper, so a record is there wholly or not at all, whatever its
 size. A session that is over appends nothing, even if its request was already on its way. If the answer to an append was
-lost, the next append makes the lost one fail or come before it.
+lost, the next append makes the lost one fail or come before it. A lease is extended only by what the ensemble's leader
+has answered: a server that lost its leader goes on answering reads for a while, and the session may end meanwhile.
 
 kazoo has threads of its own. Their calls enter the loop at one place, `_from_kazoo`.
 """
@@ -122,7 +123,7 @@ class ZooKeeperSession(Leased):
             for path in ("/head", "/base"):
                 await self._make_once(path)
             name = await self._ask(
-                lambda: self._client.create_async("/sessions/s-", b"", ephemeral=True, sequence=True)
+                lambda: self._client.create_async("/sessions/s-", b"", ephemeral=True, sequence=True), by_leader=True
             )
         except (LedgerAway, SessionExpired, KazooException) as error:
             await self.close()
@@ -139,7 +140,7 @@ class ZooKeeperSession(Leased):
     async def _beat(self) -> None:
         while not self._over:
             try:
-                await self._look_at_head()
+                await self.newest()
             except (LedgerAway, SessionExpired) as error:
                 logger.debug("session %d: %r", self.id, error)  # the lease limits how long that may last
             await asyncio.sleep(self._timeout_s / BEATS)
@@ -167,8 +168,10 @@ class ZooKeeperSession(Leased):
     def _watched(self, event: object) -> None:
         self._from_kazoo(self._stirred.set)
 
-    async def _ask(self, call: Callable[[], Any]) -> Any:
-        """The answer of kazoo to `call`. Raises `LedgerAway`, `SessionExpired`, and the errors of the request."""
+    async def _ask(self, call: Callable[[], Any], *, by_leader: bool = False) -> Any:
+        """The answer of kazoo to `call`. Raises `LedgerAway`, `SessionExpired`, and the errors of the request. Of what
+        goes `by_leader` the ensemble's leader answers, otherwise perhaps only the server that is asked.
+        """
         if self._over:
             raise SessionExpired
         answer: asyncio.Future[Any] = self._loop.create_future()
@@ -190,13 +193,15 @@ class ZooKeeperSession(Leased):
             raise LedgerAway(repr(error)) from None
         except (SessionExpiredError, AuthFailedError):
             raise SessionExpired from None
-        self._heard_s = max(self._heard_s, asked_s)
+        if by_leader:
+            self._heard_s = max(self._heard_s, asked_s)
         return found
 
     # -- the ledger
 
     async def newest(self) -> int:
-        _, head = await asyncio.gather(self._ask(lambda: self._client.sync_async("/head")), self._look_at_head())
+        synced = self._ask(lambda: self._client.sync_async("/head"), by_leader=True)
+        _, head = await asyncio.gather(synced, self._look_at_head())
         return head
 
     async def _look_at_head(self) -> int:
@@ -218,7 +223,7 @@ class ZooKeeperSession(Leased):
             transaction = self._checked()
             transaction.set_data("/head", b"", version=number - 1)
             transaction.create(_record_path(number), value)
-            alive, appended, _ = await self._ask(transaction.commit_async)
+            alive, appended, _ = await self._ask(transaction.commit_async, by_leader=True)
         except LedgerAway:
             return AppendOutcome.UNKNOWN
         except SessionExpired:

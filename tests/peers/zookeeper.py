@@ -91,6 +91,11 @@ class ZooKeeperServer:
                 raise RuntimeError((self.folder / "server.log").read_text()[-2000:])
             time.sleep(0.05)
 
+    def leads(self) -> bool | None:
+        """Whether it leads its ensemble; None if it does not serve."""
+        mode = self._says("srvr").partition(b"Mode: ")[2]
+        return mode.startswith(b"leader") if mode else None
+
     def _says(self, word: str) -> bytes:
         try:
             with socket.create_connection((self.place.host, self.port), timeout=1) as connection:

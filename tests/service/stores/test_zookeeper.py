@@ -194,6 +194,38 @@ def test_an_ensemble_goes_on_without_one_member_and_waits_without_two(tmp_path: 
             server.stop()
 
 
+def test_a_server_that_lost_its_leader_extends_no_lease(tmp_path: Path) -> None:
+    """It answers reads for some seconds more. The rest of the ensemble may elect a leader and end the session then."""
+    members = [("127.0.0.1", free_port(), free_port()) for _ in range(3)]
+    servers = [ZooKeeperServer(tmp_path / str(index), members=members, index=index) for index in range(3)]
+    try:
+        for server in servers:
+            server.launch()
+        for server in servers:
+            server.wait()
+        follower = next(server for server in servers if server.leads() is False)
+
+        async def promise(store: LedgerStore) -> None:
+            one = await store.session(2)
+            await until_ok(one, "first")
+            await asyncio.sleep(0.5)  # nothing is asked any more but signs of life
+            for server in servers:
+                if server is not follower:
+                    server.pause()
+            await asyncio.sleep(2)
+            still_serves = await asyncio.to_thread(follower.leads)
+            assert still_serves is False, "it has not noticed yet"
+            assert one.lease_left() <= 0
+            for server in servers:
+                if server is not follower:
+                    server.resume()
+
+        play(ZooKeeper(follower.address).session, promise)
+    finally:
+        for server in servers:
+            server.stop()
+
+
 def test_with_a_user_the_metadata_is_closed_to_strangers(server: ZooKeeperServer) -> None:
     async def promise(store: LedgerStore) -> None:
         one = await store.session(20)
