@@ -12,15 +12,16 @@ over when its row is gone, and not before. An append reads the row of its sessio
 session ends or not at all. `living` first removes the rows whose time is up, by the database's clock. If the answer to
 an append was lost, the next append waits for the lost one at the row of the head.
 
-The database announces new records by NOTIFY. That is a hint, and may be lost. A URL with several addresses
-(`postgresql://one,two/metadata?target_session_attrs=read-write`) is handled by libpq. If the database fails over, what
-it had answered must still be there, so its replication must be synchronous.
+The database announces new records by NOTIFY. That is a hint, and may be lost. Of several addresses
+(`postgresql://one,two:5433/metadata`) libpq takes the first whose database can be written to. If the database fails
+over, what it had answered must still be there, so its replication must be synchronous.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from sqlalchemy import (
@@ -104,7 +105,7 @@ class PostgresSession(Leased):
     @classmethod
     async def connect(cls, url: str, timeout_s: float, env: Env) -> "PostgresSession":
         """A session, once the database answers. Raises `StoreError`."""
-        session = cls(make_url(url), timeout_s, env)
+        session = cls(_parsed(url), timeout_s, env)
         try:
             session.id = await session._run(session._begin)
             session._hearing = await session._hear()
@@ -148,8 +149,7 @@ class PostgresSession(Leased):
 
     async def _hear(self) -> psycopg.AsyncConnection[object]:
         """A connection that receives the database's notifications."""
-        conninfo = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
-        connection = await psycopg.AsyncConnection.connect(conninfo, autocommit=True)
+        connection = await psycopg.AsyncConnection.connect(**_arguments(self._engine), autocommit=True)
         try:
             await connection.execute(f"LISTEN {CHANNEL}")
         except BaseException:
@@ -278,15 +278,39 @@ def _in_transaction(engine: Engine, call: Callable[[Connection], T]) -> T:
         return call(connection)
 
 
+def _parsed(url: str) -> URL:
+    """SQLAlchemy knows several addresses with ports only as `?host=one:1&host=two:2`. libpq, and its users, also write
+    `one:1,two:2` where the address stands.
+    """
+    split = urlsplit(url)
+    who, at, where = split.netloc.rpartition("@")
+    try:
+        if "," not in where:
+            return make_url(url)
+        return make_url(urlunsplit(split._replace(netloc=who + at))).update_query_dict({"host": where.split(",")})
+    except (exc.ArgumentError, ValueError):
+        raise StoreError("store.url is no postgresql://USER:PASSWORD@HOST:PORT,HOST:PORT/DATABASE") from None
+
+
 def _engine_of(url: URL, timeout_s: float) -> Engine:
     patience_s = max(int(timeout_s / 2), 2)  # libpq accepts no less than 2
+    terms = {
+        "target_session_attrs": "read-write",
+        "connect_timeout": str(patience_s),
+        "tcp_user_timeout": str(patience_s * 1000),
+        # A connection that waits for notifications sends nothing by itself: it would never learn that the other end is
+        # gone.
+        "keepalives_idle": str(patience_s),
+        "keepalives_interval": "1",
+        "keepalives_count": str(patience_s),
+        "options": f"-c statement_timeout={patience_s * 1000}",
+    }
     return create_engine(
-        url.set(drivername=DRIVER),
-        pool_size=1,
-        pool_pre_ping=True,
-        connect_args={
-            "connect_timeout": patience_s,
-            "tcp_user_timeout": patience_s * 1000,
-            "options": f"-c statement_timeout={patience_s * 1000}",
-        },
+        url.set(drivername=DRIVER).update_query_dict({**terms, **url.query}), pool_size=1, pool_pre_ping=True
     )
+
+
+def _arguments(engine: Engine) -> dict[str, Any]:
+    """What psycopg is given to connect."""
+    _, arguments = engine.dialect.create_connect_args(engine.url)
+    return dict(arguments)

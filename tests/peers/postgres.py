@@ -25,7 +25,8 @@ def missing() -> str | None:
 
 
 class PostgresServer:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, copies: PostgresServer | None = None) -> None:
+        """A fresh database, or a standby that copies one that runs."""
         self.folder = folder
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
@@ -35,7 +36,10 @@ class PostgresServer:
                 if above.stat().st_uid == 0 and above.is_relative_to("/tmp") and above != Path("/tmp"):
                     above.chmod(0o755)
             shutil.chown(folder, "postgres", "postgres")
-        self._run("initdb", "-D", f"{folder}/data", "-A", "trust", "-U", "oncelog", "--no-sync")
+        if copies is None:
+            self._run("initdb", "-D", f"{folder}/data", "-A", "trust", "-U", "oncelog", "--no-sync")
+        else:
+            self._run("pg_basebackup", "-D", f"{folder}/data", "-d", copies.url, "-R", "-c", "fast", "--no-sync")
 
     @property
     def url(self) -> str:
@@ -86,6 +90,10 @@ class PostgresServer:
             assert self._process is not None and self._process.poll() is None, "PostgreSQL ended at once"
             time.sleep(0.05)
         raise AssertionError("PostgreSQL does not answer")
+
+    def promote(self) -> None:
+        """A standby becomes the database that is written to."""
+        self._run("pg_ctl", "promote", "-D", f"{self.folder}/data")
 
     def stop(self, how: int = signal.SIGQUIT) -> None:
         """SIGQUIT is its crash: everything ends at once, and the next start recovers."""

@@ -1,10 +1,11 @@
 """What the contract leaves open, on the real PostgreSQL: a database that crashes, sessions that run out, newcomers,
-hints that are lost.
+hints that are lost, failing over to a standby.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from service.ports import RealEnv
 from service.stores import ledger
 from service.stores.ledger import LedgerStore
 from service.stores.port import Change, Create, Put, Result, StoreError, StoreSnapshot
-from service.stores.postgres import PostgresSession
+from service.stores.postgres import RECONNECT_S, PostgresSession
 from tests.peers.postgres import PostgresServer, missing
 from tests.service.stores.ledgers import Connect, play, until_ok
 
@@ -56,6 +57,45 @@ def test_a_session_outlives_a_crash_of_the_database(server: PostgresServer) -> N
         assert one.lease_left() > 0
 
     play(at(server.url), promise)
+
+
+def test_a_session_goes_on_at_the_next_address_when_the_database_fails_over(tmp_path: Path) -> None:
+    first = PostgresServer(tmp_path / "first")
+    servers = [first]
+    try:
+        first.start()
+        servers.append(standby := PostgresServer(tmp_path / "standby", copies=first))
+        standby.start()
+        with psycopg.connect(first.url, autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            connection.execute("SELECT pg_reload_conf()")
+
+        async def promise(store: LedgerStore) -> None:
+            one, other = await store.session(20), await store.session(20)
+            events = aiter(other.watch())
+            await anext(events)
+            await one.commit(Create("mine", b"", ephemeral=True))
+            await asyncio.to_thread(first.stop)
+            await asyncio.to_thread(standby.promote)
+            await until_ok(one, "after")
+            seen: list[str] = []
+            while "after" not in seen:
+                event = await anext(events)
+                assert isinstance(event, Change)
+                seen += [key for key, _ in event.entries]
+            assert seen == ["mine", "after"]
+            await asyncio.sleep(2 * RECONNECT_S)
+            at_s = time.monotonic()
+            assert (await one.commit(Create("hinted", b"")))[0] is Result.OK
+            await anext(events)
+            assert time.monotonic() - at_s < ledger.REREAD_S / 2, "the new database announces what is new"
+            assert one.lease_left() > 0
+
+        # The standby is asked first, as long as nobody may write to it.
+        play(at(f"postgresql://oncelog@127.0.0.1:{standby.port},127.0.0.1:{first.port}/postgres"), promise)
+    finally:
+        for server in servers:
+            server.stop()
 
 
 def test_what_a_silent_session_left_goes_when_its_time_is_up(server: PostgresServer) -> None:
@@ -111,3 +151,11 @@ def test_a_database_that_is_not_there_is_told_in_one_line() -> None:
             await store.session(1)
 
     play(at("postgresql://me:secret@127.0.0.1:1/nothing"), promise)
+
+
+def test_an_address_that_is_none_is_told_in_one_line() -> None:
+    async def promise(store: LedgerStore) -> None:
+        with pytest.raises(StoreError, match=r"store\.url is no postgresql://"):
+            await store.session(1)
+
+    play(at("postgresql://me:secret@one:here/nothing"), promise)
