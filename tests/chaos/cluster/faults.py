@@ -208,6 +208,10 @@ def restarted_in_turn(cluster: Cluster, number: int, chance: random.Random) -> M
     return lambda: not work.is_alive()
 
 
+def disk_filled(cluster: Cluster, number: int, chance: random.Random) -> Mend:
+    return cluster.fill_disk(number).unlink
+
+
 def partitions_moved(cluster: Cluster, number: int, chance: random.Random) -> Mend:
     try:
         move_something(cluster, chance)
@@ -237,6 +241,7 @@ KINDS: dict[str, Callable[[Cluster, int, random.Random], Mend]] = {
     "all keepers paused": all_keepers_paused,
     "all killed": all_killed,
     "restarted in turn": restarted_in_turn,
+    "disk filled": disk_filled,
     "partitions moved": partitions_moved,
 }
 KEEPERS_FAULTS = {"one keeper killed", "one keeper paused", "all keepers killed", "all keepers paused"}

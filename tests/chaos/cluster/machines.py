@@ -1,9 +1,12 @@
-"""Three brokers and an ensemble of three ZooKeepers, each process at a host of its own."""
+"""Three brokers and an ensemble of three ZooKeepers, each process at a host of its own, and each broker with a disk of
+its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import signal
+import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +23,8 @@ from tests.peers.zookeeper import ZooKeeperServer
 BROKER_PORT = 9092
 PEER_PORT, ELECTION_PORT = 2888, 3888
 SESSION_S = 3.0
+DISK = "256m"
+FILLER = ".filler"
 NO_KEEPER = "no ZooKeeper answered"
 RETURNS_WITHIN_S = 60.0
 """After its start; as long as ZooKeeper is away or the machine is busy it takes longer than usual."""
@@ -83,6 +88,14 @@ class Cluster:
         self.brokers[number].launch()
         self.down.discard(number)
 
+    def fill_disk(self, number: int) -> Path:
+        """The file that takes all room that the broker's disk has left."""
+        filler = self.brokers[number].data / FILLER
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
+        return filler
+
     def restart(self, number: int) -> None:
         """Stop it in order; return when it answers again."""
         self.down.add(number)
@@ -136,6 +149,9 @@ def build(folder: Path, network: Network, *, settings: Mapping[str, str]) -> Clu
         )
         for number in (1, 2, 3)
     }
+    for broker in brokers.values():
+        broker.data.mkdir(parents=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(broker.data)], check=True)
     return Cluster(network, brokers, keepers)
 
 
