@@ -324,7 +324,10 @@ class Fetcher:
             logger.info("broker %d ended the fetch session: %s", self._leader, error_name(answer.error_code))
             self._end_session()
             return
-        named = {(topic.topic_id, data.partition_index) for topic in answer.responses for data in topic.partitions}
+        # A dictionary keeps the order of the answer. A set would bring the partitions into another one in each process.
+        named = dict.fromkeys(
+            (topic.topic_id, data.partition_index) for topic in answer.responses for data in topic.partitions
+        )
         for key in named:
             if (named_place := self._places.get(key)) is not None:
                 self._stirred[key] = named_place

@@ -161,8 +161,11 @@ class NameChange:
             else:
                 entries_of(folder)[name] = node
 
-    def touches(self, folders: list[Folder]) -> bool:
-        return any(folder in folders for folder, _, _ in self.parts)
+    def touches(self, folders: set[Folder]) -> bool:
+        for folder, _, _ in self.parts:  # noqa: SIM110 - one or two: a generator costs more
+            if folder in folders:
+                return True
+        return False
 
 
 class SimDisk:
@@ -361,11 +364,11 @@ class SimDisk:
         """Of `changes`, those of the folder become durable, and with a move what its other folder had changed before,
         not what that changed later: this may belong to a move whose own first folder is not durable.
         """
-        folders, hardened = [folder], set[int]()
+        folders, hardened = {folder}, set[int]()
         for change in reversed(changes):
             if change.touches(folders):
                 hardened.add(id(change))
-                folders.extend(other for other, _, _ in change.parts if other not in folders)
+                folders.update(other for other, _, _ in change.parts)
         kept = []
         for change in self.name_changes:
             if id(change) in hardened:

@@ -269,17 +269,19 @@ class Simulation:
             return
         self._looked_at = (loop, loop.steps)
         needs_fsync = self.plan.durability == "fsync"
-        for partition in broker.partitions:
-            if not partition.is_leading:
-                continue
-            log, high_watermark = partition.log, partition.high_watermark
-            end_offset = log.end_offset
-            durable = log.flushed_offset if needs_fsync else end_offset
-            if not high_watermark <= durable <= end_offset:
-                self.history.wrong.append(
-                    f"{self.world.now:.6f} {partition.topic_partition}: high watermark {high_watermark},"
-                    f" durable {durable}, end {end_offset}"
-                )
+        for topic in broker.partitions._by_name.values():  # no copies: looking takes a good part of a run's time
+            for partition in topic.values():
+                replicas = partition._replicas
+                if replicas is None:
+                    continue
+                log, high_watermark = partition.log, replicas.high_watermark
+                end_offset = log.end_offset
+                durable = log.durability.flushed_offset if needs_fsync else end_offset
+                if not high_watermark <= durable <= end_offset:
+                    self.history.wrong.append(
+                        f"{self.world.now:.6f} {partition.topic_partition}: high watermark {high_watermark},"
+                        f" durable {durable}, end {end_offset}"
+                    )
 
     # -- the end of the run
 

@@ -6,18 +6,15 @@ More of both: `make sim` and `make mutants`.
 
 import os
 import secrets
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.sim import cluster_mutants, group_mutants, web_mutants
 from tests.sim.mutants import MUTANTS, hunt_all
+from tests.sim.replays import fingerprints
 from tests.sim.run import fresh_seed, processes, run
 
-ROOT = Path(__file__).resolve().parents[2]
 FRESH = 40  # runs of seeds that are drawn anew each time
 PARTS = 3  # a run of the tests hunts one of so many parts of the mutants
 
@@ -43,14 +40,7 @@ def test_runs_under_faults_that_nobody_has_seen_break_no_promise(drawn: Callable
 
 def test_a_run_replays_in_processes_with_other_hash_seeds() -> None:
     seed = fresh_seed()
-    script = "import sys; from tests.sim.run import run; print(run(int(sys.argv[1])).fingerprint)"
-    fingerprints = []
-    for hash_seed in ("0", "4711", "random"):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        process = [sys.executable, "-c", script, str(seed)]
-        result = subprocess.run(process, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
-        fingerprints.append(int(result.stdout))
-    assert len(set(fingerprints)) == 1, f"make sim SEED={seed}"
+    assert len(fingerprints("tests.sim.run", seed)) == 1, f"make sim SEED={seed}"
 
 
 @pytest.mark.timeout(900)

@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from tests.sim.run import processes
+from tests.sim.replays import fingerprints
+from tests.sim.run import fresh_seed, processes
 from tests.sim.web import run
 
 SEEDS = range(7202850000, 7202850003)
@@ -23,6 +24,7 @@ def test_what_is_repeated_by_http_is_there_once_and_whole() -> None:
     assert sum(acknowledged for _, acknowledged in outcomes) > 30
 
 
-@pytest.mark.timeout(300)
-def test_a_run_by_http_replays() -> None:
-    assert run(3).fingerprint == run(3).fingerprint
+@pytest.mark.timeout(600)
+def test_a_run_by_http_replays_in_processes_with_other_hash_seeds() -> None:
+    seed = fresh_seed()
+    assert len(fingerprints("tests.sim.web", seed)) == 1, f"make sim-web SEED={seed}"
