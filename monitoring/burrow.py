@@ -3,7 +3,9 @@
 The lag alone says little: a group may be a million records behind and catching up, or ten behind and stopped. So the
 last commits of each partition are kept, with the lag at each of them, and judged together.
 
-Commits are noted when a scrape or a page looks at the group. Two within a second count as one, as in Burrow.
+Commits are noted when a scrape or a page looks at the group. Two within a second count as one, as in Burrow. One thing
+is ours: a single commit tells nothing of how often a group commits, so it says "stopped" only when it is a minute old.
+Burrow says it at once, of every group that it has just come to know.
 """
 
 from array import array
@@ -13,6 +15,7 @@ from typing import Final
 
 COMMITS: Final = 10
 NEAREST_MS: Final = 1_000
+ALONE_MS: Final = 60_000
 _FIELDS: Final = 3
 
 
@@ -56,7 +59,8 @@ class Window:
         if lag <= 0 or not commits:
             return BurrowStatus.OK
         offsets, times, lags = commits[0::_FIELDS], commits[1::_FIELDS], commits[2::_FIELDS]
-        if now_ms - times[-1] > times[-1] - times[0] and min(self._ends) > offsets[-1]:
+        usual_ms = times[-1] - times[0] if len(times) > 1 else ALONE_MS
+        if now_ms - times[-1] > usual_ms and min(self._ends) > offsets[-1]:
             return BurrowStatus.STOP
         if _went_back(offsets):
             return BurrowStatus.REWIND

@@ -9,7 +9,7 @@ says so.
 """
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -67,7 +67,8 @@ class Scrape:
         self._windows: dict[tuple[str, str, int], Window] = {}
         self._markers: dict[tuple[str, str, int], tuple[int, int, int]] = {}
         self._markers_left = 0
-        self.group_status: dict[str, int] = {}
+        self.late_groups: dict[str, int] = {}
+        """The groups that don't keep up, with Burrow's codes, as of the last look at all groups."""
         self.wanted: dict[tuple[str, int], None] = {}
         """Partitions for which groups of this coordinator have offsets, and which this broker does not hold."""
         self.elsewhere: Mapping[tuple[str, int], tuple[int, int]] = {}
@@ -302,14 +303,14 @@ class Scrape:
 
     # -- groups
 
-    def judge_groups(self, lines: Lines, only: Container[str] | None = None) -> Iterator[None]:
-        """How far each group is and whether it keeps up: for all groups, or for some."""
+    def judge_groups(self, lines: Lines) -> Iterator[None]:
+        """How far each group is and whether it keeps up."""
         broker = self._broker
         now_ms = broker.env.clock.wall_ms()
         one_by_one = broker.config.metrics_partition_labels
         states: Counter[str] = Counter()
         seen: dict[tuple[str, str, int], Window] = {}
-        judged: dict[str, int] = {}
+        late: dict[str, int] = {}
         self._markers_left = MARKERS_READ_MAX
         worked = loading = 0
         shards = list(broker.coordination.groups.shards())
@@ -318,8 +319,6 @@ class Scrape:
                 loading += 1
                 continue
             for group in list(shard.machine.groups()):
-                if only is not None and group.group_id not in only:
-                    continue
                 group_id, worst = group.group_id, BurrowStatus.OK
                 states[group.state.value] += 1
                 lines.add(of.GROUP_MEMBERS, len(group.members), group_id)
@@ -354,15 +353,12 @@ class Scrape:
                     lines.add(of.GROUP_LAG_SUM, lag_sum, group_id, topic)
                     lines.add(of.GROUP_STABLE_LAG, stable_sum, group_id, topic)
                 lines.add(of.GROUP_STATUS, int(worst), group_id)
-                judged[group_id] = int(worst)
+                if worst is not BurrowStatus.OK:
+                    late[group_id] = int(worst)
                 if pending := shard.machine.pending(group_id):
                     lines.add(of.GROUP_PENDING, pending, group_id)
             yield
-        if only is not None:
-            self._windows |= seen
-            self.group_status |= judged
-            return
-        self._windows, self.group_status = seen, judged
+        self._windows, self.late_groups = seen, late
         self._markers = {key: found for key, found in self._markers.items() if key in seen}
         for state, count in states.items():
             lines.add(of.GROUPS, count, state)

@@ -111,6 +111,13 @@ class Lines:
             yield "# EOF\n"
 
 
+class Unwritten(Lines):
+    """For a look that is not told line by line."""
+
+    def add(self, family: Family, value: float, *labels: object) -> None:
+        pass
+
+
 def _exemplar(named: Named | None) -> str:
     if named is None or sum(len(name) + len(value) for name, value in named.names) > EXEMPLAR_CHARACTERS:
         return ""

@@ -35,7 +35,7 @@ class BrokerShare:
     """A broker and its share of the cluster."""
 
     broker: int
-    address: str
+    address: str | None
     rack: str | None
     controller: bool
     leads: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,21 +56,21 @@ async def status(cluster: Cluster, output: Output) -> None:
         for topic in topics
         if topic.name and any(len(each.isr_nodes) < len(each.replica_nodes) for each in topic.partitions)
     )
+    gone = await away(cluster)
+    there = {broker.broker_id: broker for broker in told.brokers}
     rows = [
         BrokerRow(
-            broker=broker.broker_id,
-            address=f"{broker.host}:{broker.port}",
-            rack=broker.rack,
-            controller=broker.broker_id == told.controller_id,
-            leads=sum(each.leader_id == broker.broker_id for each in partitions),
-            holds=sum(broker.broker_id in each.replica_nodes for each in partitions),
-            out_of_sync=sum(
-                broker.broker_id in each.replica_nodes and broker.broker_id not in each.isr_nodes for each in partitions
-            ),
-            eligible=sum(broker.broker_id in each for each in eligible),
-            prefers=sum(bool(each.replica_nodes) and each.replica_nodes[0] == broker.broker_id for each in partitions),
+            broker=node,
+            address=f"{there[node].host}:{there[node].port}" if node in there else None,
+            rack=there[node].rack if node in there else None,
+            controller=node == told.controller_id,
+            leads=sum(each.leader_id == node for each in partitions),
+            holds=sum(node in each.replica_nodes for each in partitions),
+            out_of_sync=sum(node in each.replica_nodes and node not in each.isr_nodes for each in partitions),
+            eligible=sum(node in each for each in eligible),
+            prefers=sum(bool(each.replica_nodes) and each.replica_nodes[0] == node for each in partitions),
         )
-        for broker in told.brokers
+        for node in (*there, *sorted(gone))
     ]
     show(rows, output, columns=COLUMNS, wide=("rack",))
     lacking = sum(len(each.isr_nodes) < len(each.replica_nodes) for each in partitions)
@@ -80,6 +81,16 @@ async def status(cluster: Cluster, output: Output) -> None:
         f"{len(partitions)} partitions: {lacking} under-replicated, {offline} offline, {elsewhere} led elsewhere than"
         f" preferred, {moving} being moved"
     )
+    for node in sorted(gone):
+        remark(f"broker {node} is away")
+
+
+async def away(cluster: Cluster) -> dict[int, int]:
+    """The brokers that are not there, and how many replicas each of them holds."""
+    told = await cluster.ask(DescribeClusterRequest())
+    there = {broker.broker_id for broker in told.brokers}
+    partitions = [each for topic in await cluster.metadata(None) for each in topic.partitions]
+    return Counter(node for each in partitions for node in each.replica_nodes if node not in there)
 
 
 @command.command("drain")

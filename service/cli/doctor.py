@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import resource
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,14 +17,16 @@ import click
 
 from log.ids import TopicPartition
 from service.broker.internal_topics import INTERNAL_TOPICS
+from service.cli.cluster import away
 from service.cli.connect import with_cluster
 from service.cli.failures import CliError, Exit
 from service.cli.group import lags_of
 from service.cli.output import Output, output_option, show
 from service.cli.txn import find_pins
-from service.client.cluster import LATEST, Cluster
+from service.client.cluster import LATEST, READ_COMMITTED, Cluster
 from service.client.failures import ClientFailure, error_name
-from service.client.groups import describe_group, list_groups
+from service.client.groups import committed_offsets, describe_group, list_groups
+from service.client.reader import Reader, Selection
 from service.client.transactions import list_transactions
 from service.settings.broker import BrokerConfig
 from service.wire.error_codes import ErrorCode
@@ -44,6 +46,9 @@ DESCRIPTORS: Final = 4096
 NEARLY_FULL: Final = 0.1
 GROUPS_MAX: Final = 200
 NAMED: Final = 3
+STANDING_S: Final = 6.0
+"""Consumers that get on commit more often: by themselves every five seconds."""
+READ_S: Final = 2.0
 TOPIC: Final = 2
 MOVING_S: Final = 1.0
 NOT_KEPT: Final = 5
@@ -125,6 +130,9 @@ async def _brokers(cluster: Cluster) -> list[Diagnosis]:
         except ClientFailure as failure:
             cure = "is it up, and does its advertised.listeners name an address that can be reached from here?"
             found.append(Diagnosis("brokers", PROBLEM, f"broker {node} does not answer: {failure.message}", cure))
+    for node, held in sorted((await away(cluster)).items()):
+        cure = "start it again (its log says why it ended); if it is gone for good: `oncelog cluster drain`"
+        found.append(Diagnosis("brokers", PROBLEM, f"broker {node} is away, and {held} replicas with it", cure))
     return found or _well("brokers", f"{len(await cluster.nodes())} registered, and each answers at its address")
 
 
@@ -165,23 +173,39 @@ async def _controller(cluster: Cluster) -> list[Diagnosis]:
 
 
 async def _partitions(cluster: Cluster) -> list[Diagnosis]:
-    leaderless, thin, count = [], [], 0
+    leaderless: list[str] = []
+    thin: dict[TopicPartition, int] = {}
+    count = 0
     for topic in await cluster.metadata(None):
         for part in topic.partitions:
             count += 1
-            name = f"{topic.name}-{part.partition_index}"
             if part.leader_id < 0:
-                leaderless.append(name)
+                leaderless.append(f"{topic.name}-{part.partition_index}")
             elif len(part.isr_nodes) < len(part.replica_nodes):
-                thin.append(name)
+                thin[TopicPartition(topic.name or "", part.partition_index)] = len(part.isr_nodes)
     found = []
     if leaderless:
         cure = "bring back a broker of their in-sync sets (`oncelog topic describe`)"
         found.append(Diagnosis("partitions", PROBLEM, f"{len(leaderless)} have no leader: {_named(leaderless)}", cure))
+    least = await _least_in_sync(cluster, {each.topic for each in thin})
+    if refusing := [f"{each.topic}-{each.partition}" for each, in_sync in thin.items() if in_sync < least[each.topic]]:
+        cure = "bring back the brokers that hold them: below min.insync.replicas writes with acks=all are refused"
+        names = _named(refusing)
+        found.append(Diagnosis("partitions", PROBLEM, f"{len(refusing)} have too few replicas in sync: {names}", cure))
     if thin:
         cure = "is a broker down, its disk slow, or the network to it?"
-        found.append(Diagnosis("partitions", WARNING, f"{len(thin)} lack a replica: {_named(thin)}", cure))
+        names = _named([f"{each.topic}-{each.partition}" for each in thin])
+        found.append(Diagnosis("partitions", WARNING, f"{len(thin)} lack a replica: {names}", cure))
     return found or _well("partitions", f"{count} have a leader and all their replicas in sync")
+
+
+async def _least_in_sync(cluster: Cluster, topics: Collection[str]) -> dict[str, int]:
+    if not topics:
+        return {}
+    resources = [DescribeConfigsResource(TOPIC, name, ["min.insync.replicas"]) for name in topics]
+    answer = await cluster.ask(DescribeConfigsRequest(resources=resources))
+    told = {each.resource_name: each.configs[0].value for each in answer.results if each.configs}
+    return {name: int(told.get(name) or 1) for name in topics}
 
 
 async def _disks(cluster: Cluster) -> list[Diagnosis]:
@@ -227,17 +251,61 @@ async def _transactions(cluster: Cluster) -> list[Diagnosis]:
 
 async def _groups(cluster: Cluster) -> list[Diagnosis]:
     listed = await list_groups(cluster)
-    stuck = []
+    left, unread = [], {}
     for each in listed[:GROUPS_MAX]:
         if each.group_state == "Empty":
             behind = sum(row.lag or 0 for row in await lags_of(cluster, await describe_group(cluster, each.group_id)))
             if behind:
-                stuck.append(f"{each.group_id} ({behind})")
-    if stuck:
+                left.append(f"{each.group_id} ({behind})")
+        elif more := await _unread(cluster, each.group_id):
+            unread[each.group_id] = more
+    found = []
+    if left:
         cure = "start their consumers, or delete them (`oncelog group delete`) if nobody needs them any more"
-        return [Diagnosis("groups", WARNING, f"{len(stuck)} have lag and no members: {_named(stuck)}", cure)]
-    looked = min(len(listed), GROUPS_MAX)
-    return _well("groups", f"none of {looked} has lag and nobody who reads")
+        found.append(Diagnosis("groups", WARNING, f"{len(left)} have lag and no members: {_named(left)}", cure))
+    if standing := await _standing(cluster, unread):
+        cure = "see their consumers' logs (`oncelog group members`): is there a record that they can't get past?"
+        what = f"{len(standing)} committed nothing for {STANDING_S:.0f} s, with more to read: {_named(standing)}"
+        found.append(Diagnosis("groups", WARNING, what, cure))
+    return found or _well("groups", f"none of {min(len(listed), GROUPS_MAX)} stands still with more to read")
+
+
+async def _unread(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
+    """The partitions in which a group has not read all that is decided, and the offsets where it would go on."""
+    committed = await committed_offsets(cluster, group)
+    wanted = dict.fromkeys(committed, LATEST)
+    ends = await cluster.list_offsets(wanted, isolation=READ_COMMITTED, all_of_them=False)
+    return {each: offset for each, offset in committed.items() if each in ends and ends[each].offset > offset}
+
+
+async def _standing(cluster: Cluster, unread: Mapping[str, Mapping[TopicPartition, int]]) -> list[str]:
+    """The groups that commit nothing for a while in a partition where there is a record for them. Markers and aborted
+    records are none: who has read all but these need not commit.
+    """
+    if unread:
+        await asyncio.sleep(STANDING_S)
+    found = []
+    for group, before in unread.items():
+        now = await committed_offsets(cluster, group)
+        same = {each: offset for each, offset in before.items() if now.get(each) == offset}
+        if same and (where := await _readable(cluster, same)) is not None:
+            found.append(f"{group} ({where.topic}-{where.partition} at {before[where]})")
+    return found
+
+
+async def _readable(cluster: Cluster, positions: dict[TopicPartition, int]) -> TopicPartition | None:
+    """A partition in which there is a decided record at its offset or behind it."""
+    reader = Reader(cluster, positions, Selection())
+    try:
+        async with asyncio.timeout(READ_S):
+            while True:
+                for partition, records in await reader.next():
+                    if records:
+                        return partition
+    except TimeoutError:
+        return None
+    finally:
+        await reader.close()
 
 
 async def _settings(cluster: Cluster) -> list[Diagnosis]:

@@ -25,18 +25,23 @@ HOP_BY_HOP = frozenset(
 )  # fmt: skip
 
 
-async def forward(gateway: Gateway, node: int, request: web.Request, body: bytes) -> web.StreamResponse:
-    """The other broker's answer. The body is forwarded unpacked, as it was read here."""
+def url_of(gateway: Gateway, node: int, path: str) -> URL:
+    """Where another broker serves this path."""
     broker = gateway.image.brokers.get(node)
     endpoint = None if broker is None else broker.endpoint(WEB)
-    if request.headers.get(FORWARDED) is not None:
-        raise Problem("not-now", f"broker {node} shall answer, and passed it on")
     if endpoint is None:
         raise Problem("not-now", f"broker {node} shall answer, which has no HTTP or is away")
+    return URL(f"http://{endpoint.address}{path}", encoded=True)
+
+
+async def forward(gateway: Gateway, node: int, request: web.Request, body: bytes) -> web.StreamResponse:
+    """The other broker's answer. The body is forwarded unpacked, as it was read here."""
+    if request.headers.get(FORWARDED) is not None:
+        raise Problem("not-now", f"broker {node} shall answer, and passed it on")
+    # The path must stay the same to the letter: idempotency keys are known by it.
+    url = url_of(gateway, node, request.path_qs)
     headers = _for_the_next(request.headers)
     headers[FORWARDED] = str(gateway.node_id)
-    # The path must stay the same to the letter: idempotency keys are known by it.
-    url = URL(f"http://{endpoint.address}{request.path_qs}", encoded=True)
     try:
         async with gateway.http().request(request.method, url, data=body, headers=headers) as answer:
             return web.Response(body=await answer.read(), status=answer.status, headers=_for_the_next(answer.headers))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Final, Literal
 
 import msgspec
-from aiohttp import web
+from aiohttp import ClientError, web
 
 from log.ids import TopicPartition
 from service.broker.internal_topics import GROUPS
@@ -13,6 +15,7 @@ from service.client.cluster import READ_COMMITTED
 from service.client.groups import committed_offsets, describe_group, list_groups
 from service.client.transactions import stable_offsets
 from service.web.answers import as_json, read_json
+from service.web.forwarding import url_of
 from service.web.gateway import Gateway
 from service.web.problems import Problem, of_error
 from service.web.routing import Route
@@ -25,6 +28,8 @@ from service.wire.messages import (
 )
 
 EARLIEST, LATEST = -2, -1
+LATE_TOLD: Final = 1_000
+LATE: Final = "/v1/groups:late"
 
 
 class GroupName(msgspec.Struct):
@@ -57,6 +62,22 @@ class GroupOut(msgspec.Struct):
     assignor: str
     coordinator: int
     members: list[MemberOut]
+
+
+Status = Literal["WARN", "STOP", "STALL", "REWIND"]
+CODES: Final[Mapping[int, Status]] = {2: "WARN", 4: "STOP", 5: "STALL", 6: "REWIND"}
+
+
+class LateGroup(msgspec.Struct):
+    name: str
+    status: Status
+    """Burrow's: it falls behind; it commits no more; it commits the same offset again and again; it went back."""
+
+
+class LateGroups(msgspec.Struct):
+    groups: list[LateGroup]
+    """A thousand of them at most; those that stand still first."""
+    total: int
 
 
 class GroupOffset(msgspec.Struct):
@@ -99,11 +120,37 @@ class Reset(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _resets = msgspec.json.Decoder(Reset)
+_lates = msgspec.json.Decoder(LateGroups)
 
 
 async def all_groups(gateway: Gateway, request: web.Request) -> web.Response:
     found = await list_groups(gateway.cluster)
     return as_json(Groups([GroupName(each.group_id, each.group_state, each.group_type) for each in found]))
+
+
+async def late(gateway: Gateway, request: web.Request) -> web.Response:
+    return as_json(await late_here(gateway))
+
+
+async def late_here(gateway: Gateway) -> LateGroups:
+    found = await gateway.here.scraper.late_groups()
+    late = sorted((LateGroup(name, CODES[code]) for name, code in found.items()), key=standing_first)
+    return LateGroups(late[:LATE_TOLD], len(found))
+
+
+async def late_at(gateway: Gateway, node: int) -> LateGroups:
+    """What another broker tells."""
+    try:
+        async with gateway.http().get(url_of(gateway, node, LATE)) as answer:
+            if answer.status != HTTPStatus.OK:
+                raise Problem("not-now", f"broker {node} answered {answer.status}")
+            return _lates.decode(await answer.read())
+    except (ClientError, OSError, msgspec.DecodeError) as error:
+        raise Problem("not-now", f"broker {node}: {error or type(error).__name__}") from None
+
+
+def standing_first(group: LateGroup) -> tuple[bool, str]:
+    return group.status == "WARN", group.name
 
 
 async def describe(gateway: Gateway, request: web.Request) -> web.Response:
@@ -203,6 +250,8 @@ async def new_offsets(gateway: Gateway, group: str, wanted: Reset) -> dict[Topic
 _GROUP = "/v1/groups/{group}"
 ROUTES = (
     Route("GET", "/v1/groups", all_groups, "All groups.", "groups", answer=Groups, problems=(503,)),
+    Route("GET", LATE, late, "Groups that this broker coordinates and that don't keep up, by Burrow's rules.",
+          "groups", answer=LateGroups),
     Route("GET", _GROUP, describe, "A group and its members.", "groups", answer=GroupOut, problems=(404, 503)),
     Route("DELETE", _GROUP, delete, "Delete a group that has no members.", "groups", status=204,
           problems=(404, 409, 422, 503)),

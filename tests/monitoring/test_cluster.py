@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from monitoring.boards import BOARDS
 from monitoring.burrow import BurrowStatus
+from service.cli.failures import Exit
 from tests.monitoring.scraped import Scraped, read
 from tests.monitoring.test_prometheus import PATIENCE_S, in_transaction, prometheus, wait_for
 from tests.outside import needs
@@ -70,7 +71,7 @@ OTHERS = (
     "sum(irate(kafka_server_replicamanager_isrshrinks_total[5m]))",
 )
 """What the boards of others ask for, as they ask it; what they ask of a JVM or of a container is left out."""
-SUMMED, COUNTED, OPENED, JUDGED = "ledger", "payments", "orders", "judged"
+SUMMED, COUNTED, OPENED, JUDGED, STOOD = "ledger", "payments", "orders", "judged", "stood"
 BURROW = os.environ.get("ONCELOG_TEST_BURROW", "")
 """A Burrow that can read what Kafka 4 writes; Debian's can't (docs/consoles.md)."""
 ROUNDS = 8
@@ -260,13 +261,49 @@ def test_a_broker_that_dies_is_told_by_alerts_and_pages_until_it_is_back(
         wait_for(lambda: watching.firing() & calm == set())
         page = wait_for(lambda: text if "lack a replica" in (text := seen(brokers[1], "/ui")) else None)
         assert re.search("Partitions that lack a replica: [1-9]", page)
+        assert re.search("Broker 3 is away. It holds [1-9][0-9]* replicas", page)
+        assert 'data-testid="away"' in seen(brokers[2], "/ui/brokers")
+        assert "lacks 3 (away)" in seen(brokers[1], f"/ui/topics/{OPENED}")
+        told = oncelog("doctor", "-o", "json", bootstrap=brokers[1].bootstrap)
+        assert told.status == Exit.CONDITION
+        assert [row["state"] for row in told.json() if "broker 3 is away" in row["finding"]] == ["problem"]
+        rows = oncelog("cluster", "-o", "json", bootstrap=brokers[1].bootstrap).json()
+        assert [(row["broker"], row["address"]) for row in rows if row["broker"] == 3] == [(3, None)]
         brokers[3].start()
         wait_for(
             lambda: (
                 watching.firing() & {"OncelogBrokerDown", "OncelogUnderReplicated", "OncelogOfflinePartitions"} == set()
             )
         )
-        wait_for(lambda: "All is well" in seen(brokers[1], "/ui"))
+        wait_for(lambda: "lack a replica" not in seen(brokers[1], "/ui"))
+
+
+def test_every_broker_names_a_group_that_stands_still_on_any_coordinator(brokers: dict[int, Served]) -> None:
+    bootstrap = brokers[1].bootstrap
+    assert oncelog("topic", "create", STOOD, "-p", "3", "--replicas", "3", bootstrap=bootstrap).status == 0
+    write(bootstrap, STOOD)
+    standing, reading = ([f"{kind}-{number}" for number in range(4)] for kind in ("stands", "reads"))
+    for first, group in ((4, standing), (10, reading)):  # so many that several brokers coordinate some
+        consumers = [Consumer({"bootstrap.servers": bootstrap, "group.id": name}) for name in group]
+        for offset in (4, first):
+            for consumer in consumers:
+                offsets = [TopicPartition(STOOD, number, offset) for number in range(3)]
+                consumer.commit(offsets=offsets, asynchronous=False)
+            time.sleep(1.1)  # two commits within a second count as one
+            for broker in brokers.values():
+                scrape(broker)
+        for consumer in consumers:
+            consumer.close()
+    for broker in brokers.values():
+        wait_for(lambda broker=broker: _late(broker) >= set(standing))  # type: ignore[misc]
+        assert not _late(broker) & set(reading)
+        assert "Groups that stand still although there is more to read" in seen(broker, "/ui")
+        assert "state bad" in seen(broker, "/ui/groups/stands-0")
+        assert "state bad" not in seen(broker, "/ui/groups/reads-0")
+
+
+def _late(broker: Served) -> set[str]:
+    return set(re.findall(r'href="/ui/groups/([a-z0-9-]+)"', seen(broker, "/ui/groups?which=late")))
 
 
 @contextmanager

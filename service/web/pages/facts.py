@@ -7,10 +7,11 @@ rest.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from isolation.read_filter import AbortedBatches
 from log.batch import BatchHeader, CorruptBatch, Record, checksum_ok, read_records
@@ -32,8 +33,11 @@ from service.client.transactions import (
     transactions_of,
 )
 from service.cluster.image import NO_LEADER, Image, PartitionState
+from service.settings.broker import WEB
 from service.turns import in_turns, slices_in_turns
 from service.web.gateway import Gateway
+from service.web.groups import LateGroups as LateHere
+from service.web.groups import Status, late_at, late_here, standing_first
 from service.web.pages.near import TIMEOUT_S, NearCluster
 from service.web.pages.tracing import whole_batches
 from service.web.problems import Problem
@@ -174,6 +178,39 @@ def placed(image: Image, topic: str | None = None) -> Iterator[tuple[str, int, P
             yield name, index, state
 
 
+@dataclass(slots=True)
+class Placement:
+    """What is wrong with where partitions are placed."""
+
+    partitions: int = 0
+    under: int = 0
+    """How many lack a replica."""
+    leaderless: Counter[str] = field(default_factory=Counter)
+    """By topic, the partitions without a leader."""
+    refusing: Counter[str] = field(default_factory=Counter)
+    """By topic, the partitions led with fewer in sync than writers with acks=all want, of those held here."""
+    away: Counter[int] = field(default_factory=Counter)
+    """By broker that is not there, the replicas that it holds."""
+
+
+async def placement(gateway: Gateway) -> Placement:
+    image, found = gateway.image, Placement()
+    async for some in slices_in_turns(placed(image), PARTITIONS_A_TURN):
+        found.partitions += len(some)
+        for name, index, state in some:
+            if len(state.isr) == len(state.replicas) and state.leader in image.brokers:
+                continue
+            found.under += len(state.isr) < len(state.replicas)
+            found.away.update(node for node in state.replicas if node not in image.brokers)
+            if leader_of(image, state) == NO_LEADER:
+                found.leaderless[name] += 1
+                continue
+            held = gateway.partitions.get(TopicPartition(name, index))
+            if held is not None and len(state.isr) < min(held.log.config.min_insync_replicas, len(state.replicas)):
+                found.refusing[name] += 1
+    return found
+
+
 async def offsets_of(
     told: Told, gateway: Gateway, cluster: NearCluster, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, PartitionOffsets]:
@@ -239,8 +276,8 @@ class BlockingTransaction:
 async def blockers(
     told: Told, gateway: Gateway, cluster: NearCluster, topic: str | None = None
 ) -> list[BlockingTransaction]:
-    """The open transactions that hold up readers, the oldest first, as far as brokers tell. `topic`: only of this
-    topic.
+    """The open transactions that hold up readers, as far as brokers tell: first those that hang, and the oldest first.
+    `topic`: only of this topic.
     """
     found = await _opened_here(gateway, topic)
     elsewhere = await _led_elsewhere(gateway, topic)
@@ -275,7 +312,7 @@ async def blockers(
             each.hangs, each.reason = False, "open; not every coordinator answers"
         each.transactional_id = None if judged.named is None else judged.named.transactional_id
         still.append(each)
-    return still
+    return sorted(still, key=lambda each: not each.hangs)
 
 
 async def _opened_here(gateway: Gateway, topic: str | None) -> list[BlockingTransaction]:
@@ -442,6 +479,34 @@ async def groups(
         row.lag = _sum(each.lag for each in row.partitions)
         row.stable_lag = _sum(each.stable_lag for each in row.partitions)
     return shown._replace(rows=rows)
+
+
+@dataclass(slots=True)
+class LateGroups:
+    """Which groups don't keep up, and how."""
+
+    status: dict[str, Status]
+    """Those that stand still come first."""
+    total: int
+    is_whole: bool
+    """Whether all brokers told all of theirs."""
+
+    def of(self, group: str) -> Status | Literal["OK"] | None:
+        """None if it is not known."""
+        return self.status.get(group) or ("OK" if self.is_whole else None)
+
+
+async def late_groups(told: Told, gateway: Gateway) -> LateGroups:
+    brokers = gateway.image.brokers
+    asks: dict[int, Awaitable[LateHere]] = {gateway.node_id: late_here(gateway)}
+    for node, broker in brokers.items():
+        if node not in asks and broker.endpoint(WEB) is not None:
+            asks[node] = late_at(gateway, node)
+    answers = await told.ask_each("which groups keep up", asks)
+    late = sorted((each for answer in answers.values() for each in answer.groups), key=standing_first)
+    total = sum(answer.total for answer in answers.values())
+    is_whole = len(answers) >= len(brokers) and total == len(late)
+    return LateGroups({each.name: each.status for each in late}, total, is_whole)
 
 
 async def lags(told: Told, gateway: Gateway, cluster: NearCluster, group: str) -> list[PartitionLag]:

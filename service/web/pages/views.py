@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 from aiohttp import web
 
@@ -48,6 +49,8 @@ NO_SESSION: Final = (
     "nothing, and shows the cluster as it was"
 )
 BATCHES_MAX: Final = 300
+NAMED: Final = 3
+"""How many are named of those with which something is wrong."""
 
 Facts = dict[str, Any]
 View = Callable[["PageView"], Awaitable[Facts]]
@@ -87,6 +90,8 @@ class Kept:
     groups: list[ListedGroup] = field(default_factory=list)
     groups_s: float = -math.inf
     """When the groups were listed."""
+    late: facts.LateGroups | None = None
+    late_s: float = -math.inf
 
 
 @dataclass(slots=True)
@@ -248,24 +253,10 @@ async def overview(look: PageView) -> Facts:
         )
         if not all(shard.loaded for shard in coordinators.shards())
     ]
-    leaderless = under = 0
-    partitions = 0
-    async for some in slices_in_turns(facts.placed(image), facts.PARTITIONS_A_TURN):
-        partitions += len(some)
-        leaderless += sum(facts.leader_of(image, state) < 0 for _, _, state in some)
-        under += sum(len(state.isr) < len(state.replicas) for _, _, state in some)
-    folders = [(folder.name, folder.failed is not None, folder.headroom.is_short) for folder in gateway.here.folders]
+    placed = await facts.placement(gateway)
     hanging = [each for each in blockers if each.hangs]
-    in_session = gateway.in_session
-    findings = [
-        *([] if in_session else ["This broker has no session with the metadata store, and leads nothing."]),
-        *([f"Partitions without a leader, which nobody can write to or read: {leaderless}."] if leaderless else []),
-        *([f"{name} is out of service: a write or an fsync failed." for name, failed, _ in folders if failed]),
-        *([f"{name} is full: producers are refused until there is room." for name, _, full in folders if full]),
-        *([f"Transactions that nobody will end, and that readers wait for: {len(hanging)}."] if hanging else []),
-        *([f"Partitions that lack a replica: {under}."] if under else []),
-        *([f"Coordinators of {' and '.join(loading)} are loading: they can't tell everything yet."] if loading else []),
-    ]
+    late = await _late_groups(look)
+    findings = [*_severe(look, placed, hanging), *_mild(placed, late, loading)]
     now_s = asyncio.get_running_loop().time()
     sample = Sample(now_s, totals.records_in, totals.bytes_in, totals.bytes_out)
     history = look.kept.history
@@ -275,11 +266,11 @@ async def overview(look: PageView) -> Facts:
     return {
         "title": "Overview",
         "findings": findings,
-        "severe": bool(not in_session or leaderless or hanging or any(failed for _, failed, _ in folders)),
+        "severe": any(each.severe for each in findings),
         "brokers": len(image.brokers),
         "controller": image.controller_id,
         "topics": len(image.topics),
-        "partitions": partitions,
+        "partitions": placed.partitions,
         "totals": totals,
         "hanging": len(hanging),
         "blockers": blockers[:10],
@@ -290,6 +281,58 @@ async def overview(look: PageView) -> Facts:
             ("Bytes read, a second", _curve(history, "bytes_out"), "size"),
         ],
     }
+
+
+class Finding(NamedTuple):
+    """What is not well, and the pages that tell more of it."""
+
+    what: str
+    pages: Sequence[tuple[str, str]] = ()
+    """Names and paths."""
+    more: int = 0
+    """How many there are beside those named."""
+    severe: bool = False
+
+
+def _finding(what: str, names: Iterable[str], path: str, *, severe: bool = False) -> Finding:
+    """A finding about some that are named. `path` is that of the page of each, or of all."""
+    every = list(dict.fromkeys(names))
+    pages = [(name, path.format(quote(name, safe=""))) for name in every[:NAMED]]
+    return Finding(what, pages, len(every) - len(pages), severe)
+
+
+def _severe(look: PageView, placed: facts.Placement, hanging: list[facts.BlockingTransaction]) -> Iterator[Finding]:
+    if not look.gateway.in_session:
+        yield Finding("This broker has no session with the metadata store, and leads nothing.", severe=True)
+    for node, replicas in sorted(placed.away.items()):
+        what = f"Broker {node} is away. It holds {replicas} replica{'s' if replicas > 1 else ''}."
+        yield _finding(what, ["brokers"], "/ui/{}", severe=True)
+    if placed.leaderless:
+        what = f"Partitions without a leader, which nobody can write to or read: {placed.leaderless.total()}, of"
+        yield _finding(what, placed.leaderless, "/ui/topics/{}", severe=True)
+    if placed.refusing:
+        what = f"Partitions with too few replicas in sync, so that acks=all is refused: {placed.refusing.total()}, of"
+        yield _finding(what, placed.refusing, "/ui/topics/{}", severe=True)
+    for folder in look.gateway.here.folders:
+        if folder.failed is not None:
+            yield Finding(f"{folder.name} is out of service: a write or an fsync failed.", severe=True)
+        elif folder.headroom.is_short:
+            yield Finding(f"{folder.name} is full: producers are refused until there is room.", severe=True)
+    if hanging:
+        what = f"Transactions that nobody will end, and that readers wait for: {len(hanging)}, in"
+        where = (f"{each.partition.topic}-{each.partition.partition}" for each in hanging)
+        yield _finding(what, where, "/ui/transactions#hanging", severe=True)
+
+
+def _mild(placed: facts.Placement, late: facts.LateGroups, loading: list[str]) -> Iterator[Finding]:
+    if placed.under:
+        yield Finding(f"Partitions that lack a replica: {placed.under}.")
+    standing = [name for name, status in late.status.items() if status != "WARN"]
+    if standing:
+        what = f"Groups that stand still although there is more to read: {len(standing)}."
+        yield _finding(what, standing, "/ui/groups/{}")
+    if loading:
+        yield Finding(f"Coordinators of {' and '.join(loading)} are loading: they can't tell everything yet.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,7 +478,8 @@ async def topic(look: PageView) -> Facts:
     configs = await look.told.ask("settings", facts.settings_of(look.cluster, gateway.node_id, facts.TOPIC, name), [])
     rows = []
     for each in wanted:
-        held = gateway.partitions.get(each)
+        held, state = gateway.partitions.get(each), described.partitions[each.partition]
+        missing = (node for node in state.replicas if node not in state.isr)
         aborted = []
         if held is not None and each in offsets:
             ranges = held.stable.aborted_ranges(offsets[each].start, offsets[each].end)
@@ -443,8 +487,9 @@ async def topic(look: PageView) -> Facts:
         rows.append(
             {
                 "partition": each.partition,
-                "state": described.partitions[each.partition],
-                "leader": facts.leader_of(gateway.image, described.partitions[each.partition]),
+                "state": state,
+                "lacks": [str(node) if node in gateway.image.brokers else f"{node} (away)" for node in missing],
+                "leader": facts.leader_of(gateway.image, state),
                 "offsets": offsets.get(each),
                 "aborted": aborted,
                 "blocker": next((found for found in blockers if found.partition == each), None),
@@ -544,14 +589,27 @@ async def _listed_groups(look: PageView) -> list[ListedGroup]:
     return kept.groups
 
 
+async def _late_groups(look: PageView) -> facts.LateGroups:
+    """Kept for a while, because other brokers have to be asked."""
+    kept, now_s = look.kept, asyncio.get_running_loop().time()
+    if kept.late is None or now_s - kept.late_s > GROUPS_FRESH_S:
+        kept.late, kept.late_s = await facts.late_groups(look.told, look.gateway), now_s
+    return kept.late
+
+
 async def groups(look: PageView) -> Facts:
-    gateway = look.gateway
+    gateway, which = look.gateway, look.query.get("which", "all")
+    late = await _late_groups(look)
     listed = await _listed_groups(look)
+    if which == "late":
+        by_name = {each.group_id: each for each in listed}
+        listed = [by_name[name] for name in late.status if name in by_name]
     shown = await facts.groups(look.told, gateway, look.cluster, listed, search=look.search, number=look.number)
     return {
         "title": "Groups",
         "cut": shown,
-        "status": await look.gateway.here.scraper.status_of_groups([row.name for row in shown.rows]),
+        "which": which,
+        "late": late,
     }
 
 
@@ -566,7 +624,7 @@ async def group(look: PageView) -> Facts:
         "described": described,
         "lags": lags[:500],
         "readers": readers,
-        "status": (await look.gateway.here.scraper.status_of_groups([name])).get(name),
+        "status": (await _late_groups(look)).of(name),
     }
 
 
@@ -583,11 +641,19 @@ async def brokers(look: PageView) -> Facts:
                 if replica in held:
                     held[replica] += 1
                     behind[replica] += replica not in state.isr
-    rows = []
-    for node, registered in image.brokers.items():
-        folders = await look.told.ask(f"folders of broker {node}", facts.folders_of(look.cluster, node), [])
-        rows.append((registered, led[node], held[node], behind[node], folders))
-    return {"title": "Brokers", "rows": rows, "controller": image.controller_id, "epoch": image.controller_epoch.value}
+    asks = {node: facts.folders_of(look.cluster, node) for node in image.brokers}
+    folders = await look.told.ask_each("folders", asks)
+    rows = [
+        (registered, led[node], held[node], behind[node], folders.get(node, []))
+        for node, registered in image.brokers.items()
+    ]
+    return {
+        "title": "Brokers",
+        "rows": rows,
+        "away": sorted((await facts.placement(look.gateway)).away.items()),
+        "controller": image.controller_id,
+        "epoch": image.controller_epoch.value,
+    }
 
 
 async def settings(look: PageView) -> Facts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,32 @@ def test_what_is_wrong_is_named_with_its_cure_and_by_the_status(bootstrap: str) 
     assert "oncelog txn abort" in rows["transactions"]["cure"]
     assert rows["groups"]["state"] == "warning"
     assert "gone (1)" in rows["groups"]["finding"]
+
+
+def test_a_group_whose_members_do_not_get_on_is_named_with_the_offset(bootstrap: str) -> None:
+    """One that has read everything but a marker gets on well enough."""
+    in_transaction(bootstrap, "pay", "orders").commit_transaction(30)
+    with reading(bootstrap, "done", 1), reading(bootstrap, "stuck", 0):
+        (row,) = [
+            row for row in oncelog("doctor", "-o", "json", bootstrap=bootstrap).json() if row["check"] == "groups"
+        ]
+    assert row["state"] == "warning"
+    assert "1 committed nothing for 6 s" in row["finding"]
+    assert "stuck (orders-0 at 0)" in row["finding"]
+
+
+@contextmanager
+def reading(bootstrap: str, group: str, offset: int) -> Iterator[None]:
+    """A member of a group that has committed once and never commits again."""
+    settings = {"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False}
+    consumer = Consumer(settings)
+    consumer.commit(offsets=[TopicPartition("orders", 0, offset)], asynchronous=False)
+    consumer.subscribe(["orders"])
+    wait_for(lambda: consumer.poll(0.1) is None and bool(consumer.assignment()))
+    try:
+        yield
+    finally:
+        consumer.close()
 
 
 @pytest.mark.skipif(zookeeper.missing() is not None, reason=zookeeper.missing() or "")

@@ -105,6 +105,10 @@ def test_brokers_end_with_the_process_that_holds_their_store(tmp_path: Path) -> 
         _wait(lambda: all(map(_is_gone, processes)), "they stop")
 
 
+def _addresses(bootstrap: str) -> list[str | None]:
+    return [row["address"] for row in oncelog("cluster", "-o", "json", bootstrap=bootstrap).json()]
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("metadata", [[], pytest.param(["--zookeeper"], marks=WITH_ZOOKEEPER)], ids=["", "zookeeper"])
 def test_the_demo_keeps_what_was_committed_while_brokers_die_and_are_emptied(metadata: list[str]) -> None:
@@ -123,7 +127,7 @@ def test_the_demo_keeps_what_was_committed_while_brokers_die_and_are_emptied(met
         numbers = [*map(str, range(1000))]
         # A reader that comes in the moment of the death is told that nobody answers, and asks again.
         _wait(lambda: sorted(_numbers(bootstrap)) == sorted(numbers), "nothing is lost, nothing is there twice")
-        _wait(lambda: len(oncelog("cluster", "-o", "tsv", bootstrap=bootstrap).out.splitlines()) == 3, "it is back")
+        _wait(lambda: _addresses(bootstrap) == [f"127.0.0.1:{port + number}" for number in range(3)], "it is back")
         reassigned = oncelog("topic", "reassign", "numbers", "--replication-factor", "2", "--yes", bootstrap=bootstrap)
         assert reassigned.status == 0, reassigned.err
         drained = oncelog("cluster", "drain", "3", "--yes", bootstrap=bootstrap)
