@@ -3,6 +3,7 @@
 
 import java.io.IOException;
 import java.time.Duration;
+import java.util.Arrays;
 import java.util.Map;
 import java.util.Properties;
 import java.util.TreeSet;
@@ -29,12 +30,14 @@ public class Member {
         while (System.in.read() != '\n') {}
         polledMs = System.currentTimeMillis();
         beside(() -> { while (System.in.read() >= 0) {} leaving = true; });
-        beside(() -> { while (System.currentTimeMillis() - polledMs < HUNG_MS) Thread.sleep(500); Runtime.getRuntime().halt(3); });
+        Thread main = Thread.currentThread();
+        beside(() -> { while (System.currentTimeMillis() - polledMs < HUNG_MS) Thread.sleep(500); giveUp(main); });
         String instance = words.length > 4 ? words[4] : null;
         try (KafkaConsumer<String, String> consumer = new KafkaConsumer<>(
                 settings(words[0], words[2], words[3], instance), new StringDeserializer(), new StringDeserializer())) {
             consumer.subscribe(java.util.List.of(words[1]));
             String assigned = "";
+            boolean isCommitted = true;
             while (!leaving) {
                 ConsumerRecords<String, String> records = consumer.poll(Duration.ofMillis(100));
                 polledMs = System.currentTimeMillis();
@@ -42,25 +45,33 @@ public class Member {
                         .collect(Collectors.toCollection(TreeSet::new)).toString();
                 if (!now.equals(assigned)) say("{\"assigned\": " + now + "}");
                 assigned = now;
-                if (!records.isEmpty()) take(consumer, records);
+                if (!records.isEmpty() || !isCommitted) isCommitted = take(consumer, records);
             }
         }
     }
 
-    private static void take(KafkaConsumer<String, String> consumer, ConsumerRecords<String, String> records) {
+    /** Whether everything that was got is committed. What a rebalance came in between with is not read again by a
+     *  member that keeps its partitions, so it has to be committed with the next poll, if there are no more records, too. */
+    private static boolean take(KafkaConsumer<String, String> consumer, ConsumerRecords<String, String> records) {
         StringBuilder got = new StringBuilder();
         for (ConsumerRecord<String, String> each : records) {
             got.append(got.isEmpty() ? "" : ", ").append("[").append(each.partition()).append(", ").append(each.offset()).append("]");
         }
-        say("{\"got\": [" + got + "]}");
+        if (!records.isEmpty()) say("{\"got\": [" + got + "]}");
         try {
             consumer.commitSync();
         } catch (CommitFailedException | RebalanceInProgressException missed) {
-            return;  // another has them now, or they are committed after the rebalance
+            return false;
         }
         for (ConsumerRecord<String, String> each : records) {
             say("{\"read\": [" + each.partition() + ", " + each.offset() + ", \"" + each.value() + "\"]}");
         }
+        return true;
+    }
+
+    private static void giveUp(Thread main) {
+        System.err.println("hung in " + Arrays.toString(main.getStackTrace()));
+        Runtime.getRuntime().halt(3);
     }
 
     private static Properties settings(String bootstrap, String group, String protocol, String instance) {
