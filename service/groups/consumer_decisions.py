@@ -378,7 +378,9 @@ class ConsumerDecisions:
         target = yield from ASSIGNORS[name](specs, counts)
         news: list[NewTarget] = []
         for member_id, part in target.items():
-            before = group.target.get(member_id, NO_PARTITIONS)
+            before = group.target.get(member_id)
+            if before is None:  # one that takes a static member's place in this turn is given that one's target first
+                before = specs[member_id].current or NO_PARTITIONS
             if before is not part and before != part:
                 news.append((member_id, specs[member_id].instance_id, part))
             yield

@@ -206,7 +206,8 @@ class Member:
         self.is_superseded = True
         self.world.twins.add(self.instance)
         self.world.after(self._asleep_until_ms - self.world.now_ms + 2_000, self.go)
-        twin = type(self)(self.world, f"{self.name}'", instance=self.instance, topics=self.topics_of_successor())
+        born = self.class_of_successor()
+        twin = born(self.world, f"{self.name}'", instance=self.instance, topics=self.topics_of_successor())
         self.world.members.append(twin)
         return twin
 
@@ -255,10 +256,16 @@ class Member:
 
     def reborn(self) -> Member:
         name = f"{self.lineage}#{self.board.fresh()}"
-        born = type(self)(self.world, name, instance=self.instance, topics=self.topics_of_successor())
+        born = self.class_of_successor()(self.world, name, instance=self.instance, topics=self.topics_of_successor())
         self.world.members.append(born)
         self.world.members.remove(self)
         return born
+
+    def class_of_successor(self) -> type[Member]:
+        """A static member may be taken to the other protocol by a restart."""
+        if self.instance is None or self.chance.random() >= self.world.plan.converts:
+            return type(self)
+        return ConsumerMember if isinstance(self, ClassicMember) else ClassicMember
 
     def topics_of_successor(self) -> tuple[str, ...]:
         if self.chance.random() >= 0.2:
@@ -350,7 +357,7 @@ class ClassicMember(Member):
 
     def leave_a_commit_behind(self) -> None:
         """One that is on its way for so long that it comes when the member is of a later generation."""
-        if any("consumer" in kind for kind in self.world.plan.kinds):
+        if self.world.plan.converts or any("consumer" in kind for kind in self.world.plan.kinds):
             return  # there a commit counts by since when its partition is held
         known = [partition for partition, is_known in self.owned.items() if is_known and self.name_of(partition)]
         if known and self.epoch >= 0 and not self.world.healed and self.chance.random() < 0.7:

@@ -16,6 +16,7 @@ from service.groups.classic_group import ClassicGroup
 from service.groups.commands import JoinReply
 from service.groups.consumer_decisions import ConsumerDecisions
 from service.groups.consumer_group import ConsumerGroup, ConsumerMember
+from service.groups.migration import Migration
 from service.groups.offsets import Offsets
 from service.groups.records import member_tombstones, target_epoch_record
 from service.groups.resuming import Resuming
@@ -126,6 +127,10 @@ def what_a_restarted_instance_was_to_let_go_of_forgotten() -> Planting:
     return replaced(ClassicGroup, "must_let_go", lambda group, member: False)
 
 
+def partitions_left_out_before_an_upgrade_stay_so() -> Planting:
+    return replaced(Migration, "_leaves_some_out", lambda *everything: False)
+
+
 MUTANTS: dict[str, Callable[[], Planting]] = {
     plant.__name__: plant
     for plant in (
@@ -144,6 +149,7 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         epoch_recorded_before_the_last_targets,
         instance_replaced_in_a_rebalance_not_recorded,
         what_a_restarted_instance_was_to_let_go_of_forgotten,
+        partitions_left_out_before_an_upgrade_stay_so,
     )
 }
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ from service.groups.commands import (
     JoinReply,
     OffsetToCommit,
 )
+from service.groups.consumer_group import ConsumerGroup
 from service.groups.coordinator import GroupCoordinator
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.verdicts import GroupDecision
@@ -60,11 +62,13 @@ class Plan:
     mishap_ms: int  # between two mishaps of members and topics
     commits_in_transactions: float
     hangs: float  # of members of the consumer protocol that are to let go of something
+    converts: float  # of static members whose next process speaks the other protocol
     done_at_once: tuple[int, int]  # in one turn: steps of a target assignment, and members that are taken care of
 
 
 def draw_plan(chance: random.Random) -> Plan:
     kinds = chance.choice((KINDS, KINDS, KINDS[:2], KINDS[2:]))
+    converts = chance.choice((0.0, 0.0, 0.5)) if kinds == KINDS else 0.0
     return Plan(
         policy=chance.choice(("bidirectional", "upgrade", "downgrade", "disabled")),
         cooperative=chance.random() < 0.5,
@@ -77,6 +81,7 @@ def draw_plan(chance: random.Random) -> Plan:
         mishap_ms=chance.choice((300, 1_500, 5_000)),
         commits_in_transactions=chance.choice((0.0, 0.3)),
         hangs=chance.choice((0.0, 0.3, 1.0)),
+        converts=converts,
         done_at_once=chance.choice(((2_000, 300), (2_000, 1), (3, 1))),
     )
 
@@ -248,11 +253,26 @@ class GroupWorld:
             self._written += 1
             if self._written % REPLAYED_EVERY == 0:
                 self.check_replay()
+            self._check_target()
         if self._dies():
             return  # written, perhaps not durable, and not answered
         life, end = self._life, len(self.log)
         self.after(1, lambda: self._commit(life, end, decision))
         self._set_timer()
+
+    def _check_target(self) -> None:
+        """A whole target gives no partition to two members."""
+        group = None if self.machine is None else self.machine._groups.get("g")
+        if not isinstance(group, ConsumerGroup) or group.assignment_round is not None:
+            return
+        given = [
+            (topic_id, partition)
+            for target in group.target.values()
+            for topic_id, partitions in target.items()
+            for partition in partitions
+        ]
+        if len(given) != len(set(given)):
+            raise Broken(f"OneTarget: {sorted(each for each, count in Counter(given).items() if count > 1)}")
 
     def _append(self, entry: Entry) -> None:
         self.log.append(entry)

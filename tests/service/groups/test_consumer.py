@@ -563,6 +563,15 @@ def test_an_instance_that_leaves_for_a_while_finds_its_partitions_again(driver: 
     assert driver.beat("s", 4, instance_id="i").fault is Fault.FENCED_INSTANCE_ID
 
 
+def test_an_instance_that_comes_back_without_need_of_its_partitions_does_not_keep_them(driver: Driver) -> None:
+    """Another member has them in its target then, and no two may."""
+    driver.beat("a", 0, instance_id="i")
+    driver.beat("b", 0)
+    driver.beat("a", STATIC_LEAVE_EPOCH, instance_id="i")
+    driver.beat("a2", 0, instance_id="i", subscribed_topics=())
+    assert {member.member_id: member.target for member in driver.consumer().members}["a2"] == ()
+
+
 def test_an_instance_that_stays_away_too_long_is_removed(driver: Driver) -> None:
     driver.beat("a", 0, instance_id="i")
     driver.beat("a", STATIC_LEAVE_EPOCH, instance_id="i")

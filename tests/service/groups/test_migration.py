@@ -22,7 +22,7 @@ def driver() -> Driver:
 
 def classic_group(driver: Driver, **changes: Any) -> JoinReply:
     """A stable group of one classic member that has all partitions of `orders`."""
-    token = driver.start_join(member=driver.member_id(), **changes)
+    token = driver.start_join(member="" if changes.get("instance_id") else driver.member_id(), **changes)
     driver.wait(3_000)
     reply = driver.answers[token]
     assert isinstance(reply, JoinReply)
@@ -139,6 +139,27 @@ def test_what_a_classic_member_may_not_have_let_go_of_yet_is_still_its_own_when_
     given = driver.named(driver.beat("c", 3))
     assert given is not None
     assert set(given["orders"]) == {2, 3}
+
+
+def test_an_instance_taken_to_the_new_protocol_in_the_middle_of_a_rebalance_gets_its_part(driver: Driver) -> None:
+    """Its subscription is as before, and nobody has assigned anything yet. With Kafka nobody reads anything then."""
+    driver.start_join(instance_id="i")
+    driver.wait(3_000)
+    assert driver.classic().state == "CompletingRebalance"
+    assert driver.named(driver.beat("c", 0, instance_id="i")) == {"orders": ALL}
+
+
+def test_an_instance_taken_to_the_new_protocol_gets_what_its_topic_has_got_since(driver: Driver) -> None:
+    classic_group(driver, instance_id="i")
+    driver.topics.put("orders", 6)
+    assert driver.named(driver.beat("c", 0, instance_id="i")) == {"orders": [*ALL, 4, 5]}
+
+
+def test_an_instance_taken_to_the_new_protocol_in_a_stable_group_takes_its_place_at_once(driver: Driver) -> None:
+    classic = classic_group(driver, instance_id="i")
+    taken = driver.beat("c", 0, instance_id="i")
+    assert driver.named(taken) == {"orders": ALL}
+    assert taken.member_epoch == classic.generation
 
 
 def test_a_refused_member_upgrades_nothing(driver: Driver) -> None:
