@@ -24,7 +24,7 @@ from monitoring.exposition import Lines, escape, quantile
 SLICE: Final = 100
 """How many partitions are looked at in one step."""
 IDS_AT_ONCE: Final = 2_000
-GROUP_PARTITIONS_AT_ONCE: Final = 300
+GROUP_PARTITIONS_AT_ONCE: Final = 150
 BLOCKERS: Final = 100
 """How many transactions that hold up readers are named."""
 LATE_BUFFER_MS: Final = 5 * 60_000
@@ -82,6 +82,11 @@ class Scrape:
         self._process = ProcessCollector(registry=None)
 
     def gather(self, lines: Lines) -> Iterator[None]:
+        for _ in self._gathered(lines):
+            lines.pack()
+            yield
+
+    def _gathered(self, lines: Lines) -> Iterator[None]:
         self._broker_itself(lines)
         yield
         blockers: list[OpenedHere] = []

@@ -14,8 +14,10 @@ TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 EXEMPLAR_CHARACTERS: Final = 128
 """The most characters that OpenMetrics allows for the labels of an exemplar."""
-LINES_AT_ONCE: Final = 2_000
-"""How many lines are joined at once: about 200 kB."""
+LINES_AT_ONCE: Final = 1_000
+"""How many lines are joined at once: about 100 kB."""
+PACKED_A_TURN: Final = 2
+"""How many families are packed in one turn: with a thousand lines each, in half a millisecond."""
 
 
 class Named(Protocol):
@@ -63,6 +65,10 @@ class Lines:
 
     def __init__(self) -> None:
         self._of: dict[str, list[str]] = {name: [] for name in REGISTRY}
+        self._packed: dict[str, list[str]] = {
+            name: [] for name, family in REGISTRY.items() if family.kind != "histogram"
+        }
+        """Lines joined to long pieces. Those of histograms are not: exemplars know them by their numbers."""
         self._exemplars: dict[str, dict[int, str]] = {}
         self.readers = 0
         """How many requests are being answered with these lines."""
@@ -87,16 +93,30 @@ class Lines:
         lines.append(f"{name}_count{plain} {below}\n")
         lines.append(f"{name}_sum{plain} {counted.total}\n")
 
+    def pack(self) -> None:
+        """Join what has become many lines. The collector looks at each entry of each list that is new, and at 300,000
+        lines for longer than a turn of the loop may take.
+        """
+        turns = PACKED_A_TURN
+        for name, pieces in self._packed.items():
+            if len(lines := self._of[name]) >= LINES_AT_ONCE:
+                pieces.append("".join(lines))
+                lines.clear()
+                turns -= 1
+                if not turns:
+                    return
+
     def forget(self) -> Iterator[None]:
-        """Free the lines step by step. To free 300,000 lines at once takes longer than a turn of the loop may."""
-        for lines in self._of.values():
+        """Free the lines step by step."""
+        for lines in (*self._packed.values(), *self._of.values()):
             lines.clear()
             yield
 
     def render(self, *, openmetrics: bool) -> Iterator[str]:
         """The text in pieces. Between two pieces other tasks may have a turn."""
         for name, lines in self._of.items():
-            if not lines:
+            packed = self._packed.get(name, ())
+            if not lines and not packed:
                 continue
             family = REGISTRY[name]
             shown = name.removesuffix("_total") if openmetrics else name
@@ -105,6 +125,7 @@ class Lines:
             if openmetrics and name in self._exemplars:
                 named = self._exemplars[name]
                 lines = [f"{line[:-1]}{named[at]}\n" if at in named else line for at, line in enumerate(lines)]
+            yield from packed
             for start in range(0, len(lines), LINES_AT_ONCE):
                 yield "".join(lines[start : start + LINES_AT_ONCE])
         if openmetrics:
