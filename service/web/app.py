@@ -40,6 +40,7 @@ from service.web import (
     transactions,
 )
 from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of
+from service.web.following import SharedReading
 from service.web.gateway import ASKING, Gateway
 from service.web.idempotency import REPLAYED, Keys
 from service.web.instances import Instances
@@ -123,6 +124,7 @@ class WebServer:
         self.gateway.open_transactions = OpenTransactions()
         self.gateway.members = Members(self.gateway)
         self.gateway.instances = Instances(self.gateway)
+        self.gateway.reading = SharedReading()
         self._lanes = Lanes(self.gateway, broker.requests.http, self._session)
         self._origins = set(broker.config.http_cors_origins)
         self.endpoints: list[Endpoint] = []

@@ -1,4 +1,4 @@
-"""Reading: a page of a partition, or a topic as it grows.
+"""Reading: a page of a partition, or a topic as it grows (`following.py`).
 
 What always holds: a page or an event says where to go on. A reader that goes on there misses nothing and gets nothing
 twice. A client that does not read holds up no other client, and no memory besides that of its own stream.
@@ -15,29 +15,22 @@ from aiohttp import web
 from isolation.read_view import Isolation
 from log.ids import TopicPartition
 from service.client.cluster import MOVED
-from service.client.failures import ClientFailure, FailureKind
+from service.client.failures import ClientFailure
 from service.web.answers import as_json, path_int, query_choice, query_int
-from service.web.event_format import BATCHED, CURSOR, STRUCTURED, EventOut
-from service.web.fetching import Lens, Piece, Shown, fetch, left_ms, opened
+from service.web.event_format import BATCHED, STRUCTURED, EventOut
+from service.web.fetching import EARLIEST, LATEST, Lens, Piece, Shown, fetch, left_ms, opened, refused
+from service.web.following import ALL_THE_TIME, Cursor, Stream, read_cursor
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
-from service.web.problems import Problem, of_error
+from service.web.problems import Problem
 from service.web.records import Int64, RecordOut, long_numbers_as_text, milliseconds, with_text_numbers
 from service.web.routing import JSON, NDJSON, STREAMING, Parameter, Route, header, integer, text
 from service.web.topics import at_time, partition_of
 from service.wire.error_codes import ErrorCode
 
-EARLIEST, LATEST = -2, -1
 SSE = "text/event-stream"
 WAIT_MS_MAX = 30_000
 RECORDS_MAX = 10_000
 PAGE_BYTES, PAGE_BYTES_MAX = 1 << 20, 16 << 20
-STREAM_BYTES = 512 << 10
-STREAM_WAIT_MS = 5_000
-QUIET_S = 15.0
-"""A stream that has nothing to send says so this often, so that proxies keep it open."""
-UNREAD_S = 120.0
-"""A client that reads nothing for this long is cut off."""
-ALL_THE_TIME = 1 << 62
 
 
 class Page(msgspec.Struct):
@@ -146,7 +139,7 @@ async def _read_page(
                 await asyncio.sleep(PAUSE_S)
                 continue
             if piece.error:
-                raise await _refused(gateway, partition, piece, offset)
+                raise await refused(gateway, partition, piece, offset)
             moved = False
             async for some, next_offset in opened(gateway, piece, offset, lens, most):
                 records += some
@@ -180,203 +173,7 @@ def batch_of(events: Sequence[Shown], lens: Lens, headers: dict[str, str]) -> we
     )
 
 
-async def _refused(gateway: Gateway, partition: TopicPartition, piece: Piece, offset: int) -> Problem:
-    where = f"{partition.topic} partition {partition.partition}"
-    if piece.error != ErrorCode.OFFSET_OUT_OF_RANGE:
-        return of_error(piece.error, where)
-    earliest = await at_time(gateway, partition, EARLIEST, 0)
-    latest = await at_time(gateway, partition, LATEST, 0)
-    detail = f"{where} holds {earliest} to {latest}, not {offset}"
-    return of_error(piece.error, detail, earliest=earliest, latest=latest)
-
-
 # -- a stream
-
-
-class Cursor:
-    """The position of a reader of several partitions, as text: `0:15,2:7`."""
-
-    def __init__(self, offsets: dict[int, int]) -> None:
-        self.offsets = offsets
-        self._parts = {index: f"{index}:{offset}" for index, offset in sorted(offsets.items())}
-
-    def moved(self, index: int, offset: int) -> None:
-        self.offsets[index] = offset
-        self._parts[index] = f"{index}:{offset}"
-
-    def around(self, index: int) -> tuple[str, str]:
-        """The text before and after the offset of one partition."""
-        places = list(self._parts)
-        at = places.index(index)
-        parts = list(self._parts.values())
-        before, after = ",".join(parts[:at]), ",".join(parts[at + 1 :])
-        return f"{before}{before and ','}{index}:", f"{after and ','}{after}"
-
-    @property
-    def text(self) -> str:
-        return ",".join(self._parts.values())
-
-
-def read_cursor(given: str) -> dict[int, int]:
-    found = {}
-    for part in given.split(","):
-        index, _, offset = part.partition(":")
-        is_number = index.isascii() and offset.isascii() and index.isdigit() and offset.isdigit() and len(part) < 32
-        if not (is_number and int(index) < 2**31 and int(offset) < 2**63):
-            raise Problem("malformed", f"{given[:60]!r} is no cursor of this stream")
-        found[int(index)] = int(offset)
-    return found
-
-
-class Stream:
-    """A stream to one client: a topic as it grows."""
-
-    def __init__(
-        self,
-        gateway: Gateway,
-        response: web.StreamResponse,
-        topic: str,
-        chosen: set[int] | None,
-        cursor: Cursor,
-        lens: Lens,
-        *,
-        is_sse: bool,
-        most: int,
-        until: dict[int, int] | None,
-    ) -> None:
-        self._gateway = gateway
-        self._response = response
-        self._topic = topic
-        self._chosen = chosen
-        self._cursor = cursor
-        self._lens = lens
-        self._is_sse = is_sse
-        self._left = most
-        self._until = until
-        self._turn = asyncio.Lock()
-        self._loop = asyncio.get_running_loop()
-        self._said_s = self._loop.time()
-        self._told = cursor.text
-
-    async def run(self) -> None:
-        """Send records until the client is gone or has all that it has asked for."""
-        patience = self._loop.time() + TIMEOUT_S
-        while not self._is_over:
-            by_leader: dict[int, dict[TopicPartition, int]] = {}
-            try:
-                for index in self._partitions():
-                    partition = TopicPartition(self._topic, index)
-                    leader = self._gateway.leader(partition)
-                    by_leader.setdefault(leader, {})[partition] = self._cursor.offsets[index]
-                work = [self._read(node, positions) for node, positions in by_leader.items()]
-                if len(work) == 1:
-                    await work[0]
-                elif work:
-                    await asyncio.gather(*work)
-                else:
-                    await asyncio.sleep(PAUSE_S)
-            except (Problem, ClientFailure) as failure:
-                if not passes(failure) or self._loop.time() > patience:
-                    raise
-                await asyncio.sleep(PAUSE_S)
-            else:
-                patience = self._loop.time() + TIMEOUT_S
-            await self._keep_alive()
-        await self._end("end", {"cursor": self._cursor.text})
-
-    @property
-    def _is_over(self) -> bool:
-        if self._left <= 0:
-            return True
-        until = self._until
-        return until is not None and all(self._cursor.offsets.get(each, 0) >= end for each, end in until.items())
-
-    def _partitions(self) -> list[int]:
-        """The partitions to read. A partition that was added to the topic later is read from its start."""
-        topic = self._gateway.topic(self._topic)
-        wanted = [index for index in topic.partitions if self._chosen is None or index in self._chosen]
-        for index in wanted:
-            if index not in self._cursor.offsets:
-                self._cursor.moved(index, 0)
-        if self._until is not None:
-            until = self._until
-            return [index for index in wanted if self._cursor.offsets[index] < until.get(index, 0)]
-        return wanted
-
-    async def _read(self, node: int, positions: dict[TopicPartition, int]) -> None:
-        wait_ms = STREAM_WAIT_MS if self._until is None else 100
-        lens = self._lens
-        pieces = await fetch(self._gateway, node, positions, lens.isolation, max_bytes=STREAM_BYTES, wait_ms=wait_ms)
-        for piece in pieces:
-            if piece.error in MOVED:
-                await asyncio.sleep(PAUSE_S)
-                continue
-            if piece.error:
-                raise await _refused(self._gateway, piece.partition, piece, positions[piece.partition])
-            index = piece.partition.partition
-            async for records, next_offset in opened(
-                self._gateway, piece, positions[piece.partition], lens, self._left
-            ):
-                async with self._turn:
-                    if records:
-                        await self._send(index, records[: self._left])
-                    if self._left > 0:
-                        self._cursor.moved(index, next_offset)
-                if self._left <= 0:
-                    return
-
-    async def _send(self, index: int, records: list[Shown]) -> None:
-        lines: list[bytes] = []
-        line = _encode if not (self._lens.as_events or self._lens.text_numbers) else self._line
-        before, after = self._cursor.around(index)
-        if self._is_sse:
-            head, tail = f"id: {before}".encode(), f"{after}\nevent: record\ndata: ".encode()
-            lines = [b"%b%d%b%b\n\n" % (head, record.offset + 1, tail, line(record)) for record in records]
-        else:
-            for record in records:
-                cursor = f"{before}{record.offset + 1}{after}"
-                if isinstance(record, RecordOut):
-                    record.cursor = cursor
-                else:
-                    record.content[CURSOR] = cursor
-                lines.append(line(record) + b"\n")
-        self._cursor.moved(index, records[-1].offset + 1)
-        self._left -= len(records)
-        self._told = self._cursor.text
-        await self._write(b"".join(lines))
-
-    def _line(self, record: Shown) -> bytes:
-        if isinstance(record, RecordOut):
-            return with_text_numbers(record) if self._lens.text_numbers else _encode(record)
-        line = _encode(record.content)
-        return long_numbers_as_text(line) if self._lens.text_numbers else line
-
-    async def _write(self, content: bytes) -> None:
-        async with asyncio.timeout(UNREAD_S):
-            await self._response.write(content)
-        self._said_s = self._loop.time()
-
-    async def _keep_alive(self) -> None:
-        if self._loop.time() - self._said_s < QUIET_S:
-            return
-        cursor = self._cursor.text
-        if cursor == self._told:
-            await self._write(b": still here\n\n" if self._is_sse else b"\n")
-            return
-        self._told = cursor
-        if self._is_sse:
-            await self._write(b"id: %s\nevent: progress\ndata: {}\n\n" % cursor.encode())
-        else:
-            await self._write(_encode({"progress": True, "cursor": cursor}) + b"\n")
-
-    async def _end(self, event: str, content: object) -> None:
-        if self._is_sse:
-            await self._write(b"event: %s\ndata: %s\n\n" % (event.encode(), _encode(content)))
-        else:
-            await self._write(_encode({event: content}) + b"\n")
-
-    async def failed(self, problem: Problem) -> None:
-        await self._end("error", msgspec.Raw(problem.body()))
 
 
 async def stream(gateway: Gateway, request: web.Request) -> web.StreamResponse:
@@ -418,18 +215,14 @@ async def stream(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         if is_sse:
             await response.write(b"retry: 1000\n\n")
         following = Stream(
-            *(gateway, response, name, chosen, Cursor(offsets), lens), is_sse=is_sse, most=most, until=until
+            *(gateway, response, request.transport, name, chosen, Cursor(offsets), lens),
+            is_sse=is_sse,
+            most=most,
+            until=until,
         )
         await _guarded(following.run, following.failed)
         await response.write_eof()
     return response
-
-
-def passes(failure: Problem | ClientFailure) -> bool:
-    """Whether waiting may help."""
-    if isinstance(failure, Problem):
-        return failure.slug == "not-now"
-    return failure.kind is FailureKind.UNREACHABLE
 
 
 async def _guarded(run: Callable[[], Awaitable[None]], failed: Callable[[Problem], Awaitable[None]]) -> None:

@@ -23,11 +23,13 @@ from service.broker.session import Session
 from service.client.cluster import by_topic
 from service.web.event_format import EventOut, shown_event
 from service.web.gateway import CLIENT_ID, Gateway
-from service.web.problems import Problem
+from service.web.problems import Problem, of_error
 from service.web.records import RecordOut, shown, shown_headers, shown_key
+from service.web.topics import at_time
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import FetchPartition, FetchRequest, FetchTopic
 
+EARLIEST, LATEST = -2, -1
 RECORDS_AT_ONCE = 1000
 """How many records are opened in one turn of the loop. A batch counts as one more."""
 PACKED_AT_ONCE = 16 << 10
@@ -231,3 +233,14 @@ def shown_record(
     if lens.with_producers and header.producer_id >= 0:
         out.producer_id, out.producer_epoch = header.producer_id, header.producer_epoch
     return out
+
+
+async def refused(gateway: Gateway, partition: TopicPartition, piece: Piece, offset: int) -> Problem:
+    """The problem for a reader whose leader can give nothing from this offset on."""
+    where = f"{partition.topic} partition {partition.partition}"
+    if piece.error != ErrorCode.OFFSET_OUT_OF_RANGE:
+        return of_error(piece.error, where)
+    earliest = await at_time(gateway, partition, EARLIEST, 0)
+    latest = await at_time(gateway, partition, LATEST, 0)
+    detail = f"{where} holds {earliest} to {latest}, not {offset}"
+    return of_error(piece.error, detail, earliest=earliest, latest=latest)

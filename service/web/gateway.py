@@ -40,6 +40,7 @@ from service.wire.error_codes import ErrorCode
 from service.wire.messages.versions import NEWEST_IS_UNSTABLE
 
 if TYPE_CHECKING:
+    from service.web.following import SharedReading
     from service.web.idempotency import Keys
     from service.web.instances import Instances
     from service.web.members import Members
@@ -93,6 +94,7 @@ class Gateway:
         self.open_transactions: OpenTransactions
         self.members: Members
         self.instances: Instances
+        self.reading: SharedReading
         """Set by the server, because these need the gateway."""
         self._metadata = broker.metadata
         self._internal_topics = broker.coordination.internal_topics

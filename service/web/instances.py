@@ -25,8 +25,9 @@ from log.ids import TopicPartition
 from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
 from service.cluster.image import NO_LEADER
-from service.web.consuming import PAGE_BYTES_MAX, RECORDS_MAX, passes
+from service.web.consuming import PAGE_BYTES_MAX, RECORDS_MAX
 from service.web.fetching import Lens, Piece, fetch, left_ms, opened
+from service.web.following import passes
 from service.web.gateway import PAUSE_S, Gateway
 from service.web.members import (
     EARLIEST,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -146,6 +147,40 @@ def test_a_stream_follows_a_topic_and_goes_on_where_its_reader_was(http: Http, s
         write(http, topic, {"partition": 1, "value": 9})
         second.append(next(stream))
     assert sorted(data["value"] for _, _, data in first + second) == list(range(10))
+
+
+def test_followers_of_every_form_get_everything_in_order(http: Http, served: Served, topic: str) -> None:
+    """Streams at the same place read together; those that show something else do not share with them."""
+    assert http.post("/v1/topics", {"name": topic, "partitions": 2}).status == 201
+    forms = [("", "text/event-stream"), ("int64=string", "text/event-stream"), ("key=a", "text/event-stream")]
+    forms += [("", "application/x-ndjson"), ("", "application/cloudevents+json, application/x-ndjson")]
+    answers = [
+        requests.get(
+            f"{served.url}/v1/topics/{topic}/stream?{query}&from=latest",
+            headers={"Accept": accept},
+            stream=True,
+            timeout=PATIENCE_S,
+        )
+        for query, accept in 3 * forms
+    ]
+    for number in range(60):
+        write(http, topic, {"partition": number % 2, "key": "ab"[number // 2 % 2], "value": number})
+    for (query, accept), answer in zip(3 * forms, answers, strict=True):
+        wanted = 30 if "key" in query else 60
+        if "ndjson" in accept:
+            lines = (json.loads(line) for line in answer.iter_lines(chunk_size=1) if line)
+            found = [(line.get("cursor") or line["oncelogcursor"], line) for line in itertools.islice(lines, wanted)]
+        else:
+            found = [(cursor, data) for cursor, _, data in itertools.islice(events(answer), wanted)]
+        answer.close()
+        numbers = [record["value"] if "value" in record else record["data"] for _, record in found]
+        for rest in (0, 1):
+            here = [number for number in numbers if number % 2 == rest]
+            assert here == [number for number in range(rest, 60, 2) if wanted == 60 or number // 2 % 2 == 0]
+        seen = [0, 0]
+        for number, (cursor, _) in zip(numbers, found, strict=True):
+            seen[number % 2] = number // 2 + 1
+            assert f"{number % 2}:{seen[number % 2]}" in cursor.split(",")
 
 
 def test_a_stream_of_lines_ends_where_it_is_told_to(http: Http, served: Served, topic: str) -> None:

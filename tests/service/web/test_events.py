@@ -104,6 +104,16 @@ def test_what_the_library_writes_to_kafka_is_an_event_here(served: Served, http:
         assert facts(http_binding.from_http(shown(http, topic, offset, "*/*"), FORMAT)) == facts(event)
 
 
+def test_the_cursor_of_a_line_is_the_streams_own(served: Served, http: Http, topic: str) -> None:
+    """An event that came out of another stream may bring one along."""
+    event = {**ATTRIBUTES, "specversion": "1.0", "oncelogcursor": "9:9"}
+    headers = {"Content-Type": STRUCTURED}
+    assert http.post(f"/v1/topics/{topic}/events", json.dumps(event), headers=headers).status == 200
+    line, _ = stream(http, topic, "from=earliest&until=end", f"{STRUCTURED}, application/x-ndjson")
+    assert line.count("oncelogcursor") == 1
+    assert json.loads(line)["oncelogcursor"] == "0:1"
+
+
 def test_the_older_library_reads_and_writes_them_too(served: Served, http: Http, topic: str) -> None:
     """Its key is the attribute `partitionkey` and nothing else; its structured mode has no event's media type."""
     event = OlderEvent({**ATTRIBUTES, "datacontenttype": "application/json", "partitionkey": "anna"}, {"fruit": "fig"})

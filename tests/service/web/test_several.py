@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import requests
 
 from tests.service.web.kit import PATIENCE_S, Http, Launched, read_all
 
@@ -76,6 +77,21 @@ def test_every_broker_writes_to_and_reads_every_partition(several: Several) -> N
             "/v1/topics/pages/stream?from=earliest&until=end", headers={"Accept": "application/x-ndjson"}
         )
         assert len(lines.json.splitlines()) == 21 + 1
+
+
+def test_a_stream_is_not_held_up_by_leaders_that_have_nothing(several: Several) -> None:
+    """What one broker leads came up to five seconds late while the others had nothing new."""
+    make(several, "lively", COUNT)
+    reader = several.clients[0]
+    headers = {"Accept": "application/x-ndjson"}
+    with requests.get(f"{reader.url}/v1/topics/lively/stream", headers=headers, stream=True, timeout=60) as answer:
+        lines = (json.loads(line) for line in answer.iter_lines(chunk_size=1) if line)
+        time.sleep(0.5)
+        began = time.monotonic()
+        for number in range(20):
+            several.clients[1].post("/v1/topics/lively/records", {"records": [{"value": number, "partition": 1}]})
+            assert next(lines)["value"] == number
+        assert time.monotonic() - began < 20, "four seconds each, if every leader is waited for"
 
 
 def test_a_key_is_known_at_every_broker(several: Several) -> None:

@@ -1,0 +1,428 @@
+# Hot path: once for each event and client; `python -m tests.bench --only http` answers for it.
+"""Streams: a topic as it grows, for very many clients at once.
+
+What always holds: an event says where to go on. A reader that goes on there misses nothing and gets nothing twice. A
+client that does not read holds up no other client, and no memory besides that of its own stream.
+
+Streams that are at the same place and show the same read together: one of them fetches and shows, and the others get
+what it has found. A partition whose leader has nothing new does not hold up those of other leaders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import astuple
+from typing import NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from log.ids import TopicPartition
+from service.client.cluster import MOVED
+from service.client.failures import ClientFailure, FailureKind
+from service.web.event_format import CURSOR
+from service.web.fetching import Lens, Piece, Shown, fetch, opened, refused
+from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
+from service.web.problems import Problem
+from service.web.records import RecordOut, long_numbers_as_text, with_text_numbers
+
+STREAM_BYTES = 512 << 10
+SHARED_BYTES = 32 << 10
+"""What is longer, as stored, each stream reads for itself: it is not new, and shown in several turns of the loop."""
+KEPT_BYTES, KEPT_S = 4 << 20, 1.0
+"""How much of what was read together is kept, and for how long, for streams that were writing just then."""
+QUIET_S = 15.0
+"""A stream that has nothing to send says so this often, so that proxies keep it open."""
+LEADERLESS_S = 0.5
+"""How often a leader is looked for while other partitions are read."""
+SMALL_BYTES = 16 << 10
+"""So much is taken at once by a connection on which nothing waits to be sent."""
+UNREAD_S = 120.0
+"""A client that reads nothing for this long is cut off."""
+ALL_THE_TIME = 1 << 62
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Cursor:
+    """The position of a reader of several partitions, as text: `0:15,2:7`."""
+
+    def __init__(self, offsets: dict[int, int]) -> None:
+        self.offsets = offsets
+        self._parts = {index: f"{index}:{offset}" for index, offset in sorted(offsets.items())}
+
+    def moved(self, index: int, offset: int) -> None:
+        self.offsets[index] = offset
+        self._parts[index] = f"{index}:{offset}"
+
+    def around(self, index: int) -> tuple[str, str]:
+        """The text before and after the offset of one partition."""
+        places = list(self._parts)
+        at = places.index(index)
+        parts = list(self._parts.values())
+        before, after = ",".join(parts[:at]), ",".join(parts[at + 1 :])
+        return f"{before}{before and ','}{index}:", f"{after and ','}{after}"
+
+    @property
+    def text(self) -> str:
+        return ",".join(self._parts.values())
+
+
+def read_cursor(given: str) -> dict[int, int]:
+    found = {}
+    for part in given.split(","):
+        index, _, offset = part.partition(":")
+        is_number = index.isascii() and offset.isascii() and index.isdigit() and offset.isdigit() and len(part) < 32
+        if not (is_number and int(index) < 2**31 and int(offset) < 2**63):
+            raise Problem("malformed", f"{given[:60]!r} is no cursor of this stream")
+        found[int(index)] = int(offset)
+    return found
+
+
+class Portion(NamedTuple):
+    """Records of a partition as JSON, each with its offset, and where to go on after them."""
+
+    partition: int
+    lines: Sequence[tuple[int, bytes]]
+    next_offset: int
+
+
+class Place(NamedTuple):
+    """Streams with the same place get the same."""
+
+    topic_id: bytes
+    node: int
+    positions: tuple[tuple[TopicPartition, int], ...]
+    form: tuple[object, ...]
+
+
+class SharedReading:
+    """Who reads at which place, and who waits there for what is found.
+
+    What always holds: while anybody waits at a place, somebody reads there.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Place, dict[asyncio.Future[list[Portion] | None], None]] = {}
+        self._kept: dict[Place, tuple[float, int, list[Portion]]] = {}
+        """What was found last: the oldest first."""
+        self._kept_bytes = 0
+
+    async def join(self, place: Place, wait_s: float) -> list[Portion] | None:
+        """What somebody else finds at this place; nothing if that takes longer than `wait_s`. None: nobody reads there.
+        The caller must do it, and say by `leave` what it has found.
+        """
+        if (known := self.known(place)) is not None:
+            return known
+        others = self._waiting.get(place)
+        if others is None:
+            self._waiting[place] = {}
+            return None
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[list[Portion] | None] = loop.create_future()
+        others[found] = None
+        timer = loop.call_later(wait_s, _end_with, found, [])
+        try:
+            return await found
+        except asyncio.CancelledError:
+            if found.done() and not found.cancelled() and found.result() is None:
+                self.leave(place, [])  # the turn to read had come just now
+            raise
+        finally:
+            timer.cancel()
+            others.pop(found, None)
+
+    def leave(self, place: Place, found: list[Portion]) -> None:
+        """The caller has read at this place. If nothing was found, the next one that waits there reads."""
+        others = self._waiting[place]
+        if not found:
+            while others:
+                next_one = next(iter(others))
+                del others[next_one]
+                if not next_one.done():
+                    next_one.set_result(None)
+                    return
+            del self._waiting[place]
+            return
+        del self._waiting[place]
+        for each in others:
+            _end_with(each, found)
+        self._keep(place, found)
+
+    def known(self, place: Place) -> list[Portion] | None:
+        """What was found at this place just now."""
+        known = self._kept.get(place)
+        if known is None or known[0] < asyncio.get_running_loop().time() - KEPT_S:
+            return None
+        return known[2]
+
+    def _keep(self, place: Place, found: list[Portion]) -> None:
+        size_bytes = sum(len(line) for portion in found for _, line in portion.lines)
+        now_s = asyncio.get_running_loop().time()
+        self._kept_bytes += size_bytes - self._kept.pop(place, (0.0, 0, []))[1]
+        self._kept[place] = now_s, size_bytes, found
+        while True:
+            oldest, (found_s, size_bytes, _) = next(iter(self._kept.items()))
+            if found_s > now_s - KEPT_S and self._kept_bytes <= KEPT_BYTES:
+                return
+            del self._kept[oldest]
+            self._kept_bytes -= size_bytes
+            if not self._kept:
+                return
+
+
+def _end_with(waiting: asyncio.Future[list[Portion] | None], found: list[Portion]) -> None:
+    if not waiting.done():
+        waiting.set_result(found)
+
+
+class Stream:
+    """A stream to one client."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        response: web.StreamResponse,
+        transport: asyncio.Transport | None,
+        topic: str,
+        chosen: set[int] | None,
+        cursor: Cursor,
+        lens: Lens,
+        *,
+        is_sse: bool,
+        most: int,
+        until: dict[int, int] | None,
+    ) -> None:
+        self._gateway = gateway
+        self._response = response
+        self._transport = transport
+        self._topic = topic
+        self._chosen = chosen
+        self._cursor = cursor
+        self._lens = lens
+        self._is_sse = is_sse
+        self._left = most
+        self._until = until
+        self._form = (is_sse, *astuple(lens)) if until is None and most == ALL_THE_TIME else None
+        """None: the stream has an end of its own, so it reads alone."""
+        self._reading: dict[asyncio.Task[None], dict[TopicPartition, int]] = {}
+        """What is read of several leaders."""
+        self._turn = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._said_s = self._loop.time()
+        self._told = cursor.text
+
+    async def run(self) -> None:
+        """Send records until the client is gone or has all that it has asked for."""
+        patience = self._loop.time() + TIMEOUT_S
+        try:
+            while not self._is_over:
+                try:
+                    await self._step()
+                except (Problem, ClientFailure) as failure:
+                    if not passes(failure) or self._loop.time() > patience:
+                        raise
+                    await asyncio.sleep(PAUSE_S)
+                else:
+                    patience = self._loop.time() + TIMEOUT_S
+                await self._keep_alive()
+        finally:
+            for task in self._reading:
+                task.cancel()
+            await asyncio.gather(*self._reading, return_exceptions=True)
+        await self._end("end", {"cursor": self._cursor.text})
+
+    @property
+    def _is_over(self) -> bool:
+        if self._left <= 0:
+            return True
+        until = self._until
+        return until is not None and all(self._cursor.offsets.get(each, 0) >= end for each, end in until.items())
+
+    @property
+    def _quiet_for_s(self) -> float:
+        """How long the stream may still be silent."""
+        return max(self._said_s + QUIET_S - self._loop.time(), 0.1) if self._until is None else 0.1
+
+    def _partitions(self) -> list[int]:
+        """The partitions to read. A partition that was added to the topic later is read from its start."""
+        topic = self._gateway.topic(self._topic)
+        wanted = [index for index in topic.partitions if self._chosen is None or index in self._chosen]
+        for index in wanted:
+            if index not in self._cursor.offsets:
+                self._cursor.moved(index, 0)
+        if self._until is not None:
+            until = self._until
+            return [index for index in wanted if self._cursor.offsets[index] < until.get(index, 0)]
+        return wanted
+
+    async def _step(self) -> None:
+        """Read what is not being read, and wait until something has come of any leader."""
+        by_leader: dict[int, dict[TopicPartition, int]] = {}
+        busy = {partition for positions in self._reading.values() for partition in positions}
+        leaderless: Problem | None = None
+        for index in self._partitions():
+            partition = TopicPartition(self._topic, index)
+            if partition in busy:
+                continue
+            try:
+                leader = self._gateway.leader(partition)
+            except Problem as problem:
+                leaderless = problem
+                continue
+            by_leader.setdefault(leader, {})[partition] = self._cursor.offsets[index]
+        if len(by_leader) == 1 and not busy and leaderless is None:
+            for node, positions in by_leader.items():
+                await self._read(node, positions)
+            return
+        for node, positions in by_leader.items():
+            self._reading[self._loop.create_task(self._read(node, positions))] = positions
+        if not self._reading:
+            if leaderless is not None:
+                raise leaderless
+            await asyncio.sleep(PAUSE_S)
+            return
+        wait_s = self._quiet_for_s if leaderless is None else LEADERLESS_S
+        done, _ = await asyncio.wait(self._reading, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            del self._reading[task]
+        failures = [failure for task in done if (failure := task.exception()) is not None]
+        if failures:
+            raise failures[0]
+
+    async def _read(self, node: int, positions: dict[TopicPartition, int]) -> None:
+        if self._form is None:
+            await self._take_all(await self._fetch(node, positions), positions)
+            return
+        place, reading = self._place(node, positions), self._gateway.reading
+        found = await reading.join(place, self._quiet_for_s)
+        if found is not None:
+            await self._take(found, node, positions)
+            return
+        found = []
+        try:
+            pieces = await self._fetch(node, positions)
+            is_shared = sum(len(piece.data) for piece in pieces) <= SHARED_BYTES
+            if is_shared and not any(piece.error for piece in pieces):
+                found = [portion for piece in pieces async for portion in self._portions(piece, positions)]
+        finally:
+            reading.leave(place, found)
+        if found:
+            await self._take(found, node, positions)
+        else:
+            await self._take_all(pieces, positions)
+
+    def _place(self, node: int, positions: dict[TopicPartition, int]) -> Place:
+        assert self._form is not None
+        return Place(self._gateway.topic(self._topic).id, node, tuple(positions.items()), self._form)
+
+    async def _fetch(self, node: int, positions: dict[TopicPartition, int]) -> list[Piece]:
+        wait_ms = int(1000 * self._quiet_for_s)
+        isolation = self._lens.isolation
+        return await fetch(self._gateway, node, positions, isolation, max_bytes=STREAM_BYTES, wait_ms=wait_ms)
+
+    async def _portions(self, piece: Piece, positions: dict[TopicPartition, int]) -> AsyncIterator[Portion]:
+        lens, index = self._lens, piece.partition.partition
+        line = self._line if lens.as_events or lens.text_numbers else _encode
+        async for records, next_offset in opened(self._gateway, piece, positions[piece.partition], lens, self._left):
+            yield Portion(index, [(record.offset, line(record)) for record in records], next_offset)
+
+    async def _take_all(self, pieces: Sequence[Piece], positions: dict[TopicPartition, int]) -> None:
+        """Send the records of all pieces, portion by portion."""
+        for piece in pieces:
+            if piece.error in MOVED:
+                await asyncio.sleep(PAUSE_S)
+                continue
+            if piece.error:
+                raise await refused(self._gateway, piece.partition, piece, positions[piece.partition])
+            async for portion in self._portions(piece, positions):
+                async with self._turn:
+                    await self._write_all([self._told_of(portion)])
+                if self._left <= 0:
+                    return
+
+    async def _take(self, found: Sequence[Portion] | None, node: int, positions: dict[TopicPartition, int]) -> None:
+        """Send what was read together, and what was read after it meanwhile."""
+        async with self._turn:
+            told: list[bytes] = []
+            size_bytes = 0
+            while found and size_bytes < STREAM_BYTES:
+                for portion in found:
+                    told.append(self._told_of(portion))
+                    size_bytes += len(told[-1])
+                here = {partition: self._cursor.offsets[partition.partition] for partition in positions}
+                found = self._gateway.reading.known(self._place(node, here))
+            await self._write_all(told)
+
+    def _told_of(self, portion: Portion) -> bytes:
+        """The portion as it is sent; the cursor is behind it then."""
+        index = portion.partition
+        lines = portion.lines[: self._left]
+        told = b""
+        if lines:
+            before, after = (each.encode() for each in self._cursor.around(index))
+            if self._is_sse:
+                tail = after + b"\nevent: record\ndata: "
+                told = b"".join([b"id: %b%d%b%b\n\n" % (before, offset + 1, tail, line) for offset, line in lines])
+            else:
+                name = CURSOR.encode() if self._lens.as_events else b"cursor"
+                head, tail = b',"%b":"%b' % (name, before), after + b'"}\n'
+                told = b"".join([b"%b%b%d%b" % (line[:-1], head, offset + 1, tail) for offset, line in lines])
+            self._cursor.moved(index, lines[-1][0] + 1)
+            self._left -= len(lines)
+            self._told = self._cursor.text
+        if self._left > 0:
+            self._cursor.moved(index, portion.next_offset)
+        return told
+
+    def _line(self, record: Shown) -> bytes:
+        if isinstance(record, RecordOut):
+            return with_text_numbers(record) if self._lens.text_numbers else _encode(record)
+        if not self._is_sse:
+            record.content.pop(CURSOR, None)  # the stream's own is added
+        line = _encode(record.content)
+        return long_numbers_as_text(line) if self._lens.text_numbers else line
+
+    async def _write_all(self, told: list[bytes]) -> None:
+        if content := b"".join(told):
+            await self._write(content)
+
+    async def _write(self, content: bytes) -> None:
+        transport = self._transport
+        if len(content) <= SMALL_BYTES and transport is not None and not transport.get_write_buffer_size():
+            await self._response.write(content)  # does not wait, so no time need be set for it
+        else:
+            async with asyncio.timeout(UNREAD_S):
+                await self._response.write(content)
+        self._said_s = self._loop.time()
+
+    async def _keep_alive(self) -> None:
+        if self._loop.time() - self._said_s < QUIET_S or self._turn.locked():
+            return
+        async with self._turn:
+            cursor = self._cursor.text
+            if cursor == self._told:
+                await self._write(b": still here\n\n" if self._is_sse else b"\n")
+                return
+            self._told = cursor
+            if self._is_sse:
+                await self._write(b"id: %s\nevent: progress\ndata: {}\n\n" % cursor.encode())
+            else:
+                await self._write(_encode({"progress": True, "cursor": cursor}) + b"\n")
+
+    async def _end(self, event: str, content: object) -> None:
+        if self._is_sse:
+            await self._write(b"event: %s\ndata: %s\n\n" % (event.encode(), _encode(content)))
+        else:
+            await self._write(_encode({event: content}) + b"\n")
+
+    async def failed(self, problem: Problem) -> None:
+        await self._end("error", msgspec.Raw(problem.body()))
+
+
+def passes(failure: Problem | ClientFailure) -> bool:
+    """Whether waiting may help."""
+    if isinstance(failure, Problem):
+        return failure.slug == "not-now"
+    return failure.kind is FailureKind.UNREACHABLE

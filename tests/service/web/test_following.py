@@ -1,0 +1,105 @@
+"""Streams of very many clients: what those at the same place read together, and what ends each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from log.ids import TopicPartition
+from service.web import following
+from service.web.following import Place, Portion, SharedReading
+
+PLACE = Place(b"topic", 1, ((TopicPartition("orders", 0), 7),), ())
+NEXT = PLACE._replace(positions=((TopicPartition("orders", 0), 8),))
+FOUND = [Portion(0, [(7, b"{}")], 8)]
+
+
+def played(scene: Callable[[SharedReading], Awaitable[None]]) -> None:
+    async def main() -> None:
+        reading = SharedReading()
+        await scene(reading)
+        assert not reading._waiting, "nobody waits where nobody reads"
+
+    asyncio.run(main())
+
+
+def joins(reading: SharedReading, wait_s: float = 60.0) -> asyncio.Task[list[Portion] | None]:
+    return asyncio.ensure_future(reading.join(PLACE, wait_s))
+
+
+def test_one_reads_and_all_get_it() -> None:
+    async def scene(reading: SharedReading) -> None:
+        assert await reading.join(PLACE, 60) is None, "the first one reads"
+        others = [joins(reading) for _ in range(5)]
+        await asyncio.sleep(0)
+        assert not any(each.done() for each in others)
+        reading.leave(PLACE, FOUND)
+        assert [await each for each in others] == [FOUND] * 5
+        assert await reading.join(PLACE, 60) == FOUND, "who comes late, too"
+        assert reading.known(NEXT) is None
+
+    played(scene)
+
+
+def test_when_one_finds_nothing_or_fails_the_next_one_reads() -> None:
+    async def scene(reading: SharedReading) -> None:
+        assert await reading.join(PLACE, 60) is None
+        second, third = joins(reading), joins(reading)
+        await asyncio.sleep(0)
+        reading.leave(PLACE, [])
+        assert await second is None
+        assert not third.done()
+        reading.leave(PLACE, [])
+        assert await third is None
+        reading.leave(PLACE, [])
+
+    played(scene)
+
+
+def test_who_goes_as_its_turn_to_read_comes_hands_it_on() -> None:
+    async def scene(reading: SharedReading) -> None:
+        assert await reading.join(PLACE, 60) is None
+        second, third = joins(reading), joins(reading)
+        await asyncio.sleep(0)
+        reading.leave(PLACE, [])
+        second.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await second
+        assert await third is None
+        reading.leave(PLACE, FOUND)
+
+    played(scene)
+
+
+def test_who_waited_long_enough_goes_and_who_is_cancelled_is_forgotten() -> None:
+    async def scene(reading: SharedReading) -> None:
+        assert await reading.join(PLACE, 60) is None
+        gone = joins(reading)
+        await asyncio.sleep(0)
+        gone.cancel()
+        assert await reading.join(PLACE, 0.001) == []
+        reading.leave(PLACE, [])
+        assert await reading.join(PLACE, 60) is None, "nobody was left to read"
+        reading.leave(PLACE, [])
+
+    played(scene)
+
+
+def test_what_was_found_is_kept_for_a_moment_and_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(reading: SharedReading) -> None:
+        for number in range(10):
+            place = PLACE._replace(node=number)
+            assert await reading.join(place, 60) is None
+            reading.leave(place, [Portion(0, [(7, b"x" * 100)], 8)])
+        assert [reading.known(PLACE._replace(node=number)) is not None for number in range(10)] == [False] * 7 + [
+            True
+        ] * 3
+        assert reading._kept_bytes == 300
+        monkeypatch.setattr(following, "KEPT_S", -1.0)
+        assert reading.known(PLACE._replace(node=9)) is None, "a log may have lost it since"
+
+    monkeypatch.setattr(following, "KEPT_BYTES", 350)
+    played(scene)
