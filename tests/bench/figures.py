@@ -532,7 +532,8 @@ def over_http(contender: Contender, effort: Effort) -> Rows:
     if why := web.missing():
         raise RuntimeError(why)
     url = f"http://127.0.0.1:{free_port()}"
-    with running(contender, settings={"http.listeners": url, "num.partitions": "1"}) as broker:
+    given = {"http.listeners": url, "num.partitions": "1", "http.max.streams": str(2 * web.IDLE_STREAMS)}
+    with running(contender, settings=given) as broker:
         return web.measure(broker, url, effort.seconds(20))
 
 

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
+import select
 import shutil
 import socket
+import statistics
 import subprocess
 import tempfile
 import threading
 import time
 import urllib.request
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
+from service.web.following import QUIET_S
+from tests.bench import native
 from tests.peers.process import BrokerProcess
 
 CONNECTIONS: Final = 16
 RECORD: Final = {"key": "user-7", "value": {"n": 7, "name": "someone", "amount": 12.5}}
 LINES: Final = 100_000
+FOLLOWERS: Final = 500
+EVENTS_A_SECOND: Final = 100
+IDLE_STREAMS: Final = 2_000
+WIRE_RECORDS: Final = 2_000_000
+WIRE_RUNS: Final = 3
+VALUE: Final = re.compile(rb'"value":"(\d{8})"')
 TIMES_MS: Final = {"us": 0.001, "ms": 1.0, "s": 1000.0}
 KEYED: Final = """
 local number = 0
@@ -75,27 +86,30 @@ def measure(broker: BrokerProcess, url: str, seconds: float) -> Rows:
     batch = json.dumps({"records": [RECORD] * 500}).encode()
     three = json.dumps({"records": [{"topic": name, **RECORD} for name in "abc"]}).encode()
     rows: Rows = {}
-    cpu_s = sum(broker.cpu_seconds())
-    single = load(url, "/v1/topics/one/records", one, seconds, media=json_media, connections=CONNECTIONS)
-    cpu_us = (sum(broker.cpu_seconds()) - cpu_s) / (single["per_second"] * seconds) * 1e6
-    rows["HTTP one record, requests/s"], rows["HTTP one record, CPU us"] = single["per_second"], cpu_us
+
+    def measured(name: str, unit: str, path: str, body: bytes, records: int = 1, **more: Any) -> float:
+        """Many connections; what a request or record costs the broker's processor says the most on a busy machine."""
+        cpu_s = sum(broker.cpu_seconds())
+        found = load(url, path, body, seconds, connections=CONNECTIONS, **more)
+        rows[f"HTTP {name}, {unit}"] = each = found["per_second"] * records
+        rows[f"HTTP {name}, CPU us"] = (sum(broker.cpu_seconds()) - cpu_s) / (each * seconds) * 1e6
+        return each
+
+    single = measured("one record", "requests/s", "/v1/topics/one/records", one, media=json_media)
     if bridge := os.environ.get("BRIDGE"):
         there = through(bridge, one, seconds)
         rows["HTTP one record through the bridge, requests/s"] = there
-        rows["HTTP one record, times the bridge's"] = single["per_second"] / there
-    keyed = load(url, "/v1/topics/keyed/records", one, seconds, media=json_media, connections=CONNECTIONS, more=KEYED)
-    rows["HTTP with an Idempotency-Key, requests/s"] = keyed["per_second"]
-    batches = load(url, "/v1/topics/batch/records", batch, seconds, media=json_media, connections=CONNECTIONS)
-    rows["HTTP batches of 500, msg/s"] = batches["per_second"] * 500
-    raw = load(
-        url, "/v1/topics/raw/records", b"x" * 1024, seconds, media="application/octet-stream", connections=CONNECTIONS
-    )
-    rows["HTTP raw 1 KB, requests/s"] = raw["per_second"]
+        rows["HTTP one record, times the bridge's"] = single / there
+    measured("with an Idempotency-Key", "requests/s", "/v1/topics/keyed/records", one, media=json_media, more=KEYED)
+    measured("batches of 500", "msg/s", "/v1/topics/batch/records", batch, 500, media=json_media)
+    measured("raw 1 KB", "requests/s", "/v1/topics/raw/records", b"x" * 1024, media="application/octet-stream")
     together = load(url, "/v1/records", three, seconds, media=json_media, connections=1)
     rows["HTTP over three topics, p50 ms"] = together["p50_ms"]
     rows["HTTP over three topics, p99 ms"] = together["p99_ms"]
     rows["HTTP lines in, msg/s"] = lines_in(url)
     rows["HTTP events out, msg/s"] = events_out(url)
+    rows |= followed(url, FOLLOWERS, seconds)
+    rows |= beside_streams(broker, url)
     return rows
 
 
@@ -131,6 +145,91 @@ def lines_in(url: str) -> float:
     took = time.monotonic() - began
     assert said.count(b'"line"') == LINES
     return LINES / took
+
+
+def streams(url: str, topic: str, count: int) -> list[socket.socket]:
+    """Connections that follow a topic as server-sent events."""
+    place = urlsplit(url)
+    head = f"GET /v1/topics/{topic}/stream HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n".encode()
+    found = []
+    for _ in range(count):
+        connection = socket.create_connection((place.hostname, place.port), 60)
+        connection.sendall(head)
+        found.append(connection)
+    for connection in found:
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+    return found
+
+
+def followed(url: str, clients: int, seconds: float) -> Rows:
+    """How long after it was sent an event reaches each of very many clients, in milliseconds."""
+    post(url, "/v1/topics", {"name": "followed", "partitions": 1})
+    connections = streams(url, "followed", clients)
+    sent_s: list[float] = []
+
+    def send() -> None:
+        place = urlsplit(url)
+        poster = http.client.HTTPConnection(f"{place.hostname}:{place.port}", timeout=60)
+        began_s = time.monotonic()
+        for number in range(int(seconds * EVENTS_A_SECOND)):
+            time.sleep(max(began_s + number / EVENTS_A_SECOND - time.monotonic(), 0))
+            sent_s.append(time.monotonic())
+            body = b'{"records":[{"value":"%08d"}]}' % number
+            poster.request("POST", "/v1/topics/followed/records", body, {"Content-Type": "application/json"})
+            poster.getresponse().read()
+
+    sender = threading.Thread(target=send)
+    waits_ms: list[float] = []
+    rests = {connection.fileno(): b"" for connection in connections}
+    of = {connection.fileno(): connection for connection in connections}
+    ready = select.epoll()
+    for number in of:
+        ready.register(number, select.EPOLLIN)
+    sender.start()
+    wanted = clients * int(seconds * EVENTS_A_SECOND)
+    deadline = time.monotonic() + seconds + 30
+    while len(waits_ms) < wanted and time.monotonic() < deadline:
+        for number, _ in ready.poll(1):
+            said = rests[number] + of[number].recv(1 << 18)
+            now_s = time.monotonic()
+            end = said.rfind(b"\n\n") + 1
+            waits_ms += [1000 * (now_s - sent_s[int(each)]) for each in VALUE.findall(said, 0, end)]
+            rests[number] = said[end:]
+    sender.join()
+    for connection in connections:
+        connection.close()
+    assert len(waits_ms) == wanted, f"{wanted - len(waits_ms)} of {wanted} events did not come"
+    waits_ms.sort()
+    return {
+        f"HTTP {clients} followers, p50 ms": waits_ms[wanted // 2],
+        f"HTTP {clients} followers, p99 ms": waits_ms[wanted * 99 // 100],
+    }
+
+
+def beside_streams(broker: BrokerProcess, url: str) -> Rows:
+    """What a record costs the broker that comes by the wire, without and with very many streams that follow another
+    topic: the medians of runs that take turns.
+    """
+
+    def cost_us() -> float:
+        cpu_s = sum(broker.cpu_seconds())
+        native.run("produce", broker.bootstrap, "wire", WIRE_RECORDS, 100, settings={"acks": "all", "linger.ms": "5"})
+        return (sum(broker.cpu_seconds()) - cpu_s) / WIRE_RECORDS * 1e6
+
+    for topic in ("wire", "quiet"):
+        post(url, "/v1/topics", {"name": topic, "partitions": 1})
+    cost_us()  # warms it up
+    without, beside = [], []
+    for _ in range(WIRE_RUNS):
+        without.append(cost_us())
+        connections = streams(url, "quiet", IDLE_STREAMS)
+        time.sleep(1)  # their setting up is over
+        beside.append(cost_us())
+        for connection in connections:
+            connection.close()
+        time.sleep(QUIET_S)  # and so is their end
+    more = statistics.median(beside) / statistics.median(without) - 1
+    return {f"the wire beside {IDLE_STREAMS} idle streams, CPU more, %": 100 * more}
 
 
 def events_out(url: str) -> float:
