@@ -39,7 +39,7 @@ from service.cluster.image import (
 )
 from service.settings.broker import Endpoint
 from service.stores.port import Check, Create, Delete, Op, Put
-from service.turns import Steps
+from service.turns import Steps, Turn
 from service.wire.error_codes import ErrorCode
 
 Reply_co = TypeVar("Reply_co", covariant=True)
@@ -147,7 +147,7 @@ class RegisterBroker:
     """
     min_in_sync: int = 1
 
-    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[int | Refusal]:
+    def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[int | Refusal]]:
         present = image.brokers.get(self.broker_id)
         if present is not None and present.session == self.session:
             return MetadataDecision(present.epoch)
@@ -159,15 +159,26 @@ class RegisterBroker:
             former = (Delete(broker_key(self.broker_id), present.version),)
         epoch = image.broker_epoch.value + 1
         registration = encode_broker(epoch, self.session, self.endpoints, self.rack, self.home)
+        returned = yield from _decided(_returned(image, self.broker_id, self.min_in_sync, clean=self.clean))
         return MetadataDecision(
             epoch,
             (
                 raised(BROKER_EPOCH, image.broker_epoch, epoch),
                 *former,
                 Create(broker_key(self.broker_id), registration, ephemeral=True),
-                *_returned(image, self.broker_id, self.min_in_sync, clean=self.clean),
+                *returned,
             ),
         )
+
+
+def _decided(ops: Iterator[Op]) -> Steps[list[Op]]:
+    """All these ops. Each is decided on when it is asked for."""
+    turn, decided = Turn(DECIDED_A_TURN), []
+    for op in ops:
+        decided.append(op)
+        if turn.is_over():
+            yield
+    return decided
 
 
 def _returned(image: Image, broker_id: int, min_in_sync: int, *, clean: bool) -> Iterator[Op]:
@@ -208,10 +219,11 @@ class RemoveFromLeadership:
     broker_id: int
     min_in_sync: int = 1
 
-    def decide(self, image: Image, *, retried: bool) -> MetadataDecision[int]:
+    def decide(self, image: Image, *, retried: bool) -> Steps[MetadataDecision[int]]:
         alive = tuple(broker for broker in image.brokers if broker != self.broker_id)
-        ops = tuple(_without(image, alive, lambda state: self.broker_id in state.isr, self.min_in_sync))
-        return MetadataDecision(len(ops), ops)
+        ops = _without(image, alive, lambda state: self.broker_id in state.isr, self.min_in_sync)
+        decided = yield from _decided(ops)
+        return MetadataDecision(len(decided), tuple(decided))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import pytest
 from idempotence.producer_ids import BLOCK_SIZE, ProducerIdBlock
 from log.ids import TopicPartition
 from service.cluster.controller import (
+    DECIDED_A_TURN,
     FINALIZED_FEATURES,
     AllocateProducerIds,
     AlterPartition,
@@ -24,7 +25,7 @@ from service.cluster.election import claim, elect
 from service.cluster.image import CONTROLLER_EPOCH, NO_BROKER, NO_LEADER, PartitionState, encode_topic, topic_key
 from service.stores.port import Check, Put, Result
 from service.wire.error_codes import ErrorCode
-from tests.service.cluster.worlds import ENDPOINTS, World, topic_id
+from tests.service.cluster.worlds import ENDPOINTS, World, decided, topic_id
 
 ORDERS = TopicPartition("orders", 0)
 
@@ -76,7 +77,7 @@ def test_a_second_broker_with_the_same_id_is_refused_and_a_retry_of_the_first_is
     registered = world.image.brokers[1]
     refused = world.run(RegisterBroker(1, 99, ENDPOINTS))
     assert isinstance(refused, Refusal) and refused.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION
-    again = RegisterBroker(1, registered.session, ENDPOINTS).decide(world.image, retried=True)
+    again = decided(RegisterBroker(1, registered.session, ENDPOINTS), world.image, retried=True)
     assert (again.reply, again.ops) == (epoch, ())
 
 
@@ -141,6 +142,21 @@ def test_of_very_many_partitions_some_are_given_away_at_a_time(monkeypatch: pyte
     world.lose_broker(1)
     assert [world.run(RemoveDead()) for _ in range(4)] == [4, 4, 2, 0]
     assert {state.leader for state in world.image.topics["orders"].partitions.values()} == {2}
+
+
+def test_a_broker_with_very_many_partitions_comes_and_goes_in_turns() -> None:
+    world = World()
+    for broker in (1, 2):
+        world.add_broker(broker)
+    world.add_topic("orders", 1, partitions=4 * DECIDED_A_TURN, replicas=2)
+    world.add_topic("more", 2, partitions=DECIDED_A_TURN, replicas=2)
+    stopping = RemoveFromLeadership(1).decide(world.image, retried=False)
+    assert sum(1 for _ in stopping) == 5
+    world.lose_broker(1)
+    coming = RegisterBroker(1, 99, ENDPOINTS).decide(world.image, retried=False)
+    assert sum(1 for _ in coming) == 5
+    world.add_broker(1)
+    assert world.run(RemoveFromLeadership(1)) == 5 * DECIDED_A_TURN
 
 
 def test_who_is_about_to_stop_gives_away_what_others_can_lead() -> None:
