@@ -5,6 +5,7 @@ its own.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import subprocess
 import time
@@ -118,6 +119,8 @@ class Cluster:
                 broker.kill()
         for keeper in self.keepers:
             keeper.stop(signal.SIGKILL)
+        for broker in self.brokers.values():
+            _take_out(broker.data)
 
     # -- what it says of itself
 
@@ -153,6 +156,15 @@ def build(folder: Path, network: Network, *, settings: Mapping[str, str]) -> Clu
         broker.data.mkdir(parents=True)
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(broker.data)], check=True)
     return Cluster(network, brokers, keepers)
+
+
+def _take_out(disk: Path) -> None:
+    """What is on it stays in the folder."""
+    kept = disk.with_name("kept")
+    shutil.copytree(disk, kept)
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    disk.rmdir()
+    kept.rename(disk)
 
 
 def cut_off(network: Network, sender: Place, receivers: list[Place], *, both: bool) -> None:
