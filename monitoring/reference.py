@@ -17,8 +17,8 @@ from Strimzi are there, and under `oncelog_` what an exactly-once log has to tel
 - **Boards** for Grafana lie in `monitoring/dashboards/`: overview, exactly-once, topics and groups, requests. Written by
   `make boards`; `docker compose --profile monitoring up` brings them up with Prometheus and Alertmanager.
 - **Alerts** lie in `monitoring/alerts/`, with their unit tests; each has a page under `docs/runbooks/`: what it means, what
-  to look at, what to do. Every broker serves that page under the path that the alert names, as in
-  `http://BROKER:8082/docs/runbooks/index.md`.
+  to look at, what to do. Every broker serves that page, as `http://BROKER:8082/docs/runbooks/index.md`; an alert's `runbook_url` is
+  a link to it on a broker that answers scrapes.
 - Each broker tells of the partitions that it leads and the groups and transactions that it coordinates, so that sums over
   brokers are right.
 - OpenMetrics (which Prometheus asks for by itself) has exemplars: beside a bucket of

@@ -113,7 +113,7 @@ def test_an_alert_has_a_page_that_says_what_it_means_and_what_to_do(name: str) -
     assert text.startswith(f"# {name}\n")
     for title in ("## What it means", "## What to look at", "## What to do"):
         assert text.count(title) == 1
-    assert f"runbook: docs/runbooks/{name}.md" in RULES
+    assert f"/{{{{ end }}}}docs/runbooks/{name}.md'" in RULES
 
 
 def test_there_is_no_page_without_its_alert() -> None:

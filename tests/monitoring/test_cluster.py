@@ -187,6 +187,12 @@ def test_every_broker_shows_the_whole_cluster(brokers: dict[int, Served]) -> Non
         assert "readers" in seen(broker, "/ui/groups")
         assert seen(broker, "/ui/brokers").count('data-testid="broker"') == 3
         assert "Not everything can be told" not in page
+    time.sleep(2.0)
+    open_one.produce(OPENED, b"later", partition=0)
+    assert open_one.flush(PATIENCE_S) == 0
+    for broker in brokers.values():  # since it began, not since it wrote last
+        (age,) = set(re.findall(r'data-is="open for">(\d+ m?s)<', seen(broker, f"/ui/topics/{OPENED}")))
+        assert int(age.removesuffix(" s")) >= 2
     open_one.abort_transaction(PATIENCE_S)
 
 

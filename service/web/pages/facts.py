@@ -308,11 +308,13 @@ async def blockers(
             continue  # it ended while we asked
         judged = standing(each.partition, known.get(each.producer_id, []), now_ms)
         each.known, each.hangs, each.reason = judged.holder, judged.hangs, judged.reason
+        if not led_here and judged.holder is not None and judged.holder.started_ms >= 0:
+            each.began_ms = judged.holder.started_ms  # other leaders tell when it last wrote, not when it began
         if judged.holder is None and not all_asked:
             each.hangs, each.reason = False, "open; not every coordinator answers"
         each.transactional_id = None if judged.named is None else judged.named.transactional_id
         still.append(each)
-    return sorted(still, key=lambda each: not each.hangs)
+    return sorted(still, key=lambda each: (not each.hangs, each.began_ms))
 
 
 async def _opened_here(gateway: Gateway, topic: str | None) -> list[BlockingTransaction]:
