@@ -33,6 +33,7 @@ import service.broker.acceptance
 import service.broker.compactor
 import service.broker.housekeeper
 import service.broker.opening
+import service.broker.reading
 import service.broker.writing
 import txn.branches
 import txn.coordinator
@@ -283,6 +284,10 @@ def index_off_by_one() -> contextlib.AbstractContextManager[None]:
         return offsets.entry(slot)[1] if 0 < slot < len(offsets) else original(segment, offset)
 
     return replaced(Segment, "_indexed_position", indexed_position)
+
+
+def nobody_is_fenced_by_a_leader_epoch() -> contextlib.AbstractContextManager[None]:
+    return replaced(service.broker.reading, "_epoch_error", lambda partition, epoch: ErrorCode.NONE)
 
 
 def read_beyond_the_high_watermark() -> contextlib.AbstractContextManager[None]:
@@ -951,6 +956,11 @@ MUTANTS = (
         lose_the_newest_batch_of_a_coordinator_in_its_replay,
     ),
     Mutant("index off by one", "a search by offset starts one entry too late", index_off_by_one),
+    Mutant(
+        "nobody is fenced by a leader epoch",
+        "who believes in a former leadership is served",
+        nobody_is_fenced_by_a_leader_epoch,
+    ),
     Mutant("read beyond the high watermark", "a fetch ends at the log's end", read_beyond_the_high_watermark),
     Mutant("time index off by one", "a search by time starts one entry too late", time_index_off_by_one),
     Mutant("damaged batches accepted", "a produced batch's checksum is not looked at", accept_damaged_batches),

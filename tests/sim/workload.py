@@ -56,6 +56,7 @@ ANSWER_WITHIN = 4.0  # seconds; longer than most stalls, shorter than some pause
 SETTLE_WITHIN = 60.0  # seconds after healing in which everybody must get through
 BRISK_TURNS = 150  # batches of a writer before it slows down
 FETCH_BYTES = (1, 300, 5000, 1 << 20)
+EPOCH_NAMED_SINCE = 9  # version of Fetch
 
 NOTHING_CHANGED = {
     ErrorCode.CORRUPT_MESSAGE,
@@ -153,6 +154,8 @@ class Clients:
     topic_ids: dict[str, bytes] = field(default_factory=dict)
     known_ends: dict[TopicPartition, int] = field(default_factory=dict)
     timestamps: dict[TopicPartition, list[int]] = field(default_factory=dict)
+    epochs: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    """By topic id and partition: the newest leader epoch that anybody has read a batch of."""
     stopping: bool = False
     created: bool = False
     settled: int = 0  # actors that got through after everything healed
@@ -381,7 +384,12 @@ DAMAGES = (wrong_checksum, wrong_record_count, wrong_length, wrong_magic, flippe
 
 
 class Reader(Actor):
-    """Reads from anywhere, and reads on for a while."""
+    """Reads from anywhere, and reads on for a while. At times it names a leader epoch that it knows, as clients do."""
+
+    def __init__(self, clients: Clients, name: str) -> None:
+        super().__init__(clients, name)
+        self._epochs: dict[tuple[bytes, int], int] = {}
+        self._names_epochs = clients.world.stream(f"epochs/{name}")
 
     async def turn(self) -> None:
         partition = self.some_partition()
@@ -401,22 +409,33 @@ class Reader(Actor):
         """One fetch, written down; None if there is nothing to go on from."""
         clients, chance = self.clients, self.chance
         name, index = partition
+        place = clients.topic_ids[name], index
         wanted = FetchPartition(index, fetch_offset=offset, partition_max_bytes=chance.choice(FETCH_BYTES))
         request = FetchRequest(
             max_wait_ms=500 if patient else chance.choice((0, 50, 500)),
             min_bytes=1 if patient else chance.choice((0, 1, 10_000)),
             max_bytes=chance.choice(FETCH_BYTES),
-            topics=[FetchTopic(name, clients.topic_ids[name], [wanted])],
+            topics=[FetchTopic(name, place[0], [wanted])],
         )
-        invoked = clients.now
-        response = await self.line.ask(request, chance.choice((4, 6, 7, 10, 12, 13, 16, 17)))
+        invoked, newest = clients.now, clients.epochs.get(place, -1)
+        version = chance.choice((4, 6, 7, 10, 12, 13, 16, 17))
+        # In a cluster, a leader that does not know yet that it was replaced answers in its own epoch.
+        if self.plan.brokers == 1 and version >= EPOCH_NAMED_SINCE and self._names_epochs.random() < 0.5:
+            wanted.current_leader_epoch = self._epochs.get(place, -1)
+        response = await self.line.ask(request, version)
         clients.judge_error(response.error_code, f"a fetch of {partition}")
         if response.error_code or not response.responses:
             return None
         [data] = response.responses[0].partitions
         clients.judge_error(data.error_code, f"a fetch of {partition}")
+        if data.error_code == ErrorCode.FENCED_LEADER_EPOCH:
+            self._epochs[place] = -1  # it names none any more
         if data.error_code:
             return None
+        if 0 <= wanted.current_leader_epoch < newest:
+            self.history.wrong.append(
+                f"{clients.now:.6f} {self.name} read {partition} in epoch {wanted.current_leader_epoch}, after {newest}"
+            )
         end = max(clients.known_ends.get(partition, 0), data.high_watermark)
         clients.known_ends[partition] = end
         stored = b"" if data.records is None else bytes(data.records)  # type: ignore[arg-type]
@@ -443,6 +462,7 @@ class Reader(Actor):
             for header, batch in split(stored):
                 if not checksum_ok(batch, header):
                     raise CorruptBatch(f"wrong checksum at offset {header.base_offset}")
+                self._note_epoch(partition, header.leader_epoch)
                 if not header.is_control:
                     records += [
                         Record(record.offset, record.timestamp, record.key, record.value)
@@ -456,6 +476,12 @@ class Reader(Actor):
                     f"{self.clients.now:.6f} {self.name} got damaged bytes of {partition}: {error}"
                 )
         return tuple(records), to_offset
+
+    def _note_epoch(self, partition: TopicPartition, epoch: int) -> None:
+        if partition not in self.history.rotten:  # no checksum covers the epoch
+            place = self.clients.topic_ids[partition.topic], partition.partition
+            self.clients.epochs[place] = max(self.clients.epochs.get(place, -1), epoch)
+            self._epochs.setdefault(place, epoch)
 
     async def read_everything(self, partition: TopicPartition) -> FinalLog | None:
         """The whole partition from its start to its high watermark; None if that can't be read in time."""
