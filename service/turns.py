@@ -19,7 +19,7 @@ NAMED_A_TURN: Final = 500
 """How many things that a request names are looked up, or are answered, in one turn. Each takes a few microseconds."""
 
 COUNTED_A_TURN: Final = 2_500
-FREED_A_TURN: Final = 1_000
+FREED_A_TURN: Final = 500
 
 
 class Turn:

@@ -73,11 +73,9 @@ async def _add(
     topics = transaction.topics
     partitions, unknown = await done_in_turns(_named(topics, image))
     if not transaction.transactional_id:
-        return await done_in_turns(_results(topics, dict.fromkeys(partitions, ErrorCode.INVALID_REQUEST)))
+        return await done_in_turns(_results(topics, {}, ErrorCode.INVALID_REQUEST))
     if unknown:
-        errors = dict.fromkeys(partitions, ErrorCode.OPERATION_NOT_ATTEMPTED)
-        errors |= dict.fromkeys(unknown, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        return await done_in_turns(_results(topics, errors))
+        return await done_in_turns(_results(topics, unknown, ErrorCode.OPERATION_NOT_ATTEMPTED))
     pair = transaction.producer_id, transaction.producer_epoch
     command: AddPartitions | VerifyPartitions
     if transaction.verify_only:
@@ -88,17 +86,18 @@ async def _add(
         )
     verdict = await ask_coordinator(transactions, transaction.transactional_id, command)
     error = verdict if isinstance(verdict, ErrorCode) else error_of(verdict, fenced=fenced)
-    errors = dict.fromkeys(partitions, error)
-    if isinstance(verdict, Verified):
-        errors |= dict.fromkeys(verdict.missing, ErrorCode.TRANSACTION_ABORTABLE)
-    return await done_in_turns(_results(topics, errors))
+    missing = verdict.missing if isinstance(verdict, Verified) else ()
+    return await done_in_turns(_results(topics, dict.fromkeys(missing, ErrorCode.TRANSACTION_ABORTABLE), error))
 
 
-def _named(topics: Topics, image: Image) -> Steps[tuple[tuple[TopicPartition, ...], list[TopicPartition]]]:
-    """The partitions, each once, and those of them that do not exist."""
+Errors = dict[TopicPartition, ErrorCode]
+
+
+def _named(topics: Topics, image: Image) -> Steps[tuple[tuple[TopicPartition, ...], Errors]]:
+    """The partitions, each once, and the error of those that do not exist."""
     turn = Turn(NAMED_A_TURN)
     named: dict[TopicPartition, None] = {}
-    unknown: list[TopicPartition] = []
+    unknown: Errors = {}
     for topic in topics:
         if turn.is_over():
             yield
@@ -106,14 +105,14 @@ def _named(topics: Topics, image: Image) -> Steps[tuple[tuple[TopicPartition, ..
             if turn.is_over():
                 yield
             partition = TopicPartition(topic.name, index)
-            if partition not in named:
+            if image.partition(partition) is None:
+                unknown[partition] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            else:
                 named[partition] = None
-                if image.partition(partition) is None:
-                    unknown.append(partition)
     return tuple(named), unknown
 
 
-def _results(topics: Topics, errors: dict[TopicPartition, ErrorCode]) -> Steps[list[AddPartitionsToTxnTopicResult]]:
+def _results(topics: Topics, errors: Errors, error_of_others: ErrorCode) -> Steps[list[AddPartitionsToTxnTopicResult]]:
     turn = Turn(NAMED_A_TURN)
     results = []
     for topic in topics:
@@ -123,7 +122,7 @@ def _results(topics: Topics, errors: dict[TopicPartition, ErrorCode]) -> Steps[l
         for index in topic.partitions:
             if turn.is_over():
                 yield
-            error = errors[TopicPartition(topic.name, index)]
+            error = errors.get(TopicPartition(topic.name, index), error_of_others)
             partitions.append(AddPartitionsToTxnPartitionResult(index, error))
         results.append(AddPartitionsToTxnTopicResult(topic.name, partitions))
     return results

@@ -35,7 +35,7 @@ NEAR_ANSWER_BYTES = 3 * 512 * 1024
 ANSWER_BYTES_PER_ROUND_TRIP_US = 10_000
 READ_AT_ONCE = 500
 """The most partitions without news that are read in one turn of the loop. That takes 2 ms."""
-A_READ_WITH_RECORDS = 8
+A_READ_WITH_RECORDS = 16
 """How much longer it takes to find records in a file than to see that there are none."""
 LONGEST_WAIT_MS = 5 * 60 * 1000
 """The longest wait that librdkafka can be configured for. A reader that asks for more gets an empty answer after this
