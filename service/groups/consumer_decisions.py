@@ -73,8 +73,9 @@ NO_PARTITIONS: TargetByTopic = {}
 
 # The target of a single member need not stand for the whole interval, because the other members of a new group usually
 # come within moments. It is replaced when none has come for this time. (So is a target by which a single member gets
-# all there is.)
+# all there is.) The more members have come, the shorter is the pause that tells that there are no more.
 QUIET_MS = 200
+QUIET_MS_MIN = 25
 
 
 class Goal(NamedTuple):
@@ -348,7 +349,7 @@ class ConsumerDecisions:
         """Begin an assignment as soon as one may begin. The group's epoch is ahead of its target, or about to be."""
         if group.assignment_round is None:
             wait_ms = self._wait_before_assigning_ms(group, draft)
-            self._deadlines.set_if_absent(("assign", group.group_id, ""), draft.now_ms + wait_ms)
+            self._deadlines.set(("assign", group.group_id, ""), draft.now_ms + wait_ms)
 
     def _begin_round(
         self, group: ConsumerGroup, epoch: int, members: dict[str, ConsumerMember], topics: set[str], draft: Draft
@@ -440,7 +441,8 @@ class ConsumerDecisions:
         wait_ms = last_ms + interval_ms - draft.wall_ms
         if len(group.target) > 1:
             return wait_ms
-        return min(wait_ms, max(group.raised_ms + QUIET_MS - draft.now_ms, 0))
+        quiet_ms = max(QUIET_MS // (1 + len(group.members) // 100), QUIET_MS_MIN)
+        return min(wait_ms, max(group.raised_ms + quiet_ms - draft.now_ms, 0))
 
     def _specs(
         self, group: ConsumerGroup, members: Iterable[ConsumerMember]

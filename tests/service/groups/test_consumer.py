@@ -8,7 +8,7 @@ import pytest
 from service.groups import resuming
 from service.groups.assignment_round import STEPS_AT_ONCE, TARGETS_AT_ONCE
 from service.groups.commands import LEAVE_EPOCH, STATIC_LEAVE_EPOCH, ConsumerHeartbeatReply, ForgetTopic
-from service.groups.consumer_decisions import QUIET_MS, UNSETTLED_INTERVAL_MS
+from service.groups.consumer_decisions import QUIET_MS, QUIET_MS_MIN, UNSETTLED_INTERVAL_MS
 from service.groups.consumer_group import ConsumerGroup
 from service.groups.records import current_record
 from service.groups.settings import ConsumerTimes, GroupSettings
@@ -220,6 +220,16 @@ def test_the_members_of_a_new_group_share_a_target_as_soon_as_no_more_of_them_co
     assert driver.consumer().assignment_epoch == driver.consumer().epoch == 5
 
 
+def test_the_more_members_a_new_group_has_the_shorter_is_the_pause_after_which_they_share_a_target() -> None:
+    driver = Driver()
+    for number in range(1_000):
+        driver.beat(f"m{number:04}", 0)
+    driver.wait(QUIET_MS_MIN - 1)
+    assert driver.consumer().state == "Assigning"
+    driver.wait(1)
+    assert driver.consumer().assignment_epoch == driver.consumer().epoch
+
+
 def test_the_members_of_a_new_group_share_a_target_after_the_interval_if_others_go_on_coming() -> None:
     driver = Driver()
     driver.beat("a", 0)
@@ -380,8 +390,8 @@ LARGE = 1_000
 
 
 def turns(driver: Driver) -> Iterator[GroupDecision]:
-    """What is due at once, one turn after the other."""
-    while driver.machine.next_deadline_ms() == driver.now_ms:
+    """What is due, one turn after the other."""
+    while (due_ms := driver.machine.next_deadline_ms()) is not None and due_ms <= driver.now_ms:
         yield (decision := driver.machine.expire(driver.now_ms))
         driver.take(decision)
 
