@@ -67,8 +67,9 @@ class Scrape:
         self._windows: dict[tuple[str, str, int], Window] = {}
         self._markers: dict[tuple[str, str, int], tuple[int, int, int]] = {}
         self._markers_left = 0
-        self.late_groups: dict[str, int] = {}
-        """The groups that don't keep up, with Burrow's codes, as of the last look at all groups."""
+        self.late_groups: dict[str, int] | None = None
+        """The groups that don't keep up, with Burrow's codes, as of the last look at all groups; None before the first.
+        """
         self.wanted: dict[tuple[str, int], None] = {}
         """Partitions for which groups of this coordinator have offsets, and which this broker does not hold."""
         self.elsewhere: Mapping[tuple[str, int], tuple[int, int]] = {}

@@ -72,6 +72,7 @@ class Lines:
         self._exemplars: dict[str, dict[int, str]] = {}
         self.readers = 0
         """How many requests are being answered with these lines."""
+        self.was_told = False
 
     def of(self, family: Family) -> list[str]:
         """The list of a family's lines, for families with so many lines that they are written by hand."""

@@ -1,4 +1,9 @@
-"""A scrape in steps, so that no other task waits for it. One runs at a time, and requests within a second share it."""
+"""A scrape in steps, so that no other task waits for it.
+
+One runs at a time, and requests within a second share it. Where a scrape is much work they share it for longer, so that
+somebody who scrapes without a pause takes no more than a tenth of the broker's time; one every five seconds is always
+new.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
@@ -8,8 +13,15 @@ from monitoring.collectors import Scrape
 from monitoring.exposition import OPENMETRICS, TEXT, Lines, Unwritten
 
 FRESH_S: Final = 1.0
+FRESH_MOST_S: Final = 4.0
+GATHERING: Final = 0.1
+"""The share of the broker's time for scrapes, as long as they are not older than that."""
+PAUSE_S: Final = 0.002
+"""Between two pieces of a text that somebody has got already: fifty megabytes a second."""
 JUDGED_S: Final = 10.0
 """How long what is known of late groups is told without another look, if looks cost next to nothing."""
+WAITED_S: Final = 0.05
+"""How long a look at all groups is waited for."""
 SHARE: Final = 0.01
 """The share of the broker's time for looks at all groups that no scrape asked for."""
 
@@ -28,21 +40,23 @@ class Scraper:
         self._holders = holders
         self._lock = asyncio.Lock()
         self._lines = Lines()
-        self._gathered_s = -FRESH_S
+        self._new_s = 0.0
+        """When the lines are gathered anew, if somebody asks."""
         self._look_again_s = 0.0
+        self._looking: asyncio.Task[None] | None = None
 
     async def lines(self) -> Lines:
-        """The lines, at most a second old."""
+        """The lines, a second old at most, or four seconds if they are many."""
         async with self._lock:
-            loop = asyncio.get_running_loop()
-            if loop.time() - self._gathered_s >= FRESH_S:
+            began_s = asyncio.get_running_loop().time()
+            if began_s >= self._new_s:
                 lines = Lines()
                 await self._ask_for_offsets()
                 await self._ask_for_holders()
-                for _ in self._scrape.gather(lines):
-                    await asyncio.sleep(0)
-                before, self._lines, self._gathered_s = self._lines, lines, loop.time()
-                self._look_again_s = max(self._look_again_s, self._gathered_s + JUDGED_S)
+                took_s = await _in_steps(self._scrape.gather(lines))
+                before, self._lines = self._lines, lines
+                self._new_s = began_s + min(max(FRESH_S, took_s / GATHERING), FRESH_MOST_S)
+                self._look_again_s = max(self._look_again_s, began_s + JUDGED_S)
                 if not before.readers:
                     for _ in before.forget():
                         await asyncio.sleep(0)
@@ -65,32 +79,48 @@ class Scraper:
         unknown = (each for each in strangers if holders is not None and each.producer_id not in holders)
         self._scrape.nobodys = frozenset(unknown)
 
-    async def late_groups(self) -> Mapping[str, int]:
+    async def late_groups(self) -> Mapping[str, int] | None:
         """The groups coordinated here that don't keep up, with Burrow's codes, from the commits that were seen so far.
-        While nobody scrapes, this looks itself, but seldom where looks are long.
+        While nobody scrapes, a look at all groups is begun here, but seldom where looks are long. It is not waited for
+        for long: what is told then is as of the look before, or None if there was none.
         """
-        loop = asyncio.get_running_loop()
-        async with self._lock:
-            if loop.time() >= self._look_again_s:
-                await self._ask_for_offsets()
-                began_s, took_s = loop.time(), 0.0
-                for _ in self._scrape.judge_groups(Unwritten()):
-                    took_s += loop.time() - began_s
-                    await asyncio.sleep(0)
-                    began_s = loop.time()
-                self._look_again_s = loop.time() + max(JUDGED_S, took_s / SHARE)
+        is_due = asyncio.get_running_loop().time() >= self._look_again_s
+        if is_due and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._look_at_groups())
+        if self._looking is not None:
+            done, _ = await asyncio.wait([self._looking], timeout=WAITED_S)
+            for each in done:
+                each.result()
         return self._scrape.late_groups
+
+    async def _look_at_groups(self) -> None:
+        async with self._lock:
+            await self._ask_for_offsets()
+            took_s = await _in_steps(self._scrape.judge_groups(Unwritten()))
+            self._look_again_s = asyncio.get_running_loop().time() + max(JUDGED_S, took_s / SHARE)
 
     async def text(self, *, openmetrics: bool) -> AsyncIterator[bytes]:
         """The whole text, in pieces."""
         lines = await self.lines()
+        pause_s, lines.was_told = PAUSE_S if lines.was_told else 0.0, True
         lines.readers += 1
         try:
             for piece in lines.render(openmetrics=openmetrics):
                 yield piece.encode("utf-8", "replace")
-                await asyncio.sleep(0)
+                await asyncio.sleep(pause_s)
         finally:
             lines.readers -= 1
+
+
+async def _in_steps(steps: Iterable[None]) -> float:
+    """Take the steps, with a turn for others after each, and tell how long they took."""
+    loop = asyncio.get_running_loop()
+    began_s, took_s = loop.time(), 0.0
+    for _ in steps:
+        took_s += loop.time() - began_s
+        await asyncio.sleep(0)
+        began_s = loop.time()
+    return took_s
 
 
 def wants_openmetrics(accept: str) -> bool:

@@ -78,6 +78,8 @@ class LateGroups(msgspec.Struct):
     groups: list[LateGroup]
     """A thousand of them at most; those that stand still first."""
     total: int
+    known: bool = True
+    """False for a moment after the start: the groups are being looked at for the first time."""
 
 
 class GroupOffset(msgspec.Struct):
@@ -134,6 +136,8 @@ async def late(gateway: Gateway, request: web.Request) -> web.Response:
 
 async def late_here(gateway: Gateway) -> LateGroups:
     found = await gateway.here.scraper.late_groups()
+    if found is None:
+        return LateGroups([], 0, known=False)
     late = sorted((LateGroup(name, CODES[code]) for name, code in found.items()), key=standing_first)
     return LateGroups(late[:LATE_TOLD], len(found))
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import math
+import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 
 from log.disk import DiskFault
 from monitoring import families as of
+from monitoring.burrow import BurrowStatus
 from monitoring.collectors import SLICE, Scrape
 from monitoring.exposition import LINES_AT_ONCE, Lines
 from monitoring.families import REGISTRY
-from monitoring.scraping import Scraper
+from monitoring.scraping import GATHERING, Scraper
 from service.api.broker_door import BrokerDoor
 from service.api.listener import Listener
 from service.net.door import PeerInfo
@@ -96,6 +99,7 @@ def test_whether_it_hangs_is_asked_of_other_coordinators(
     """A broker of a cluster knows a part of the transactions; age alone would tell after twenty minutes."""
     monkeypatch.setattr("monitoring.collectors.ASKED_AFTER_MS", -1)
     monkeypatch.setattr("monitoring.scraping.FRESH_S", 0.0)
+    monkeypatch.setattr("monitoring.scraping.GATHERING", math.inf)
 
     async def scene(stage: TxnStage) -> None:
         stray = Writer(stage, "stray", producer_id=9_999, epoch=0)
@@ -331,3 +335,51 @@ def test_no_list_of_a_scrape_grows_long_and_every_line_is_told() -> None:
     for _ in lines.forget():
         pass
     assert "".join(lines.render(openmetrics=False)) == ""
+
+
+class Laborious:
+    """Stands for the collectors of a broker with very many partitions."""
+
+    def __init__(self) -> None:
+        self.gathered = 0
+        self.wanted: dict[tuple[str, int], None] = {}
+        self.strangers: dict[object, None] = {}
+
+    def gather(self, lines: Lines) -> Iterator[None]:
+        self.gathered += 1
+        for _ in range(5):
+            time.sleep(0.02)
+            yield
+
+
+def test_a_scraper_gone_mad_is_given_the_same_again_for_longer_where_a_scrape_is_much_work() -> None:
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        scraper = Scraper(scrape := Laborious())  # type: ignore[arg-type]
+        began_s = loop.time()
+        looks = 0
+        while scrape.gathered < 3:
+            assert b"".join([piece async for piece in scraper.text(openmetrics=True)]) == b"# EOF\n"
+            looks += 1
+        assert looks > 100
+        assert loop.time() - began_s >= 2 * scrape_s / GATHERING
+
+    scrape_s = 5 * 0.02
+    asyncio.run(scene())
+
+
+def test_a_long_look_at_all_groups_is_not_waited_for_and_told_when_it_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monitoring.scraping.WAITED_S", 0.0)
+    monkeypatch.setattr("monitoring.burrow.ALONE_MS", -1)
+
+    async def scene(stage: TxnStage) -> None:
+        await (await begun(stage, "pay")).end(commit=True)
+        await commit(stage, "gone", "orders", 0)
+        scraper = Scraper(Scrape(stage.broker, version="1"))
+        assert await scraper.late_groups() is None
+        await until(lambda: scraper._scrape.late_groups is not None)
+        assert await scraper.late_groups() == {"gone": BurrowStatus.STOP}
+
+    on_txn_stage(tmp_path, scene)

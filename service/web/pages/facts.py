@@ -507,7 +507,7 @@ async def late_groups(told: Told, gateway: Gateway) -> LateGroups:
     answers = await told.ask_each("which groups keep up", asks)
     late = sorted((each for answer in answers.values() for each in answer.groups), key=standing_first)
     total = sum(answer.total for answer in answers.values())
-    is_whole = len(answers) >= len(brokers) and total == len(late)
+    is_whole = len(answers) >= len(brokers) and all(each.known for each in answers.values()) and total == len(late)
     return LateGroups({each.name: each.status for each in late}, total, is_whole)
 
 
