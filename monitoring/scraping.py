@@ -75,9 +75,11 @@ class Scraper:
             self._scrape.holders_elsewhere, self._scrape.nobodys = {}, frozenset()
             return
         holders = await self._holders({each.producer_id for each in strangers})
-        self._scrape.holders_elsewhere = holders or {}
-        unknown = (each for each in strangers if holders is not None and each.producer_id not in holders)
-        self._scrape.nobodys = frozenset(unknown)
+        if holders is None:  # what was known of those that are still open is as true as before
+            self._scrape.nobodys &= frozenset(strangers)
+            return
+        self._scrape.holders_elsewhere = holders
+        self._scrape.nobodys = frozenset(each for each in strangers if each.producer_id not in holders)
 
     async def late_groups(self) -> Mapping[str, int] | None:
         """The groups coordinated here that don't keep up, with Burrow's codes, from the commits that were seen so far.

@@ -122,6 +122,35 @@ def test_whether_it_hangs_is_asked_of_other_coordinators(
     on_txn_stage(tmp_path, scene, transaction_partition_verification_enable="false")
 
 
+def test_what_hangs_goes_on_hanging_while_a_coordinator_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a coordinator away the alert was resolved, and began to wait anew."""
+    monkeypatch.setattr("monitoring.collectors.ASKED_AFTER_MS", -1)
+    monkeypatch.setattr("monitoring.scraping.FRESH_S", 0.0)
+    monkeypatch.setattr("monitoring.scraping.GATHERING", math.inf)
+
+    async def scene(stage: TxnStage) -> None:
+        stray = Writer(stage, "stray", producer_id=9_999, epoch=0)
+        assert await stray.write("orders", "b", version=11) == 0
+        for shard in stage.broker.coordination.transactions.shards():
+            shard.loaded = False
+        answers: list[dict[int, str] | None] = [{}, None, {}, {9_999: "pay"}, None]
+
+        async def holders(_: Collection[int]) -> dict[int, str] | None:
+            return answers.pop(0)
+
+        scraper = Scraper(Scrape(stage.broker, version="1"), None, holders)
+        hanging = []
+        while answers:
+            text = b"".join([piece async for piece in scraper.text(openmetrics=False)]).decode()
+            hanging.append(read(text).one("oncelog_transactions_hanging"))
+        assert hanging == [0, 1, 1, 1, 0, 0]
+        assert read(text).one("oncelog_lso_blocked_by", producer_id=9_999, transactional_id="pay") >= 0
+
+    on_txn_stage(tmp_path, scene, transaction_partition_verification_enable="false")
+
+
 def test_how_a_transaction_ended_is_told_apart(tmp_path: Path) -> None:
     async def scene(stage: TxnStage) -> None:
         aborting = await begun(stage, "aborts")
