@@ -7,7 +7,7 @@ It describes classic groups. For this API a consumer group does not exist. The e
 from service.api.group_answers import Groups, ask, error_code, operations
 from service.broker.session import Session
 from service.groups.commands import ClassicGroupFacts, DescribeClassicGroup
-from service.turns import in_turns
+from service.turns import counted, done_in_turns, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -25,7 +25,7 @@ async def handle(
 ) -> DescribeGroupsResponse:
     described = []
     # Each once: otherwise a short request could ask for an answer of any length.
-    async for group_id in in_turns(dict.fromkeys(request.groups), at_once=1):
+    async for group_id in in_turns(await done_in_turns(counted(request.groups)), at_once=1):
         reply = await ask(groups, group_id, DescribeClassicGroup(group_id), ClassicGroupFacts)
         if isinstance(reply, ErrorCode):
             described.append(DescribeGroupsResponseDescribedGroup(error_code=reply, group_id=group_id))

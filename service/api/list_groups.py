@@ -18,15 +18,15 @@ LISTED_AT_ONCE = 1_000
 async def handle(
     coordinators: Groups, session: Session, header: RequestHeader, request: ListGroupsRequest
 ) -> ListGroupsResponse:
-    states = {state async for state in in_turns(request.states_filter, NAMED_A_TURN)}
-    wanted = ListGroups.filtered(states, request.types_filter)
+    states = {state.strip().lower() async for state in in_turns(request.states_filter, NAMED_A_TURN)}
+    types = {kind.lower() async for kind in in_turns(request.types_filter, NAMED_A_TURN)}
     groups: list[ListedGroup] = []
     async for shard in in_turns(coordinators.shards(), at_once=1):
         try:
             named = await shard.handle(NameGroups())
             assert isinstance(named, NamesReply)
             async for some in slices_in_turns(named.group_ids, LISTED_AT_ONCE):
-                reply = await shard.handle(wanted._replace(group_ids=some))
+                reply = await shard.handle(ListGroups(some, states, types))
                 assert isinstance(reply, ListReply)
                 groups += [
                     ListedGroup(each.group_id, each.protocol_type, each.state, each.type) for each in reply.groups

@@ -29,6 +29,8 @@ from service.wire.error_codes import ErrorCode
 
 MAX_NAME_LENGTH = 249
 MAX_NEW_PARTITIONS = 10_000
+SETTINGS_MAX = 1_000
+"""The most settings for one new topic. There are some forty."""
 """The most partitions that one request creates, as in Kafka. One commit must stay small enough for every store."""
 
 USE_DEFAULT = -1
@@ -105,8 +107,9 @@ class CreateTopics:
             by_folded[_folded(topic.name)] = topic.name
         has_dots = False
         for new in self.topics:
-            size = sum(len(value or "") for _, value in new.config)
-            if turn.is_over(1 + len(new.config) + len(new.assignment) + size // BYTES_OF_ONE):
+            settings = new.config[:SETTINGS_MAX]
+            size = sum([len(value or "") for _, value in settings])
+            if turn.is_over(1 + len(settings) + len(new.assignment) + size // BYTES_OF_ONE):
                 yield
             existing = image.topics.get(new.name)
             if retried and existing is not None and existing.id == new.id:
@@ -142,7 +145,13 @@ class CreateTopics:
         replicas = _assigned(new, image) if new.assignment else (yield from self._placed(new, image, start, room))
         if len(replicas) > room:
             raise ItemRefused(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
-        return Topic(new.name, new.id, 0, config, {index: _fresh(ids) for index, ids in enumerate(replicas)})
+        turn = Turn(COUNTED_A_TURN)
+        states: dict[int, PartitionState] = {}
+        for index, ids in enumerate(replicas):
+            if turn.is_over():
+                yield
+            states[index] = _fresh(ids)
+        return Topic(new.name, new.id, 0, config, states)
 
     def _placed(self, new: NewTopic, image: Image, start: int, room: int) -> Steps[Sequence[tuple[int, ...]]]:
         partitions, replicas = new.partitions, new.replication_factor
@@ -173,6 +182,8 @@ def _check_replication(replicas: int, image: Image) -> None:
 
 
 def _checked_config(given: tuple[tuple[str, str | None], ...]) -> dict[str, str]:
+    if len(given) > SETTINGS_MAX:
+        raise ItemRefused(ErrorCode.INVALID_CONFIG, f"More than {SETTINGS_MAX} settings for one topic.")
     config: dict[str, str] = {}
     for name, value in given:
         if value is None:

@@ -4,7 +4,7 @@ A reply has the token of its command. With `fault` None it is a success. `fresh_
 comes in with the command, because a machine draws no random numbers.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from service.groups.verdicts import Fault
@@ -319,13 +319,8 @@ class ListGroups(NamedTuple):
     """List those of these groups that still exist. An empty filter lets everything pass. Filters are in lower case."""
 
     group_ids: Sequence[str] = ()
-    states: frozenset[str] = frozenset()
-    types: frozenset[str] = frozenset()
-
-    @classmethod
-    def filtered(cls, states: Iterable[str], types: Iterable[str]) -> "ListGroups":
-        """A command with these filters, which ignore case. It can be sent to all coordinators."""
-        return cls((), frozenset(state.strip().lower() for state in states), frozenset(kind.lower() for kind in types))
+    states: Collection[str] = ()
+    types: Collection[str] = ()
 
 
 class ListedGroupFacts(NamedTuple):

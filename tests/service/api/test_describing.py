@@ -21,8 +21,13 @@ from service.wire.messages import (
     DescribeTopicPartitionsRequestCursor,
     DescribeTopicPartitionsRequestTopicRequest,
     DescribeTopicPartitionsResponse,
+    ListGroupsRequest,
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
 )
 from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.api.txn_stage import TxnStage, on_txn_stage
 
 
 @pytest.mark.parametrize("version", range(3))
@@ -171,3 +176,19 @@ def test_a_broker_that_lost_its_session_leads_nothing(tmp_path: Path) -> None:
         assert refused == RefusedBatch(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     on_stage(tmp_path, scene, metadata=metadata)
+
+
+def test_groups_are_listed_by_state_and_type_in_any_case(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        offsets = [OffsetCommitRequestTopic("orders", partitions=[OffsetCommitRequestPartition(0, 5)])]
+        await stage.ask(OffsetCommitRequest("group", topics=offsets), 9)
+        for states, types, found in (
+            ([" EMPTY "], [], ["group"]),
+            ([], ["Classic"], ["group"]),
+            (["Stable"], ["classic"], []),
+            (["empty"], ["consumer"], []),
+        ):
+            answer = await stage.ask(ListGroupsRequest(states, types))
+            assert [each.group_id for each in answer.groups] == found
+
+    on_txn_stage(tmp_path, scene)

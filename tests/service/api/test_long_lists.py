@@ -151,42 +151,46 @@ def test_what_is_named_many_times_is_told_once(tmp_path: Path, what: str) -> Non
 
 
 VERY_MANY = 5 * MANY
-LONG_ARRAYS: dict[ApiKey, tuple[str, ...]] = {
-    ApiKey.PRODUCE: ("topic_data", "partition_data"),
-    ApiKey.FETCH: ("topics",),
-    ApiKey.LIST_OFFSETS: ("topics",),
-    ApiKey.METADATA: ("topics",),
-    ApiKey.OFFSET_COMMIT: ("topics",),
-    ApiKey.OFFSET_FETCH: ("groups", "topics"),
-    ApiKey.SYNC_GROUP: ("assignments",),
-    ApiKey.LIST_GROUPS: ("states_filter",),
-    ApiKey.CREATE_TOPICS: ("topics",),
-    ApiKey.DELETE_TOPICS: ("topics",),
-    ApiKey.DELETE_RECORDS: ("topics", "partitions"),
-    ApiKey.OFFSET_FOR_LEADER_EPOCH: ("topics", "partitions"),
-    ApiKey.ADD_PARTITIONS_TO_TXN: ("transactions",),
-    ApiKey.WRITE_TXN_MARKERS: ("markers", "topics", "partition_indexes"),
-    ApiKey.TXN_OFFSET_COMMIT: ("topics",),
-    ApiKey.DESCRIBE_CONFIGS: ("resources",),
-    ApiKey.ALTER_CONFIGS: ("resources",),
-    ApiKey.ALTER_REPLICA_LOG_DIRS: ("dirs", "topics", "partitions"),
-    ApiKey.DESCRIBE_LOG_DIRS: ("topics",),
-    ApiKey.CREATE_PARTITIONS: ("topics",),
-    ApiKey.ELECT_LEADERS: ("topic_partitions", "partitions"),
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: ("resources",),
-    ApiKey.ALTER_PARTITION_REASSIGNMENTS: ("topics", "partitions"),
-    ApiKey.LIST_PARTITION_REASSIGNMENTS: ("topics",),
-    ApiKey.DESCRIBE_PRODUCERS: ("topics",),
-    ApiKey.DESCRIBE_TOPIC_PARTITIONS: ("topics",),
-    ApiKey.CONDITIONAL_PRODUCE: ("batches",),
-}
+LONG_ARRAYS: list[tuple[ApiKey, tuple[str, ...]]] = [
+    (ApiKey.PRODUCE, ("topic_data", "partition_data")),
+    (ApiKey.FETCH, ("topics",)),
+    (ApiKey.LIST_OFFSETS, ("topics",)),
+    (ApiKey.METADATA, ("topics",)),
+    (ApiKey.OFFSET_COMMIT, ("topics",)),
+    (ApiKey.OFFSET_FETCH, ("groups", "topics")),
+    (ApiKey.SYNC_GROUP, ("assignments",)),
+    (ApiKey.LIST_GROUPS, ("states_filter",)),
+    (ApiKey.LIST_GROUPS, ("types_filter",)),
+    (ApiKey.CREATE_TOPICS, ("topics",)),
+    (ApiKey.DELETE_TOPICS, ("topics",)),
+    (ApiKey.DELETE_RECORDS, ("topics", "partitions")),
+    (ApiKey.OFFSET_FOR_LEADER_EPOCH, ("topics", "partitions")),
+    (ApiKey.ADD_PARTITIONS_TO_TXN, ("transactions",)),
+    (ApiKey.ADD_PARTITIONS_TO_TXN, ("transactions", "topics", "partitions")),
+    (ApiKey.WRITE_TXN_MARKERS, ("markers", "topics", "partition_indexes")),
+    (ApiKey.TXN_OFFSET_COMMIT, ("topics",)),
+    (ApiKey.DESCRIBE_CONFIGS, ("resources",)),
+    (ApiKey.ALTER_CONFIGS, ("resources",)),
+    (ApiKey.ALTER_REPLICA_LOG_DIRS, ("dirs", "topics", "partitions")),
+    (ApiKey.DESCRIBE_LOG_DIRS, ("topics",)),
+    (ApiKey.CREATE_PARTITIONS, ("topics",)),
+    (ApiKey.ELECT_LEADERS, ("topic_partitions", "partitions")),
+    (ApiKey.INCREMENTAL_ALTER_CONFIGS, ("resources",)),
+    (ApiKey.ALTER_PARTITION_REASSIGNMENTS, ("topics", "partitions")),
+    (ApiKey.LIST_PARTITION_REASSIGNMENTS, ("topics",)),
+    (ApiKey.DESCRIBE_PRODUCERS, ("topics",)),
+    (ApiKey.DESCRIBE_TOPIC_PARTITIONS, ("topics",)),
+    (ApiKey.CONDITIONAL_PRODUCE, ("batches",)),
+]
 
 
-@pytest.mark.parametrize("key", LONG_ARRAYS, ids=lambda key: key.name)
-def test_a_long_list_of_any_request_is_handled_in_turns(tmp_path: Path, key: ApiKey) -> None:
+@pytest.mark.parametrize(
+    ("key", "path"), LONG_ARRAYS, ids=[f"{key.name} {'/'.join(path)}" for key, path in LONG_ARRAYS]
+)
+def test_a_long_list_of_any_request_is_handled_in_turns(tmp_path: Path, key: ApiKey, path: tuple[str, ...]) -> None:
     """`make bench-turns` tells how long the turns are. The things do not exist."""
     known = Known({"wide": bytes(16)}, (5, 0))
-    maker = Maker(NAME_OF_KEY[key], ROUTES[key].highest, known, LONG_ARRAYS[key], spread=False, exists=False)
+    maker = Maker(NAME_OF_KEY[key], ROUTES[key].highest, known, path, spread=False, exists=False)
     request = maker.of(VERY_MANY)
 
     async def scene(stage: Stage) -> None:

@@ -8,6 +8,7 @@ from log.ids import ZERO_TOPIC_ID
 from service.cluster.image import PartitionState
 from service.cluster.topic_commands import (
     MAX_NEW_PARTITIONS,
+    SETTINGS_MAX,
     CreatePartitions,
     CreateTopics,
     DeleteTopics,
@@ -129,6 +130,11 @@ REFUSALS: list[tuple[NewTopic, ErrorCode, str]] = [
         NewTopic("new", topic_id(2), 1, 1, config=(("no.such", "1"),)),
         ErrorCode.INVALID_CONFIG,
         "Unknown topic config name: no.such",
+    ),
+    (
+        NewTopic("new", topic_id(2), 1, 1, config=(("retention.ms", "1"),) * (SETTINGS_MAX + 1)),
+        ErrorCode.INVALID_CONFIG,
+        "More than 1000 settings for one topic.",
     ),
     (
         NewTopic("new", topic_id(2), 1, 1, config=(("remote.storage.enable", "true"),)),

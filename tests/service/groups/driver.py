@@ -335,7 +335,7 @@ class Driver:
     def listed(self, *, states: tuple[str, ...] = (), types: tuple[str, ...] = ()) -> dict[str, tuple[str, str, str]]:
         named = self.ask(NameGroups())
         assert isinstance(named, NamesReply)
-        answer = self.ask(ListGroups.filtered(states, types)._replace(group_ids=named.group_ids))
+        answer = self.ask(ListGroups(named.group_ids, states, types))
         assert isinstance(answer, ListReply)
         return {facts.group_id: (facts.type, facts.state, facts.protocol_type) for facts in answer.groups}
 
