@@ -16,6 +16,7 @@ from service.cluster.controller import AlterPartition, ConfirmLeader, GiveUpRepl
 from service.cluster.metadata import ClusterMetadata, MetadataLost
 from service.ports import Env
 from service.settings.broker import BrokerConfig
+from service.wire.error_codes import ErrorCode
 
 logger = logging.getLogger("oncelog.replication")
 
@@ -92,6 +93,9 @@ class InSyncSets:
             reply = await self._metadata.execute(command)
         except MetadataLost as lost:
             reply, doubtful = Refusal(lost.error, str(lost)), True
+        except Exception as error:
+            logger.exception("%s: the in-sync set could not be proposed", partition.topic_partition)
+            reply, doubtful = Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error)), True
         if partition.role is not role:
             return
         if isinstance(reply, Refusal):

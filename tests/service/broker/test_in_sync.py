@@ -90,3 +90,21 @@ def test_a_refusal_by_a_later_image_does_not_say_that_the_set_was_never_accepted
         assert partition.committed(appended.end_offset) is None, "now it is known who is in sync"
 
     on_stage(tmp_path, scene, OS)
+
+
+def test_a_proposal_that_fails_is_not_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without another one, a follower that died would stay in sync, and nothing would be committed any more."""
+
+    async def scene(stage: Stage) -> None:
+        partition = await led(stage)
+
+        async def fails(*_: object) -> PartitionState:
+            raise RuntimeError("this broker's own mistake")
+
+        monkeypatch.setattr(stage.broker.metadata, "execute", fails)
+        assert isinstance(partition.role, Leading)
+        for _ in range(2):
+            partition.replicas.proposed(((1, 0),))
+            await stage.broker.replication.in_sync._propose(partition, partition.role, ((1, 0),))
+
+    on_stage(tmp_path, scene, OS)
