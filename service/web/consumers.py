@@ -283,7 +283,7 @@ async def records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         )
     longest_ms = min(instance.wishes.timeout_ms, WAIT_MS_MAX)
     wait_ms = longest_ms if timeout_ms <= 0 else min(timeout_ms, longest_ms)
-    found = await gateway.instances.read(instance, max_bytes if max_bytes > 0 else PAGE_BYTES, wait_ms)
+    found = await gateway.instances.read(instance, request, max_bytes if max_bytes > 0 else PAGE_BYTES, wait_ms)
     return _answer(found, MEDIA_OF[form])
 
 

@@ -1,10 +1,14 @@
 """Forwards requests to the broker that must serve them, because it holds what they are about.
 
 What always holds: a request is forwarded once. A broker that no longer holds it says so instead of forwarding it again.
+A read ends soon after its client is gone, here and at the other broker: that one would take a member of a group to have
+read what nobody got.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from urllib.parse import quote, unquote
 
 from aiohttp import ClientConnectorError, ClientError, web
@@ -16,6 +20,8 @@ from service.web.gateway import Gateway
 from service.web.problems import Problem
 
 FORWARDED = "X-Oncelog-Forwarded"
+LOOKED_S = 0.5
+"""How often it is looked whether the client of a read is still there."""
 RECORD_HEADER = "record-header-"
 """A request header with this prefix becomes a header of the record, byte by byte."""
 _PLAIN = "".join(chr(each) for each in range(0x20, 0x7F) if chr(each) != "%")
@@ -42,13 +48,34 @@ async def forward(gateway: Gateway, node: int, request: web.Request, body: bytes
     url = url_of(gateway, node, request.path_qs)
     headers = _for_the_next(request.headers)
     headers[FORWARDED] = str(gateway.node_id)
-    try:
+
+    async def ask() -> web.Response:
         async with gateway.http().request(request.method, url, data=body, headers=headers) as answer:
             return web.Response(body=await answer.read(), status=answer.status, headers=_for_the_next(answer.headers))
+
+    try:
+        return await (_while_there(request, ask()) if request.method == "GET" else ask())
     except ClientConnectorError as error:
         raise Problem("not-now", f"broker {node} shall answer, and can't be reached: {error.strerror}") from None
     except (ClientError, TimeoutError, OSError) as error:
         raise Problem("outcome-unknown", f"broker {node}: {error}", outcome="unknown") from None
+
+
+async def _while_there(request: web.Request, answer: Coroutine[None, None, web.Response]) -> web.Response:
+    """The answer. It is given up when the client is gone."""
+    task = asyncio.get_running_loop().create_task(answer)
+    try:
+        while not (await asyncio.wait([task], timeout=LOOKED_S))[0]:
+            if request.transport is None:
+                raise client_gone()
+        return task.result()
+    finally:
+        task.cancel()
+
+
+def client_gone() -> Problem:
+    """What a read comes to whose client is gone. Nobody gets this answer."""
+    return Problem("not-now", "the client is gone")
 
 
 def _for_the_next(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:

@@ -18,6 +18,7 @@ from enum import Enum
 from uuid import UUID
 
 import msgspec
+from aiohttp import web
 from msgspec import UNSET, Raw
 
 from isolation.read_view import Isolation
@@ -28,6 +29,7 @@ from service.cluster.image import NO_LEADER
 from service.web.consuming import PAGE_BYTES_MAX, RECORDS_MAX
 from service.web.fetching import Lens, Piece, fetch, left_ms, opened
 from service.web.following import passes
+from service.web.forwarding import client_gone
 from service.web.gateway import PAUSE_S, Gateway
 from service.web.members import (
     EARLIEST,
@@ -285,7 +287,7 @@ class Instances(Members):
 
     # -- reading
 
-    async def read(self, instance: Instance, max_bytes: int, wait_ms: int) -> list[RecordV2]:
+    async def read(self, instance: Instance, request: web.Request, max_bytes: int, wait_ms: int) -> list[RecordV2]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         if not instance.is_subscribed and not instance.is_assigned:
@@ -296,14 +298,16 @@ class Instances(Members):
                     await self._commit_itself(instance)
                 answer = RecordsAnswer(self._gateway, instance, max_bytes)
                 try:
-                    await self._fill(answer, deadline)
+                    await self._fill(answer, request, deadline)
                 except (Problem, ClientFailure):
                     if not answer.records:
                         raise
+                if request.transport is None:
+                    raise client_gone()
                 instance.touched_s = loop.time()
                 return answer.given()
 
-    async def _fill(self, answer: RecordsAnswer, deadline: float) -> None:
+    async def _fill(self, answer: RecordsAnswer, request: web.Request, deadline: float) -> None:
         loop = asyncio.get_running_loop()
         wait_ms = 0
         while True:
@@ -313,7 +317,7 @@ class Instances(Members):
                 if not passes(failure) or loop.time() >= deadline:
                     raise
             wait_ms = min(left_ms(deadline), STEP_MS)
-            if answer.is_enough or not wait_ms:
+            if answer.is_enough or not wait_ms or request.transport is None:
                 return
             await asyncio.sleep(0 if answer.instance.positions else PAUSE_S)
 

@@ -2,8 +2,9 @@
 heartbeats, knows the positions, and serves requests that came to other brokers.
 
 What always holds: a member reads only partitions that its group has assigned to it, beginning at what the group has
-committed. An offset is committed only by a request that says so, and refused if the group has moved on meanwhile. A
-client that is silent for longer than its session leaves the group.
+committed. Its positions move only by what an answer holds whose client is still there. An offset is committed only by a
+request that says so, and refused if the group has moved on meanwhile. A client that is silent for longer than its
+session leaves the group.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from service.web.consuming import (
 )
 from service.web.event_format import BATCHED
 from service.web.fetching import Lens, Shown, fetch, left_ms, opened
-from service.web.forwarding import forward
+from service.web.forwarding import client_gone, forward
 from service.web.gateway import PAUSE_S, Gateway
 from service.web.groups import Assigned
 from service.web.problems import Problem, of_error
@@ -241,13 +242,13 @@ class Members:
         member.interval_s = answer.heartbeat_interval_ms / 1000
         if answer.assignment is None:
             return False
-        given = {
+        given = dict.fromkeys(
             TopicPartition(name, index)
             for topic in answer.assignment.topic_partitions
             if (name := image.topic_names.get(topic.topic_id)) is not None  # type: ignore[call-overload]
             for index in topic.partitions
-        }
-        changed = given != member.positions.keys()
+        )
+        changed = given.keys() != member.positions.keys()
         if lost := [each for each in member.positions if each not in given]:
             await self.give_up(member, lost)
         for each in lost:
@@ -386,7 +387,7 @@ async def poll(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     max_bytes = query_int(request, "max_bytes", PAGE_BYTES, least=1, most=PAGE_BYTES_MAX)
     deadline = asyncio.get_running_loop().time() + query_int(request, "wait_ms", 0, most=WAIT_MS_MAX) / 1000
     with gateway.waiting():
-        records = await _poll(gateway, member, lens, most, max_bytes, deadline)
+        records = await _poll(gateway, request, member, lens, most, max_bytes, deadline)
     member.touched_s = asyncio.get_running_loop().time()
     token = _token(member)
     if lens.as_events:
@@ -398,7 +399,13 @@ async def poll(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 
 
 async def _poll(
-    gateway: Gateway, member: HttpMember, lens: Lens, most: int, max_bytes: int, deadline: float
+    gateway: Gateway,
+    request: web.Request,
+    member: HttpMember,
+    lens: Lens,
+    most: int,
+    max_bytes: int,
+    deadline: float,
 ) -> list[Shown]:
     loop = asyncio.get_running_loop()
     while True:
@@ -407,7 +414,13 @@ async def _poll(
         if loop.time() - member.beaten_s > (IDLE_BEAT_S if not member.positions else POLL_BEAT_S):
             await gateway.members.beat(member)
         async with member.turn:
-            records = await _read(gateway, member, lens, most, max_bytes, min(left_ms(deadline), STEP_MS))
+            records, positions = await _read(gateway, member, lens, most, max_bytes, min(left_ms(deadline), STEP_MS))
+            if request.transport is None:
+                raise client_gone()
+            for partition, offset in positions.items():
+                if partition in member.positions:  # else the member has left meanwhile
+                    del member.positions[partition]  # other partitions come first next time
+                    member.positions[partition] = offset
         if records or not left_ms(deadline):
             return records
         await asyncio.sleep(0 if member.positions else PAUSE_S)
@@ -415,34 +428,36 @@ async def _poll(
 
 async def _read(
     gateway: Gateway, member: HttpMember, lens: Lens, most: int, max_bytes: int, wait_ms: int
-) -> list[Shown]:
+) -> tuple[list[Shown], dict[TopicPartition, int]]:
+    """Records, and the positions behind them. The member itself does not move: after an error in one partition nobody
+    gets what was found in the others.
+    """
+    asked = dict(member.positions)
     by_leader: dict[int, dict[TopicPartition, int]] = {}
-    for partition, offset in member.positions.items():
+    for partition, offset in asked.items():
         by_leader.setdefault(gateway.leader(partition), {})[partition] = offset
     work = [
         fetch(gateway, node, positions, lens.isolation, max_bytes=max_bytes, wait_ms=wait_ms)
         for node, positions in by_leader.items()
     ]
     records: list[Shown] = []
+    moved: dict[TopicPartition, int] = {}
     for pieces in await asyncio.gather(*work):
         for piece in pieces:
             if piece.error in MOVED or piece.partition not in member.positions:
                 continue
             if piece.error == ErrorCode.OFFSET_OUT_OF_RANGE:
                 where = EARLIEST if member.join.auto_offset_reset == "earliest" else LATEST
-                member.positions[piece.partition] = await at_time(gateway, piece.partition, where, lens.isolation.value)
+                moved[piece.partition] = await at_time(gateway, piece.partition, where, lens.isolation.value)
                 continue
             if piece.error:
                 raise of_error(piece.error, f"{piece.partition.topic} partition {piece.partition.partition}")
-            before = len(records)
-            offset = member.positions[piece.partition]
             if len(records) < most:
+                offset = asked[piece.partition]
                 async for some, next_offset in opened(gateway, piece, offset, lens, most - len(records)):
                     records += some
-                    member.positions[piece.partition] = next_offset
-            if len(records) > before:  # other partitions come first next time
-                member.positions[piece.partition] = member.positions.pop(piece.partition)
-    return records
+                    moved[piece.partition] = next_offset
+    return records, moved
 
 
 def _token(member: HttpMember) -> str:

@@ -6,10 +6,13 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import requests
 from confluent_kafka import Consumer, KafkaError
@@ -113,6 +116,15 @@ class Http:
 
     def delete(self, path: str, **more: Any) -> Answer:
         return self.ask("DELETE", path, **more)
+
+
+def ask_and_go(url: str, path: str, accept: str = "application/json") -> None:
+    """Ask, wait for a moment, and break the connection."""
+    place = urlsplit(url)
+    assert place.hostname is not None and place.port is not None
+    with socket.create_connection((place.hostname, place.port), PATIENCE_S) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {place.netloc}\r\nAccept: {accept}\r\n\r\n".encode())
+        time.sleep(0.2)
 
 
 class Seen(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer
 
-from tests.service.web.kit import PATIENCE_S, Answer, Http, Served
+from tests.service.web.kit import PATIENCE_S, Answer, Http, Served, ask_and_go
 
 MEDIA = "application/vnd.kafka.v2+json"
 BINARY = "application/vnd.kafka.binary.v2+json"
@@ -116,6 +116,17 @@ def test_an_instance_subscribes_reads_commits_and_the_next_goes_on_behind_it(htt
     second.do("POST", "/subscription", {"topics": [topic]})
     assert [each["value"] for each in second.read(1)] == [30]
     second.do("DELETE", "")
+
+
+def test_a_program_that_is_gone_has_read_nothing(http: Http, topic: str) -> None:
+    make(http, topic)
+    reader = Reader(http, topic, format="json", **{"consumer.request.timeout.ms": 10_000})
+    reader.do("POST", "/assignments", {"partitions": [{"topic": topic, "partition": 0}]})
+    ask_and_go(http.url, f"/consumers/{topic}/instances/{reader.name}/records", JSON)
+    write(http, topic, 1)
+    time.sleep(0.7)  # the broker would have answered the one who is gone
+    assert [each["value"] for each in reader.read(1)] == [1]
+    reader.do("DELETE", "")
 
 
 def test_what_is_committed_is_the_last_record_that_is_done_with(served: Served, http: Http, topic: str) -> None:

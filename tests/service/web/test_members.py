@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from typing import Any
+from unittest.mock import Mock
 
-from tests.service.web.kit import PATIENCE_S, Http
+import pytest
+
+from log.ids import TopicPartition
+from service.web import members
+from service.web.fetching import Lens, Piece
+from service.web.members import HttpMember, Join
+from service.web.problems import Problem
+from service.wire.error_codes import ErrorCode
+from tests.batches import data
+from tests.service.web.kit import PATIENCE_S, Http, ask_and_go
 
 
 def joined(http: Http, group: str, *topics: str, **more: Any) -> str:
@@ -84,3 +96,31 @@ def test_the_place_of_a_member_is_told_whatever_its_group_is_called(http: Http, 
     place = joined(http, "line%0D%0Abreak%2F%1A", topic)
     assert place.startswith("/v1/groups/line%0D%0Abreak%2F%1A/members/")
     assert http.get(f"{place}/records?wait_ms=50").status == 200
+
+
+def test_a_client_that_is_gone_has_read_nothing(http: Http, topic: str) -> None:
+    """The answer went to nobody, and the next commit went past what it held."""
+    assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
+    member = joined(http, topic, topic)
+    until(http, member, 1)
+    ask_and_go(http.url, f"{member}/records?wait_ms=10000")
+    assert http.post(f"/v1/topics/{topic}/records", {"records": [{"value": 1}]}).status == 200
+    time.sleep(0.7)  # the broker would have answered the one who is gone
+    assert read(http, member, 1)[0] == [1]
+    assert http.delete(member).status == 204
+
+
+def test_an_error_in_one_partition_skips_nothing_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is the error alone, so what was found in the other partition must be found again."""
+    good, bad = TopicPartition("orders", 0), TopicPartition("orders", 1)
+    _, batch = data()
+
+    async def found(*_: Any, **__: Any) -> list[Piece]:
+        return [Piece(good, 0, data=batch), Piece(bad, ErrorCode.KAFKA_STORAGE_ERROR)]
+
+    monkeypatch.setattr(members, "fetch", found)
+    gateway: Any = Mock(leader=lambda partition: 1)
+    member = HttpMember("group", "member", Join(["orders"]), 0.0, positions={good: 0, bad: 0}, beaten_s=math.inf)
+    with pytest.raises(Problem):
+        asyncio.run(members._poll(gateway, Mock(), member, Lens(), 500, 1000, 0.0))
+    assert member.positions == {good: 0, bad: 0}

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
-from tests.service.web.kit import PATIENCE_S, Http, Launched, read_all
+from tests.service.web.kit import PATIENCE_S, Http, Launched, ask_and_go, read_all
 
 COUNT = 3
 _numbers = itertools.count()
@@ -190,6 +190,22 @@ def test_a_member_is_served_by_whichever_broker(several: Several) -> None:
     token = {"commit_token": polled.json["commit_token"]}
     assert several.clients[1].post(f"{member}/offsets", token).status == 204
     assert several.clients[0].get("/v1/groups/several/lag").json["total"] == 0
+    assert several.clients[2].delete(member).status == 204
+
+
+def test_a_client_that_is_gone_has_read_nothing_at_whichever_broker(several: Several) -> None:
+    make(several, "left", 1)
+    joined = several.clients[0].post("/v1/groups/left/members", {"topics": ["left"]})
+    member = joined.headers["Location"]
+    deadline = time.monotonic() + PATIENCE_S
+    while not several.clients[0].get(f"{member}/records?wait_ms=50").json["assignment"]:
+        assert time.monotonic() < deadline
+    for client in several.clients:
+        ask_and_go(client.url, f"{member}/records?wait_ms=10000")
+    time.sleep(1.5)  # who passed the request on has seen that the client is gone
+    assert several.clients[1].post("/v1/topics/left/records", {"records": [{"value": 1}]}).status == 200
+    time.sleep(0.7)  # the broker would have answered those who are gone
+    assert values(several.clients[2].get(f"{member}/records?wait_ms=10000").json["records"]) == [1]
     assert several.clients[2].delete(member).status == 204
 
 
