@@ -45,7 +45,7 @@ from service.web.gateway import PAUSE_S, Gateway
 from service.web.groups import Assigned
 from service.web.problems import Problem, of_error
 from service.web.records import RecordOut, with_text_numbers
-from service.web.routing import JSON, Route, integer
+from service.web.routing import JSON, Route, integer, text
 from service.web.topics import at_time
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -109,7 +109,8 @@ class Commit(msgspec.Struct, forbid_unknown_fields=True):
 
 _joins = msgspec.json.Decoder(Join)
 _commits = msgspec.json.Decoder(Commit)
-Token = tuple[int, list[tuple[str, int, int]]]
+Place = tuple[str, int, int]
+Token = tuple[int, list[Place]]
 _tokens = msgspec.json.Decoder(Token)
 
 
@@ -125,6 +126,8 @@ class HttpMember:
     has_new_topics: bool = False
     """The next heartbeat must tell the group the new list of topics."""
     positions: dict[TopicPartition, int] = field(default_factory=dict)
+    begun: dict[TopicPartition, int] = field(default_factory=dict)
+    """Where the member began in the partitions that it has had."""
     interval_s: float = 3.0
     beaten_s: float = 0.0
     is_gone: bool = False
@@ -134,6 +137,12 @@ class HttpMember:
     @property
     def assignment(self) -> list[Assigned]:
         return [Assigned(*each) for each in sorted(self.positions)]
+
+    def go_back(self, seen: list[Place]) -> None:
+        """The client has got answers up to these positions, and of other partitions nothing."""
+        known = {TopicPartition(topic, index): offset for topic, index, offset in seen}
+        for partition, offset in self.positions.items():
+            self.positions[partition] = min(offset, max(known.get(partition, self.begun[partition]), 0))
 
     @property
     def state(self) -> MemberJoined:
@@ -255,7 +264,9 @@ class Members:
             del member.positions[each]
         fresh = [each for each in given if each not in member.positions]
         if fresh:
-            member.positions.update(await self.starts(member, fresh))
+            begun = await self.starts(member, fresh)
+            member.begun.update(begun)
+            member.positions.update(begun)
         return changed
 
     async def give_up(self, member: HttpMember, partitions: list[TopicPartition]) -> None:
@@ -385,9 +396,11 @@ async def poll(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     lens.as_events = asks_for_batch(request, lens)
     most = query_int(request, "max_records", 500, least=1, most=RECORDS_MAX)
     max_bytes = query_int(request, "max_bytes", PAGE_BYTES, least=1, most=PAGE_BYTES_MAX)
+    after = request.query.get("after")
+    seen = None if after is None else _read_token(after)[1]
     deadline = asyncio.get_running_loop().time() + query_int(request, "wait_ms", 0, most=WAIT_MS_MAX) / 1000
     with gateway.waiting():
-        records = await _poll(gateway, request, member, lens, most, max_bytes, deadline)
+        records = await _poll(gateway, request, member, seen, lens, most, max_bytes, deadline)
     member.touched_s = asyncio.get_running_loop().time()
     token = _token(member)
     if lens.as_events:
@@ -402,11 +415,13 @@ async def _poll(
     gateway: Gateway,
     request: web.Request,
     member: HttpMember,
+    seen: list[Place] | None,
     lens: Lens,
     most: int,
     max_bytes: int,
     deadline: float,
 ) -> list[Shown]:
+    """`seen` is how far the client has got, if it says so: answers that it did not get are given once more."""
     loop = asyncio.get_running_loop()
     while True:
         if member.is_gone:
@@ -414,6 +429,9 @@ async def _poll(
         if loop.time() - member.beaten_s > (IDLE_BEAT_S if not member.positions else POLL_BEAT_S):
             await gateway.members.beat(member)
         async with member.turn:
+            if seen is not None:
+                member.go_back(seen)
+                seen = None
             records, positions = await _read(gateway, member, lens, most, max_bytes, min(left_ms(deadline), STEP_MS))
             if request.transport is None:
                 raise client_gone()
@@ -469,7 +487,7 @@ def _read_token(given: str) -> Token:
     try:
         token: Token = _tokens.decode(base64.b64decode(given, altchars=b"-_", validate=True))
     except (binascii.Error, ValueError, msgspec.MsgspecError):
-        raise Problem("malformed", "commit_token is none of this API's") from None
+        raise Problem("malformed", "a commit_token of this API is wanted") from None
     return token
 
 
@@ -510,7 +528,9 @@ ROUTES = (
           more_media=(BATCHED,), problems=(400, 406, 409, 410, 503), parameters=(
               integer("max_records", "At most so many records.", least=1, most=RECORDS_MAX),
               integer("max_bytes", "About so many stored bytes.", least=1, most=PAGE_BYTES_MAX),
-              integer("wait_ms", "Wait this long if there is nothing.", most=WAIT_MS_MAX), *LENS)),
+              integer("wait_ms", "Wait this long if there is nothing.", most=WAIT_MS_MAX),
+              text("after", "The commit_token of the last answer that came: what later answers held that did not come"
+                            " is given again."), *LENS)),
     Route("POST", _ONE + "/offsets", commit, "Commit what was read.", "groups", body=Commit, status=204,
           problems=(400, 404, 409, 410, 422, 503, 504)),
     Route("DELETE", _ONE, leave, "Leave the group: others take over at once.", "groups", status=204,

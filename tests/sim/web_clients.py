@@ -2,7 +2,8 @@
 
 Writers with an Idempotency-Key, some of whom send the same request twice at once, or again much later, or another one
 under the same key; two that consume, transform and produce as the same group; two contenders for a transactional id,
-whose transactions are resources; a reader of pages.
+whose transactions are resources; a reader of pages; two members of a group, who lose answers and go on behind the last
+that they got.
 
 What always holds: a request is in the history before it leaves. A transaction is `OK` only if an answer said that it is
 applied, `FAILED` only if one said, for good, that it is not; everything else is unknown.
@@ -13,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from log.ids import TopicPartition
 from tests.sim.history import CommittedRead, Outcome, Owned, Record, Transaction, Write
@@ -24,7 +26,8 @@ from tests.sim.transactions import ExactlyOnce
 from tests.sim.workload import ANSWER_WITHIN, SETTLE_WITHIN, Actor, Clients, Unanswered
 
 WEB_PORT = 8082
-GROUP = "movers"
+GROUP, FOLLOWERS = "movers", "followers"
+T = TypeVar("T")
 TRIES = 12
 KEPT = 20
 """Requests that a writer sends again later."""
@@ -114,6 +117,8 @@ class Told:
 
     posts: dict[tuple[str, bytes], Post] = field(default_factory=dict)
     answers: dict[str, bytes] = field(default_factory=dict)
+    got: set[tuple[int, int]] = field(default_factory=set)
+    """Partitions and offsets that members of the group have got."""
 
 
 class WebActor(ExactlyOnce):
@@ -400,6 +405,64 @@ class PageReader(WebActor):
             offset = read.to_offset
 
 
+class Member(WebActor):
+    """Reads as a member of a group, and commits what it got. What the group has committed, some member has got."""
+
+    async def turn(self) -> None:
+        asked = json.dumps({"topics": [INPUT], "session_timeout_ms": self.chance.choice((2000, 20_000))}).encode()
+        joined = await self.web.ask("POST", f"/v1/groups/{FOLLOWERS}/members", asked)
+        if joined.status != 201:
+            return
+        member, token = joined.headers["location"], ""
+        for _ in range(self.chance.choice((3, 10, 30))):
+            most, wait_ms = self.chance.choice((1, 5, 1000)), self.chance.choice((0, 100, 3000, 6000))
+            after = f"&after={token}" if token else ""
+            try:
+                page = await self.web.ask(
+                    "GET", f"{member}/records?max_records={most}&wait_ms={wait_ms}&int64=string{after}"
+                )
+                if page.status == 200:
+                    token = page.json["commit_token"]
+                    self.told.got.update((each["partition"], int(each["offset"])) for each in page.json["records"])
+                    if self.chance.random() < 0.5:
+                        done = json.dumps({"commit_token": token}).encode()
+                        await self.web.ask("POST", f"{member}/offsets", done)
+            except Unanswered:
+                if not token:  # there may have been an answer, and nothing tells what was in it
+                    break
+            else:
+                if page.status == 410:
+                    return
+            await asyncio.sleep(0.3 * self.chance.random())
+        if self.chance.random() < 0.5:
+            await self.web.ask("DELETE", member)
+
+    async def settle(self) -> None:
+        answer = await self._answered(lambda: self.insist("GET", f"/v1/groups/{FOLLOWERS}/offsets"))
+        for each in answer.json["offsets"] if answer is not None and answer.status == 200 else []:
+            partition, offset = TopicPartition(each["topic"], each["partition"]), 0
+            while offset < each["offset"]:
+                read = await self._answered(partial(read_page, self, partition, offset, 1000))
+                if read is None or read.to_offset == offset:
+                    self.history.stuck.append(f"{self.name} can't read {partition} from offset {offset} on")
+                    return
+                for record in read.records:
+                    if record.offset < each["offset"] and (partition.partition, record.offset) not in self.told.got:
+                        self.wrong(f"{partition} is committed up to {each['offset']}, nobody got {record.offset}")
+                offset = read.to_offset
+
+    async def _answered(self, ask: Callable[[], Awaitable[T | None]]) -> T | None:
+        deadline = self.clients.now + 4 * SETTLE_WITHIN
+        while self.clients.now < deadline:
+            try:
+                if (answer := await ask()) is not None:
+                    return answer
+            except Unanswered:
+                pass
+            await asyncio.sleep(0.5)
+        return None
+
+
 def web_actors(clients: Clients, brokers: Sequence[str]) -> list[Actor]:
     told = Told()
     kinds = {
@@ -410,5 +473,7 @@ def web_actors(clients: Clients, brokers: Sequence[str]) -> list[Actor]:
         "contender1": Contender,
         "contender2": Contender,
         "page reader": PageReader,
+        "member1": Member,
+        "member2": Member,
     }
     return [kind(clients, name, brokers, told) for name, kind in kinds.items()]

@@ -18,6 +18,7 @@ import service.web.transactions
 from log.batch import build_batch, read_records
 from service.web.answers import path_int
 from service.web.idempotency import Keys, Memory
+from service.web.members import HttpMember
 from service.web.problems import Problem
 from service.web.producers import Producer
 from service.web.sending import OutgoingBatch, send, send_one_each
@@ -168,6 +169,11 @@ def a_commit_that_takes_long_is_told_to_have_failed() -> Planting:
     return replaced(Producer, "end", end)
 
 
+def what_a_lost_answer_held_is_not_given_again() -> Planting:
+    """The member's client says how far it has got, and the broker goes on from where it is itself."""
+    return replaced(HttpMember, "go_back", lambda member, seen: None)
+
+
 MUTANTS: dict[str, Callable[[], Planting]] = {
     plant.__name__: plant
     for plant in (
@@ -181,6 +187,7 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         offsets_are_committed_beside_the_transaction,
         each_topic_is_written_for_itself,
         a_commit_that_takes_long_is_told_to_have_failed,
+        what_a_lost_answer_held_is_not_given_again,
     )
 }
 

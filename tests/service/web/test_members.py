@@ -110,6 +110,33 @@ def test_a_client_that_is_gone_has_read_nothing(http: Http, topic: str) -> None:
     assert http.delete(member).status == 204
 
 
+def test_an_answer_that_did_not_come_is_given_again(http: Http, topic: str) -> None:
+    assert http.post("/v1/topics", {"name": topic, "partitions": 2}).status == 201
+    member = joined(http, topic, topic)
+    until(http, member, 2)
+    assert http.post(f"/v1/topics/{topic}/records", {"records": [{"partition": 0, "value": 0}]}).status == 200
+    _, token = read(http, member, 1)
+    records = [{"partition": number % 2, "value": number} for number in range(2, 8)]
+    assert http.post(f"/v1/topics/{topic}/records", {"records": records}).status == 200
+    for _ in range(3):
+        answer = http.get(f"{member}/records?wait_ms=500&after={token}")
+        assert sorted(each["value"] for each in answer.json["records"]) == list(range(2, 8))
+    assert http.post(f"{member}/offsets", {"commit_token": answer.json["commit_token"]}).status == 204
+    assert http.get(f"/v1/groups/{topic}/lag").json["total"] == 0
+    assert http.get(f"{member}/records?after=nonsense").status == 400
+    assert http.delete(member).status == 204
+
+
+def test_partitions_that_no_answer_has_named_begin_again_where_they_began() -> None:
+    known, new = TopicPartition("orders", 0), TopicPartition("orders", 1)
+    positions, begun = {known: 9, new: 8}, {known: 1, new: 5}
+    member = HttpMember("group", "member", Join(["orders"]), 0.0, positions=positions, begun=begun)
+    member.go_back([("orders", 0, 7), ("orders", 2, 3)])
+    assert member.positions == {known: 7, new: 5}
+    member.go_back([("orders", 0, 8), ("orders", 1, 8)])
+    assert member.positions == {known: 7, new: 5}, "never forward: then records could be skipped"
+
+
 def test_an_error_in_one_partition_skips_nothing_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is the error alone, so what was found in the other partition must be found again."""
     good, bad = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -122,5 +149,5 @@ def test_an_error_in_one_partition_skips_nothing_in_another(monkeypatch: pytest.
     gateway: Any = Mock(leader=lambda partition: 1)
     member = HttpMember("group", "member", Join(["orders"]), 0.0, positions={good: 0, bad: 0}, beaten_s=math.inf)
     with pytest.raises(Problem):
-        asyncio.run(members._poll(gateway, Mock(), member, Lens(), 500, 1000, 0.0))
+        asyncio.run(members._poll(gateway, Mock(), member, None, Lens(), 500, 1000, 0.0))
     assert member.positions == {good: 0, bad: 0}
