@@ -20,7 +20,7 @@ from service.cluster.config_commands import ResourceType
 from service.cluster.metadata import ClusterMetadata
 from service.cluster.topic_commands import check_topic_name
 from service.settings.broker import BrokerConfig
-from service.turns import NAMED_A_TURN, Steps, Turn, done_in_turns, in_turns
+from service.turns import NAMED_A_TURN, Steps, Turn, counted, done_in_turns, in_turns
 from service.wire.codec import RequestHeader
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import (
@@ -71,7 +71,7 @@ def _configs(
     metadata: ClusterMetadata, config: BrokerConfig, resource: DescribeConfigsResource, request: DescribeConfigsRequest
 ) -> Steps[list[DescribeConfigsResourceResult]]:
     turn = Turn(SHOWN_A_TURN)
-    wanted = frozenset(resource.configuration_keys or ())
+    wanted = yield from counted(resource.configuration_keys or ())
     configs = []
     for entry in _entries(metadata, config, resource):
         if turn.is_over():

@@ -170,6 +170,7 @@ LONG_ARRAYS: list[tuple[ApiKey, tuple[str, ...]]] = [
     (ApiKey.WRITE_TXN_MARKERS, ("markers", "topics", "partition_indexes")),
     (ApiKey.TXN_OFFSET_COMMIT, ("topics",)),
     (ApiKey.DESCRIBE_CONFIGS, ("resources",)),
+    (ApiKey.DESCRIBE_GROUPS, ("groups",)),
     (ApiKey.ALTER_CONFIGS, ("resources",)),
     (ApiKey.ALTER_REPLICA_LOG_DIRS, ("dirs", "topics", "partitions")),
     (ApiKey.DESCRIBE_LOG_DIRS, ("topics",)),
