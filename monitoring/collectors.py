@@ -127,6 +127,10 @@ class Scrape:
         lines.add(of.NETWORK_IDLE, idle)
         lines.add(of.HANDLERS_IDLE, idle)
         self._leaderships(lines)
+        for trouble in broker.health.troubles:
+            lines.add(of.TROUBLE, trouble.partitions, trouble.kind, trouble.about)
+        for other, apart_s in broker.health.clocks_apart_s.items():
+            lines.add(of.CLOCK_APART, apart_s, other)
         for kind, mishaps in (
             ("group", broker.coordination.groups.mishaps),
             ("transaction", broker.coordination.transactions.mishaps),

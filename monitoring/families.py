@@ -341,6 +341,21 @@ REGISTERED = _gauge(
     uncharted="the alert on kafka_brokers says it for the cluster",
 )
 
+TROUBLE = _gauge(
+    "oncelog_trouble",
+    "What is wrong between this broker and the rest of the cluster: session (none with the metadata store), "
+    "unreachable (another broker can't be reached where it says that it is), stranger (somebody else is there), clock "
+    "(another broker's clock is apart), stuck (so many partitions can't be copied from it), out-of-sync (so many "
+    "partitions led here lack it). `oncelog doctor` and the log say it in a sentence.",
+    *("kind", "about"),
+)
+CLOCK_APART = _gauge(
+    "oncelog_clock_apart_seconds",
+    "By how much another broker's clock is ahead of this one's, at least.",
+    "broker",
+    uncharted=_BESIDE,
+)
+
 SHRINKS = _counter("oncelog_isr_shrinks_total", "In-sync sets led here that lost a member.")
 EXPANDS = _counter("oncelog_isr_expands_total", "In-sync sets led here that got one.")
 FLAPPING = _gauge(

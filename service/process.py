@@ -81,6 +81,7 @@ async def run_broker(
         raise StartError(f"{fault.filename} in {where}: {fault.strerror}") from None
     env.tasks.spawn("loop watch", broker.loop_watch.run())
     env.tasks.spawn("garbage", Garbage().run())
+    env.tasks.spawn("health of the cluster", broker.health.run())
     if config.otlp_endpoint is not None:
         from service.web.telemetry import export_spans  # imported only where it is used
 

@@ -30,6 +30,7 @@ from service.api import (
     describe_cluster,
     describe_configs,
     describe_groups,
+    describe_health,
     describe_log_dirs,
     describe_producers,
     describe_topic_partitions,
@@ -174,6 +175,7 @@ HANDLED: dict[ApiKey, Row] = {
     ApiKey.CONDITIONAL_PRODUCE: row(
         conditional_produce.handle, lambda b: (b.partitions, b.writing), brokers, conditional_produce.refused
     ),
+    ApiKey.DESCRIBE_HEALTH: row(describe_health.handle, lambda b: (b.metadata, b.env, b.health), anybody),
 }
 """For each API its handler, and the parts of the broker `b` that this takes. If not every client may use the API: also
 the rule, and the answer to a refused client.

@@ -16,6 +16,7 @@ from service.broker.coordination import Coordination
 from service.broker.data_folder import StartError
 from service.broker.fetch_sessions import FetchSessions
 from service.broker.folder_moves import FolderMoves
+from service.broker.health import Health
 from service.broker.holdings import Holdings
 from service.broker.housekeeper import Housekeeper
 from service.broker.inspector import Inspector
@@ -69,6 +70,7 @@ class Broker:
         self.loop_watch = LoopWatch()
         coordination = self.coordination = Coordination(env, config, self.metadata, self.partitions)
         self.replication = Replication(FetchingParts(env, config, self.metadata, self.housekeeper), self.partitions)
+        self.health = Health(env, config, self.metadata, self.partitions, self.replication)
         self.writing = WritingParts(
             config, env.clock, Inspector(env), coordination.transaction_gate, self.replication.in_sync
         )

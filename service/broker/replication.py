@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from log.batch import HEADER_BYTES, CorruptBatch, read_header
 from log.cutting import distrust, durable_after_cut
 from log.disk import DiskFault
+from log.ids import TopicPartition
 from log.partition_log import PartitionLog
 from log.removal import raise_start_offset
 from log.replica import cut_by_epoch
@@ -158,6 +159,14 @@ class Replication:
         """The state of each partition that this broker follows."""
         return [place for leader in sorted(self._fetchers) for place in self._fetchers[leader].places()]
 
+    def stuck(self, since_s: float) -> Iterable[tuple[int, TopicPartition, str]]:
+        """What this broker has not been able to copy since then: the leader, the partition, and why."""
+        for leader, fetcher in list(self._fetchers.items()):
+            for place in fetcher.places():
+                trouble, troubled_s = fetcher.trouble or (place.trouble, place.troubled_s)
+                if trouble and troubled_s <= since_s:
+                    yield leader, place.partition.topic_partition, trouble
+
     def _brokers_changed(self, delta: Delta) -> None:
         for broker_id in delta.brokers:
             old, new = delta.old.brokers.get(broker_id), delta.new.brokers.get(broker_id)
@@ -179,6 +188,8 @@ class FollowedPartition:
     rest_s: float = 0.0
     rests_until_s: float = 0.0
     trouble: str = ""
+    troubled_s: float = 0.0
+    """Since when there has been trouble."""
     flushing: asyncio.Task[None] | None = None
 
     @property
@@ -190,8 +201,9 @@ class FollowedPartition:
         self.rest_s = min(max(2 * self.rest_s, FIRST_REST_S), longest_s)
         self.rests_until_s = now_s + self.rest_s
         if trouble != self.trouble:
+            self.troubled_s = self.troubled_s if self.trouble else now_s
             self.trouble = trouble
-            logger.warning("%s can't follow broker %d: %s", self.partition.topic_partition, self.role.leader, trouble)
+            logger.info("%s can't follow broker %d: %s", self.partition.topic_partition, self.role.leader, trouble)
 
     def get_on(self) -> None:
         if self.trouble:
@@ -221,6 +233,8 @@ class Fetcher:
         self._session_id, self._session_epoch = NO_SESSION, SESSION_BEGINS
         self._told: dict[Key, FetchPartition] = {}
         self._rest_s = 0.0
+        self.trouble: tuple[str, float] | None = None
+        """Why the leader can't be asked, and since when."""
         self._woken = asyncio.Event()
         self._is_parked = False
         self._interrupted_s = -INTERRUPTED_EVERY_S
@@ -319,7 +333,7 @@ class Fetcher:
         except (OSError, ClientError, TimeoutError) as error:
             await self._lost(error)
             return
-        self._rest_s = 0.0
+        self._rest_s, self.trouble = 0.0, None
         if answer.error_code:
             logger.info("broker %d ended the fetch session: %s", self._leader, error_name(answer.error_code))
             self._end_session()
@@ -370,8 +384,10 @@ class Fetcher:
             client.abort()
         if interrupted:
             return
-        if not self._rest_s:
-            logger.info("broker %d can't be asked: %s", self._leader, error or type(error).__name__)
+        why = str(error) or type(error).__name__
+        if self.trouble is None:
+            logger.info("broker %d can't be asked: %s", self._leader, why)
+        self.trouble = why, self._now_s() if self.trouble is None else self.trouble[1]
         self._rest_s = min(max(2 * self._rest_s, FIRST_REST_S), self._parts.config.replica_fetch_backoff_ms / 1000)
         await self._wait(self._rest_s)
 

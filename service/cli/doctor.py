@@ -34,6 +34,7 @@ from service.wire.messages import (
     DescribeClusterRequest,
     DescribeConfigsRequest,
     DescribeConfigsResource,
+    DescribeHealthRequest,
     DescribeLogDirsRequest,
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -134,6 +135,23 @@ async def _brokers(cluster: Cluster) -> list[Diagnosis]:
         cure = "start it again (its log says why it ended); if it is gone for good: `oncelog cluster drain`"
         found.append(Diagnosis("brokers", PROBLEM, f"broker {node} is away, and {held} replicas with it", cure))
     return found or _well("brokers", f"{len(await cluster.nodes())} registered, and each answers at its address")
+
+
+async def _health(cluster: Cluster) -> list[Diagnosis]:
+    """What each broker finds wrong between itself and the others."""
+    found = []
+    for node in await cluster.nodes():
+        try:
+            if not await cluster.offers(DescribeHealthRequest(), node=node):
+                continue  # a broker of before
+            told = await cluster.ask(DescribeHealthRequest(), node=node)
+        except ClientFailure:
+            continue  # another check tells that it does not answer
+        found += [
+            Diagnosis("health", PROBLEM, f"broker {node}: {each.says}", CURES.get(each.kind, "see its log"))
+            for each in told.troubles
+        ]
+    return found or _well("health", "brokers reach each other, their clocks agree, and replicas keep up")
 
 
 async def _sessions(cluster: Cluster) -> list[Diagnosis]:
@@ -328,8 +346,19 @@ async def _settings(cluster: Cluster) -> list[Diagnosis]:
     return _well("settings", "internal topics are compacted as they must be")
 
 
+CURES: Final = {
+    "session": "is the metadata store (ZooKeeper, PostgreSQL) up, and can the broker reach it?",
+    "unreachable": "mend its advertised.listeners or inter.broker.listener.name, its name's address, or the firewall",
+    "stranger": "give each broker its own advertised.listeners",
+    "clock": "run chrony or systemd-timesyncd on both machines",
+    "stuck": "mend what it says; the partitions are copied on by themselves then",
+    "out-of-sync": "start that broker, or see what its log says",
+}
+"""By the kind of what a broker finds wrong (service/broker/health.py)."""
+
 CHECKS: dict[str, Check] = {
     "brokers": _brokers,
+    "health": _health,
     "session": _sessions,
     "controller": _controller,
     "partitions": _partitions,

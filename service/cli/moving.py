@@ -84,12 +84,12 @@ def _replace(target: list[int], place: int, free: Racks, load: Counter[int]) -> 
 
 
 def with_factor(
-    topic: MetadataResponseTopic, factor: int, everybody: Iterable[MetadataResponseTopic], alive: Racks
+    topics: Iterable[MetadataResponseTopic], factor: int, everybody: Iterable[MetadataResponseTopic], alive: Racks
 ) -> list[ReplicaMove]:
     """As many replicas of each partition: more on those who hold least, or the last ones less."""
     load = _load(everybody)
     moves = []
-    for each in topic.partitions:
+    for name, each in ((topic.name or "", each) for topic in topics for each in topic.partitions):
         held = list(each.replica_nodes)
         target = held[:factor]
         while len(target) < factor:
@@ -98,7 +98,7 @@ def with_factor(
             target.append(-1)
             _replace(target, len(target) - 1, alive, load)
         if target != held:
-            moves.append(ReplicaMove(topic.name or "", each.partition_index, held, target))
+            moves.append(ReplicaMove(name, each.partition_index, held, target))
     return moves
 
 

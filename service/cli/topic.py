@@ -353,29 +353,34 @@ async def trim_topic(
 
 
 @command.command("reassign")
-@click.argument("topic", shell_complete=complete_topic)
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topic)
 @click.option("--replication-factor", type=click.IntRange(min=1), help="So many replicas of each partition.")
 @click.option("--brokers", metavar="ID,ID", help="These brokers hold every partition; they take turns in leading.")
 @yes_option
 @output_option
 @with_cluster
 async def reassign_topic(
-    cluster: Cluster, topic: str, replication_factor: int | None, brokers: str | None, yes: bool, output: Output
+    cluster: Cluster,
+    topics: Sequence[str],
+    replication_factor: int | None,
+    brokers: str | None,
+    yes: bool,
+    output: Output,
 ) -> None:
-    """Change which brokers hold TOPIC; the plan is shown first. Returns when all is moved.
+    """Change which brokers hold these topics; the plan is shown first. Returns when all is moved.
 
     Internal topics that were made while there was one broker get their copies so: oncelog topic reassign
-    __consumer_offsets --replication-factor 3.
+    __consumer_offsets __transaction_state --replication-factor 3.
     """
     if (replication_factor is None) == (brokers is None):
         raise click.UsageError("Say --replication-factor or --brokers.")
     everybody = await cluster.metadata(None)
-    described = await cluster.topic(topic)
+    described = [await cluster.topic(topic) for topic in dict.fromkeys(topics)]
     alive = await racks(cluster)
     if replication_factor is not None:
         moves = with_factor(described, replication_factor, everybody, alive)
     else:
-        moves = _taking_turns(described, brokers or "", alive)
+        moves = [move for topic in described for move in _taking_turns(topic, brokers or "", alive)]
     await carry_out(cluster, moves, output, yes=yes)
 
 

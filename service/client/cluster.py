@@ -114,9 +114,9 @@ class Cluster:
         address = await self._connected() if node is None else self._brokers[node]
         return await self._pool.ask(address, request, wait_s=wait_s, version=version)
 
-    async def offers(self, request: Struct) -> bool:
-        """Whether a broker that can be reached knows this kind of request at all."""
-        client = await self._pool.client(await self._connected())
+    async def offers(self, request: Struct, *, node: int | None = None) -> bool:
+        """Whether `node`, or any broker that can be reached, knows this kind of request at all."""
+        client = await self._pool.client(await self._connected() if node is None else self._brokers[node])
         return client.offers(type(request))
 
     async def _connected(self) -> Address:

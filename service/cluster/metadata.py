@@ -110,6 +110,8 @@ class ClusterMetadata:
         self.broker_id = -1
         self.broker_epoch = -1
         self.sessions_lost = 0
+        self.trouble = ""
+        """Why this broker may not act on the metadata now; empty while it may."""
         self._is_leaving = False
         self.on_session_lost: Callable[[], None] = lambda: None
         self.on_session_regained: Callable[[], None] = lambda: None
@@ -239,6 +241,7 @@ class ClusterMetadata:
             trusted = session.lease_left() > 0
             if trusted != self._trusted:
                 self._trusted = trusted
+                self.trouble = "" if trusted else "the metadata store has not answered for too long"
                 if trusted:
                     logger.warning("the metadata store answers again")
                     try:
@@ -267,9 +270,11 @@ class ClusterMetadata:
                 if refused is not None:
                     raise MetadataLost(refused.error, refused.message or refused.error.name)
                 logger.warning("broker %d is in the cluster again, with epoch %d", self.broker_id, self.broker_epoch)
+                self.trouble = ""
                 self.on_session_regained()
                 return
             except (MetadataLost, StoreError) as error:
+                self.trouble = str(error)
                 logger.error("this broker can't join the cluster again yet: %s", error)
             except Exception:
                 logger.exception("this broker can't join the cluster again yet")
@@ -532,6 +537,7 @@ class ClusterMetadata:
         self._refuse_waiting(why)
         if self.broker_epoch < 0:
             return  # still joining: that task gets the error itself
+        self.trouble = why
         self.sessions_lost += 1
         self.broker_epoch = -1
         if self._trusted:

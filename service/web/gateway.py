@@ -251,7 +251,7 @@ class Inside(Cluster):
     ) -> R:
         return await self._gateway.ask(self._gateway.node_id if node is None else node, request, wait_s=wait_s)
 
-    async def offers(self, request: Struct) -> bool:
+    async def offers(self, request: Struct, *, node: int | None = None) -> bool:
         return True
 
 

@@ -33,7 +33,7 @@ ListTransactions ConsumerGroupHeartbeat ConsumerGroupDescribe GetTelemetrySubscr
 ListConfigResources DescribeTopicPartitions
 """
 
-OWN_APIS = "EndBranches DescribeBranches ConditionalProduce"
+OWN_APIS = "EndBranches DescribeBranches ConditionalProduce DescribeHealth"
 
 DATA = """
 ConsumerProtocolSubscription ConsumerProtocolAssignment
@@ -260,7 +260,7 @@ def write_messages(module: Module) -> str:
         "ZERO_UUID = bytes(16)",
     ]
     for struct in module.structs.values():
-        base = "StructDefinition"
+        base = "Struct"
         if module.messages.get(struct.name, MessageDefinition("", "", None, "", "", False)).kind == "request":
             base = f'Request["{struct.name.removesuffix("Request")}Response"]'
         out += ["", "", f"class {struct.name}({base}):", f'    """{struct.docstring}"""', ""]

@@ -2516,6 +2516,28 @@ class ConditionalProduceResponse(Struct):
     results: list[ConditionalResult] = field(default_factory=list)  # 0+
 
 
+class DescribeHealthRequest(Request["DescribeHealthResponse"]):
+    """Key 20003, versions 0, flexible: 0+."""
+
+
+class DescribedTrouble(Struct):
+    """Part of DescribeHealthResponse."""
+
+    kind: str = ""  # 0+
+    about: str = ""  # 0+
+    says: str = ""  # 0+
+
+
+class DescribeHealthResponse(Struct):
+    """Key 20003, versions 0, flexible: 0+."""
+
+    throttle_time_ms: int = 0  # 0+
+    cluster_id: str = ""  # 0+
+    broker_id: int = 0  # 0+
+    wall_ms: int = 0  # 0+
+    troubles: list[DescribedTrouble] = field(default_factory=list)  # 0+
+
+
 class ConsumerProtocolSubscriptionTopicPartition(Struct):
     """Part of ConsumerProtocolSubscription."""
 

@@ -129,6 +129,8 @@ MESSAGES: dict[str, tuple[str, int | None, str, str]] = {
     "DescribeBranchesResponse": ("response", 20001, "0", "0+"),
     "ConditionalProduceRequest": ("request", 20002, "0", "0+"),
     "ConditionalProduceResponse": ("response", 20002, "0", "0+"),
+    "DescribeHealthRequest": ("request", 20003, "0", "0+"),
+    "DescribeHealthResponse": ("response", 20003, "0", "0+"),
     "ConsumerProtocolSubscription": ("data", None, "0-3", "none"),
     "ConsumerProtocolAssignment": ("data", None, "0-3", "none"),
     "LegacyOffsetCommitKey": ("coordinator-key", 0, "0", "none"),
@@ -1707,6 +1709,19 @@ STRUCTS: dict[str, tuple[str, ...]] = {
     "ConditionalProduceResponse": (
         "throttle_time_ms int32 0+",
         "results []ConditionalResult 0+",
+    ),
+    "DescribeHealthRequest": (),
+    "DescribedTrouble": (
+        "kind string 0+",
+        "about string 0+",
+        "says string 0+",
+    ),
+    "DescribeHealthResponse": (
+        "throttle_time_ms int32 0+",
+        "cluster_id string 0+",
+        "broker_id int32 0+",
+        "wall_ms int64 0+",
+        "troubles []DescribedTrouble 0+",
     ),
     "ConsumerProtocolSubscriptionTopicPartition": (
         "topic string 1+",

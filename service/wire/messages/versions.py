@@ -72,6 +72,7 @@ class ApiKey(IntEnum):
     END_BRANCHES = 20000
     DESCRIBE_BRANCHES = 20001
     CONDITIONAL_PRODUCE = 20002
+    DESCRIBE_HEALTH = 20003
 
 
 VERSIONS: dict[ApiKey, tuple[int, int]] = {
@@ -136,6 +137,7 @@ VERSIONS: dict[ApiKey, tuple[int, int]] = {
     ApiKey.END_BRANCHES: (0, 0),
     ApiKey.DESCRIBE_BRANCHES: (0, 0),
     ApiKey.CONDITIONAL_PRODUCE: (0, 0),
+    ApiKey.DESCRIBE_HEALTH: (0, 0),
 }
 
 NEWEST_IS_UNSTABLE: frozenset[ApiKey] = frozenset({ApiKey.INIT_PRODUCER_ID})

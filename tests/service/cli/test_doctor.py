@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +45,17 @@ def test_a_cluster_that_is_well_is_said_to_be(serving: Serving, bootstrap: str) 
     assert ended.status == 0, ended
     assert {row["state"] for name, row in rows.items() if name not in ("limits", "disks", "clock")} == {"ok"}
     assert set(rows) == {
-        *("brokers", "session", "controller", "partitions", "replication", "disks", "settings", "transactions"),
+        *(
+            "brokers",
+            "health",
+            "session",
+            "controller",
+            "partitions",
+            "replication",
+            "disks",
+            "settings",
+            "transactions",
+        ),
         *("groups", "limits", "clock"),
     }
 
@@ -136,3 +148,25 @@ def test_open_transactions_are_watched(bootstrap: str) -> None:
     looks = [json.loads(line) for line in ended.out.splitlines()]
     assert [(look["transactional_id"], look["partitions"]) for look in looks] == [("pay", ["orders-0"])] * 2
     open_one.abort_transaction(30)
+
+
+@pytest.mark.timeout(300)
+def test_what_brokers_find_wrong_between_them_is_told_with_its_cure(tmp_path: Path) -> None:
+    """Of two brokers one stands still: its port accepts connections, and nobody answers them."""
+    several = ("--host", "127.0.0.1", "--port", "0", "--brokers", "2", "-o", "http.listeners=http://127.0.0.1:0")
+    with Serving("--data", str(tmp_path / "data"), *several) as running:
+        first, second = running.facts["brokers"]
+
+        def health() -> str:
+            ended = oncelog("doctor", "--timeout", "2", "-o", "tsv", bootstrap=first["bootstrap"])
+            return next(line for line in ended.out.splitlines() if line.startswith("health"))
+
+        wait_for(lambda: health().split("\t")[1] == "ok")
+        os.kill(second["process_id"], signal.SIGSTOP)
+        try:
+            wait_for(lambda: "broker 1: broker 2 can't be reached at 127.0.0.1:" in health())
+            assert "advertised.listeners" in health().split("\t")[3]
+            with urllib.request.urlopen(first["http"][0] + "/metrics") as answer:
+                assert 'oncelog_trouble{kind="unreachable",about="broker 2"} 1' in answer.read().decode()
+        finally:
+            os.kill(second["process_id"], signal.SIGCONT)

@@ -74,8 +74,10 @@ def test_no_copy_joins_another_in_its_rack() -> None:
     assert all({racks[broker] for broker in it.replica_nodes} == {"a", "b"} for it in told[0].partitions)
     [drained] = without([3], [topic("orders", [1, 3])], racks)
     assert drained.to_brokers == [1, 4]
-    [widened] = with_factor(topic("orders", [1]), 2, [topic("orders", [1]), topic("more", [3], [4])], racks)
-    assert widened.to_brokers in ([1, 3], [1, 4])
+    everybody = [topic("orders", [1]), topic("more", [3], [4])]
+    widened = with_factor(everybody[:1], 2, everybody, racks)
+    assert widened[0].to_brokers in ([1, 3], [1, 4])
+    assert len(with_factor(everybody, 2, everybody, racks)) == 3
 
 
 PLACED = st.lists(st.permutations([1, 2, 3, 4]), min_size=1, max_size=12)

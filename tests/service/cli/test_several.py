@@ -45,6 +45,7 @@ def _is_gone(process_id: int) -> bool:
     return False
 
 
+@pytest.mark.timeout(300)
 def test_a_single_broker_becomes_the_first_of_several_and_one_that_dies_is_started_again(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with Serving.on(data) as single:
@@ -78,14 +79,19 @@ def test_a_single_broker_becomes_the_first_of_several_and_one_that_dies_is_start
         assert delivered == [1] * 4, "its partitions are led again by the broker that was started again"
         assert serving.stop().status == 0
     assert _is_gone(second)
+
+
+@pytest.mark.timeout(300)
+def test_the_way_back_is_refused_with_the_command_that_makes_it_possible(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with _several(data, 2) as serving:
+        oncelog("topic", "create", "orders", "--partitions", "4", bootstrap=serving.bootstrap)
+        assert serving.stop().status == 0
     for few in ([], ["--brokers", "1"]):
         refused = Running("serve", "--data", str(data), "--port", "0", *few).ended()
         assert refused.status == 1
         assert "the metadata names brokers [2] too" in refused.err
         assert "oncelog cluster drain 2" in refused.err
-    with _several(data, 2) as serving:
-        assert serving.stop().status == 0
-    assert Running("serve", "--data", str(data), "--port", "0").ended().status == 1
     assert (data / MANIFEST).exists(), "a start that is refused leaves what the clean stop wrote"
 
 
