@@ -62,6 +62,7 @@ class Scrape:
 
     def __init__(self, broker: shapes.Broker, *, version: str) -> None:
         self._broker = broker
+        self.tasks = broker.env.tasks
         self._version = version
         self._began_s = broker.env.clock.monotonic()
         self._windows: dict[tuple[str, str, int], Window] = {}

@@ -88,11 +88,9 @@ class Scraper:
         """
         is_due = asyncio.get_running_loop().time() >= self._look_again_s
         if is_due and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.create_task(self._look_at_groups())
+            self._looking = self._scrape.tasks.spawn("a look at all groups", self._look_at_groups())
         if self._looking is not None:
-            done, _ = await asyncio.wait([self._looking], timeout=WAITED_S)
-            for each in done:
-                each.result()
+            await asyncio.wait([self._looking], timeout=WAITED_S)
         return self._scrape.late_groups
 
     async def _look_at_groups(self) -> None:

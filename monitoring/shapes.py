@@ -2,7 +2,8 @@
 fit them; the type checker verifies it where `service/web/metrics.py` passes a broker.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from monitoring.exposition import Counted
@@ -370,6 +371,7 @@ class Coordination(Protocol):
 class Tasks(Protocol):
     @property
     def failed(self) -> int: ...
+    def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
 
 
 class Clock(Protocol):
