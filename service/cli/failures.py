@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import click
 
+from service.cli.output import visible
 from service.client.failures import ClientFailure, FailureKind
 
 
@@ -50,4 +51,4 @@ class CliError(click.ClickException):
         return cls(failure.message, _EXIT_OF[failure.kind])
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"oncelog: {self.message}", err=True, file=file)
+        click.echo(f"oncelog: {visible(self.message)}", err=True, file=file)

@@ -29,6 +29,10 @@ PIECE_ROWS = 500
 # What takes no longer needs no bar.
 QUICK_S = 1.0
 
+_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+
+_SHORT = {"\t": r"\t", "\n": r"\n", "\r": r"\r"}
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -81,15 +85,15 @@ def show(
     """Print rows. `columns` are what a table and tsv show, `wide` what `-o wide` adds; JSON has every field."""
     match output:
         case Output.JSON:
-            click.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2, ensure_ascii=False))
+            click.echo(_json([dataclasses.asdict(row) for row in rows], indent=2))
         case Output.NDJSON:
             for row in rows:
-                click.echo(json.dumps(dataclasses.asdict(row), ensure_ascii=False))
+                click.echo(_json(dataclasses.asdict(row)))
         case Output.YAML:
             click.echo(to_yaml([dataclasses.asdict(row) for row in rows]))
         case Output.NAME:
             for row in rows:
-                click.echo(getattr(row, columns[0]))
+                _echo_name(getattr(row, columns[0]))
         case Output.TSV:
             for row in rows:
                 click.echo("\t".join(_tsv_cell(getattr(row, column)) for column in columns))
@@ -104,13 +108,13 @@ def show_one(row: DataclassInstance, output: Output, *, name: str, nested: Seque
     fields = [field.name for field in dataclasses.fields(row) if field.name not in nested]
     match output:
         case Output.JSON:
-            click.echo(json.dumps(dataclasses.asdict(row), indent=2, ensure_ascii=False))
+            click.echo(_json(dataclasses.asdict(row), indent=2))
         case Output.NDJSON:
-            click.echo(json.dumps(dataclasses.asdict(row), ensure_ascii=False))
+            click.echo(_json(dataclasses.asdict(row)))
         case Output.YAML:
             click.echo(to_yaml(dataclasses.asdict(row)))
         case Output.NAME:
-            click.echo(getattr(row, name))
+            _echo_name(getattr(row, name))
         case Output.TSV:
             for field in fields:
                 click.echo(f"{field}\t{_tsv_cell(getattr(row, field))}")
@@ -134,11 +138,11 @@ def to_yaml(document: object, indent: str = "") -> str:
             shown = "\n" + to_yaml(value, indent + "  ") if nested else " " + to_yaml(value)
             lines.append(f"{indent}{_yaml_key(key)}:{shown}")
         return "\n".join(lines)
-    return json.dumps(document, ensure_ascii=False)
+    return _json(document)
 
 
 def _yaml_key(key: str) -> str:
-    return key if re.fullmatch(r"[a-z_]+", key) else json.dumps(key, ensure_ascii=False)
+    return key if re.fullmatch(r"[a-z_]+", key) else _json(key)
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -159,7 +163,24 @@ yes_option: Callable[[F], F] = click.option("--yes", "-y", is_flag=True, help="D
 def remark(text: str) -> None:
     """Tell a person at a terminal what happened; a pipe or a log hears nothing."""
     if sys.stderr.isatty():
-        click.echo(text, err=True)
+        click.echo(visible(text), err=True)
+
+
+def visible(text: str) -> str:
+    """The text with what can't be seen in it written as in JSON: names come from anybody, and may hold what commands a
+    terminal or turns a line around.
+    """
+    return _UNSEEN.sub(lambda found: _SHORT.get(found[0]) or f"\\u{ord(found[0]):04x}", text)
+
+
+def _json(document: object, indent: int | None = None) -> str:
+    lines = json.dumps(document, indent=indent, ensure_ascii=False).split("\n")
+    return "\n".join(map(visible, lines))
+
+
+def _echo_name(name: str) -> None:
+    """A program gets the name itself, to the letter: click takes it for coloured otherwise, and takes parts away."""
+    click.echo(visible(name) if sys.stdout.isatty() else name, color=True)
 
 
 def _title(field: str) -> str:
@@ -169,14 +190,14 @@ def _title(field: str) -> str:
 def _table_cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return _joined(value) or "-"
+    return visible(_joined(value)) or "-"
 
 
 def _tsv_cell(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     # A tab or a line break inside a value would shift every column behind it.
-    return _joined(value).replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+    return visible(_joined(value).replace("\\", "\\\\"))
 
 
 def _joined(value: object) -> str:
@@ -211,7 +232,7 @@ def show_stream(
     if output is Output.JSON:
         separator = "["
         for row in rows:
-            click.echo(separator + "\n" + json.dumps(dataclasses.asdict(row), ensure_ascii=False), nl=False)
+            click.echo(separator + "\n" + _json(dataclasses.asdict(row)), nl=False)
             separator = ","
         click.echo("[]" if separator == "[" else "\n]")
         return
