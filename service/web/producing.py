@@ -395,6 +395,15 @@ async def write_octets(gateway: Gateway, request: web.Request, topic_name: str) 
     return await once(gateway, request, value, write)
 
 
+async def put_file(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    """Write a file as one record, as `curl -T` sends it: whatever its media type is. Libraries and proxies may repeat a
+    PUT without asking, so it must have a key.
+    """
+    if IDEMPOTENCY_KEY not in request.headers:
+        raise Problem("bad-key", "anybody on the way may repeat a PUT: with an Idempotency-Key it is written once")
+    return await write_octets(gateway, request, request.match_info["topic"])
+
+
 # -- a stream
 
 
@@ -542,6 +551,13 @@ ROUTES = (
         *("POST", "/v1/topics/{topic}/records", write_batch, f"Write records to a topic. {_ABOUT}{_STREAM}", "records"),
         body=BatchIn,
         body_media=(NDJSON, OCTETS),
+        answer=BatchOut,
+        problems=_PROBLEMS,
+        parameters=(KEY_HEADER, *_OCTETS),
+    ),
+    Route(
+        *("PUT", "/v1/topics/{topic}/records", put_file, "Write a file as one record, once for each key.", "records"),
+        body_media=(OCTETS,),
         answer=BatchOut,
         problems=_PROBLEMS,
         parameters=(KEY_HEADER, *_OCTETS),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import subprocess
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -243,3 +245,22 @@ def test_lines_of_the_short_way_are_written_as_on_the_long_one(http: Http, serve
     twice = '{"value": 1, "value": 2}\n{"value": 3}'
     told = http.post(f"/v1/topics/{topic}/records", twice, headers=media).json.splitlines()
     assert ["problem" in json.loads(line) for line in told] == [True, False]
+
+
+def test_a_file_may_be_put_and_is_one_record_however_often_it_is_sent(
+    served: Served, http: Http, topic: str, tmp_path: Path
+) -> None:
+    content = bytes(range(256))
+    (tmp_path / "file").write_bytes(content)
+    url = f"{served.url}/v1/topics/{topic}/records"
+    put = ["curl", "-s", "-T", str(tmp_path / "file"), f"{url}?key=backup", "-H", 'Idempotency-Key: "backup-1"']
+    answers = [json.loads(subprocess.run(put, capture_output=True, check=True).stdout) for _ in range(2)]
+    assert answers[0] == answers[1]
+    text = http.put(
+        f"/v1/topics/{topic}/records", b"words", headers={"Content-Type": "text/plain", "Idempotency-Key": "backup-2"}
+    )
+    assert text.status == 200, text
+    seen = read_all(served.bootstrap, topic)
+    assert [(each.key, each.value) for each in seen] == [(b"backup", content), (None, b"words")]
+    refused = http.put(f"/v1/topics/{topic}/records", b"words")
+    assert (refused.status, refused.json["type"], refused.json["outcome"]) == (400, "/problems/bad-key", "none")
