@@ -6,6 +6,7 @@ The answers and the errors are those of the REST Proxy. Writing works as everywh
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -19,13 +20,24 @@ from log.batch import NewRecord, build_batch
 from log.ids import TopicPartition
 from service.web.gateway import Gateway
 from service.web.instances import InstanceProblem
+from service.web.looking import BodyScan
 from service.web.problems import PROBLEMS, Problem
-from service.web.producing import PlacedRecords, cut, topic_to_write
+from service.web.producing import (
+    DECODED_AT_ONCE,
+    RECORDS_AT_ONCE,
+    REST_BYTES_MAX,
+    PlacedRecords,
+    in_runs,
+    topic_to_write,
+)
 from service.web.records import Partitioner, encoded, from_base64, milliseconds
 from service.web.routing import JSON, STREAMING, Route
 from service.web.sending import OutgoingBatch, send
 
-V2_FORMS = {"json": "json", "binary": "binary", "text": "text"}
+V2_FORMS = ("json", "binary", "text")
+V2_MEDIA = "application/vnd.kafka.v2+json"
+WRITTEN_AT_ONCE = 50
+"""How many records that are written one by one are written in one turn of the loop: 5 ms."""
 BATCH_MAX = 10_000
 RECORD_BYTES_MAX = 4 << 20
 """The largest record in a stream. An incomplete record is parsed again with each piece that comes, so it must not be
@@ -48,7 +60,10 @@ def _bytes_of(form: str, data: Any) -> bytes | None:
             raise Problem("invalid-record", "text is a string")
         return encoded(data)
     if form in ("JSON", "json"):
-        return encoded(json.dumps(data, ensure_ascii=False, separators=(",", ":")))
+        try:
+            return encoded(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+        except (ValueError, RecursionError):
+            raise Problem("invalid-record", "a number is too large, or lists are too deep in one another") from None
     raise Problem(
         "invalid-record", f"data of type {form[:40]!r} needs a schema registry: BINARY, JSON and STRING don't"
     )
@@ -129,8 +144,12 @@ def _no_constant(name: str) -> Any:
 
 def _v3_error(problem: Problem) -> dict[str, Any]:
     status = PROBLEMS[problem.slug].status
-    code = {400: 40002, 404: 40403}.get(status, status)
+    code = {400: 40002, 404: 404 if problem.slug == "not-found" else 40403}.get(status, status)
     return {"error_code": code, "message": problem.detail or PROBLEMS[problem.slug].title}
+
+
+def _refuse_v3(problem: Problem) -> web.Response:
+    return web.json_response(_v3_error(problem), status=PROBLEMS[problem.slug].status)
 
 
 async def _write(
@@ -185,8 +204,12 @@ async def v3_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
     topic_name = request.match_info["topic"]
     response: web.StreamResponse | None = None
     now_ms = gateway.env.clock.wall_ms
+    count = 0
     try:
         async for value in _values(request, RECORD_BYTES_MAX):
+            count += 1
+            if count % WRITTEN_AT_ONCE == 0:
+                await asyncio.sleep(0)
             try:
                 report = await _write(gateway, topic_name, *_v3_record(value, now_ms()))
             except Problem as problem:
@@ -197,10 +220,9 @@ async def v3_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
                 request[STREAMING] = True
             await response.write(msgspec.json.encode(report) + b"\r\n")
     except Problem as problem:
-        error = _v3_error(problem)
         if response is None:
-            return web.json_response(error, status=PROBLEMS[problem.slug].status)
-        await response.write(msgspec.json.encode(error) + b"\r\n")
+            raise
+        await response.write(msgspec.json.encode(_v3_error(problem)) + b"\r\n")
     if response is None:
         return web.json_response({"error_code": 400, "message": "the body is empty"}, status=400)
     await response.write_eof()
@@ -209,14 +231,13 @@ async def v3_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
 
 async def v3_batch(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     _is_here(gateway, request)
-    try:
-        entries = _decoded(await request.read()).get("entries")
-        if not isinstance(entries, list) or not 0 < len(entries) <= BATCH_MAX:
-            raise Problem("invalid-request", f"entries are 1 to {BATCH_MAX} records")
-    except Problem as problem:
-        return web.json_response(_v3_error(problem), status=PROBLEMS[problem.slug].status)
+    entries = await _list_of(await request.read(), "entries")
+    if not 0 < len(entries) <= BATCH_MAX:
+        raise Problem("invalid-request", f"entries are 1 to {BATCH_MAX} records")
     successes, failures = [], []
-    for entry in entries:
+    for number, entry in enumerate(entries):
+        if number % WRITTEN_AT_ONCE == WRITTEN_AT_ONCE - 1:
+            await asyncio.sleep(0)
         name = entry.get("id") if isinstance(entry, dict) else None
         try:
             if not isinstance(name, str) or not 0 < len(name) <= 80:
@@ -234,66 +255,90 @@ def _is_here(gateway: Gateway, request: web.Request) -> None:
         raise Problem("not-found", f"this is cluster {gateway.image.cluster_id}")
 
 
-def _decoded(body: bytes) -> dict[str, Any]:
+async def _list_of(body: bytes, name: str) -> list[Any]:
+    """The list with this name in the body; an empty one if there is none. A long list is read in several turns of the
+    loop.
+    """
+    scan = BodyScan(body, name=f'"{name}"'.encode())
+    for _ in scan.steps():
+        await asyncio.sleep(0)
+    if scan.records_end < 0:
+        if len(body) > DECODED_AT_ONCE:
+            raise Problem("malformed", f"the body is not JSON, or has no {name}")
+        found = _decoded(body)
+        if not isinstance(found, dict):
+            raise Problem("malformed", "the body is an object")
+        return []
+    if len(scan.rest) > REST_BYTES_MAX:
+        raise Problem("record-too-large", f"there is more beside the {name} than a request may have")
+    if not isinstance(_decoded(scan.rest), dict):
+        raise Problem("malformed", "the body is an object")
+    some: list[Any] = []
+    for piece in scan.pieces:
+        some += _decoded(piece)
+        await asyncio.sleep(0)
+    return some
+
+
+def _decoded(text: bytes) -> Any:
     try:
-        found = json.loads(body, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise Problem("malformed", f"the body is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise Problem("malformed", "the body is an object")
-    return found
 
 
 # -- version 2
 
 
-def _v2_error(status: int, code: int, message: str, media: str) -> web.Response:
+def _refuse_v2(problem: Problem) -> web.Response:
+    status = PROBLEMS[problem.slug].status
+    if isinstance(problem, InstanceProblem):
+        code = problem.code
+    elif status >= 500:
+        code = 50003 if problem.kind.retriable else 50002
+    else:
+        code = {404: 40401, 400: 400, 413: 413}.get(status, 422)
+    message = problem.detail or PROBLEMS[problem.slug].title
     body = msgspec.json.encode({"error_code": code, "message": message})
-    return web.Response(body=body, status=status, content_type=media)
+    return web.Response(body=body, status=status, content_type=V2_MEDIA)
 
 
 async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     """`POST /topics/{topic}`, and the same for one partition of it."""
     kind, _, rest = request.content_type.removeprefix("application/vnd.kafka").removeprefix(".").partition(".")
-    media = "application/vnd.kafka.v2+json"
-    if request.content_type == JSON or request.content_type == media:
+    if request.content_type in (JSON, V2_MEDIA):
         kind = "binary"
     elif kind not in V2_FORMS or rest != "v2+json":
-        return _v2_error(415, 415, "HTTP 415 Unsupported Media Type", media)
+        raise InstanceProblem("unsupported-media-type", 415, "HTTP 415 Unsupported Media Type")
     name = request.match_info["topic"]
     given_partition = request.match_info.get("partition")
     now_ms = gateway.env.clock.wall_ms()
-    try:
-        records = _decoded(await request.read()).get("records")
-        if not isinstance(records, list) or not records:
-            raise Problem("invalid-request", "records is missing")
-        topic = await topic_to_write(gateway, name)
-        placed = PlacedRecords({}, [])
-        partitioner = Partitioner(gateway.next_turn())
-        for each in records:
-            if not isinstance(each, dict):
-                raise Problem("malformed", "a record is an object")
-            partition = int(given_partition) if given_partition is not None else each.get("partition")
-            if partition is not None and (not isinstance(partition, int) or isinstance(partition, bool)):
-                raise Problem("malformed", "partition is a number")
-            if partition is not None and partition not in topic.partitions:
-                raise InstanceProblem("unknown-topic", 40402, "Partition not found.")
-            key, value = _bytes_of(kind, each.get("key")), _bytes_of(kind, each.get("value"))
-            placed.add(partitioner.place(topic, partition, key), (key, value, (), now_ms))
-    except Problem as problem:
-        status = PROBLEMS[problem.slug].status
-        code = {404: 40401, 400: 400}.get(status, 422)
-        if isinstance(problem, InstanceProblem):
-            code = problem.code
-        return _v2_error(status, code, problem.detail or PROBLEMS[problem.slug].title, media)
-    batches = [
-        OutgoingBatch(where, build_batch(run), len(run))
-        for where, all_of in placed.by_partition.items()
-        for run in cut(all_of)
-    ]
+    records = await _list_of(await request.read(), "records")
+    if not records:
+        raise Problem("invalid-request", "records is missing")
+    topic = await topic_to_write(gateway, name)
+    placed = PlacedRecords({}, [])
+    partitioner = Partitioner(gateway.next_turn())
+    for count, each in enumerate(records, 1):
+        if not isinstance(each, dict):
+            raise Problem("malformed", "a record is an object")
+        partition = int(given_partition) if given_partition is not None else each.get("partition")
+        if partition is not None and (not isinstance(partition, int) or isinstance(partition, bool)):
+            raise Problem("malformed", "partition is a number")
+        if partition is not None and partition not in topic.partitions:
+            raise InstanceProblem("unknown-topic", 40402, "Partition not found.")
+        key, value = _bytes_of(kind, each.get("key")), _bytes_of(kind, each.get("value"))
+        placed.add(partitioner.place(topic, partition, key), (key, value, (), now_ms))
+        if count % RECORDS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    batches = []
+    for where, run in await in_runs(placed):
+        batches.append(OutgoingBatch(where, build_batch(run), len(run)))
+        await asyncio.sleep(0)
     await send(gateway, batches)
     found: dict[TopicPartition, list[dict[str, Any]]] = {}
     for batch in batches:
+        await asyncio.sleep(0)
         for number in range(batch.records):
             report: dict[str, Any] = {"partition": batch.partition.partition, "offset": batch.base_offset + number}
             report |= {"error_code": None, "error": None}
@@ -304,15 +349,16 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
             found.setdefault(batch.partition, []).append(report)
     offsets = [found[where][number] for where, number in placed.order]
     body = {"offsets": offsets, "key_schema_id": None, "value_schema_id": None}
-    return web.Response(body=msgspec.json.encode(body), content_type=media)
+    return web.Response(body=msgspec.json.encode(body), content_type=V2_MEDIA)
 
 
 _V3 = "/v3/clusters/{cluster}/topics/{topic}/records"
 _V2 = "/topics/{topic}"
 _ABOUT = "As Confluent's REST Proxy."
 ROUTES = (
-    Route("POST", _V3, v3_records, _ABOUT, "compatible", documented=False),
-    Route("POST", _V3 + ":batch", v3_batch, _ABOUT, "compatible", documented=False),
-    Route("POST", _V2, v2_records, _ABOUT, "compatible", documented=False),
-    Route("POST", _V2 + "/partitions/{partition:[0-9]{1,9}}", v2_records, _ABOUT, "compatible", documented=False),
-)
+    Route("POST", _V3, v3_records, _ABOUT, "compatible", documented=False, refuse=_refuse_v3),
+    Route("POST", _V3 + ":batch", v3_batch, _ABOUT, "compatible", documented=False, refuse=_refuse_v3),
+    Route("POST", _V2, v2_records, _ABOUT, "compatible", documented=False, refuse=_refuse_v2),
+    Route("POST", _V2 + "/partitions/{partition:[0-9]{1,9}}", v2_records, _ABOUT, "compatible", documented=False,
+          refuse=_refuse_v2),
+)  # fmt: skip

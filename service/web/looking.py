@@ -35,9 +35,11 @@ TOP, LIST, RECORD = 1, 2, 3
 class BodyScan:
     """The scan of one body."""
 
-    def __init__(self, text: bytes, record: int = RECORD) -> None:
+    def __init__(self, text: bytes, record: int = RECORD, name: bytes = RECORDS) -> None:
         self._text = text
         self._record = record
+        self._name = name
+        """The name of the list of records, in quotes."""
         self.records_at = self.records_end = -1
         """Where the content of the list of records begins and ends."""
         self.cuts: list[int] = []
@@ -80,7 +82,7 @@ class BodyScan:
                         self.cuts.append(at)
                         last_cut = at
             elif kind in (_LIST, _OBJECT):
-                if kind == _LIST and len(names) == TOP and name == RECORDS and self.records_at < 0:
+                if kind == _LIST and len(names) == TOP and name == self._name and self.records_at < 0:
                     self.records_at = last_cut = last_comma = at + 1
                 names.append(set() if kind == _OBJECT and not exempt else None)
             else:

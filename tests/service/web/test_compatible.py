@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
+import pytest
+
+from service.web.compatible import _list_of
+from service.web.problems import Problem
 from tests.service.web.kit import Http, Served, read_all
 
 
@@ -60,3 +65,56 @@ def test_a_partition_that_is_not_there_is_told_in_version_2_as_theirs(http: Http
     for path, more in ((f"/topics/{topic}/partitions/9", {}), (f"/topics/{topic}", {"partition": 9})):
         answer = http.post(path, json.dumps({"records": [{"value": {}, **more}]}), headers=headers)
         assert (answer.status, answer.json) == (404, {"error_code": 40402, "message": "Partition not found."})
+
+
+@pytest.mark.parametrize("value", ["1e999", "-1e999", "[" * 2000 + "]" * 2000, "[" * 972 + "]" * 972, "NaN"])
+def test_what_is_no_json_as_it_would_be_stored_is_refused(http: Http, topic: str, value: str) -> None:
+    """1e999 was stored as `Infinity`; lists just deep enough to be read could not be written, and cost a 500."""
+    version_2 = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+    answer = http.post(f"/topics/{topic}", f'{{"records":[{{"value":{value}}}]}}', headers=version_2)
+    assert answer.status in (400, 422), answer
+    path = f"/v3/clusters/{cluster(http)}/topics/{topic}/records"
+    record = f'"value":{{"type":"JSON","data":{value}}}'
+    for body, where in ((f"{{{record}}}", path), (f'{{"entries":[{{"id":"1",{record}}}]}}', f"{path}:batch")):
+        raw = http.session.post(http.url + where, data=body, headers={"Content-Type": "application/json"}, timeout=30)
+        assert raw.status_code < 500
+        (failed,) = raw.json().get("failures") or [raw.json()]
+        assert failed["error_code"] in (40002, 422)
+
+
+def test_another_cluster_is_told_in_their_form(http: Http, topic: str) -> None:
+    for path in ("records", "records:batch"):
+        answer = http.post(f"/v3/clusters/another/topics/{topic}/{path}", {})
+        assert (answer.status, answer.json["error_code"]) == (404, 404)
+        assert answer.headers["Content-Type"].startswith("application/json")
+
+
+@pytest.mark.parametrize("count", [3, 50_000])
+def test_a_long_list_is_read_in_turns_and_in_order(count: int) -> None:
+    """A body of 14 MB held the loop for three seconds."""
+    body = json.dumps({"more": [1], "entries": [{"id": str(number)} for number in range(count)], "records": 1}).encode()
+
+    async def main() -> int:
+        turns = 0
+        reading = asyncio.ensure_future(_list_of(body, "entries"))
+        while not reading.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert await reading == [{"id": str(number)} for number in range(count)]
+        return turns
+
+    assert asyncio.run(main()) > count / 5000
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"x", b'{"records":[1]', b'{"records":[1}', b'{"records":[1,,2]}', b'{"records":[1]} {}']
+)
+def test_a_body_that_is_no_object_of_json_is_malformed(body: bytes) -> None:
+    with pytest.raises(Problem) as refused:
+        asyncio.run(_list_of(body, "records"))
+    assert refused.value.slug == "malformed"
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"records":7}', b'{"records":{"records":[1]}}', b'{"a":{"records":[1]}}'])
+def test_a_body_without_the_list_has_none(body: bytes) -> None:
+    assert asyncio.run(_list_of(body, "records")) == []
