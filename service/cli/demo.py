@@ -82,6 +82,8 @@ def _begin(members: list[BrokerProcess], *, log: Path, companions: Companions) -
 def _describe(members: list[BrokerProcess], log: Path, beside: list[str]) -> str:
     bootstrap = ",".join(member.facts["bootstrap"] for member in members)
     first = members[0].facts["bootstrap"]
+    from service.cli.serve import own_name
+
     victim = members[-1].facts
     lines = [f"A cluster of {len(members)} brokers is up. Ctrl-C stops it and removes its data.", ""]
     lines += [
@@ -101,7 +103,7 @@ def _describe(members: list[BrokerProcess], log: Path, beside: list[str]) -> str
         "",
         "  # kill a broker: others lead what it led, and it is started again",
         f"  kill -9 {victim['process_id']}",
-        f"  oncelog cluster -b {first}",
+        f"  {own_name()} cluster -b {first}",
         "",
         "  # nothing is lost, nothing is there twice",
         f"  kcat -b {bootstrap} -C -t numbers -e -q | sort -n | uniq | wc -l",

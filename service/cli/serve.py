@@ -171,8 +171,8 @@ def _describe_several(members: list[BrokerProcess]) -> str:
         "",
         "To try it, in another terminal:",
         "",
-        f"  {_own_name()} topic create orders --partitions {2 * len(members)} -b {bootstrap}",
-        f"  {_own_name()} cluster -b {bootstrap}",
+        f"  {own_name()} topic create orders --partitions {2 * len(members)} -b {bootstrap}",
+        f"  {own_name()} cluster -b {bootstrap}",
         "",
     ]
     return "\n".join(lines)
@@ -399,11 +399,11 @@ To try it, in another terminal:
   /tmp/try/bin/python -c 'from kafka import KafkaProducer
 print(KafkaProducer(bootstrap_servers="{bootstrap}").send("greetings", b"hello from Python").get())'
 
-  {_own_name()} consume greetings -b {bootstrap}
+  {own_name()} consume greetings -b {bootstrap}
 """
 
 
-def _own_name() -> str:
+def own_name() -> str:
     """How to call this command from here: `make serve` puts nothing on the path."""
     if shutil.which("oncelog"):
         return "oncelog"

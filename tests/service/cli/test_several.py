@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from log.manifest import MANIFEST
 from tests.peers import zookeeper
-from tests.service.cli.kit import Running, Serving, oncelog
+from tests.service.cli.kit import ROOT, Running, Serving, oncelog
 
 PATIENCE_S = 30.0
 WITH_ZOOKEEPER = pytest.mark.skipif(zookeeper.missing() is not None, reason=zookeeper.missing() or "")
@@ -130,6 +131,8 @@ def test_the_demo_keeps_what_was_committed_while_brokers_die_and_are_emptied(met
         producer.commit_transaction(PATIENCE_S)
         victim = int(re.findall(r"broker 3 .* process (\d+)", told)[0])
         os.kill(victim, signal.SIGKILL)
+        (line,) = re.findall(r"^  (.+ cluster -b .+)$", told, re.M)
+        assert subprocess.run(line, shell=True, check=True, cwd=ROOT, capture_output=True).stdout
         numbers = [*map(str, range(1000))]
         # A reader that comes in the moment of the death is told that nobody answers, and asks again.
         _wait(lambda: sorted(_numbers(bootstrap)) == sorted(numbers), "nothing is lost, nothing is there twice")
