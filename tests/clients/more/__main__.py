@@ -1,6 +1,6 @@
 """Further clients against our broker: kafkajs, @platformatic/kafka and cloudevents on Node.js; franz-go, sarama,
-kafka-go and confluent-kafka-go in Go; rskafka in Rust; older versions of the Java client; Kafka Streams and Connect;
-MirrorMaker 2; Apache Flink; Spring Kafka; Pekko Connectors; quixstreams in Python.
+kafka-go and confluent-kafka-go in Go; rskafka in Rust; older and newer Java clients than the tools have; Kafka Streams
+and Connect; MirrorMaker 2; Apache Flink; Spring Kafka; Pekko Connectors; quixstreams in Python.
 
     python -m tests.clients.more [PART OF A CHECK'S NAME]
 
@@ -76,6 +76,18 @@ def go(name: str, wanted: tuple[str, ...]) -> Check:
     return check
 
 
+def franz_tests(bootstrap: str) -> None:
+    """franz-go's own test of transactions: chains of groups pass records on while members come and go. Its twin without
+    transactions is left out: it loses count when a member is late for the short sessions of this broker.
+    """
+    binary = BUILT / "go" / "franz-tests"
+    build = ["go", "test", "-c", "-o", str(binary), "github.com/twmb/franz-go/pkg/kgo"]
+    run(build, folder=CLIENTS / "go", patience_seconds=400)
+    told = {"KGO_SEEDS": bootstrap, "KGO_TEST_RF": "1", "KGO_TEST_RECORDS": "10000", "KGO_LOG_LEVEL": "none"}
+    program = [str(binary), "-test.v", "-test.run", "TestTxnEtl", "-test.timeout", "9m"]
+    expect(run(program, environment=told, patience_seconds=600), "--- PASS: TestTxnEtl (")
+
+
 def rust(bootstrap: str) -> None:
     """The program of tests/clients/rust."""
     built = {"CARGO_TARGET_DIR": str(BUILT / "rust")}
@@ -94,11 +106,13 @@ def _available() -> dict[str, Check]:
         "@platformatic/kafka (Node.js)": (("node", "npm"), node("platformatic.mjs", modern=True)),
         "cloudevents (Node.js)": (("node", "npm"), cloudevents),
         "franz-go (Go)": (("go",), go("franz", EVERYTHING)),
+        "franz-go's own test of transactions, every kind of group (Go)": (("go",), franz_tests),
         "sarama (Go)": (("go",), go("sarama", EVERYTHING)),
         "segmentio/kafka-go (Go)": (("go",), go("segmentio", WITHOUT_TRANSACTIONS)),
         "confluent-kafka-go (Go)": (("go", "gcc"), go("confluent", EVERYTHING)),
         "rskafka (Rust)": (("cargo",), rust),
         **{f"kafka-clients {version} (Java)": (JAVA, java.older_client(version)) for version in JAVA_CLIENTS},
+        "kafka-clients 4.4.0 (Java)": (JAVA, java.newer_client("4.4.0")),
         "Kafka Streams 4.3.0 (Java)": (JAVA, java.streams("4.3.0")),
         f"Kafka Connect {connect.CONNECT}, exactly-once source (Java)": (JAVA, connect.carries),
         f"MirrorMaker 2 of Kafka {connect.CONNECT}, exactly-once (Java)": (JAVA, mirror.mirrors),

@@ -1,5 +1,5 @@
-"""Kafka's Java libraries of other versions than the tools': older clients, and Kafka Streams with exactly_once_v2,
-killed while it counts.
+"""Kafka's Java libraries of other versions than the tools': older clients, a newer one, and Kafka Streams with
+exactly_once_v2, killed while it counts.
 """
 
 from __future__ import annotations
@@ -32,6 +32,18 @@ def older_client(version: str) -> Check:
         classes = compiled("OlderJavaClient.java", _jars("kafka-clients", OLDEST))
         program = [*java(classes, _jars("kafka-clients", version)), "OlderJavaClient", bootstrap, str(time.time_ns())]
         expect(run(program), "produced", "consumed", "administered", "transacted", "done")
+
+    return check
+
+
+def newer_client(version: str) -> Check:
+    """The program of `make clients-java`, which has both protocols of groups."""
+
+    def check(bootstrap: str) -> None:
+        jars = _jars("kafka-clients", version)
+        printed = run([*java(compiled("JavaClient.java", jars), jars), "JavaClient", bootstrap, str(time.time_ns())])
+        said = ("produced", "consumed classic", "consumed consumer", "administered", "committed", "aborted", "done")
+        expect(printed, *said)
 
     return check
 
