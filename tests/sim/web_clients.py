@@ -421,7 +421,8 @@ class Member(WebActor):
                 page = await self.web.ask(
                     "GET", f"{member}/records?max_records={most}&wait_ms={wait_ms}&int64=string{after}"
                 )
-                if page.status == 200:
+                is_lost = token and self.chance.random() < 0.2  # on its way
+                if page.status == 200 and not is_lost:
                     token = page.json["commit_token"]
                     self.told.got.update((each["partition"], int(each["offset"])) for each in page.json["records"])
                     if self.chance.random() < 0.5:
