@@ -59,9 +59,12 @@ class Window:
         if lag <= 0 or not commits:
             return BurrowStatus.OK
         offsets, times, lags = commits[0::_FIELDS], commits[1::_FIELDS], commits[2::_FIELDS]
-        usual_ms = times[-1] - times[0] if len(times) > 1 else ALONE_MS
+        is_alone = len(times) == 1
+        usual_ms = ALONE_MS if is_alone else times[-1] - times[0]
         if now_ms - times[-1] > usual_ms and min(self._ends) > offsets[-1]:
             return BurrowStatus.STOP
+        if is_alone:
+            return BurrowStatus.OK
         if _went_back(offsets):
             return BurrowStatus.REWIND
         if min(lags) <= 0:

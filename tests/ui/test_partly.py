@@ -17,6 +17,7 @@ from service.web.pages import facts, views
 from service.web.pages.facts import Told
 from service.web.pages.render import render
 from service.web.pages.views import PageView, View, kept_of
+from tests.monitoring.test_metrics import commit
 from tests.service.api.txn_stage import TxnStage, Writer, on_txn_stage
 from tests.service.web.kit import PATIENCE_S, Served
 
@@ -29,10 +30,11 @@ async def looked(stage: TxnStage, name: str, view: View, **match: str) -> str:
     return render(f"{name}.html", **common, missing=told.missing, **found)
 
 
-async def begun(stage: TxnStage) -> None:
+async def begun(stage: TxnStage) -> Writer:
     writer = Writer(stage, "pay")
     await writer.init()
     await writer.write("orders", "a")
+    return writer
 
 
 def test_coordinators_that_load_are_named_and_the_partitions_are_shown(tmp_path: Path) -> None:
@@ -59,6 +61,21 @@ def test_a_disk_that_failed_is_named_and_the_rest_is_shown(tmp_path: Path) -> No
         assert "orders" in await looked(stage, "topics", views.topics)
         assert "not known now" in await looked(stage, "topic", views.topic, topic="orders")
         await looked(stage, "messages", views.messages, topic="orders", partition="0")
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_group_that_nobody_reads_for_is_not_said_to_keep_up(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        await (await begun(stage)).end(commit=True)
+        await commit(stage, "left", "orders", 0)
+        for page in (
+            await looked(stage, "groups", views.groups),
+            await looked(stage, "group", views.group, group="left"),
+        ):
+            assert "nobody reads" in page
+        stage.broker.folders[0].fail(DiskFault(5, "broken"))
+        assert "nobody reads" not in await looked(stage, "group", views.group, group="left")
 
     on_txn_stage(tmp_path, scene)
 
