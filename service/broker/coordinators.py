@@ -13,6 +13,7 @@ machine alone.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Generic
 
 from log.control import ControlType
@@ -20,7 +21,7 @@ from log.ids import NO_EPOCH, TopicPartition
 from service.broker.internal_topics import InternalTopic
 from service.broker.partition import Partition
 from service.broker.partition_table import PartitionTable
-from service.broker.shard import CoordinatorLoading, MachineT, Mishaps, NotCoordinator, Shard
+from service.broker.shard import CoordinatorLoading, MachineT, Mishaps, NotCoordinator, OneATurn, Shard
 from service.cluster.image import NO_LEADER, Image
 from service.ports import Env
 
@@ -53,6 +54,7 @@ class Coordinators(Generic[MachineT]):
         self._shards: dict[int, Shard[MachineT]] = {}
         self._pauses: dict[int, tuple[float, float]] = {}
         self.mishaps = Mishaps()
+        self._due = OneATurn()
 
     def shards(self) -> Iterable[Shard[MachineT]]:
         """The shards on this broker, in the order of their partitions; some may still be loading."""
@@ -69,6 +71,7 @@ class Coordinators(Generic[MachineT]):
             lambda effects: self._post(partition, effects),
             self.mishaps,
             self._given_up,
+            self._due,
         )
         self._shards[index] = shard
         self._env.tasks.spawn(f"load {partition.topic_partition}", self._load(shard))
@@ -143,10 +146,15 @@ class Coordinators(Generic[MachineT]):
         return self.shard(key).handle(command)
 
     def tell_all(self, command: Any) -> None:
-        """Give `command` to every shard. Nobody waits for an answer."""
-        for shard in self.shards():
-            if shard.loaded and not shard.dropped:
+        """Give `command` to every shard that is loaded now. Nobody waits for an answer."""
+
+        def tell(shard: Shard[MachineT]) -> None:
+            if not shard.dropped:
                 shard.tell(command)
+
+        for shard in self.shards():
+            if shard.loaded:
+                self._due.do(partial(tell, shard))
 
     def partition(self, index: int) -> Partition | None:
         return self._partitions.get(TopicPartition(self.topic.name, index))

@@ -100,6 +100,28 @@ class Mishaps:
     """How many shards were given up, and replayed again, while this broker still led their partition."""
 
 
+class OneATurn:
+    """Lets the shards of one kind work one after the other, each in a turn of the loop of its own. Shards that were
+    loaded at the same moment have much to do at the same moment. All together they would hold the loop for long.
+    """
+
+    def __init__(self) -> None:
+        self._is_over = True  # the turn in which one has worked
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def do(self, work: Callable[[], None]) -> None:
+        """At once, if none has worked in this turn."""
+        self._waiting.append(work)
+        if self._is_over:
+            self._next()
+
+    def _next(self) -> None:
+        self._is_over = not self._waiting
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+            self._waiting.popleft()()
+
+
 class Shard(Generic[MachineT]):
     """One machine, and the internal partition that holds its records."""
 
@@ -111,6 +133,7 @@ class Shard(Generic[MachineT]):
         post: Callable[[Sequence[Any]], None],
         mishaps: Mishaps,
         on_given_up: Callable[["Shard[MachineT]"], None],
+        due: OneATurn,
     ) -> None:
         self.partition = partition
         self.machine = machine
@@ -122,6 +145,7 @@ class Shard(Generic[MachineT]):
         self._post = post
         self._mishaps = mishaps
         self._on_given_up = on_given_up
+        self._due = due
         self._unreadable = 0
         self._waiting: dict[object, asyncio.Future[Any]] = {}
         self._last_token = 0
@@ -129,6 +153,7 @@ class Shard(Generic[MachineT]):
         self._undelivered: deque[tuple[int, Decision]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
+        self._is_due = False  # its turn comes soon, and then the timer is set anew
         self._rest_ms = self._rest_until_ms = 0
         self._started_ms = env.clock.wall_ms() - int(env.clock.monotonic() * 1000)
 
@@ -362,17 +387,22 @@ class Shard(Generic[MachineT]):
 
     def _set_timer(self) -> None:
         deadline_ms = self.machine.next_deadline_ms()
-        if deadline_ms == self._timer_ms or self.dropped:
+        if deadline_ms == self._timer_ms or self.dropped or self._is_due:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._timer_ms = None, deadline_ms
         if deadline_ms is not None:
             delay = max(max(deadline_ms, self._rest_until_ms) - self.now_ms(), 0) / 1000
-            self._timer = asyncio.get_running_loop().call_later(delay, self._expire)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._come_due)
+
+    def _come_due(self) -> None:
+        self._is_due = True
+        self._due.do(self._expire)
 
     def _expire(self) -> None:
         self._timer = self._timer_ms = None
+        self._is_due = False
         if self.dropped:
             return
         try:

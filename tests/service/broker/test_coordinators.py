@@ -2,6 +2,7 @@
 shard, it is replayed again.
 """
 
+import asyncio
 import errno
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,36 @@ def test_what_is_told_to_all_reaches_those_that_are_loaded(tmp_path: Path, monke
         assert indexes == sorted(indexes)
         coordinators.led(coordinators.shard("pay").partition)
         coordinators.tell_all("a command")
+        assert len(told) == 1, "the others have turns of their own"
+        await until(lambda: len(told) == len(indexes) - 1)
         assert told == [index for index in indexes if index != coordinators.partition_index("pay")]
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_what_is_due_in_all_shards_at_once_is_done_by_one_in_each_turn_of_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards that were loaded at the same moment look for expired offsets at the same moment, too."""
+    turn = [0]
+    at: list[int] = []
+    original = Shard._expire
+
+    def expire(shard: Shard[Any]) -> None:
+        at.append(turn[0])
+        original(shard)
+
+    async def scene(stage: TxnStage) -> None:
+        coordinators = stage.broker.coordination.transactions
+        assert await Writer(stage, "pay").init() == NONE
+        await until(lambda: all(shard.loaded for shard in coordinators.shards()))
+        monkeypatch.setattr(Shard, "_expire", expire)
+        shards = list(coordinators.shards())
+        for shard in shards:
+            shard._come_due()
+        while len(at) < len(shards):
+            turn[0] += 1
+            await asyncio.sleep(0)
+        assert len(set(at)) == len(shards) > 1
 
     on_txn_stage(tmp_path, scene)
