@@ -74,7 +74,8 @@ def _fetch_few(
         found = [
             OffsetFetchResponseTopics(topic.topic, topic.topic_id, _partitions(topic.offsets)) for topic in reply.topics
         ]
-        found += done_at_once(_refused_topics(refused, ErrorCode.UNKNOWN_TOPIC_ID))
+        if refused:
+            found += done_at_once(_refused_topics(refused, ErrorCode.UNKNOWN_TOPIC_ID))
         return OffsetFetchResponse(groups=[OffsetFetchResponseGroup(wanted.group_id, found)])
 
     command = FetchOffsets(wanted.group_id, wanted.member_id, wanted.member_epoch, tuple(asked), require_stable)

@@ -265,6 +265,10 @@ class Member:
         """A static member may be taken to the other protocol by a restart."""
         if self.instance is None or self.chance.random() >= self.world.plan.converts:
             return type(self)
+        if self.world.plan.late_ms > ANSWER_WITHIN_MS:
+            self.world.twins.add(
+                self.instance
+            )  # this one's join may arrive after that of its successor, and replaces it
         return ConsumerMember if isinstance(self, ClassicMember) else ClassicMember
 
     def topics_of_successor(self) -> tuple[str, ...]:

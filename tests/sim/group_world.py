@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from service.groups.coordinator import GroupCoordinator
 from service.groups.settings import ConsumerTimes, GroupSettings
 from service.groups.verdicts import GroupDecision
 from tests.service.groups.driver import Entry, Topics
+from tests.sim.group_compaction import compacted
 
 CHAOS_MS = 40_000
 SETTLE_MS = 60_000
@@ -39,6 +40,7 @@ REBALANCE_MS = 20_000
 BEAT_MS = 500
 ANSWER_WITHIN_MS = 1_500
 REPLAYED_EVERY = 15  # decisions with records
+CUTS = 5  # up to which the log is compacted, of each run
 
 KINDS = ("classic", "static", "consumer", "static consumer")
 
@@ -228,9 +230,9 @@ class GroupWorld:
         self._timer_ms = None
         self._set_timer()
 
-    def replayed(self) -> GroupCoordinator:
+    def replayed(self, log: Sequence[Entry] | None = None) -> GroupCoordinator:
         machine = GroupCoordinator(self._settings, self.topics, lambda: self.now_ms)
-        for entry in self.log:
+        for entry in self.log if log is None else log:
             for key, value in entry.records:
                 machine.apply(key, value, producer_id=entry.producer_id)
             if entry.marker is not None:
@@ -240,6 +242,12 @@ class GroupWorld:
     def check_replay(self) -> None:
         if self.machine is not None and self.machine.durable_facts() != self.replayed().durable_facts():
             raise Broken("LiveEqualsReplay: the machine that lives is not what its log makes")
+
+    def check_compaction(self) -> None:
+        whole, chance = _without_empty(self.replayed().durable_facts()), random.Random(len(self.log))
+        for _ in range(CUTS):
+            if whole != _without_empty(self.replayed(compacted(self.log, chance)).durable_facts()):
+                raise Broken("CompactionChangesNothing: the compacted log makes another machine")
 
     def _carry_out(self, decision: GroupDecision) -> None:
         machine = self.machine
@@ -364,3 +372,19 @@ class GroupWorld:
         if self.machine is not None:  # otherwise the answer reaches nobody
             self._tokens += 1
             self._carry_out(self.machine.decide(ForgetTopic(name, facts.topic_id), self._tokens, self.now_ms))
+
+
+def _without_empty(facts: Any) -> Any:
+    """Without groups that hold nothing and have no record: an offset that was deleted or aborted made them."""
+    groups, offsets = facts
+    return {name: known for name, known in groups.items() if known is not None}, _without_nothing(offsets)
+
+
+def _without_nothing(facts: Any) -> Any:
+    """Nor with places for what a transaction had, or a tombstone took."""
+    if isinstance(facts, tuple) and type(facts) is tuple:
+        return tuple(map(_without_nothing, facts))
+    if isinstance(facts, dict):
+        inner = {key: _without_nothing(value) for key, value in facts.items()}
+        return {key: value for key, value in inner.items() if value != {}}
+    return facts

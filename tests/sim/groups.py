@@ -114,6 +114,7 @@ def settle(world: GroupWorld) -> set[str]:
     """In peace every partition comes to be read; of which topics."""
     world.run_until(world.now_ms + SETTLE_MS)
     world.check_replay()
+    world.check_compaction()
     topics = {topic for member in members_in(world) for topic in member.topics}
     check_all_is_read(world, topics, SETTLE_MS)
     return topics
