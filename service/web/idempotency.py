@@ -113,7 +113,7 @@ class Keys:
             return await forward(gateway, leader, request, body)
         memory = await self._memory(key)
         memory.forget_old(gateway)
-        digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
+        digest = _digest(key.encode())
         known = memory.offsets.get(digest)
         if known is not None:
             remembered = await memory.recall(known[0], key)
@@ -167,7 +167,7 @@ class Keys:
             raise
         known_now = self._memories.get(memory.where.partition)  # another, if it was learnt anew meanwhile
         if known_now is not None:
-            known_now.offsets[digest] = offset, now_ms
+            known_now.note(digest, offset, now_ms)
         return web.Response(body=answer, content_type=JSON)
 
     async def _memory(self, key: str) -> Memory:
@@ -228,12 +228,13 @@ class Memory:
         for count, (header, batch) in enumerate(log.scan(log.start_offset, self._until)):
             if not aborted.covers(header, batch) and not header.is_control:
                 for record in read_records(batch, header):
-                    self._note(record.key or b"", record.offset, record.timestamp)
+                    self.note(_digest(record.key or b""), record.offset, record.timestamp)
             if count % BATCHES_AT_ONCE == BATCHES_AT_ONCE - 1:
                 await asyncio.sleep(0)
 
-    def _note(self, key: bytes, offset: int, written_ms: int) -> None:
-        self.offsets[hashlib.blake2b(key, digest_size=16).digest()] = offset, written_ms
+    def note(self, digest: Digest, offset: int, written_ms: int) -> None:
+        self.offsets.pop(digest, None)  # a key that is used again after its time is the newest now
+        self.offsets[digest] = offset, written_ms
 
     async def recall(self, offset: int, key: str) -> Remembered | None:
         """The record of a key; None if it is gone because its time is over."""
@@ -258,6 +259,10 @@ class Memory:
             if written_ms >= oldest_ms:
                 break
             del self.offsets[digest]
+
+
+def _digest(key: bytes) -> Digest:
+    return hashlib.blake2b(key, digest_size=16).digest()
 
 
 def _reused() -> Problem:

@@ -207,6 +207,17 @@ def test_a_key_whose_record_is_written_is_looked_up_whatever_became_of_the_reque
     assert keys._memories == {}
 
 
+def test_keys_are_forgotten_in_time_though_one_of_them_is_used_again_and_again() -> None:
+    """A key that was used again kept its place as the oldest, and every key behind it was remembered too long."""
+    known = memory()
+    for day, key in enumerate((b"nightly", b"once", b"nightly")):
+        known.note(key, day, 1000 * day)
+    clock = SimpleNamespace(wall_ms=lambda: 2500)
+    config = SimpleNamespace(http_idempotency_retention_ms=1000)
+    known.forget_old(cast(Gateway, SimpleNamespace(env=SimpleNamespace(clock=clock), config=config)))
+    assert known.offsets == {b"nightly": (2, 2000)}
+
+
 # -- batches of a transaction
 
 
