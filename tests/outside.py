@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ FROM = {
     "mvn": "maven",
     "openssl": "openssl",
     "cc": "gcc libc6-dev",
+    "curl": "curl",
+    "mount": "mount",
+    "systemd-analyze": "systemd",
 }
 """Debian packages."""
 
@@ -30,6 +34,11 @@ def missing(*programs: str) -> str | None:
         return None
     packages = " ".join(FROM[program] for program in lacking)
     return f"no {' and no '.join(lacking)} on this machine (Debian: apt install {packages})"
+
+
+def missing_java() -> str | None:
+    """Why Spark can't run here, or None."""
+    return None if os.environ.get("JAVA_HOME") else missing("java")
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:

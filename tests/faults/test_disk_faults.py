@@ -19,6 +19,7 @@ from service.wire.error_codes import ErrorCode
 from tests.clients.topics import Topics
 from tests.faults.scenario import in_loop
 from tests.faults.writer import COMING, Writer, group_offset, seen, settled, until
+from tests.outside import missing
 from tests.peers.chosen import new_broker
 from tests.peers.process import BrokerProcess
 from tests.rules import rule
@@ -97,6 +98,8 @@ async def test_a_disk_that_refuses_the_decision(own_broker: BrokerProcess, name:
 
 @pytest.fixture
 def broker_on_a_small_disk(tmp_path: Path) -> Iterator[BrokerProcess]:
+    if why := missing("mount"):
+        pytest.skip(why)
     folder = tmp_path / "small"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)]

@@ -24,6 +24,7 @@ from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, Config
 from confluent_kafka.cimpl import NewTopic
 
 from tests.clients.libraries import kafka
+from tests.outside import missing
 from tests.peers.chosen import new_broker
 from tests.peers.process import BrokerProcess
 
@@ -34,6 +35,8 @@ RECORD_BYTES = 10_000
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     """On a disk of 60 MB of its own."""
+    if why := missing("mount"):
+        pytest.skip(why)
     folder = tmp_path / "small"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=60m", "none", str(folder)]

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from spark_sink import client as wire
 from spark_sink import register
 from spark_sink.client import Client, ClientSettings
-from tests.outside import missing
+from tests.outside import missing_java
 from tests.peers.chosen import Address
 
 
@@ -44,7 +44,7 @@ def client(bootstrap: str) -> Iterator[Client]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One Spark for all tests: it takes five seconds to start. Two Python workers, no web page."""
-    if not os.environ.get("JAVA_HOME") and (why := missing("java")):
+    if why := missing_java():
         pytest.skip(why)
     os.environ["PYSPARK_PYTHON"] = sys.executable  # of the workers, which import what this process does
     session = (

@@ -22,9 +22,11 @@ from pyspark.sql.datasource import DataSource
 
 from spark_sink import WrongPython, register
 from tests.clients.topics import Topics
+from tests.outside import missing_java
 from tests.peers.process import ROOT
 from tests.spark_sink.reading import values
 
+NEEDS_JAVA = pytest.mark.skipif(missing_java() is not None, reason=missing_java() or "")
 PACKAGE = ROOT / "spark_sink"
 WRITE = """
 import sys
@@ -102,6 +104,7 @@ def test_the_package_holds_every_module_and_nothing_more(installed: Path) -> Non
     assert {str(file.relative_to(installed)) for file in installed.rglob("*.py")} == wanted
 
 
+@NEEDS_JAVA
 @pytest.mark.timeout(300)
 def test_spark_finds_it_without_being_told(installed: Path, bootstrap: str, topics: Topics) -> None:
     """Run from elsewhere, with nothing on the path but the package and what it requires."""
@@ -123,6 +126,7 @@ def bare_python(tmp_path: Path) -> Path:
     return tmp_path / "bare" / "bin" / "python3"
 
 
+@NEEDS_JAVA
 @pytest.mark.timeout(300)
 def test_a_job_that_registers_works_with_the_python_it_was_started_with(
     installed: Path, bootstrap: str, topics: Topics, bare_python: Path

@@ -13,6 +13,7 @@ import requests
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Response, sync_playwright
 
+from tests.outside import needs
 from tests.service.cli.kit import process
 from tests.ui.scene import HOSTILE, Scene
 from tests.ui.screenshots import CHROMIUM, PAGES, SIZES, viewport
@@ -333,6 +334,7 @@ def test_what_may_not_be_written_is_refused_in_words(watched: Watched) -> None:
     watched.complaints.clear()  # the browser says that it was refused
 
 
+@needs("curl")
 def test_a_request_is_sent_from_the_page_and_shown_as_a_command(scene: Scene, watched: Watched) -> None:
     page = watched.go("/ui/http")
     page.get_by_text("topics (").click()

@@ -199,9 +199,8 @@ def test_a_folder_may_be_called_anything(tmp_path: Path) -> None:
 
 def _small_disk(folder: Path, free_kib: int) -> tuple[str, ...]:
     """What runs a command with `folder` on a disk of its own that has so much room left."""
-    script = (
-        f'mount -t tmpfs -o size=1m none {folder} && head -c {1024 - free_kib}K /dev/zero > {folder}/ballast; exec "$@"'
-    )
+    full = f"head -c {1024 - free_kib}K /dev/zero > {folder}/ballast"
+    script = f'mount -t tmpfs -o size=1m none {folder} && {full} && exec "$@"'
     return ("unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh")
 
 
