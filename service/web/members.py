@@ -251,6 +251,8 @@ class Members:
         member.interval_s = answer.heartbeat_interval_ms / 1000
         if answer.assignment is None:
             return False
+        # The answer may name a topic that was not there when the heartbeat left. The group names it only once.
+        image = self._gateway.image
         given = dict.fromkeys(
             TopicPartition(name, index)
             for topic in answer.assignment.topic_partitions

@@ -7,6 +7,7 @@ import math
 import time
 from typing import Any
 from unittest.mock import Mock
+from uuid import UUID
 
 import pytest
 
@@ -135,6 +136,27 @@ def test_partitions_that_no_answer_has_named_begin_again_where_they_began() -> N
     assert member.positions == {known: 7, new: 5}
     member.go_back([("orders", 0, 8), ("orders", 1, 8)])
     assert member.positions == {known: 7, new: 5}, "never forward: then records could be skipped"
+
+
+def test_a_topic_that_was_made_while_the_heartbeat_was_under_way_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group tells an assignment once, so a partition that was dropped was read by nobody."""
+    topic_id = UUID(int=7)
+    gateway: Any = Mock(image=Mock(topic_names={}, topics={}))
+
+    async def answered(*_: Any) -> Any:
+        gateway.image = Mock(topic_names={topic_id: "new"}, topics={})
+        assigned = Mock(topic_partitions=[Mock(topic_id=topic_id, partitions=[0, 1])])
+        return Mock(error_code=0, member_epoch=1, heartbeat_interval_ms=3000, assignment=assigned)
+
+    async def starts(_: HttpMember, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, 0)
+
+    gateway.ask_coordinator = answered
+    member = HttpMember("group", "member", Join(["new"]), 0.0)
+    of_broker = members.Members(gateway)
+    monkeypatch.setattr(of_broker, "starts", starts)
+    assert asyncio.run(of_broker._beat_once(member))
+    assert member.positions == {TopicPartition("new", 0): 0, TopicPartition("new", 1): 0}
 
 
 def test_an_error_in_one_partition_skips_nothing_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
