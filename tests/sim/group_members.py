@@ -393,7 +393,9 @@ class ClassicMember(Member):
             # A leader that comes back is not asked to assign. It checks whether topics have changed since the last
             # assignment.
             self.seen = self.board.assigned_for if reply.skip_assignment else self.partitions_seen()
-            assignments = self.assign(reply) if reply.members and not reply.skip_assignment else ()
+            must_assign = bool(reply.members) and not reply.skip_assignment
+            assignments = self.assign(reply) if must_assign else ()
+            self.assigns_for = self.seen if must_assign else None
             topics = {name: facts.topic_id for name in self.topics if (facts := self.world.topics.by_name(name))}
             command = SyncGroup(
                 GROUP, generation, self.member_id, self.instance, reply.protocol_type, reply.protocol_name, assignments
@@ -404,7 +406,6 @@ class ClassicMember(Member):
 
     def assign(self, reply: Any) -> tuple[tuple[str, bytes], ...]:
         """As the leader: everybody gets every so-manieth partition; cooperatively only what no other has in hand."""
-        self.board.assigned_for = self.seen
         given: dict[str, dict[str, list[int]]] = {member.member_id: {} for member in reply.members}
         read = {member.member_id: read_subscription(member.metadata) for member in reply.members}
         in_hand: dict[tuple[str, int], str] = {}
@@ -433,6 +434,8 @@ class ClassicMember(Member):
             self.epoch = generation  # too late to believe it: the next beat tells
             self.begin_anew(None)
             return
+        if self.assigns_for is not None:  # and it was taken
+            self.board.assigned_for = self.assigns_for
         read = read_assignment(reply.assignment)
         assert read is not None
         wanted: set[Partition] = set()
@@ -475,6 +478,7 @@ class ClassicMember(Member):
         super().every_beat(beat)
 
     seen: tuple[tuple[bytes, int], ...] = ()
+    assigns_for: tuple[tuple[bytes, int], ...] | None = None
     reported: AbstractSet[Partition] = frozenset()
     is_joining = False
     leads = False
