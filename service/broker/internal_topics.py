@@ -19,7 +19,7 @@ from service.cluster.topic_commands import CreateTopics, NewTopic
 from service.groups.partitioning import partition_for
 from service.ports import Env
 from service.settings.broker import BrokerConfig
-from service.settings.topic import log_config
+from service.settings.topic import SEGMENT_BYTES_MIN, log_config
 from service.wire.error_codes import ErrorCode
 from txn.branches import home_of
 
@@ -54,14 +54,19 @@ class InternalTopic:
         return partition_for(self.home_of(key), partitions)
 
 
+def _segment_bytes(configured: int) -> str:
+    """Kafka takes less for these topics than for any other topic; then they could not be made."""
+    return str(max(configured, SEGMENT_BYTES_MIN))
+
+
 def _group_layout(config: BrokerConfig, alive: int) -> TopicLayout:
-    settings = {"segment.bytes": str(config.offsets_topic_segment_bytes)}
+    settings = {"segment.bytes": _segment_bytes(config.offsets_topic_segment_bytes)}
     return TopicLayout(config.offsets_topic_num_partitions, config.offsets_topic_replication_factor, settings)
 
 
 def _transaction_layout(config: BrokerConfig, alive: int) -> TopicLayout:
     settings = {
-        "segment.bytes": str(config.transaction_state_log_segment_bytes),
+        "segment.bytes": _segment_bytes(config.transaction_state_log_segment_bytes),
         "min.insync.replicas": str(min(config.transaction_state_log_min_isr, alive)),
         "unclean.leader.election.enable": "false",
     }

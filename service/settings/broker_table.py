@@ -599,7 +599,10 @@ class BrokerSettings:
         at_least=1,
     )
     offsets_topic_segment_bytes = integer(
-        "offsets.topic.segment.bytes", 104857600, "Segment size of __consumer_offsets.", at_least=1
+        "offsets.topic.segment.bytes",
+        104857600,
+        "Segment size of __consumer_offsets; less than 1 MiB counts as 1 MiB.",
+        at_least=1,
     )
 
     # --- producers and transactions ---
@@ -676,7 +679,10 @@ class BrokerSettings:
         at_least=1,
     )
     transaction_state_log_segment_bytes = integer(
-        "transaction.state.log.segment.bytes", 104857600, "Segment size of __transaction_state.", at_least=1
+        "transaction.state.log.segment.bytes",
+        104857600,
+        "Segment size of __transaction_state; less than 1 MiB counts as 1 MiB.",
+        at_least=1,
     )
 
 

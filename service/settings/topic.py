@@ -33,6 +33,7 @@ from service.settings.setting import (
 from service.settings.unhonoured import NO_EFFECT_SETTINGS
 
 _HOUR_MS = 3_600_000
+SEGMENT_BYTES_MIN = 1 << 20
 _THROTTLED = re.compile(r"[0-9]+:[0-9]+(?:,[0-9]+:[0-9]+)*", re.ASCII)
 LONGEST_CHOICE = 1_000
 """The longest value of a list of which each item is one of a few. It is read again for each partition of the topic."""
@@ -236,7 +237,7 @@ TOPIC_SETTINGS: dict[str, Setting[Any]] = {
             "segment.bytes",
             1073741824,
             "A segment is closed and a new one begun before it would grow beyond this.",
-            at_least=1048576,
+            at_least=SEGMENT_BYTES_MIN,
             synonyms=_broker("log.segment.bytes"),
         ),
         integer(

@@ -46,6 +46,21 @@ def test_the_first_question_makes_the_topic_and_the_address_is_that_of_the_clien
     on_stage(tmp_path, scene, FEW)
 
 
+@ALL
+def test_a_topic_is_made_when_its_segments_are_set_to_less_than_a_topic_may_have(
+    tmp_path: Path, topic: InternalTopic
+) -> None:
+    small = {"offsets.topic.segment.bytes": "100", "transaction.state.log.segment.bytes": "100"}
+
+    async def scene(stage: Stage) -> None:
+        metadata = stage.broker.metadata
+        stage.broker.coordination.internal_topics.bring_about(topic)
+        await until(lambda: topic.name in metadata.image.topics)
+        assert metadata.image.topics[topic.name].config["segment.bytes"] == "1048576"
+
+    on_stage(tmp_path, scene, FEW | small)
+
+
 def test_a_topic_is_made_once_however_often_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(stage: Stage) -> None:
         metadata, topics, asked = stage.broker.metadata, stage.broker.coordination.internal_topics, 0
