@@ -206,7 +206,8 @@ class Member:
         self.is_superseded = True
         self.world.twins.add(self.instance)
         self.world.after(self._asleep_until_ms - self.world.now_ms + 2_000, self.go)
-        twin = type(self)(self.world, f"{self.name}'", instance=self.instance, topics=self.topics_of_successor())
+        born = self.class_of_successor()
+        twin = born(self.world, f"{self.name}'", instance=self.instance, topics=self.topics_of_successor())
         self.world.members.append(twin)
         return twin
 
