@@ -205,7 +205,7 @@ class Member:
         self.lose_all()
         self.is_superseded = True
         self.world.twins.add(self.instance)
-        self.world.after(self._asleep_until_ms - self.world.now_ms + 2_000, self.go)
+        self.world.after(self.goes_ms - self.world.now_ms, self.go)
         born = self.class_of_successor()
         twin = born(self.world, f"{self.name}'", instance=self.instance, topics=self.topics_of_successor())
         self.world.members.append(twin)
@@ -222,6 +222,11 @@ class Member:
                 self.look_at_session()
 
         self.world.after(ms, wake)
+
+    @property
+    def goes_ms(self) -> int:
+        """When a process goes that another one has replaced."""
+        return self._asleep_until_ms + 2_000
 
     @property
     def is_asleep(self) -> bool:

@@ -66,6 +66,8 @@ def _live(world: GroupWorld) -> None:
     grow(world)  # when nothing else makes anybody look
     topics = settle(world)
     for befalls in (one_is_replaced, one_comes_late, some_go):
+        # A process that was replaced wakes late. If the group has refused its successor, it joins once more, and goes.
+        world.run_until(max([world.now_ms, *(member.goes_ms for member in world.members if member.is_superseded)]))
         if members := members_in(world):
             lineages = {member.lineage for member in members}
             befalls(world, members)
