@@ -108,7 +108,7 @@ def recover(
     scan_from = bases[first_scanned] if bases else start_offset
     recovery.adopt(bases, first_scanned)
     recovery.end_offset = scan_from
-    recovery.epochs = recovery.read_epochs(scan_from)
+    recovery.epochs = recovery.read_epochs(start_offset, scan_from)
     recovery.restore_views(views, snapshots, scan_from)
     recovery.scan(bases[first_scanned:], views)
     end_offset = recovery.settle_end(start_offset, views)
@@ -218,20 +218,34 @@ class _Recovery:
         file.close()
         return SegmentFacts(base_offset, end_offset, size_bytes, NO_TIMESTAMP, NO_OFFSET, NO_TIMESTAMP, self.now_ms)
 
-    def read_epochs(self, scan_from: int) -> LeaderEpochs:
+    def read_epochs(self, start_offset: int, scan_from: int) -> LeaderEpochs:
         """The epochs of the trusted segments: from the checkpoint, or from the batch headers if there is none or if it
-        is older than the segments.
+        does not tell of all of them. It may be older than the segments. Or it is of a log with a later start, when a
+        crash kept that start from becoming durable.
         """
         try:
             epochs = LeaderEpochs.from_text(self.disk.read(f"{self.folder}/{CHECKPOINT}"))
         except (FileNotFoundError, BadCheckpoint):
             epochs = LeaderEpochs()
-        if any(epochs.epoch_at(offset) != epoch for offset, epoch in self._last_epochs.values()):
+        told = [*self._first_epoch(start_offset), *self._last_epochs.values()]
+        if any(epochs.epoch_at(offset) != epoch for offset, epoch in told if offset >= start_offset):
             epochs = LeaderEpochs()
             for _, header, _ in self._trusted_batches(self.segments[0].base_offset if self.segments else 0):
                 epochs.assign(header.leader_epoch, header.base_offset)
         epochs.truncate_from_end(scan_from)
         return epochs
+
+    def _first_epoch(self, start_offset: int) -> list[tuple[int, int]]:
+        """The first offset of the log, and the epoch that wrote it, if a trusted segment holds them."""
+        for segment in self.segments:
+            try:
+                for _, header in segment.headers(segment.position_of(start_offset)):
+                    return [(max(header.base_offset, start_offset), header.leader_epoch)]
+            except CorruptBatch:
+                return []  # it is told where it is read
+            finally:
+                segment.close_file()
+        return []
 
     def restore_views(self, views: Sequence[View], snapshots: list[int], scan_from: int) -> None:
         """Bring the views to the state that they had at the offset where the scan begins. A snapshot from before the

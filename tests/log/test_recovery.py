@@ -260,6 +260,22 @@ def test_epochs_are_found_again_without_their_checkpoint() -> None:
     assert open_log(disk, config=SMALL, recovery_point=28)[0].epochs.entries() == expected
 
 
+def test_epochs_are_found_again_when_a_later_start_was_written_for_them_only() -> None:
+    """Records are deleted, the epochs are written, and the power goes before the start itself is on the disk."""
+    disk = MemoryDisk()
+    log, _ = open_log(disk, config=SMALL)
+    for epoch in range(1, 5):
+        fill(log, 7, leader_epoch=epoch)
+    asyncio.run(log.flush())
+    before = bytes(disk.files[f"{FOLDER}/leader-epoch-checkpoint"].data)
+    disk.files[f"{FOLDER}/leader-epoch-checkpoint"].data[:] = b"0\n4\n1 3\n2 7\n3 14\n4 21\n"
+    again, _ = open_log(disk, config=SMALL, recovery_point=28)
+    assert again.epochs.to_text() == before
+    asyncio.run(raise_start_offset(again, 3))
+    asyncio.run(again.flush())
+    assert open_log(disk, config=SMALL, recovery_point=28)[0].epochs.entries() == [(1, 3), (2, 7), (3, 14), (4, 21)]
+
+
 def test_leftovers_of_interrupted_writes_are_swept_away() -> None:
     disk, _ = written()
     for name in ("leader-epoch-checkpoint.tmp", f"{99:020}.index", f"{99:020}.timeindex", f"{0:020}.log.cleaned"):
