@@ -86,11 +86,9 @@ class Member:
             nonlocal waits
             if waits and self.is_alive:
                 waits = False
-                if isinstance(command, JoinGroup) and self.world.plan.late_ms > patience_ms:
-                    self.world.twins.add(self.instance)  # it may arrive after its successor's
                 self.restart()
 
-        self.world.ask(command, answer)
+        self.world.ask(command, answer, sender=self)
         self.world.after(patience_ms, give_up)
 
     @property
@@ -204,7 +202,6 @@ class Member:
             self.sleep()
         self.lose_all()
         self.is_superseded = True
-        self.world.twins.add(self.instance)
         self.world.after(self.goes_ms - self.world.now_ms, self.go)
         born = self.class_of_successor()
         twin = born(self.world, f"{self.name}'", instance=self.instance, topics=self.topics_of_successor())
@@ -237,9 +234,10 @@ class Member:
         self.lose_all()
 
     def fenced(self) -> None:
-        if self.instance not in self.world.twins:
-            raise Broken(f"OnlyTheReplacedAreFenced: {self.name} is the one process of {self.instance}")
-        self.restart()  # by what its former process had sent, if it is not that itself
+        # What a process that is gone had sent may come last, and replaces its successor: it does so with Kafka, too.
+        if self.world.last_to_join[self.instance] is self:
+            raise Broken(f"OnlyTheReplacedAreFenced: {self.name} was the last to join as {self.instance}")
+        self.restart()
 
     def go(self) -> None:
         if self.is_alive:
@@ -270,10 +268,6 @@ class Member:
         """A static member may be taken to the other protocol by a restart."""
         if self.instance is None or self.chance.random() >= self.world.plan.converts:
             return type(self)
-        if self.world.plan.late_ms > ANSWER_WITHIN_MS:
-            self.world.twins.add(
-                self.instance
-            )  # this one's join may arrive after that of its successor, and replaces it
         return ConsumerMember if isinstance(self, ClassicMember) else ClassicMember
 
     def topics_of_successor(self) -> tuple[str, ...]:

@@ -19,17 +19,21 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from service.groups.commands import (
+    JOIN_EPOCH,
+    NO_MEMBER,
     Command,
     CommitOffsets,
     CommitTransactionalOffsets,
+    ConsumerHeartbeat,
     ForgetTopic,
+    JoinGroup,
     JoinReply,
     OffsetToCommit,
 )
 from service.groups.consumer_group import ConsumerGroup
 from service.groups.coordinator import GroupCoordinator
 from service.groups.settings import ConsumerTimes, GroupSettings
-from service.groups.verdicts import GroupDecision
+from service.groups.verdicts import Fault, GroupDecision
 from tests.service.groups.driver import Entry, Topics
 from tests.sim.group_compaction import compacted
 
@@ -152,7 +156,7 @@ class GroupWorld:
         self.machine: GroupCoordinator | None = None
         self.transactions: dict[int, Transaction] = {}
         self.members: list[Any] = []
-        self.twins: set[str | None] = set()  # instances that had two processes at a time
+        self.last_to_join: dict[str | None, Any] = {}  # by instance: the process that was let in last
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = 0
         self._tokens = 0
@@ -183,12 +187,12 @@ class GroupWorld:
     def is_lost(self) -> bool:
         return not self.healed and self.chance.random() < self.plan.loss
 
-    def ask(self, command: Command, answered: Callable[[Any], None]) -> None:
+    def ask(self, command: Command, answered: Callable[[Any], None], *, sender: Any = None) -> None:
         """`answered` is called with the reply, with None if there is no coordinator, or never."""
         if not self.is_lost():
-            self.after(self.delay(), lambda: self._arrive(command, answered))
+            self.after(self.delay(), lambda: self._arrive(command, answered, sender))
 
-    def _arrive(self, command: Command, answered: Callable[[Any], None]) -> None:
+    def _arrive(self, command: Command, answered: Callable[[Any], None], sender: Any) -> None:
         if self.machine is None:
             self.after(self.delay(), lambda: answered(None))
             return
@@ -200,10 +204,19 @@ class GroupWorld:
         decision = self.machine.decide(command, self._tokens, self.now_ms)
         if isinstance(command, CommitOffsets) and decision.records:
             self._check_commit(command.group_id, command.offsets[0])
+        if isinstance(command, JoinGroup | ConsumerHeartbeat):
+            self._note_join(command, sender, dict(decision.answers).get(self._tokens))
         self._carry_out(decision)
 
     def _is_of_a_deleted_topic(self, command: CommitOffsets | CommitTransactionalOffsets) -> bool:
         return any(self.topics.by_id(offset.topic_id) is None for offset in command.offsets)
+
+    def _note_join(self, command: JoinGroup | ConsumerHeartbeat, sender: Any, reply: Any) -> None:
+        """One that joins anew takes the place of any other process of its instance, if it is not refused."""
+        joins = command.member_id == NO_MEMBER if isinstance(command, JoinGroup) else command.member_epoch == JOIN_EPOCH
+        # It is never to be fenced itself: that is no refusal, and the check finds it.
+        if joins and (reply is None or reply.fault in (None, Fault.FENCED_INSTANCE_ID)):
+            self.last_to_join[command.instance_id] = sender
 
     def _check_commit(self, group_id: str, offset: OffsetToCommit) -> None:
         """A member that may commit a partition has it to itself, so each commit is ahead of all earlier ones."""

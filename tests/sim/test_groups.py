@@ -12,7 +12,13 @@ def test_groups_keep_their_promises(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "mutant", ["offsets_of_open_transactions_visible", "tombstone_lost", "sessions_lost_on_restart"]
+    "mutant",
+    [
+        "offsets_of_open_transactions_visible",
+        "tombstone_lost",
+        "sessions_lost_on_restart",
+        "instance_replaced_in_a_rebalance_not_recorded",
+    ],
 )
 def test_a_planted_bug_is_found(mutant: str) -> None:
     _, broken = hunt(mutant, max_seeds=30)

@@ -304,6 +304,22 @@ def test_static_members_join_consumer_groups_too(driver: Driver) -> None:
     assert len(driver.consumer().members) == 2
 
 
+def test_of_an_instance_s_processes_of_two_protocols_the_last_one_to_join_is_the_member(driver: Driver) -> None:
+    """Whichever of them lives: a join may come after that of its successor. It is so in Kafka, which refuses a process
+    with UNRELEASED_INSTANCE_ID only if both speak the new protocol.
+    """
+    driver.beat("c", 0)
+    classic = driver.join(instance_id="i")
+    assert driver.beat("late", 0, instance_id="i").fault is None
+    assert driver.heartbeat(classic, instance_id="i") is Fault.FENCED_INSTANCE_ID
+    assert driver.join(member=classic.member_id, instance_id="i").fault is Fault.FENCED_INSTANCE_ID
+    again = driver.join(instance_id="i")
+    assert driver.heartbeat(again, instance_id="i") is None
+    assert driver.beat("late", again.generation, instance_id="i").fault is Fault.FENCED_INSTANCE_ID
+    driver.restart()
+    assert driver.heartbeat(again, instance_id="i") is None
+
+
 # Downgrading
 
 
