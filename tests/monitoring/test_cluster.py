@@ -10,7 +10,7 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -71,7 +71,7 @@ OTHERS = (
     "sum(irate(kafka_server_replicamanager_isrshrinks_total[5m]))",
 )
 """What the boards of others ask for, as they ask it; what they ask of a JVM or of a container is left out."""
-SUMMED, COUNTED, OPENED, JUDGED, STOOD = "ledger", "payments", "orders", "judged", "stood"
+SUMMED, COUNTED, OPENED, STILL, JUDGED, STOOD = "ledger", "payments", "orders", "still", "judged", "stood"
 BURROW = os.environ.get("ONCELOG_TEST_BURROW", "")
 """A Burrow that can read what Kafka 4 writes; Debian's can't (docs/consoles.md)."""
 ROUNDS = 8
@@ -222,6 +222,19 @@ def bit_of_everything(brokers: dict[int, Served], open_one: Producer) -> None:
         consumer.close()
 
 
+def commit_by_and_by(brokers: dict[int, Served], topic: str, groups: Sequence[str], *offsets: int) -> None:
+    """These groups commit each offset in three partitions, and brokers are scraped in between."""
+    consumers = [Consumer({"bootstrap.servers": brokers[1].bootstrap, "group.id": name}) for name in groups]
+    for offset in offsets:
+        for consumer in consumers:
+            consumer.commit(offsets=[TopicPartition(topic, number, offset) for number in range(3)], asynchronous=False)
+        time.sleep(1.1)  # two commits within a second count as one
+        for broker in brokers.values():
+            scrape(broker)
+    for consumer in consumers:
+        consumer.close()
+
+
 @needs("prometheus")
 def test_every_panel_and_every_query_of_the_boards_of_others_returns_data(
     brokers: dict[int, Served], tmp_path: Path
@@ -238,6 +251,9 @@ def test_every_panel_and_every_query_of_the_boards_of_others_returns_data(
     with prometheus(tmp_path, *targets) as watching:
         open_one = in_transaction(brokers[1].bootstrap, "stays-open", OPENED)
         bit_of_everything(brokers, open_one)
+        assert oncelog("topic", "create", STILL, "-p", "3", bootstrap=brokers[1].bootstrap).status == 0
+        write(brokers[1].bootstrap, STILL)
+        commit_by_and_by(brokers, STILL, ["stopped"], 1, 2)
         silent = wanted
 
         def all_told() -> bool:
@@ -288,18 +304,10 @@ def test_every_broker_names_a_group_that_stands_still_on_any_coordinator(brokers
     bootstrap = brokers[1].bootstrap
     assert oncelog("topic", "create", STOOD, "-p", "3", "--replicas", "3", bootstrap=bootstrap).status == 0
     write(bootstrap, STOOD)
+    # so many that several brokers coordinate some
     standing, reading = ([f"{kind}-{number}" for number in range(4)] for kind in ("stands", "reads"))
-    for first, group in ((4, standing), (10, reading)):  # so many that several brokers coordinate some
-        consumers = [Consumer({"bootstrap.servers": bootstrap, "group.id": name}) for name in group]
-        for offset in (4, first):
-            for consumer in consumers:
-                offsets = [TopicPartition(STOOD, number, offset) for number in range(3)]
-                consumer.commit(offsets=offsets, asynchronous=False)
-            time.sleep(1.1)  # two commits within a second count as one
-            for broker in brokers.values():
-                scrape(broker)
-        for consumer in consumers:
-            consumer.close()
+    commit_by_and_by(brokers, STOOD, standing, 4, 4)
+    commit_by_and_by(brokers, STOOD, reading, 4, 10)
     for broker in brokers.values():
         wait_for(lambda broker=broker: _late(broker) >= set(standing))  # type: ignore[misc]
         assert not _late(broker) & set(reading)

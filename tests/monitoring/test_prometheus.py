@@ -38,6 +38,8 @@ ONLY_WHEN_THERE_IS_SOMETHING = {
     "oncelog_request_errors_total",
     "oncelog_lso_blocked_by",
     "oncelog_group_pending_offsets",
+    "oncelog_trouble",
+    "oncelog_clock_apart_seconds",
 }
 """Without labels that somebody gave rise to there is no sample."""
 
