@@ -95,6 +95,10 @@ class Member:
     def is_over(self) -> bool:
         return self.world.now_ms >= self.heard_ms + SESSION_MS
 
+    @property
+    def is_replaced(self) -> bool:
+        return self.instance is not None and self.world.last_to_join[self.instance] is not self
+
     def look_at_session(self) -> None:
         if self.is_over:
             self.lose_all()
@@ -235,7 +239,7 @@ class Member:
 
     def fenced(self) -> None:
         # What a process that is gone had sent may come last, and replaces its successor: it does so with Kafka, too.
-        if self.world.last_to_join[self.instance] is self:
+        if not self.is_replaced:
             raise Broken(f"OnlyTheReplacedAreFenced: {self.name} was the last to join as {self.instance}")
         self.restart()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import service.groups.consumer_decisions
+import service.groups.migration
 from service.groups.classic_decisions import ClassicDecisions
 from service.groups.classic_group import ClassicGroup
 from service.groups.commands import JoinReply
@@ -123,6 +124,18 @@ def instance_replaced_in_a_rebalance_not_recorded() -> Planting:
     return replaced(ClassicDecisions, "_record_instance", lambda *everything: None)
 
 
+def replaced_process_goes_on() -> Planting:
+    return replaced(service.groups.consumer_decisions, "_refuse_instance", lambda owner, member_id: None)
+
+
+def replaced_classic_process_goes_on() -> Planting:
+    def find(group: ConsumerGroup, member_id: str, instance_id: str | None) -> ConsumerMember | Fault:
+        member = group.members.get(member_id) if instance_id is None else group.static_member(instance_id)
+        return Fault.UNKNOWN_MEMBER_ID if member is None or member.classic is None else member
+
+    return replaced(service.groups.migration, "_find_classic", find)
+
+
 def what_a_restarted_instance_was_to_let_go_of_forgotten() -> Planting:
     return replaced(ClassicGroup, "must_let_go", lambda group, member: False)
 
@@ -148,6 +161,8 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         rebalance_timer_lost_on_restart,
         epoch_recorded_before_the_last_targets,
         instance_replaced_in_a_rebalance_not_recorded,
+        replaced_process_goes_on,
+        replaced_classic_process_goes_on,
         what_a_restarted_instance_was_to_let_go_of_forgotten,
         partitions_left_out_before_an_upgrade_stay_so,
     )

@@ -6,7 +6,8 @@ made again, the coordinator dies at any step; then everything heals, and within 
 subscribed to must have its one owner. A run takes milliseconds, so that thousands can be had.
 
 Checked throughout: no partition has two owners, no committed offset goes back, nothing is read that no transaction has
-committed, nothing raises, and the machine that lives equals a replay of its log.
+committed, of an instance's processes all but the last to join are fenced, nothing raises, and the machine that lives
+equals a replay of its log.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from service.groups.commands import (
     CommitTransactionalOffsets,
     ConsumerHeartbeat,
     ForgetTopic,
+    Heartbeat,
     JoinGroup,
     JoinReply,
     OffsetToCommit,
+    SyncGroup,
 )
 from service.groups.consumer_group import ConsumerGroup
 from service.groups.coordinator import GroupCoordinator
@@ -47,6 +50,9 @@ REPLAYED_EVERY = 15  # decisions with records
 CUTS = 5  # up to which the log is compacted, of each run
 
 KINDS = ("classic", "static", "consumer", "static consumer")
+
+# What names the instance whose process has sent it.
+OF_PROCESSES = JoinGroup | SyncGroup | Heartbeat | ConsumerHeartbeat | CommitOffsets | CommitTransactionalOffsets
 
 Partition = tuple[bytes, int]
 
@@ -106,6 +112,11 @@ class Reads(Protocol):
         """No coordinator has answered the member for a session, so it reads no more, or will not when it wakes."""
         ...
 
+    @property
+    def is_replaced(self) -> bool:
+        """Another process has joined as the same instance, so this one is fenced when it is next heard of."""
+        ...
+
 
 @dataclass
 class Board:
@@ -119,7 +130,7 @@ class Board:
 
     def take(self, owner: Reads, partition: Partition) -> None:
         other = self.owners.get(partition)
-        if other is not None and not other.is_over:
+        if other is not None and not other.is_over and not other.is_replaced:
             raise Broken(f"OneOwner: {owner.name} was given {partition}, which {other.name} reads")
         self.owners[partition] = owner
 
@@ -156,7 +167,8 @@ class GroupWorld:
         self.machine: GroupCoordinator | None = None
         self.transactions: dict[int, Transaction] = {}
         self.members: list[Any] = []
-        self.last_to_join: dict[str | None, Any] = {}  # by instance: the process that was let in last
+        self.last_to_join: dict[str | None, Any] = {}  # by instance: the process that was let in last, durably
+        self._joins: list[tuple[int, str | None, Any]] = []  # since then, with how long the log must be for each
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = 0
         self._tokens = 0
@@ -204,19 +216,27 @@ class GroupWorld:
         decision = self.machine.decide(command, self._tokens, self.now_ms)
         if isinstance(command, CommitOffsets) and decision.records:
             self._check_commit(command.group_id, command.offsets[0])
-        if isinstance(command, JoinGroup | ConsumerHeartbeat):
-            self._note_join(command, sender, dict(decision.answers).get(self._tokens))
-        self._carry_out(decision)
+        joined: tuple[str | None, Any] | None = None
+        if isinstance(command, OF_PROCESSES) and sender is not None:
+            reply: Any = dict(decision.answers).get(self._tokens)
+            if _joins_anew(command):
+                # It is never to be fenced itself: that is no refusal, and the check of who is fenced finds it.
+                if reply is None or reply.fault in (None, Fault.FENCED_INSTANCE_ID):
+                    joined = command.instance_id, sender
+            elif command.instance_id is not None and (reply is None or reply.fault is None):
+                self._check_it_is_the_last(command.instance_id, sender)
+        self._carry_out(decision, joined=joined)
 
     def _is_of_a_deleted_topic(self, command: CommitOffsets | CommitTransactionalOffsets) -> bool:
         return any(self.topics.by_id(offset.topic_id) is None for offset in command.offsets)
 
-    def _note_join(self, command: JoinGroup | ConsumerHeartbeat, sender: Any, reply: Any) -> None:
-        """One that joins anew takes the place of any other process of its instance, if it is not refused."""
-        joins = command.member_id == NO_MEMBER if isinstance(command, JoinGroup) else command.member_epoch == JOIN_EPOCH
-        # It is never to be fenced itself: that is no refusal, and the check finds it.
-        if joins and (reply is None or reply.fault in (None, Fault.FENCED_INSTANCE_ID)):
-            self.last_to_join[command.instance_id] = sender
+    def _check_it_is_the_last(self, instance: str, sender: Any) -> None:
+        """A process is answered well only as long as no other has joined as the same instance."""
+        joined = [process for _, each, process in self._joins if each == instance]
+        if (joined[-1] if joined else self.last_to_join[instance]) is not sender:
+            raise Broken(
+                f"TheReplacedAreFenced: {sender.name} is answered well, and another process joined as {instance}"
+            )
 
     def _check_commit(self, group_id: str, offset: OffsetToCommit) -> None:
         """A member that may commit a partition has it to itself, so each commit is ahead of all earlier ones."""
@@ -262,7 +282,7 @@ class GroupWorld:
             if whole != _without_empty(self.replayed(compacted(self.log, chance)).durable_facts()):
                 raise Broken("CompactionChangesNothing: the compacted log makes another machine")
 
-    def _carry_out(self, decision: GroupDecision) -> None:
+    def _carry_out(self, decision: GroupDecision, *, joined: tuple[str | None, Any] | None = None) -> None:
         machine = self.machine
         assert machine is not None
         if self._dies():
@@ -275,6 +295,8 @@ class GroupWorld:
             if self._written % REPLAYED_EVERY == 0:
                 self.check_replay()
             self._check_target()
+        if joined is not None:
+            self._joins.append((len(self.log), *joined))
         if self._dies():
             return  # written, perhaps not durable, and not answered
         life, end = self._life, len(self.log)
@@ -302,6 +324,7 @@ class GroupWorld:
         if life != self._life:
             return
         self.durable = max(self.durable, end)
+        self._note_joins()
         if self._dies():
             return  # durable, and not answered
         for token, reply in decision.answers:
@@ -310,6 +333,11 @@ class GroupWorld:
                 self.after(self.delay(), lambda answered=answered, reply=reply: answered(reply))  # type: ignore[misc]
         if any(isinstance(reply, JoinReply) and reply.members for _, reply in decision.answers):
             self._leader_is_told()
+
+    def _note_joins(self) -> None:
+        while self._joins and self._joins[0][0] <= self.durable:
+            _, instance, process = self._joins.pop(0)
+            self.last_to_join[instance] = process
 
     def _leader_is_told(self) -> None:
         if not self.healed and self.chance.random() < self.plan.deaths_in_rebalances:
@@ -332,6 +360,8 @@ class GroupWorld:
         self._asked.clear()
         del self.log[self.chance.randint(self.durable, len(self.log)) :]
         self.durable = len(self.log)
+        self._note_joins()
+        self._joins.clear()
         if self.chance.random() < 0.3:
             self.plan.policy = draw_plan(self.chance).policy
         self.after(self.chance.choice((10, 500, 4_000)), self.start_coordinator)
@@ -385,6 +415,13 @@ class GroupWorld:
         if self.machine is not None:  # otherwise the answer reaches nobody
             self._tokens += 1
             self._carry_out(self.machine.decide(ForgetTopic(name, facts.topic_id), self._tokens, self.now_ms))
+
+
+def _joins_anew(command: Command) -> bool:
+    """Whether its sender takes the place of any other process of its instance."""
+    if isinstance(command, JoinGroup):
+        return command.member_id == NO_MEMBER
+    return isinstance(command, ConsumerHeartbeat) and command.member_epoch == JOIN_EPOCH
 
 
 def _without_empty(facts: Any) -> Any:

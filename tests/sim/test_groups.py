@@ -18,6 +18,7 @@ def test_groups_keep_their_promises(seed: int) -> None:
         "tombstone_lost",
         "sessions_lost_on_restart",
         "instance_replaced_in_a_rebalance_not_recorded",
+        "replaced_process_goes_on",
     ],
 )
 def test_a_planted_bug_is_found(mutant: str) -> None:
