@@ -73,6 +73,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
 
     __slots__ = (
         "_blocked",
+        "_ended",
         "_frames",
         "_frames_seen",
         "_held",
@@ -106,6 +107,7 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         self._large: memoryview | None = None  # otherwise the buffer with them, up to _large_end
         self._large_end = 0
         self._blocked = False  # the bytes left over begin with a frame that may not start
+        self._ended = False  # the client sends no more
         self._reading_paused = False
         self._held = False  # the last request still needs its bytes: nothing may start
         self._unanswered: deque[Unanswered] = deque()
@@ -151,7 +153,12 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
             self._server.door.disconnected(self._session)
 
     def eof_received(self) -> bool:
-        return False  # the transport closes: a client that stops sending reads no answers
+        """A client that stops sending reads no answers: the transport closes. But its last Produces may be requests
+        that want no answer, and only wait for their turn. They start before that. (A transport with TLS closes
+        whatever this returns.)
+        """
+        self._ended = True
+        return self._has_produce_left() and self._transport.get_extra_info("sslcontext") is None
 
     def pause_writing(self) -> None:
         self._outbox.pause()
@@ -189,6 +196,8 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         """Handles the frames in `buffer[:end]` and keeps what is left."""
         start = self._handle_frames(buffer, end) if self._taking else 0 if self._waiting else end
         self._keep(buffer, start, end)
+        if self._ended and not self._has_produce_left():
+            self._transport.close()
 
     def _continue(self) -> None:
         """Handles the bytes that were kept because their request could not start yet."""
@@ -308,6 +317,15 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
             and unanswered[0].header.api_key == PRODUCE
             and unpack_size_and_key(buffer, start)[1] == PRODUCE
         )
+
+    def _has_produce_left(self) -> bool:
+        """Whether the bytes left over begin with a whole Produce that waits for nothing but its turn, or Produces."""
+        kept = self._kept if self._large is None else self._large[: self._large_end]
+        if not self._taking or not self._blocked or len(kept) < 6:
+            return False
+        size, api_key = unpack_size_and_key(kept, 0)
+        behind_produces = not self._unanswered or self._unanswered[0].header.api_key == PRODUCE
+        return api_key == PRODUCE and 4 + size <= len(kept) and behind_produces
 
     # ------------------------------------------------------------ what is left over
 

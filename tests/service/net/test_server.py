@@ -19,7 +19,7 @@ from log.disk import FileSlice, RealDisk
 from service.net import connection as connection_module
 from service.net import room as room_module
 from service.net import server as server_module
-from service.net.connection import LARGE_BYTES, MAX_PRODUCES, READ_AHEAD_BYTES, READ_BYTES
+from service.net.connection import FRAMES_A_TURN, LARGE_BYTES, MAX_PRODUCES, READ_AHEAD_BYTES, READ_BYTES
 from service.net.outbox import plain_descriptor
 from service.net.server import CLOSE, NO_REPLY, Limits, Reply, Room, Server
 from service.wire.codec import MalformedRequest
@@ -770,6 +770,24 @@ def test_a_peer_that_vanishes_in_the_middle_of_a_frame_is_forgotten(loop: str) -
             assert len(door.gone) == len(door.sessions) == 8
             assert door.requests == []
             assert server._lent == 0
+
+    run(loop, main)
+
+
+@every_loop
+def test_produces_that_want_no_answer_all_start_though_their_client_has_gone(loop: str) -> None:
+    """More than start in one turn. Their client takes them as done when they have left it, and ends the connection."""
+    count = 10 * FRAMES_A_TURN
+
+    async def main() -> None:
+        door = EchoDoor()
+        door.answers = dict.fromkeys(range(count), lambda body: NO_REPLY)
+        async with serving(door) as server:
+            peer = await connect(server)
+            await peer.send(b"".join(frame(at, api_key=PRODUCE) for at in range(count)))
+            peer.close()
+            await until(lambda: bool(door.gone))
+            assert door.started == list(range(count))
 
     run(loop, main)
 
