@@ -26,6 +26,15 @@ def written(count: int = 20, config: LogConfig = SMALL) -> tuple[MemoryDisk, Par
     return disk, log
 
 
+def written_by_four_leaders() -> tuple[MemoryDisk, PartitionLog]:
+    disk = MemoryDisk()
+    log, _ = open_log(disk, config=SMALL)
+    for epoch in range(1, 5):
+        fill(log, 7, leader_epoch=epoch)
+    asyncio.run(log.flush())
+    return disk, log
+
+
 def flip(disk: MemoryDisk, path: str, position: int) -> None:
     disk.files[path].data[position] ^= 0x40
 
@@ -247,11 +256,7 @@ def test_indexes_are_hints(suffix: str, damage: str) -> None:
 
 
 def test_epochs_are_found_again_without_their_checkpoint() -> None:
-    disk = MemoryDisk()
-    log, _ = open_log(disk, config=SMALL)
-    for epoch in range(1, 5):
-        fill(log, 7, leader_epoch=epoch)
-    asyncio.run(log.flush())
+    disk, log = written_by_four_leaders()
     expected = [(1, 0), (2, 7), (3, 14), (4, 21)]
     assert log.epochs.entries() == expected
     for recovery_point in (0, 10, 28):
@@ -262,11 +267,7 @@ def test_epochs_are_found_again_without_their_checkpoint() -> None:
 
 def test_epochs_are_found_again_when_a_later_start_was_written_for_them_only() -> None:
     """Records are deleted, the epochs are written, and the power goes before the start itself is on the disk."""
-    disk = MemoryDisk()
-    log, _ = open_log(disk, config=SMALL)
-    for epoch in range(1, 5):
-        fill(log, 7, leader_epoch=epoch)
-    asyncio.run(log.flush())
+    disk, _ = written_by_four_leaders()
     before = bytes(disk.files[f"{FOLDER}/leader-epoch-checkpoint"].data)
     disk.files[f"{FOLDER}/leader-epoch-checkpoint"].data[:] = b"0\n4\n1 3\n2 7\n3 14\n4 21\n"
     again, _ = open_log(disk, config=SMALL, recovery_point=28)
