@@ -28,8 +28,10 @@ from service.ports import Env
 logger = logging.getLogger("oncelog.coordinator")
 
 REBUILD_S_MIN, REBUILD_S_MAX = 0.1, 10.0
-"""The shortest and the longest pause before a shard is replayed again. After a shard has served for the longest pause,
-the next pause is the shortest again.
+"""The shortest and the longest pause before a shard is replayed again."""
+SERVED_S = 1.0
+"""After a shard has served this long, the next pause is the shortest again. An in-sync set that is too small now and
+then ends a shard each time, and clients should not wait longer than it stays too small.
 """
 
 
@@ -52,7 +54,7 @@ class Coordinators(Generic[MachineT]):
         self._env = env
         self._on_loaded = on_loaded
         self._shards: dict[int, Shard[MachineT]] = {}
-        self._pauses: dict[int, tuple[float, float]] = {}
+        self._pauses_s: dict[int, float] = {}
         self.mishaps = Mishaps()
         self._due = OneATurn()
 
@@ -82,14 +84,14 @@ class Coordinators(Generic[MachineT]):
             self._on_loaded(shard)
 
     def _given_up(self, shard: Shard[MachineT]) -> None:
-        index, now_s = shard.partition.topic_partition.partition, self._env.clock.monotonic()
-        pause_s, since_s = self._pauses.get(index, (0.0, -REBUILD_S_MAX))
-        pause_s = REBUILD_S_MIN if now_s - since_s >= REBUILD_S_MAX + pause_s else min(2 * pause_s, REBUILD_S_MAX)
-        self._pauses[index] = pause_s, now_s
+        index = shard.partition.topic_partition.partition
+        has_served = self._env.clock.monotonic() - shard.loaded_s >= SERVED_S
+        before_s = 0.0 if has_served else self._pauses_s.get(index, 0.0)
+        self._pauses_s[index] = min(max(2 * before_s, REBUILD_S_MIN), REBUILD_S_MAX)
         self._env.tasks.spawn(f"rebuild {shard.partition.topic_partition}", self._rebuild(shard, index))
 
     async def _rebuild(self, shard: Shard[MachineT], index: int) -> None:
-        await asyncio.sleep(self._pauses[index][0])
+        await asyncio.sleep(self._pauses_s[index])
         if self._shards.get(index) is shard and shard.partition.is_leading:
             self.mishaps.rebuilt += 1
             logger.warning("%s is replayed again", shard.partition.topic_partition)

@@ -18,6 +18,7 @@ served.
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -140,6 +141,8 @@ class Shard(Generic[MachineT]):
         asked: object = machine  # once, because asking takes longer than applying a record
         self._taking_transactions = asked if isinstance(asked, TakesTransactions) else None
         self.loaded = False
+        self.loaded_s = math.inf
+        """Since when, on the monotonic clock."""
         self.dropped = False
         self._env = env
         self._post = post
@@ -213,7 +216,7 @@ class Shard(Generic[MachineT]):
         if self._unreadable > NAMED_AT_MOST:
             logger.error("%s: %d records were passed over", self.partition.topic_partition, self._unreadable)
         self._written_end_offset = log.end_offset
-        self.loaded = True
+        self.loaded, self.loaded_s = True, self._env.clock.monotonic()
         self._set_timer()
 
     def _replay(self, header: BatchHeader, batch: memoryview) -> Iterator[None]:
