@@ -460,9 +460,12 @@ class ClassicMember(Member):
             self.join()
 
     def dies_letting_go(self) -> bool:
-        if self.world.healed:
-            return self.world.static_die_letting_go and self.instance is not None
-        return self.chance.random() < 0.2
+        if not self.world.healed:
+            return self.chance.random() < 0.2
+        if self.lineage not in self.world.to_die_letting_go:
+            return False
+        del self.world.to_die_letting_go[self.lineage]
+        return True
 
     def partitions_seen(self) -> tuple[tuple[bytes, int], ...]:
         """The topics it subscribes to; a leader minds those of all."""

@@ -158,7 +158,7 @@ class GroupWorld:
         self.plan = draw_plan(self.chance)
         self.now_ms = 1_000_000
         self.healed = False
-        self.static_die_letting_go = False  # in peace, too
+        self.to_die_letting_go: dict[str, None] = {}  # once, in peace: static members by their lineages
         self.board = Board()
         self.topics = Topics(orders=self.chance.randint(1, 6), events=self.chance.randint(1, 3))
         self.log: list[Entry] = []

@@ -87,23 +87,24 @@ def one_is_replaced(world: GroupWorld, members: list[Member]) -> None:
 
 
 def one_comes_late(world: GroupWorld, members: list[Member]) -> None:
-    """Another member comes, and static members die when they are to let go of what it gets. Nothing that happens later
-    makes the group look again.
+    """Another member comes, and each static member dies once when it is to let go of what it gets. Nothing that happens
+    later makes the group look again.
     """
     if not world.plan.cooperative or not any(
         isinstance(member, ClassicMember) and member.instance for member in members
     ):
         return
-    world.static_die_letting_go = True
     newcomer = ClassicMember(world, "late", instance=world.chance.choice((None, "late")), topics=TOPICS[-1])
     world.members.append(newcomer)
+    static = [member for member in world.members if member.instance is not None]
+    world.to_die_letting_go = dict.fromkeys(member.lineage for member in static)
     newcomer.start()
 
 
 def some_go(world: GroupWorld, members: list[Member]) -> None:
     """One member dies and comes back, or all members of one protocol leave."""
     chance = world.chance
-    world.static_die_letting_go = False
+    world.to_die_letting_go.clear()
     leaving = type(chance.choice(members))
     if chance.random() < 0.5 and any(not isinstance(member, leaving) for member in members):
         for member in [each for each in members if isinstance(each, leaving)]:
