@@ -12,16 +12,17 @@ from typing import Any
 
 import service.groups.consumer_decisions
 import service.groups.migration
+import service.groups.offset_decisions
 from service.groups.classic_decisions import ClassicDecisions
 from service.groups.classic_group import ClassicGroup
 from service.groups.commands import JoinReply
 from service.groups.consumer_decisions import ConsumerDecisions
 from service.groups.consumer_group import ConsumerGroup, ConsumerMember
 from service.groups.migration import Migration
-from service.groups.offsets import Offsets
+from service.groups.offsets import CommittedOffset, Offsets
 from service.groups.records import member_tombstones, target_epoch_record
 from service.groups.resuming import Resuming
-from service.groups.verdicts import Fault
+from service.groups.verdicts import Fault, OffsetsPut, RecordPair
 from tests.sim.groups import run
 from tests.sim.run import replaced
 
@@ -144,6 +145,33 @@ def partitions_left_out_before_an_upgrade_stay_so() -> Planting:
     return replaced(Migration, "_leaves_some_out", lambda *everything: False)
 
 
+def group_turned_classic_by_an_instance_does_not_rebalance() -> Planting:
+    original = Migration._downgrade_by
+
+    def downgrade_by(migration: Migration, group: ConsumerGroup, *rest: Any) -> ConsumerMember:
+        with replaced(ConsumerMember, "is_reconciled_to", lambda member, epoch: True):
+            return original(migration, group, *rest)
+
+    return replaced(Migration, "_downgrade_by", downgrade_by)
+
+
+def offsets_taken_up_otherwise_than_recorded() -> Planting:
+    def put(first_key: bytes, group_id: str, offsets: list[tuple[str, int, CommittedOffset]]) -> OffsetsPut:
+        earlier = [(topic, partition, each._replace(commit_timestamp_ms=0)) for topic, partition, each in offsets]
+        return OffsetsPut(first_key, group_id, earlier)
+
+    return replaced(service.groups.offset_decisions, "OffsetsPut", put)
+
+
+def partitions_still_read_at_an_upgrade_not_recorded() -> Planting:
+    original = service.groups.migration.current_record
+
+    def record(group_id: str, member: ConsumerMember) -> RecordPair:
+        return original(group_id, member._replace(revoking={}))
+
+    return replaced(service.groups.migration, "current_record", record)
+
+
 MUTANTS: dict[str, Callable[[], Planting]] = {
     plant.__name__: plant
     for plant in (
@@ -165,6 +193,9 @@ MUTANTS: dict[str, Callable[[], Planting]] = {
         replaced_classic_process_goes_on,
         what_a_restarted_instance_was_to_let_go_of_forgotten,
         partitions_left_out_before_an_upgrade_stay_so,
+        group_turned_classic_by_an_instance_does_not_rebalance,
+        offsets_taken_up_otherwise_than_recorded,
+        partitions_still_read_at_an_upgrade_not_recorded,
     )
 }
 

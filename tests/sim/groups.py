@@ -72,7 +72,6 @@ def _live(world: GroupWorld) -> None:
             lineages = {member.lineage for member in members}
             befalls(world, members)
             world.run_until(world.now_ms + REPLACED_WITHIN_MS)
-            world.check_replay()
             speaking = {type(member) for member in members_in(world)} or {ClassicMember, ConsumerMember}
             were_in = [each for each in world.members if each.lineage in lineages and type(each) in speaking]
             still = {topic for member in were_in if not member.is_superseded for topic in member.topics}
@@ -116,8 +115,7 @@ def some_go(world: GroupWorld, members: list[Member]) -> None:
 def settle(world: GroupWorld) -> set[str]:
     """In peace every partition comes to be read; of which topics."""
     world.run_until(world.now_ms + SETTLE_MS)
-    world.check_replay()
-    world.check_compaction()
+    world.check_log()
     topics = {topic for member in members_in(world) for topic in member.topics}
     check_all_is_read(world, topics, SETTLE_MS)
     return topics
