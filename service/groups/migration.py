@@ -298,11 +298,13 @@ class Migration:
             and group.tallies.classic - classic_leaving == rest
         )
 
-    def _downgrade(
-        self, group: ConsumerGroup, members: list[ConsumerMember], targets: dict[str, TargetByTopic], draft: Draft
-    ) -> ClassicGroup:
+    def _downgrade(self, group: ConsumerGroup, members: list[ConsumerMember], draft: Draft) -> ClassicGroup:
         """The classic group of these members, all of which use the classic protocol. The group is announced, and its
         records are in the draft.
+
+        Members are recorded with the partitions that they hold, not with their targets. If a rebalance follows, it
+        decides what they get. If a member of the new protocol joins before that, it must be given only partitions that
+        no member is still reading.
         """
         made = ClassicGroup(
             group.group_id,
@@ -327,9 +329,9 @@ class Migration:
             )
         made.protocol_name = made.select_protocol()
         made.subscribed_topics = made.topics_of_members()
-        for classic_member in made.members.values():
+        for member, classic_member in zip(members, made.members.values(), strict=True):
             version = read_version(classic_member.metadata(made.protocol_name)) or 0
-            classic_member.assignment = self._written(targets.get(classic_member.member_id, {}), version)
+            classic_member.assignment = self._written(member.held(), version)
         self._consumer.forget(group)
         first = len(draft.records)
         draft.records.extend(consumer_group_tombstones(group.group_id, group.members, group.resolved))
@@ -357,11 +359,7 @@ class Migration:
             self._consumer.remove(group, leaving, draft)
             return
         rest = [member for member_id, member in group.members.items() if member_id not in gone]
-        # Members are recorded with the partitions that they hold, not with their targets. The coming rebalance decides
-        # what they get. If a member of the new protocol joins before that, it must be given only partitions that no
-        # member is still reading.
-        held = {member.member_id: member.held() for member in rest}
-        made = self._downgrade(group, rest, held, draft)
+        made = self._downgrade(group, rest, draft)
         self._classic.prepare_rebalance(made, draft)
 
     # Classic members of a consumer group ------------------------------------------------------------------------------
@@ -462,19 +460,24 @@ class Migration:
         changed: bool,
         draft: Draft,
     ) -> ConsumerMember:
-        """Turn the group into a classic one, and return the joining member in it."""
-        must_rebalance = group.assignment_epoch < epoch
-        if not must_rebalance:
+        """Turn the group into a classic one, and return the joining member in it.
+
+        No rebalance is needed if all have reached the target: then each holds its part. Otherwise one may still read
+        what the target gives to another, or may not have been told of what it is given.
+        """
+        others = [each for each in group.members.values() if each.member_id != replaced.member_id]
+        is_settled = epoch == group.assignment_epoch and all(each.is_reconciled_to(epoch) for each in others)
+        if is_settled:
             goal = self._consumer.maybe_assign(group, epoch, member, draft)
             member = self._consumer.walk(group, member, goal, self._owned(subscription), changed, draft) or member
-        members = [each for each in group.members.values() if each.member_id != replaced.member_id]
-        targets = {**group.target, member.member_id: group.target.get(replaced.member_id, {})}
-        joined = member.member_id
+            is_settled = member.is_reconciled_to(epoch)
+        members = [*others, member]
         # Records of this decision have already put the joining member into the consumer group. So its tombstones must
         # be written with those of the others.
+        joined = member.member_id
         ids = [joined if member_id == replaced.member_id else member_id for member_id in group.members]
-        made = self._downgrade(_replace_members(group, ids), [*members, member], targets, draft)
-        if must_rebalance:
+        made = self._downgrade(_replace_members(group, ids), members, draft)
+        if not is_settled:
             self._classic.prepare_rebalance(made, draft)
         return member
 

@@ -20,7 +20,7 @@ from service.groups.consumer_decisions import ConsumerDecisions
 from service.groups.consumer_group import ConsumerGroup, ConsumerMember
 from service.groups.migration import Migration
 from service.groups.offsets import CommittedOffset, Offsets
-from service.groups.records import member_tombstones, target_epoch_record
+from service.groups.records import current_record, member_tombstones, target_epoch_record
 from service.groups.resuming import Resuming
 from service.groups.verdicts import Fault, OffsetsPut, RecordPair
 from tests.sim.groups import run
@@ -164,7 +164,7 @@ def offsets_taken_up_otherwise_than_recorded() -> Planting:
 
 
 def partitions_still_read_at_an_upgrade_not_recorded() -> Planting:
-    original = service.groups.migration.current_record
+    original = current_record
 
     def record(group_id: str, member: ConsumerMember) -> RecordPair:
         return original(group_id, member._replace(revoking={}))

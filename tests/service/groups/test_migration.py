@@ -364,14 +364,41 @@ def test_the_group_is_classic_again_when_the_last_new_members_session_ends(drive
 
 
 def test_the_group_is_classic_again_when_a_classic_member_takes_the_last_new_ones_place(driver: Driver) -> None:
-    driver.beat("c", 0, instance_id="i")
-    driver.join(instance_id="j")
+    epoch = driver.beat("c", 0, instance_id="i").member_epoch
+    other = driver.join(instance_id="j")
+    for numbers in (ALL, [0, 1]):
+        assert driver.beat("c", epoch, instance_id="i", owned=owned(driver, numbers)).fault is None
+    other = driver.join(member=other.member_id, instance_id="j")
+    assert partitions(driver.sync(other, instance_id="j").assignment) == {"orders": [2, 3]}
     taken = driver.join(instance_id="i")
     assert taken.fault is None
     assert driver.listed() == {"g": ("classic", "Stable", "consumer")}
-    assert partitions(driver.sync(taken, instance_id="i").assignment) in ({"orders": [0, 1]}, {"orders": [2, 3]})
+    assert partitions(driver.sync(taken, instance_id="i").assignment) == {"orders": [0, 1]}
+    assert driver.heartbeat(other, instance_id="j") is None
     driver.restart()
     assert driver.listed() == {"g": ("classic", "Stable", "consumer")}
+
+
+def test_taking_the_last_new_members_place_tells_another_of_the_partitions_that_it_waited_for(driver: Driver) -> None:
+    """Otherwise nobody reads them: the group is stable, the other is said to have them, and was never told."""
+    driver.beat("c", 0, instance_id="i")
+    other = driver.join(instance_id="j")
+    assert partitions(driver.sync(other, instance_id="j").assignment) == {}
+    driver.join(instance_id="i")
+    assert driver.heartbeat(other, instance_id="j") is Fault.REBALANCE_IN_PROGRESS
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_taking_the_last_new_members_place_takes_nothing_from_a_member_that_still_reads_it(
+    driver: Driver, restarts: bool
+) -> None:
+    classic_group(driver, instance_id="j")
+    driver.beat("c", 0, instance_id="i")  # is to get half of the partitions, once the other has let go of them
+    taken = driver.join(instance_id="i")
+    assert driver.sync(taken, instance_id="i").fault is not None
+    if restarts:
+        driver.restart()
+    assert driver.named(driver.beat("d", 0)) == {}
 
 
 def test_taking_the_last_new_members_place_with_other_topics_starts_a_rebalance(driver: Driver) -> None:
