@@ -28,6 +28,8 @@ from tests.service.api.txn_stage import TxnStage, Writer, on_txn_stage
 
 PARTITIONS = 10
 LOOKS = 5
+SETTLED_S = 3.0
+"""Until the markers of all that was ended are written and what was made is no news to the collector: no page's work."""
 WIDE = 1_000
 """Partitions of the largest transaction."""
 TEMPLATES = {"ended": "transaction"}
@@ -51,10 +53,11 @@ async def scene(stage: TxnStage) -> None:
     for number in range(WIDE):
         await large.write(f"events-{number}", "x")
     await large.end(commit=True)
+    collecting = asyncio.create_task(Garbage().run())
+    await asyncio.sleep(SETTLED_S)
     gateway = Gateway(stage.broker, scraper_of(stage.broker))
     gateway.routes = [route for table in TABLES for route in table]
     kept = kept_of(gateway)
-    collecting = asyncio.create_task(Garbage().run())
     print(f"{topics * PARTITIONS} partitions, {groups} groups")
     for name, view, match in (
         ("overview", views.overview, {}),

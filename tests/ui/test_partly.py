@@ -16,18 +16,26 @@ from service.web.metrics import scraper_of
 from service.web.pages import facts, views
 from service.web.pages.facts import Told
 from service.web.pages.render import render
-from service.web.pages.views import PageView, View, kept_of
+from service.web.pages.views import Facts, PageView, View, kept_of
 from tests.monitoring.test_metrics import commit
 from tests.service.api.txn_stage import TxnStage, Writer, on_txn_stage
 from tests.service.web.kit import PATIENCE_S, Served
 
 
 async def looked(stage: TxnStage, name: str, view: View, **match: str) -> str:
+    told, found = await _viewed(stage, view, **match)
+    return _rendered(name, found, told.missing)
+
+
+async def _viewed(stage: TxnStage, view: View, **match: str) -> tuple[Told, Facts]:
     gateway = Gateway(stage.broker, scraper_of(stage.broker))
     told = Told(timeout_s=0.1)
-    found = await view(PageView(gateway, kept_of(gateway), told, {}, match))
+    return told, await view(PageView(gateway, kept_of(gateway), told, {}, match))
+
+
+def _rendered(name: str, found: Facts, missing: list[str]) -> str:
     common = {"here": name, "node_id": 1, "cluster_id": "c", "done": "", "search": "", "live": True}
-    return render(f"{name}.html", **common, missing=told.missing, **found)
+    return render(f"{name}.html", **common, missing=missing, **found)
 
 
 async def begun(stage: TxnStage) -> Writer:
@@ -61,6 +69,32 @@ def test_a_disk_that_failed_is_named_and_the_rest_is_shown(tmp_path: Path) -> No
         assert "orders" in await looked(stage, "topics", views.topics)
         assert "not known now" in await looked(stage, "topic", views.topic, topic="orders")
         await looked(stage, "messages", views.messages, topic="orders", partition="0")
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_what_was_not_looked_at_yet_is_not_said_to_be_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monitoring.scraping.WAITED_S", 0.0)
+
+    async def scene(stage: TxnStage) -> None:
+        await (await begun(stage)).end(commit=True)
+        page = await looked(stage, "overview", views.overview)
+        assert "Whether every group gets on is being looked at" in page
+        assert "every group gets on." not in page
+        monkeypatch.setattr("monitoring.scraping.WAITED_S", 60.0)
+        assert "no transaction hangs, and every group gets on." in await looked(stage, "overview", views.overview)
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_all_is_not_said_to_be_well_while_something_can_not_be_told(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        await (await begun(stage)).end(commit=True)
+        _, found = await _viewed(stage, views.overview)
+        page = _rendered("overview", found, ["offsets of broker 2: no answer"])
+        assert "What is known is well." in page
+        assert "All is well" not in page
+        assert 'class="verdict warn"' in page
 
     on_txn_stage(tmp_path, scene)
 

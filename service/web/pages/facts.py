@@ -19,7 +19,6 @@ from log.control import read_marker
 from log.ids import TopicPartition
 from service.broker.coordination import Coordination
 from service.broker.partition import Partition
-from service.broker.partition_table import PartitionTable
 from service.client.cluster import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, by_topic
 from service.client.failures import ClientFailure, error_name
 from service.client.groups import committed_offsets
@@ -67,7 +66,8 @@ GROUPS_A_TURN: Final = 5
 BLOCKERS_MAX: Final = 200
 ASKED_ELSEWHERE_MAX: Final = 2_000
 """For how many partitions of other leaders one page asks."""
-PARTITIONS_A_TURN: Final = 500
+PARTITIONS_A_TURN: Final = 1_000
+"""A page takes fifteen to twenty turns for 15,000 partitions; each of them lets other work of the broker go first."""
 MESSAGES: Final = 100
 READ_BYTES: Final = 256 << 10
 """How many bytes of a log are read at once."""
@@ -191,18 +191,25 @@ class Placement:
     """By topic, the partitions led with fewer in sync than writers with acks=all want, of those held here."""
     away: Counter[int] = field(default_factory=Counter)
     """By broker that is not there, the replicas that it holds."""
+    elsewhere: list[TopicPartition] = field(default_factory=list)
+    """What other brokers lead, as far as one page asks for it."""
 
 
-async def placement(gateway: Gateway) -> Placement:
-    image, found = gateway.image, Placement()
-    async for some in slices_in_turns(placed(image), PARTITIONS_A_TURN):
+async def placement(gateway: Gateway, topic: str | None = None) -> Placement:
+    """Of every partition, or of those of one topic."""
+    image, here, found = gateway.image, gateway.node_id, Placement()
+    brokers = image.brokers
+    async for some in slices_in_turns(placed(image, topic), PARTITIONS_A_TURN):
         found.partitions += len(some)
         for name, index, state in some:
-            if len(state.isr) == len(state.replicas) and state.leader in image.brokers:
+            leads = state.leader in brokers
+            if leads and state.leader != here and len(found.elsewhere) < ASKED_ELSEWHERE_MAX:
+                found.elsewhere.append(TopicPartition(name, index))
+            if leads and len(state.isr) == len(state.replicas):
                 continue
             found.under += len(state.isr) < len(state.replicas)
-            found.away.update(node for node in state.replicas if node not in image.brokers)
-            if leader_of(image, state) == NO_LEADER:
+            found.away.update(node for node in state.replicas if node not in brokers)
+            if not leads:
                 found.leaderless[name] += 1
                 continue
             held = gateway.partitions.get(TopicPartition(name, index))
@@ -279,8 +286,19 @@ async def blockers(
     """The open transactions that hold up readers, as far as brokers tell: first those that hang, and the oldest first.
     `topic`: only of this topic.
     """
-    found = await _opened_here(gateway, topic)
-    elsewhere = await _led_elsewhere(gateway, topic)
+    where = await placement(gateway, topic)
+    return await blockers_of(told, gateway, cluster, (await held_here(gateway, topic)).opened, where.elsewhere)
+
+
+async def blockers_of(
+    told: Told,
+    gateway: Gateway,
+    cluster: NearCluster,
+    opened: Sequence[Partition],
+    elsewhere: Sequence[TopicPartition],
+) -> list[BlockingTransaction]:
+    """The open transactions of the partitions `opened`, which are led here, and of those led `elsewhere`."""
+    found = _opened_here(opened)
     if elsewhere:
         offsets = await offsets_of(told, gateway, cluster, elsewhere)
         pinned = [each for each in elsewhere if each in offsets and offsets[each].held_up]
@@ -317,14 +335,9 @@ async def blockers(
     return sorted(still, key=lambda each: (not each.hangs, each.began_ms))
 
 
-async def _opened_here(gateway: Gateway, topic: str | None) -> list[BlockingTransaction]:
-    opened: list[Partition] = []
-    async for some in slices_in_turns(list(gateway.partitions), PARTITIONS_A_TURN):
-        opened += [each for each in some if each.stable.open_transactions and each.is_leading]
-    found = []
+def _opened_here(opened: Sequence[Partition]) -> list[BlockingTransaction]:
+    found: list[BlockingTransaction] = []
     for partition in opened:
-        if topic is not None and partition.topic_partition.topic != topic:
-            continue
         high = partition.high_watermark
         found += [
             BlockingTransaction(
@@ -338,18 +351,6 @@ async def _opened_here(gateway: Gateway, topic: str | None) -> list[BlockingTran
             for each in islice(partition.stable.describe_open(), BLOCKERS_MAX)
         ]
     return found
-
-
-async def _led_elsewhere(gateway: Gateway, topic: str | None) -> list[TopicPartition]:
-    image = gateway.image
-    found: list[TopicPartition] = []
-    async for some in slices_in_turns(placed(image, topic), PARTITIONS_A_TURN):
-        for name, index, state in some:
-            if leader_of(image, state) not in (NO_LEADER, gateway.node_id):
-                found.append(TopicPartition(name, index))
-        if len(found) >= ASKED_ELSEWHERE_MAX:
-            break
-    return found[:ASKED_ELSEWHERE_MAX]
 
 
 def _is_open(producer: ProducerState) -> bool:
@@ -369,12 +370,35 @@ def _blocker(partition: TopicPartition, producer: ProducerState, offsets: Partit
 
 
 @dataclass(slots=True)
-class Totals:
-    """The sum of what this broker counts."""
+class HeldHere:
+    """What this broker's partitions have counted, and in which of them a transaction is open."""
 
     records_in: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
+    opened: list[Partition] = field(default_factory=list)
+    """Only those that are led here."""
+
+
+async def held_here(gateway: Gateway, topic: str | None = None) -> HeldHere:
+    """Of every partition that this broker holds, or of those of one topic."""
+    table, found = gateway.partitions, HeldHere()
+    held = table if topic is None else (table.topic(topic) or {}).values()
+    async for some in slices_in_turns(list(held), PARTITIONS_A_TURN):
+        for partition in some:
+            tally = partition.tally
+            found.records_in += tally.records_in
+            found.bytes_in += tally.bytes_in
+            found.bytes_out += tally.bytes_out
+            if partition.stable.open_transactions and partition.is_leading:
+                found.opened.append(partition)
+    return found
+
+
+@dataclass(slots=True)
+class Totals:
+    """The sum of what this broker coordinates."""
+
     open: int = 0
     oldest_ms: int | None = None
     groups: int = 0
@@ -382,14 +406,8 @@ class Totals:
     committed: int = 0
 
 
-async def totals(partitions: PartitionTable, coordination: Coordination) -> Totals:
+async def totals(coordination: Coordination) -> Totals:
     found = Totals()
-    async for some in slices_in_turns(list(partitions), PARTITIONS_A_TURN):
-        for partition in some:
-            tally = partition.tally
-            found.records_in += tally.records_in
-            found.bytes_in += tally.bytes_in
-            found.bytes_out += tally.bytes_out
     for shard in coordination.transactions.shards():
         if not shard.loaded:
             continue
@@ -490,6 +508,8 @@ class LateGroups:
     status: dict[str, Status]
     """Those that stand still come first."""
     total: int
+    is_known: bool
+    """Whether all brokers have looked at theirs."""
     is_whole: bool
     """Whether all brokers told all of theirs."""
 
@@ -507,8 +527,8 @@ async def late_groups(told: Told, gateway: Gateway) -> LateGroups:
     answers = await told.ask_each("which groups keep up", asks)
     late = sorted((each for answer in answers.values() for each in answer.groups), key=standing_first)
     total = sum(answer.total for answer in answers.values())
-    is_whole = len(answers) >= len(brokers) and all(each.known for each in answers.values()) and total == len(late)
-    return LateGroups({each.name: each.status for each in late}, total, is_whole)
+    is_known = len(answers) >= len(brokers) and all(each.known for each in answers.values())
+    return LateGroups({each.name: each.status for each in late}, total, is_known, is_known and total == len(late))
 
 
 async def lags(told: Told, gateway: Gateway, cluster: NearCluster, group: str) -> list[PartitionLag]:

@@ -243,8 +243,10 @@ def pause_between(cost_s: float, pages: int) -> float:
 async def overview(look: PageView) -> Facts:
     told, gateway = look.told, look.gateway
     image = gateway.image
-    totals = await facts.totals(gateway.partitions, gateway.here.coordination)
-    blockers = await facts.blockers(told, gateway, look.cluster)
+    totals = await facts.totals(gateway.here.coordination)
+    held = await facts.held_here(gateway)
+    placed = await facts.placement(gateway)
+    blockers = await facts.blockers_of(told, gateway, look.cluster, held.opened, placed.elsewhere)
     loading = [
         kind
         for kind, coordinators in (
@@ -253,12 +255,11 @@ async def overview(look: PageView) -> Facts:
         )
         if not all(shard.loaded for shard in coordinators.shards())
     ]
-    placed = await facts.placement(gateway)
     hanging = [each for each in blockers if each.hangs]
     late = await _late_groups(look)
     findings = [*_severe(look, placed, hanging), *_mild(placed, late, loading)]
     now_s = asyncio.get_running_loop().time()
-    sample = Sample(now_s, totals.records_in, totals.bytes_in, totals.bytes_out)
+    sample = Sample(now_s, held.records_in, held.bytes_in, held.bytes_out)
     history = look.kept.history
     if not history or sample.at_s - history[-1].at_s >= LIVE_S / 2:
         history.append(sample)
@@ -267,6 +268,7 @@ async def overview(look: PageView) -> Facts:
         "title": "Overview",
         "findings": findings,
         "severe": any(each.severe for each in findings),
+        "groups_known": late.is_known,
         "brokers": len(image.brokers),
         "controller": image.controller_id,
         "topics": len(image.topics),
