@@ -336,7 +336,9 @@ class Pulses:
         until = time.monotonic() + patience_s
         while time.monotonic() < until:
             answer = requests.get(f"{self._asked.url}/v1/topics/{TOPIC}", timeout=PATIENCE_S).json()
-            if all((self._id in each["in_sync"]) == in_sync for each in answer["partitions"] if each["leader"] != self._id):
+            if all(
+                (self._id in each["in_sync"]) == in_sync for each in answer["partitions"] if each["leader"] != self._id
+            ):
                 return
             time.sleep(0.05)
 
