@@ -153,7 +153,7 @@ demo-whole: install-dev ## `oncelog demo` with ZooKeeper, load, Spark and Promet
 	$(PYTHON_RUN) -m pytest tests/deploy/whole_demo.py $(ARGS)
 
 alarms: install-dev ## what goes wrong for real makes the right alerts fire: Prometheus, Alertmanager, three brokers
-	$(PYTHON_RUN) -m pytest tests/monitoring/alarms.py $(ARGS)
+	$(PYTHON_RUN) -m pytest -p no:randomly tests/monitoring/alarms.py $(ARGS)
 
 ##@ When the way of a record has changed: measure
 

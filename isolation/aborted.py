@@ -86,6 +86,18 @@ class AbortedRanges:
             index += 1
         return found
 
+    def reach_into(self, from_offset: int, end_offset: int) -> bool:
+        """Whether there is any such range."""
+        first = self._first
+        index, count = bisect_left(self._last, from_offset), len(first)
+        while index < count and first[index] >= end_offset:
+            index += (index % BLOCK == 0 and self._step_over(index, end_offset)) or 1
+        return index < count
+
+    def count_from(self, offset: int) -> int:
+        """How many ranges have their marker at or above this offset."""
+        return len(self._last) - bisect_left(self._last, offset)
+
     def each_overlapping(self, from_offset: int, end_offset: int) -> Iterator[AbortedRange]:
         """The same ranges one by one, as they are at this call: other work may be done, and change them, in between."""
         first, last, producer = self._first[:], self._last[:], self._producer[:]

@@ -40,9 +40,12 @@ def test_a_query_finds_what_a_full_search_finds(spans: list[tuple[int, int]], at
     assert built.overlapping(at, at + size) == searched(ranges, at, at + size)
     again = AbortedRanges.from_bytes(built.to_bytes())
     assert again.overlapping(at, at + size) == searched(ranges, at, at + size)
+    assert built.reach_into(at, at + size) == bool(searched(ranges, at, at + size))
     built.drop_before(start)
     begin = max(at, start)
     assert built.overlapping(begin, begin + size) == searched(ranges, begin, begin + size)
+    assert built.reach_into(begin, begin + size) == bool(searched(ranges, begin, begin + size))
+    assert built.count_from(begin) == sum(each.last_offset >= begin for each in ranges)
 
 
 @settings(deadline=None)

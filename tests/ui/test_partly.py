@@ -9,6 +9,8 @@ import pytest
 import requests
 
 from log.disk import DiskFault
+from log.ids import TopicPartition
+from service.broker.marker_courier import MarkerCourier
 from service.client.failures import ClientFailure
 from service.client.transactions import TransactionState
 from service.web.gateway import Gateway
@@ -59,6 +61,40 @@ def test_coordinators_that_load_are_named_and_the_partitions_are_shown(tmp_path:
     on_txn_stage(tmp_path, scene)
 
 
+def test_a_transaction_that_is_decided_is_not_said_to_wait_for_somebody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: TxnStage) -> None:
+        writer = await begun(stage)
+        monkeypatch.setattr(MarkerCourier, "post", lambda courier, coordinator, every: None)
+        await writer.end(commit=True)
+        page = await looked(stage, "transaction", views.transaction, id="pay")
+        assert "PrepareCommit" in page
+        assert "it ends when its markers are in every partition" in page
+        assert "when somebody ends it" not in page
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_the_bar_shows_every_aborted_transaction_and_tells_how_many_they_are(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        writer = Writer(stage, "pay")
+        await writer.init()
+        for number in range(60):
+            await writer.write("orders", str(number))
+            await writer.end(commit=False)
+        partition = stage.broker.partitions.get(TopicPartition("orders", 0))
+        assert partition is not None
+        async with asyncio.timeout(PATIENCE_S):
+            while partition.stable.aborted_count < 60:  # noqa: ASYNC110 (nothing tells when markers are written)
+                await asyncio.sleep(0.01)
+        page = await looked(stage, "topic", views.topic, topic="orders")
+        assert "60 aborted transactions" in page
+        assert '<rect class="aborted" x="0" y="4" width="600"' in page
+
+    on_txn_stage(tmp_path, scene)
+
+
 def test_a_disk_that_failed_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:
     async def scene(stage: TxnStage) -> None:
         await begun(stage)
@@ -99,7 +135,9 @@ def test_all_is_not_said_to_be_well_while_something_can_not_be_told(tmp_path: Pa
     on_txn_stage(tmp_path, scene)
 
 
-def test_a_group_that_nobody_reads_for_is_not_said_to_keep_up(tmp_path: Path) -> None:
+def test_a_group_that_nobody_reads_for_is_not_said_to_keep_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monitoring.scraping.WAITED_S", PATIENCE_S)
+
     async def scene(stage: TxnStage) -> None:
         await (await begun(stage)).end(commit=True)
         await commit(stage, "left", "orders", 0)

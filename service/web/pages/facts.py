@@ -10,10 +10,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from isolation.read_filter import AbortedBatches
+from isolation.stable import StableOffsets
 from log.batch import BatchHeader, CorruptBatch, Record, checksum_ok, read_records
 from log.control import read_marker
 from log.ids import TopicPartition
@@ -66,6 +67,8 @@ GROUPS_A_TURN: Final = 5
 BLOCKERS_MAX: Final = 200
 ASKED_ELSEWHERE_MAX: Final = 2_000
 """For how many partitions of other leaders one page asks."""
+ABORTED_WIDTH: Final = 4
+"""The width of the pieces in which a bar shows what was aborted."""
 PARTITIONS_A_TURN: Final = 1_000
 """A page takes fifteen to twenty turns for 15,000 partitions; each of them lets other work of the broker go first."""
 MESSAGES: Final = 100
@@ -159,10 +162,22 @@ class PartitionOffsets:
             x += wide
         return drawn
 
-    def x(self, offset: int, width: int = 600) -> int:
-        """Where an offset lies on the bar, to scale."""
-        whole = max(self.end - self.start, 1)
-        return round(width * min(max(offset - self.start, 0), whole) / whole)
+    def aborted(self, stable: StableOffsets, width: int = 600) -> list[tuple[int, int]]:
+        """Where the bar crosses aborted transactions, as (x, width). There may be a million of them, so the bar is
+        asked for piece by piece.
+        """
+        whole, found = self.end - self.start, list[tuple[int, int]]()
+        if whole <= 0 or not stable.aborted_from(self.start):
+            return found
+        pieces = min(whole, width // ABORTED_WIDTH)
+        edges = [self.start + whole * piece // pieces for piece in range(pieces + 1)]
+        for piece, (begin, end) in enumerate(pairwise(edges)):
+            if stable.reaches_aborted(begin, end):
+                x, until = width * piece // pieces, width * (piece + 1) // pieces
+                if found and sum(found[-1]) == x:
+                    x = found.pop()[0]
+                found.append((x, until - x))
+        return found
 
 
 def leader_of(image: Image, state: PartitionState) -> int:

@@ -43,6 +43,7 @@ PRODUCERS_MAX: Final = 200
 CACHED_MAX: Final = 100
 GROUPS_FRESH_S: Final = 5.0
 TOPICS_A_TURN: Final = 50
+BARS_A_TURN: Final = 5
 TRACED_PARTITIONS: Final = 20
 NO_SESSION: Final = (
     "what the cluster is now: this broker has no session with the metadata store. Until it has one again it leads "
@@ -387,9 +388,10 @@ async def transaction(look: PageView) -> Facts:
     if past is None and history.transactions:
         past = history.transactions[0]
     is_open = known is not None and known.is_open and past is not None and past.began_ms == known.started_ms
+    is_decided = past is not None and past.decided_ms is not None
     partitions = known.partitions if known is not None and is_open else [] if past is None else past.partitions
     shown = facts.cut(partitions, look.number, TRACED_PARTITIONS)
-    rows, batches = await _traced(look, past, shown, is_open=is_open)
+    rows, batches = await _traced(look, past, shown, is_open=is_open and not is_decided)
     now_ms = gateway.env.clock.wall_ms()
     return {
         "title": name,
@@ -479,21 +481,19 @@ async def topic(look: PageView) -> Facts:
     blockers = await facts.blockers(look.told, gateway, look.cluster, name)
     configs = await look.told.ask("settings", facts.settings_of(look.cluster, gateway.node_id, facts.TOPIC, name), [])
     rows = []
-    for each in wanted:
+    async for each in in_turns(wanted, BARS_A_TURN):
         held, state = gateway.partitions.get(each), described.partitions[each.partition]
         missing = (node for node in state.replicas if node not in state.isr)
-        aborted = []
-        if held is not None and each in offsets:
-            ranges = held.stable.aborted_ranges(offsets[each].start, offsets[each].end)
-            aborted = [found for _, found in zip(range(50), ranges, strict=False)]
+        there = offsets.get(each)
         rows.append(
             {
                 "partition": each.partition,
                 "state": state,
                 "lacks": [str(node) if node in gateway.image.brokers else f"{node} (away)" for node in missing],
                 "leader": facts.leader_of(gateway.image, state),
-                "offsets": offsets.get(each),
-                "aborted": aborted,
+                "offsets": there,
+                "aborted": [] if held is None or there is None else there.aborted(held.stable),
+                "aborted_count": None if held is None or there is None else held.stable.aborted_from(there.start),
                 "blocker": next((found for found in blockers if found.partition == each), None),
                 "size": None if held is None else held.log.size_bytes,
             }
