@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from log.ids import TopicPartition
 from service.broker.marker_courier import MarkerCourier
 from service.client.failures import ClientFailure
 from service.client.transactions import TransactionState
+from service.web.documents import documents
 from service.web.gateway import Gateway
 from service.web.metrics import scraper_of
 from service.web.pages import facts, views
@@ -95,12 +97,19 @@ def test_the_bar_shows_every_aborted_transaction_and_tells_how_many_they_are(tmp
     on_txn_stage(tmp_path, scene)
 
 
+def test_what_to_do_is_told_by_pages_that_are_there() -> None:
+    named = set(re.findall(r'"(Oncelog\w+)"', Path(views.__file__).read_text()))
+    assert len(named) == 10
+    assert {f"runbooks/{each}.md" for each in named} <= set(documents())
+
+
 def test_a_disk_that_failed_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:
     async def scene(stage: TxnStage) -> None:
         await begun(stage)
         stage.broker.folders[0].fail(DiskFault(5, "broken"))
         page = await looked(stage, "overview", views.overview)
         assert "is out of service" in page
+        assert '<a href="/docs/runbooks/OncelogLogFolderFailed.md">What to do</a>' in page
         assert "out of service" in await looked(stage, "brokers", views.brokers)
         assert "orders" in await looked(stage, "topics", views.topics)
         assert "not known now" in await looked(stage, "topic", views.topic, topic="orders")

@@ -290,6 +290,8 @@ class Finding(NamedTuple):
     """What is not well, and the pages that tell more of it."""
 
     what: str
+    runbook: str
+    """The name of the alert whose page says what to do."""
     pages: Sequence[tuple[str, str]] = ()
     """Names and paths."""
     more: int = 0
@@ -297,45 +299,50 @@ class Finding(NamedTuple):
     severe: bool = False
 
 
-def _finding(what: str, names: Iterable[str], path: str, *, severe: bool = False) -> Finding:
+def _finding(what: str, runbook: str, names: Iterable[str], path: str, *, severe: bool = False) -> Finding:
     """A finding about some that are named. `path` is that of the page of each, or of all."""
     every = list(dict.fromkeys(names))
     pages = [(name, path.format(quote(name, safe=""))) for name in every[:NAMED]]
-    return Finding(what, pages, len(every) - len(pages), severe)
+    return Finding(what, runbook, pages, len(every) - len(pages), severe)
 
 
 def _severe(look: PageView, placed: facts.Placement, hanging: list[facts.BlockingTransaction]) -> Iterator[Finding]:
     if not look.gateway.in_session:
-        yield Finding("This broker has no session with the metadata store, and leads nothing.", severe=True)
+        yield Finding(
+            "This broker has no session with the metadata store, and leads nothing.", "OncelogSessionLost", severe=True
+        )
     for node, replicas in sorted(placed.away.items()):
         what = f"Broker {node} is away. It holds {replicas} replica{'s' if replicas > 1 else ''}."
-        yield _finding(what, ["brokers"], "/ui/{}", severe=True)
+        yield _finding(what, "OncelogBrokerDown", ["brokers"], "/ui/{}", severe=True)
     if placed.leaderless:
         what = f"Partitions without a leader, which nobody can write to or read: {placed.leaderless.total()}, of"
-        yield _finding(what, placed.leaderless, "/ui/topics/{}", severe=True)
+        yield _finding(what, "OncelogOfflinePartitions", placed.leaderless, "/ui/topics/{}", severe=True)
     if placed.refusing:
         what = f"Partitions with too few replicas in sync, so that acks=all is refused: {placed.refusing.total()}, of"
-        yield _finding(what, placed.refusing, "/ui/topics/{}", severe=True)
+        yield _finding(what, "OncelogUnderMinIsr", placed.refusing, "/ui/topics/{}", severe=True)
     for folder in look.gateway.here.folders:
         if folder.failed is not None:
-            yield Finding(f"{folder.name} is out of service: a write or an fsync failed.", severe=True)
+            what = f"{folder.name} is out of service: a write or an fsync failed."
+            yield Finding(what, "OncelogLogFolderFailed", severe=True)
         elif folder.headroom.is_short:
-            yield Finding(f"{folder.name} is full: producers are refused until there is room.", severe=True)
+            what = f"{folder.name} is full: producers are refused until there is room."
+            yield Finding(what, "OncelogDiskFull", severe=True)
     if hanging:
         what = f"Transactions that nobody will end, and that readers wait for: {len(hanging)}, in"
         where = (f"{each.partition.topic}-{each.partition.partition}" for each in hanging)
-        yield _finding(what, where, "/ui/transactions#hanging", severe=True)
+        yield _finding(what, "OncelogHangingTransaction", where, "/ui/transactions#hanging", severe=True)
 
 
 def _mild(placed: facts.Placement, late: facts.LateGroups, loading: list[str]) -> Iterator[Finding]:
     if placed.under:
-        yield Finding(f"Partitions that lack a replica: {placed.under}.")
+        yield Finding(f"Partitions that lack a replica: {placed.under}.", "OncelogUnderReplicated")
     standing = [name for name, status in late.status.items() if status != "WARN"]
     if standing:
         what = f"Groups that stand still although there is more to read: {len(standing)}."
-        yield _finding(what, standing, "/ui/groups/{}")
+        yield _finding(what, "OncelogGroupStopped", standing, "/ui/groups/{}")
     if loading:
-        yield Finding(f"Coordinators of {' and '.join(loading)} are loading: they can't tell everything yet.")
+        what = f"Coordinators of {' and '.join(loading)} are loading: they can't tell everything yet."
+        yield Finding(what, "OncelogCoordinatorsLoading")
 
 
 @dataclass(frozen=True, slots=True)
