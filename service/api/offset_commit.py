@@ -38,22 +38,38 @@ _Refused = tuple[str, bytes, int, ErrorCode]
 def handle(
     groups: Groups, metadata: ClusterMetadata, session: Session, header: RequestHeader, request: OffsetCommitRequest
 ) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
-    answers = _Answers()
-    wanted = _wanted(metadata, request, by_id=header.api_version >= TOPIC_IDS_SINCE)
-    if (
-        len(request.topics) > OFFSETS_AT_ONCE
-        or sum(len(topic.partitions) for topic in request.topics) > OFFSETS_AT_ONCE
-    ):
-        return _commit_in_turns(groups, metadata, header, request, wanted, answers)
-    offsets = answers.without_refused(wanted)
-    if not offsets:
-        return OffsetCommitResponse(topics=list(answers.topics()))
+    by_id = header.api_version >= TOPIC_IDS_SINCE
+    offsets = _all_there(metadata.image, request, by_id=by_id)
+    if offsets is None:
+        return _commit_in_turns(groups, metadata, header, request, _wanted(metadata, request, by_id=by_id))
 
     def answer(reply: CommitReply | ErrorCode) -> OffsetCommitResponse:
+        answers = _Answers()
         answers.note(offsets, reply)
         return OffsetCommitResponse(topics=list(answers.topics()))
 
     return answer_with(answer, groups, request.group_id, _command(header, request, offsets), CommitReply)
+
+
+def _all_there(image: Image, request: OffsetCommitRequest, *, by_id: bool) -> tuple[OffsetToCommit, ...] | None:
+    """The offsets of a request like most: so few that one turn is enough, and all of partitions that exist. None if it
+    is another.
+    """
+    if len(request.topics) > OFFSETS_AT_ONCE:
+        return None
+    offsets: list[OffsetToCommit] = []
+    for wanted in request.topics:
+        topic = _find(image, wanted, by_id=by_id)
+        if topic is None or len(offsets) + len(wanted.partitions) > OFFSETS_AT_ONCE:
+            return None
+        name, topic_id, there = topic.name, topic.id, topic.partitions
+        for each in wanted.partitions:
+            index = each.partition_index
+            if index not in there:
+                return None
+            facts = each.committed_offset, each.committed_leader_epoch, each.committed_metadata or ""
+            offsets.append(_new(OffsetToCommit, (name, topic_id, index, *facts)))
+    return tuple(offsets) or None
 
 
 async def _commit_in_turns(
@@ -62,8 +78,8 @@ async def _commit_in_turns(
     header: RequestHeader,
     request: OffsetCommitRequest,
     wanted: Iterator[OffsetToCommit | _Refused | None],
-    answers: "_Answers",
 ) -> OffsetCommitResponse:
+    answers = _Answers()
     async for some in slices_in_turns(wanted, OFFSETS_AT_ONCE):
         # Others have had turns since these were looked up. A topic may have been deleted, or made again.
         image = metadata.image

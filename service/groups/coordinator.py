@@ -44,7 +44,7 @@ from service.groups.deadlines import DeadlineName, Deadlines
 from service.groups.kinds import Decide, FallDue, Group, Kind, Kinds, MakeKinds
 from service.groups.known_kinds import known_kinds
 from service.groups.offset_decisions import OffsetDecisions
-from service.groups.offsets import CommittedOffset, Offsets
+from service.groups.offsets import CommittedOffset, Offsets, OffsetsByTopic
 from service.groups.records import OFFSET_KEYS, PREFIX_BYTES, read_offset, read_offset_key
 from service.groups.settings import GroupSettings
 from service.groups.topics import TopicView
@@ -167,7 +167,7 @@ class GroupCoordinator:
             self._put_ahead -= 1
             return
         if (put := self._put) is not None and put.first_key is key:
-            self._put_ahead = len(put.offsets) - 1
+            self._put_ahead = put.records - 1
             self._put_offsets(put.group_id, put.offsets, producer_id)
             return
         if self._replacement is not None and self._is_replaced_by(self._replacement):
@@ -308,9 +308,9 @@ class GroupCoordinator:
         if value is None:
             self._offsets.remove(group_id, topic, partition)
             return
-        self._put_offsets(group_id, [(topic, partition, read_offset(value))], producer_id)
+        self._put_offsets(group_id, {topic: {partition: read_offset(value)}}, producer_id)
 
-    def _put_offsets(self, group_id: str, offsets: list[tuple[str, int, CommittedOffset]], producer_id: int) -> None:
+    def _put_offsets(self, group_id: str, offsets: OffsetsByTopic, producer_id: int) -> None:
         if group_id not in self._groups:
             self._groups[group_id] = self._hold_offsets(group_id)
         if producer_id == NO_PRODUCER_ID:

@@ -78,9 +78,9 @@ class OffsetDecisions:
         draft: Draft,
     ) -> CommitReply:
         faults: list[Fault | None] = [None] * len(offsets)
-        wall_ms, records, put = draft.wall_ms, draft.records, list[tuple[str, int, CommittedOffset]]()
+        wall_ms, records, put = draft.wall_ms, draft.records, dict[str, dict[int, CommittedOffset]]()
         first = len(records)
-        present, stem, behind, is_usual = None, b"", b"", False
+        present, stem, behind, is_usual, taken = None, b"", b"", False, dict[int, CommittedOffset]()
         for index, each in enumerate(offsets):
             topic, topic_id, partition, offset, leader_epoch, metadata = each
             if metadata and self._is_too_long(metadata):
@@ -89,20 +89,20 @@ class OffsetDecisions:
             if check is not any_offset and (fault := check(each)) is not None:
                 del records[first:]  # if one partition is refused, the whole request is refused
                 return CommitReply(fault)
-            facts = offset, leader_epoch, metadata, wall_ms, expire_ms, topic_id, NO_ORDER
-            committed = _new(CommittedOffset, facts)
             if topic is not present:  # the next topic, whose records share most of their bytes
                 present = topic
                 stem, behind = offset_key_stem(group_id, topic), behind_metadata(wall_ms, topic_id)
                 is_usual = expire_ms is None and topic_id != ZERO_TOPIC_ID
+                taken = put.setdefault(topic, {})
+            facts = offset, leader_epoch, metadata, wall_ms, expire_ms, topic_id, NO_ORDER
+            committed = taken[partition] = _new(CommittedOffset, facts)
             if is_usual and not metadata:
                 value = before_metadata(OFFSET_VERSION, offset, leader_epoch, 1) + behind
             else:
                 value = offset_value(committed)
             records.append((stem + partition_bytes(partition), value))
-            put.append((topic, partition, committed))
         if put and expire_ms is None:  # otherwise the records are in a format that says less
-            draft.offsets = OffsetsPut(records[first][0], group_id, put)
+            draft.offsets = OffsetsPut(records[first][0], len(records) - first, group_id, put)
         return CommitReply(None, tuple(faults))
 
     def _is_too_long(self, metadata: str) -> bool:

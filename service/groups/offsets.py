@@ -5,7 +5,7 @@ An offset that waits has its place in that order (`order`), and so has one that 
 transaction commits late, its offsets don't replace a commit that was written after them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -20,6 +20,7 @@ class CommittedOffset(NamedTuple):
 
 
 PartitionName = tuple[str, int]
+OffsetsByTopic = Mapping[str, Mapping[int, CommittedOffset]]  # then by partition
 
 
 class Offsets:
@@ -100,31 +101,27 @@ class Offsets:
 
     # Writing: `apply` only --------------------------------------------------------------------------------------------
 
-    def put(self, group_id: str, offsets: Iterable[tuple[str, int, CommittedOffset]]) -> None:
-        """Offsets of a group, by topic and partition."""
+    def put(self, group_id: str, offsets: OffsetsByTopic) -> None:
         topics = self._committed.get(group_id)
         if topics is None:
             topics = self._committed[group_id] = {}
         has_pending = group_id in self._open
-        present, partitions = None, dict[int, CommittedOffset]()
-        for topic, partition, committed in offsets:
-            if topic is not present:  # the next topic: finding the offsets of each takes longer than the rest
-                present = topic
-                partitions = topics.setdefault(topic, {})
-            if has_pending and self.is_pending(group_id, topic, partition):
-                partitions[partition] = self._numbered(committed)
-            else:
-                partitions[partition] = committed
+        for topic, partitions in offsets.items():
+            if has_pending:
+                partitions = {
+                    partition: self._numbered(committed) if self.is_pending(group_id, topic, partition) else committed
+                    for partition, committed in partitions.items()
+                }
+            topics.setdefault(topic, {}).update(partitions)
 
-    def put_pending(
-        self, group_id: str, offsets: Iterable[tuple[str, int, CommittedOffset]], *, producer_id: int
-    ) -> None:
+    def put_pending(self, group_id: str, offsets: OffsetsByTopic, *, producer_id: int) -> None:
         pending = self._pending.setdefault(producer_id, {}).setdefault(group_id, {})
         producers = self._open.setdefault(group_id, {})
-        for topic, partition, committed in offsets:
-            name = (topic, partition)
-            pending[name] = self._numbered(committed)
-            producers.setdefault(name, set()).add(producer_id)
+        for topic, partitions in offsets.items():
+            for partition, committed in partitions.items():
+                name = (topic, partition)
+                pending[name] = self._numbered(committed)
+                producers.setdefault(name, set()).add(producer_id)
 
     def remove(self, group_id: str, topic: str, partition: int) -> None:
         """Remove the committed offset, and those that wait for a transaction."""

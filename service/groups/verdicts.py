@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from service.groups.offsets import CommittedOffset
+from service.groups.offsets import OffsetsByTopic
+
+_new = tuple.__new__  # takes half the time of a class's own constructor
 
 Token = object
 RecordPair = tuple[bytes, bytes | None]
@@ -77,14 +79,14 @@ class Replacement(NamedTuple):
 
 
 class OffsetsPut(NamedTuple):
-    """The offsets that the records of a decision put, one each, from the record with `first_key` on: by topic and
-    partition. They are applied as they are, with the first record: decoding them again would take as long as all the
-    rest of the decision.
+    """The offsets that so many records of a decision put, from the record with `first_key` on. They are applied as they
+    are, with the first record: decoding them again would take as long as all the rest of the decision.
     """
 
     first_key: bytes
+    records: int
     group_id: str
-    offsets: list[tuple[str, int, CommittedOffset]]
+    offsets: OffsetsByTopic
 
 
 @dataclass(slots=True)
@@ -108,4 +110,6 @@ class Draft:
         self.answers.append((token, reply))
 
     def seal(self) -> GroupDecision:
-        return GroupDecision(tuple(self.records), tuple(self.answers), (), self.producer_id, self.producer_epoch)
+        return _new(
+            GroupDecision, (tuple(self.records), tuple(self.answers), (), self.producer_id, self.producer_epoch)
+        )

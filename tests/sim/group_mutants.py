@@ -19,7 +19,7 @@ from service.groups.commands import JoinReply
 from service.groups.consumer_decisions import ConsumerDecisions
 from service.groups.consumer_group import ConsumerGroup, ConsumerMember
 from service.groups.migration import Migration
-from service.groups.offsets import CommittedOffset, Offsets
+from service.groups.offsets import Offsets, OffsetsByTopic
 from service.groups.records import current_record, member_tombstones, target_epoch_record
 from service.groups.resuming import Resuming
 from service.groups.verdicts import Fault, OffsetsPut, RecordPair
@@ -156,9 +156,12 @@ def group_turned_classic_by_an_instance_does_not_rebalance() -> Planting:
 
 
 def offsets_taken_up_otherwise_than_recorded() -> Planting:
-    def put(first_key: bytes, group_id: str, offsets: list[tuple[str, int, CommittedOffset]]) -> OffsetsPut:
-        earlier = [(topic, partition, each._replace(commit_timestamp_ms=0)) for topic, partition, each in offsets]
-        return OffsetsPut(first_key, group_id, earlier)
+    def put(first_key: bytes, records: int, group_id: str, offsets: OffsetsByTopic) -> OffsetsPut:
+        earlier = {
+            topic: {partition: each._replace(commit_timestamp_ms=0) for partition, each in partitions.items()}
+            for topic, partitions in offsets.items()
+        }
+        return OffsetsPut(first_key, records, group_id, earlier)
 
     return replaced(service.groups.offset_decisions, "OffsetsPut", put)
 
