@@ -153,12 +153,18 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
             self._server.door.disconnected(self._session)
 
     def eof_received(self) -> bool:
-        """A client that stops sending reads no answers: the transport closes. But its last Produces may be requests
-        that want no answer, and only wait for their turn. They start before that. (A transport with TLS closes
-        whatever this returns.)
+        """A client that stops sending reads no answers: the connection ends. But its last Produces may be requests that
+        want no answer, and only wait for their turn. They start before that. (A transport with TLS closes whatever
+        this returns.)
         """
         self._ended = True
-        return self._has_produce_left() and self._transport.get_extra_info("sslcontext") is None
+        if not self._has_produce_left():
+            self._server.end_soon(self)
+        return self._transport.get_extra_info("sslcontext") is None
+
+    def end(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.close()
 
     def pause_writing(self) -> None:
         self._outbox.pause()
@@ -181,10 +187,17 @@ class Connection(asyncio.BufferedProtocol, Generic[SessionT]):
         return scratch[have : have + READ_BYTES]
 
     def buffer_updated(self, count: int) -> None:
-        large = self._large
+        large, server = self._large, self._server
         if large is None:
             end = len(self._kept) + count
-            self._take(self._server.scratch, end)
+            if server.frames_left or end >= LARGE_BYTES or not self._taking:
+                self._take(server.scratch, end)
+                return
+            # Nothing may start in this turn. When thousands of clients ask at once, the loop does no more than this for
+            # most of them before others have their turn.
+            self._kept = bytes(server.scratch[:end])
+            self._blocked = True
+            server.wait_for_turn(self)
             return
         self._large_end += count
         if self._large_end == len(large):  # the frame is whole, or its buffer must grow

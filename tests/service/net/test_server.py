@@ -911,6 +911,28 @@ def test_many_connections_that_ask_at_the_same_moment_leave_other_tasks_their_tu
     run(loop, main)
 
 
+@every_loop
+def test_many_clients_that_go_at_the_same_moment_leave_other_tasks_their_turns(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "ENDED_A_TURN", 8)
+
+    async def main() -> None:
+        door = EchoDoor()
+        async with serving(door) as server:
+            peers = [await connect(server) for _ in range(50)]
+            await until(lambda: server.connections == len(peers))
+            for peer in peers:
+                peer.close()
+            gone = [0]
+            while gone[-1] < len(peers):
+                await asyncio.sleep(0)
+                gone.append(len(door.gone))
+            assert max(after - before for before, after in pairwise(gone)) <= 8
+
+    run(loop, main)
+
+
 def test_awaitables_other_than_coroutines_are_answers_too() -> None:
     async def main() -> None:
         door = EchoDoor()
