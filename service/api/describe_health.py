@@ -1,8 +1,11 @@
-"""DescribeHealth, version 0, an API of our own (key 20003): who answers here, what its clock says, and what it finds
-wrong between itself and the rest of the cluster.
+"""DescribeHealth, version 0, an API of our own (key 20003): who answers here, what its clock says, what it finds
+wrong between itself and the rest of the cluster, and which of its data folders can't be written to.
 """
 
-from service.broker.health import Health
+from collections.abc import Sequence
+
+from service.broker.health import FAILED, FULL, Health
+from service.broker.log_folder import LogFolder
 from service.broker.session import Session
 from service.cluster.metadata import ClusterMetadata
 from service.ports import Env
@@ -14,13 +17,22 @@ def handle(
     metadata: ClusterMetadata,
     env: Env,
     health: Health,
+    folders: Sequence[LogFolder],
     session: Session,
     header: RequestHeader,
     request: DescribeHealthRequest,
 ) -> DescribeHealthResponse:
+    troubles = [DescribedTrouble(each.kind, each.about, each.says) for each in health.troubles]
+    for folder in folders:
+        if folder.failed is not None:
+            says = f"{folder.name} is out of service: a write or an fsync failed"
+            troubles.append(DescribedTrouble(FAILED, folder.name, says))
+        elif folder.headroom.is_short:
+            says = f"{folder.name} is full: producers are refused until there is room"
+            troubles.append(DescribedTrouble(FULL, folder.name, says))
     return DescribeHealthResponse(
         cluster_id=metadata.image.cluster_id,
         broker_id=metadata.broker_id,
         wall_ms=env.clock.wall_ms(),
-        troubles=[DescribedTrouble(each.kind, each.about, each.says) for each in health.troubles],
+        troubles=troubles,
     )

@@ -175,7 +175,7 @@ HANDLED: dict[ApiKey, Row] = {
     ApiKey.CONDITIONAL_PRODUCE: row(
         conditional_produce.handle, lambda b: (b.partitions, b.writing), brokers, conditional_produce.refused
     ),
-    ApiKey.DESCRIBE_HEALTH: row(describe_health.handle, lambda b: (b.metadata, b.env, b.health), anybody),
+    ApiKey.DESCRIBE_HEALTH: row(describe_health.handle, lambda b: (b.metadata, b.env, b.health, b.folders), anybody),
 }
 """For each API its handler, and the parts of the broker `b` that this takes. If not every client may use the API: also
 the rule, and the answer to a refused client.

@@ -37,6 +37,8 @@ PARTITIONS_A_TURN = 256
 SESSION, UNREACHABLE, STRANGER, CLOCK = "session", "unreachable", "stranger", "clock"
 STUCK, OUT_OF_SYNC = "stuck", "out-of-sync"
 KINDS = (SESSION, UNREACHABLE, STRANGER, CLOCK, STUCK, OUT_OF_SYNC)
+FAILED, FULL = "failed", "full"
+"""What is wrong with a data folder. A broker knows it at once, and metrics of their own tell it."""
 STORE = "metadata store"
 
 

@@ -34,6 +34,7 @@ from service.wire.messages import (
     DescribeClusterRequest,
     DescribeConfigsRequest,
     DescribeConfigsResource,
+    DescribedTrouble,
     DescribeHealthRequest,
     DescribeLogDirsRequest,
     ListOffsetsPartition,
@@ -137,21 +138,29 @@ async def _brokers(cluster: Cluster) -> list[Diagnosis]:
     return found or _well("brokers", f"{len(await cluster.nodes())} registered, and each answers at its address")
 
 
+FAILED, FULL = "failed", "full"
+"""What a broker says of its data folders (service/broker/health.py)."""
+
+
 async def _health(cluster: Cluster) -> list[Diagnosis]:
     """What each broker finds wrong between itself and the others."""
-    found = []
-    for node in await cluster.nodes():
-        try:
-            if not await cluster.offers(DescribeHealthRequest(), node=node):
-                continue  # a broker of before
-            told = await cluster.ask(DescribeHealthRequest(), node=node)
-        except ClientFailure:
-            continue  # another check tells that it does not answer
-        found += [
-            Diagnosis("health", PROBLEM, f"broker {node}: {each.says}", CURES.get(each.kind, "see its log"))
-            for each in told.troubles
-        ]
+    found = [
+        Diagnosis("health", PROBLEM, f"broker {node}: {each.says}", CURES.get(each.kind, "see its log"))
+        for node in await cluster.nodes()
+        for each in await _troubles(cluster, node)
+        if each.kind not in (FAILED, FULL)  # the check of disks tells that
+    ]
     return found or _well("health", "brokers reach each other, their clocks agree, and replicas keep up")
+
+
+async def _troubles(cluster: Cluster, node: int) -> list[DescribedTrouble]:
+    """What a broker finds wrong; nothing if it is older than this question."""
+    try:
+        if await cluster.offers(DescribeHealthRequest(), node=node):
+            return (await cluster.ask(DescribeHealthRequest(), node=node)).troubles
+    except ClientFailure:
+        pass  # another check tells that it does not answer
+    return []
 
 
 async def _sessions(cluster: Cluster) -> list[Diagnosis]:
@@ -229,11 +238,15 @@ async def _least_in_sync(cluster: Cluster, topics: Collection[str]) -> dict[str,
 async def _disks(cluster: Cluster) -> list[Diagnosis]:
     found = []
     for node in await cluster.nodes():
+        full = {each.about for each in await _troubles(cluster, node) if each.kind == FULL}
         for folder in (await cluster.ask(DescribeLogDirsRequest(topics=[]), node=node)).results:
             where = f"{folder.log_dir} of broker {node}"
             if folder.error_code:
                 cure = "see the broker's log; replace the disk and start the broker again"
                 found.append(Diagnosis("disks", PROBLEM, f"{where} is out of service", cure))
+            elif folder.log_dir in full:
+                cure = "lower retention, trim a topic, or give it a larger disk: producers go on by themselves then"
+                found.append(Diagnosis("disks", PROBLEM, f"{where} is full: producers are refused", cure))
             elif 0 <= folder.usable_bytes < NEARLY_FULL * folder.total_bytes:
                 cure = "lower retention, trim a topic, or give it a larger disk, before producers are refused"
                 free = f"{where} has {folder.usable_bytes * 100 // folder.total_bytes} % free"

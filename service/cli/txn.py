@@ -315,7 +315,7 @@ async def watch(cluster: Cluster, every_s: float, looks: int | None, output: Out
     type=DURATION,
     default="15m",
     show_default=True,
-    help="Only transactions that are older: 90s, 15m.",
+    help="Beside those that hang, only transactions that are older: 90s, 15m.",
 )
 @output_option
 @with_cluster
@@ -325,7 +325,7 @@ async def hanging(cluster: Cluster, older_than_ms: int, output: Output) -> None:
     Ends with 6 when one hangs: no coordinator has it open any more, or it is open for longer than its timeout.
     """
     rows = await find_pins(cluster)
-    rows = [row for row in rows if row.age_ms is None or row.age_ms >= older_than_ms]
+    rows = [row for row in rows if row.hangs or row.age_ms is None or row.age_ms >= older_than_ms]
     show(rows, output, columns=PIN_COLUMNS, wide=PIN_COLUMNS_MORE)
     hung = [row for row in rows if row.hangs]
     if hung:
@@ -498,6 +498,8 @@ async def trace(cluster: Cluster, name: str, output: Output) -> None:
     )
     if output is Output.TSV:
         show(partitions, output, columns=TRACE_COLUMNS)
+        if not partitions:
+            remark(f"{name} is in no partition now; the web page of a broker tells of its ended transactions")
         return
     if output not in (Output.TABLE, Output.WIDE):
         show_one(detail, output, name="transactional_id")

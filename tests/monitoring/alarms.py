@@ -300,6 +300,11 @@ def test_a_disk_that_is_full(watch: Watch) -> None:
     try:
         watch.fires("OncelogDiskFull")
         comes(lambda: "OncelogDiskFull" in watch.told.names)
+        says = f"{broker.folder} is full: producers are refused"
+        assert f"Broker {ON_SMALL_DISK}: {says}" in requests.get(f"{watch.brokers[1].url}/ui", timeout=PATIENCE_S).text
+        rows = oncelog("doctor", "-o", "json", bootstrap=watch.brokers[1].bootstrap).json()
+        found = [row["finding"] for row in rows if (row["check"], row["state"]) == ("disks", "problem")]
+        assert found == [f"{broker.folder} of broker {ON_SMALL_DISK} is full: producers are refused"]
     finally:
         filler.unlink()
     watch.is_calm()

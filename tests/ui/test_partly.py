@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import requests
 
 from log.disk import DiskFault
 from log.ids import TopicPartition
+from service.broker.health import Trouble
 from service.broker.marker_courier import MarkerCourier
 from service.client.failures import ClientFailure
 from service.client.transactions import TransactionState
@@ -21,6 +23,7 @@ from service.web.pages import facts, views
 from service.web.pages.facts import Told
 from service.web.pages.render import render
 from service.web.pages.views import Facts, PageView, View, kept_of
+from service.wire.messages import DescribeHealthRequest
 from tests.monitoring.test_metrics import commit
 from tests.service.api.txn_stage import TxnStage, Writer, on_txn_stage
 from tests.service.web.kit import PATIENCE_S, Served
@@ -99,7 +102,7 @@ def test_the_bar_shows_every_aborted_transaction_and_tells_how_many_they_are(tmp
 
 def test_what_to_do_is_told_by_pages_that_are_there() -> None:
     named = set(re.findall(r'"(Oncelog\w+)"', Path(views.__file__).read_text()))
-    assert len(named) == 10
+    assert len(named) == 11
     assert {f"runbooks/{each}.md" for each in named} <= set(documents())
 
 
@@ -109,6 +112,7 @@ def test_a_disk_that_failed_is_named_and_the_rest_is_shown(tmp_path: Path) -> No
         stage.broker.folders[0].fail(DiskFault(5, "broken"))
         page = await looked(stage, "overview", views.overview)
         assert "is out of service" in page
+        assert "Broker 1: " in page
         assert '<a href="/docs/runbooks/OncelogLogFolderFailed.md">What to do</a>' in page
         assert "out of service" in await looked(stage, "brokers", views.brokers)
         assert "orders" in await looked(stage, "topics", views.topics)
@@ -140,6 +144,35 @@ def test_all_is_not_said_to_be_well_while_something_can_not_be_told(tmp_path: Pa
         assert "What is known is well." in page
         assert "All is well" not in page
         assert 'class="verdict warn"' in page
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_a_disk_that_is_full_is_named_by_who_is_asked_for_its_health(tmp_path: Path) -> None:
+    """So the pages of other brokers tell it, too."""
+
+    async def scene(stage: TxnStage) -> None:
+        await begun(stage)
+        stage.broker.folders[0].headroom.is_short = True
+        (trouble,) = (await stage.ask(DescribeHealthRequest(), 0)).troubles
+        assert (trouble.kind, trouble.about) == ("full", stage.broker.folders[0].name)
+        page = await looked(stage, "overview", views.overview)
+        assert f"Broker 1: {trouble.says};" in page
+        assert "OncelogDiskFull.md" in page
+        assert "full: producers are refused" in await looked(stage, "brokers", views.brokers)
+
+    on_txn_stage(tmp_path, scene)
+
+
+def test_what_brokers_find_wrong_between_them_is_on_the_overview(tmp_path: Path) -> None:
+    async def scene(stage: TxnStage) -> None:
+        await (await begun(stage)).end(commit=True)
+        says = "the clock of broker {} is 2.0 s ahead of this broker's: keep both in step"
+        stage.broker.health.troubles = [Trouble("clock", f"broker {n}", 1, says.format(n)) for n in range(2, 7)]
+        page = await looked(stage, "overview", views.overview)
+        assert html.escape("Broker 1: " + says.format(2), quote=False).replace("'", "&#39;") in page
+        assert "tells 2 more like that" in page
+        assert "Look at this." in page
 
     on_txn_stage(tmp_path, scene)
 

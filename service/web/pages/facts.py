@@ -45,6 +45,8 @@ from service.wire.messages import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResourceResult,
+    DescribedTrouble,
+    DescribeHealthRequest,
     DescribeLogDirsRequest,
     DescribeLogDirsResult,
     FetchPartition,
@@ -436,6 +438,14 @@ async def totals(coordination: Coordination) -> Totals:
     ended = coordination.txn_tally.ended
     found.ended, found.committed = sum(ended.values()), ended["commit"]
     return found
+
+
+async def troubles(told: Told, gateway: Gateway, cluster: NearCluster) -> list[tuple[int, DescribedTrouble]]:
+    """What each broker finds wrong with its data folders, and between itself and the others."""
+    nodes = sorted({*gateway.image.brokers, gateway.node_id})
+    asks = {node: cluster.ask(DescribeHealthRequest(), node=node) for node in nodes}
+    answers = await told.ask_each("health", asks)
+    return [(node, each) for node in nodes if node in answers for each in answers[node].troubles]
 
 
 # --- transactions ----------------------------------------------------------------------------------------------------

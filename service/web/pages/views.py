@@ -19,6 +19,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from log.ids import TopicPartition
+from service.broker.health import CLOCK, FAILED, FULL, STRANGER, STUCK, UNREACHABLE
 from service.broker.internal_topics import INTERNAL_TOPICS
 from service.client.groups import describe_group, list_groups
 from service.client.transactions import find_root, find_transaction, producers_of
@@ -30,7 +31,7 @@ from service.web.pages.near import NearCluster
 from service.web.pages.render import HEADERS, fragment, is_compiled, page, render, template
 from service.web.problems import Problem
 from service.web.routing import STREAMING
-from service.wire.messages import ListedGroup
+from service.wire.messages import DescribedTrouble, ListedGroup
 
 LIVE_S: Final = 2.0
 LIVE_S_MAX: Final = 15.0
@@ -50,10 +51,16 @@ NO_SESSION: Final = (
     "nothing, and shows the cluster as it was"
 )
 BATCHES_MAX: Final = 300
+FOLDERS: Final = {FAILED: "OncelogLogFolderFailed", FULL: "OncelogDiskFull"}
+BETWEEN: Final = (UNREACHABLE, STRANGER, CLOCK, STUCK)
+"""Of what brokers find wrong between them. Replicas that are not in sync are counted, and a lost session is told by the
+broker itself.
+"""
 NAMED: Final = 3
 """How many are named of those with which something is wrong."""
 
 Facts = dict[str, Any]
+Troubled = tuple[int, DescribedTrouble]
 View = Callable[["PageView"], Awaitable[Facts]]
 
 
@@ -258,7 +265,8 @@ async def overview(look: PageView) -> Facts:
     ]
     hanging = [each for each in blockers if each.hangs]
     late = await _late_groups(look)
-    findings = [*_severe(look, placed, hanging), *_mild(placed, late, loading)]
+    troubles = await facts.troubles(told, gateway, look.cluster)
+    findings = [*_severe(look, placed, hanging, troubles), *_mild(placed, late, loading, troubles)]
     now_s = asyncio.get_running_loop().time()
     sample = Sample(now_s, held.records_in, held.bytes_in, held.bytes_out)
     history = look.kept.history
@@ -306,7 +314,9 @@ def _finding(what: str, runbook: str, names: Iterable[str], path: str, *, severe
     return Finding(what, runbook, pages, len(every) - len(pages), severe)
 
 
-def _severe(look: PageView, placed: facts.Placement, hanging: list[facts.BlockingTransaction]) -> Iterator[Finding]:
+def _severe(
+    look: PageView, placed: facts.Placement, hanging: list[facts.BlockingTransaction], troubles: list[Troubled]
+) -> Iterator[Finding]:
     if not look.gateway.in_session:
         yield Finding(
             "This broker has no session with the metadata store, and leads nothing.", "OncelogSessionLost", severe=True
@@ -320,20 +330,23 @@ def _severe(look: PageView, placed: facts.Placement, hanging: list[facts.Blockin
     if placed.refusing:
         what = f"Partitions with too few replicas in sync, so that acks=all is refused: {placed.refusing.total()}, of"
         yield _finding(what, "OncelogUnderMinIsr", placed.refusing, "/ui/topics/{}", severe=True)
-    for folder in look.gateway.here.folders:
-        if folder.failed is not None:
-            what = f"{folder.name} is out of service: a write or an fsync failed."
-            yield Finding(what, "OncelogLogFolderFailed", severe=True)
-        elif folder.headroom.is_short:
-            what = f"{folder.name} is full: producers are refused until there is room."
-            yield Finding(what, "OncelogDiskFull", severe=True)
+    for node, each in troubles:
+        if each.kind in FOLDERS:
+            yield _finding(f"Broker {node}: {each.says};", FOLDERS[each.kind], ["brokers"], "/ui/{}", severe=True)
     if hanging:
         what = f"Transactions that nobody will end, and that readers wait for: {len(hanging)}, in"
         where = (f"{each.partition.topic}-{each.partition.partition}" for each in hanging)
         yield _finding(what, "OncelogHangingTransaction", where, "/ui/transactions#hanging", severe=True)
 
 
-def _mild(placed: facts.Placement, late: facts.LateGroups, loading: list[str]) -> Iterator[Finding]:
+def _mild(
+    placed: facts.Placement, late: facts.LateGroups, loading: list[str], troubles: list[Troubled]
+) -> Iterator[Finding]:
+    between = [f"Broker {node}: {each.says}." for node, each in troubles if each.kind in BETWEEN]
+    for what in between[:NAMED]:
+        yield Finding(what, "OncelogTrouble")
+    if len(between) > NAMED:
+        yield Finding(f"`oncelog doctor` tells {len(between) - NAMED} more like that.", "OncelogTrouble")
     if placed.under:
         yield Finding(f"Partitions that lack a replica: {placed.under}.", "OncelogUnderReplicated")
     standing = [name for name, status in late.status.items() if status != "WARN"]
@@ -652,6 +665,7 @@ async def brokers(look: PageView) -> Facts:
                     behind[replica] += replica not in state.isr
     asks = {node: facts.folders_of(look.cluster, node) for node in image.brokers}
     folders = await look.told.ask_each("folders", asks)
+    troubles = await facts.troubles(look.told, look.gateway, look.cluster)
     rows = [
         (registered, led[node], held[node], behind[node], folders.get(node, []))
         for node, registered in image.brokers.items()
@@ -659,6 +673,7 @@ async def brokers(look: PageView) -> Facts:
     return {
         "title": "Brokers",
         "rows": rows,
+        "full": {(node, each.about) for node, each in troubles if each.kind == FULL},
         "away": sorted((await facts.placement(look.gateway)).away.items()),
         "controller": image.controller_id,
         "epoch": image.controller_epoch.value,

@@ -73,6 +73,9 @@ def test_what_is_wrong_is_named_with_its_cure_and_by_the_status(bootstrap: str) 
     assert "oncelog txn abort" in rows["transactions"]["cure"]
     assert rows["groups"]["state"] == "warning"
     assert "gone (1)" in rows["groups"]["finding"]
+    told = oncelog("txn", "hanging", "-o", "json", bootstrap=bootstrap)  # as the cure says, however young it is
+    assert told.status == Exit.CONDITION
+    assert [(row["topic"], row["hangs"]) for row in told.json()] == [("orders", True)]
 
 
 def test_a_group_whose_members_do_not_get_on_is_named_with_the_offset(bootstrap: str) -> None:
