@@ -51,6 +51,7 @@ from service.web.problems import Problem, of_failure
 from service.web.producers import ProducerPool
 from service.web.routing import NDJSON, STREAMING, Route
 from service.web.sending import Numbers
+from service.web.sharing import Sharing
 from service.web.transactions import OpenTransactions
 
 logger = logging.getLogger("oncelog.http")
@@ -121,6 +122,7 @@ class WebServer:
         self.gateway.numbers = Numbers(self.gateway)
         self.gateway.producers = ProducerPool(self.gateway)
         self.gateway.keys = Keys(self.gateway)
+        self.gateway.sharing = Sharing(self.gateway)
         self.gateway.open_transactions = OpenTransactions()
         self.gateway.members = Members(self.gateway)
         self.gateway.instances = Instances(self.gateway)

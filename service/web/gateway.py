@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from service.web.producers import ProducerPool
     from service.web.routing import Route
     from service.web.sending import Numbers
+    from service.web.sharing import Sharing
     from service.web.transactions import OpenTransactions
 
 R = TypeVar("R", bound=Struct)
@@ -91,6 +92,7 @@ class Gateway:
         self.numbers: Numbers
         self.producers: ProducerPool
         self.keys: Keys
+        self.sharing: Sharing
         self.open_transactions: OpenTransactions
         self.members: Members
         self.instances: Instances

@@ -22,7 +22,7 @@ import msgspec
 from aiohttp import web
 
 from isolation.read_filter import AbortedBatches
-from log.batch import CorruptBatch, read_records
+from log.batch import CorruptBatch, NewRecord, read_records
 from log.disk import DiskFault
 from log.ids import TopicPartition
 from service.broker.internal_topics import HTTP_KEYS
@@ -31,11 +31,10 @@ from service.web.answers import sha256_of
 from service.web.forwarding import forward, record_headers
 from service.web.gateway import PAUSE_S, TIMEOUT_S, Gateway
 from service.web.problems import Problem
-from service.web.producers import Producer
 from service.web.routing import JSON
 
 if TYPE_CHECKING:
-    from service.web.producing import BatchOut
+    from service.web.producing import BatchOut, Seal
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
@@ -47,8 +46,6 @@ refused; no remembered key is forgotten early.
 BATCHES_AT_ONCE = 200
 OF_EVENTS = "ce-"
 """Request headers with this prefix become attributes of a CloudEvent."""
-ZSTD = 4
-COMPRESSED_FROM_BYTES = 1000
 _QUOTED = re.compile(r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"\Z')
 _BARE = re.compile(r"[A-Za-z0-9._~:/+*-]+\Z")
 Digest = bytes
@@ -104,7 +101,7 @@ class Keys:
         self,
         request: web.Request,
         body: bytes,
-        write: Callable[[Callable[[Producer, BatchOut], Awaitable[None]]], Awaitable[BatchOut]],
+        write: Callable[[Seal], Awaitable[BatchOut]],
     ) -> web.StreamResponse:
         gateway = self._gateway
         key, fingerprint = key_of(request), await fingerprint_of(gateway, request, body)
@@ -127,48 +124,33 @@ class Keys:
             raise Problem("request-in-flight", outcome="unknown")
         if len(memory.offsets) >= KEYS_MAX:
             raise Problem("throttled", f"{KEYS_MAX} Idempotency-Keys are remembered, and none of them is old")
-        self._under_way[digest] = fingerprint
+        return await self._write(KeyRecord(self, memory, key, fingerprint), write)
+
+    async def _write(self, sealed: KeyRecord, write: Callable[[Seal], Awaitable[BatchOut]]) -> web.StreamResponse:
+        self._under_way[sealed.digest] = sealed.fingerprint
         try:
-            return await self._write(memory, key, digest, fingerprint, write)
-        finally:
-            del self._under_way[digest]
-
-    async def _write(
-        self,
-        memory: Memory,
-        key: str,
-        digest: Digest,
-        fingerprint: str,
-        write: Callable[[Callable[[Producer, BatchOut], Awaitable[None]]], Awaitable[BatchOut]],
-    ) -> web.StreamResponse:
-        answer = b""
-        offset = -1
-        now_ms = self._gateway.env.clock.wall_ms()
-
-        async def seal(producer: Producer, written: BatchOut) -> None:
-            nonlocal answer, offset
-            answer = _encode(written)
-            content = _encode(Remembered(fingerprint, msgspec.Raw(answer)))
-            codec = ZSTD if len(content) > COMPRESSED_FROM_BYTES else 0
-            batch = producer.build(memory.where, [(key.encode(), content, (), now_ms)], codec)
-            await producer.write([batch], internal=True)
-            offset = batch.base_offset
-            if memory.partition.leader_epoch != memory.epoch:
-                raise Problem("not-now", "another broker answered for the key meanwhile")
-
-        try:
-            await write(seal)
-        except Problem as problem:
-            if problem.outcome == "unknown" or offset >= 0:
-                self._memories.pop(memory.where.partition, None)  # the log knows, once it is decided
+            await write(sealed)
+        except BaseException as failure:
+            if not sealed.is_shared:
+                sealed.over(failure)
             raise
-        except BaseException:
-            self._memories.pop(memory.where.partition, None)
-            raise
-        known_now = self._memories.get(memory.where.partition)  # another, if it was learnt anew meanwhile
-        if known_now is not None:
-            known_now.note(digest, offset, now_ms)
-        return web.Response(body=answer, content_type=JSON)
+        if not sealed.is_shared:
+            sealed.over(None)
+        return web.Response(body=sealed.answer, content_type=JSON)
+
+    def over(self, sealed: KeyRecord, failure: BaseException | None) -> None:
+        """A request is not being written any more."""
+        del self._under_way[sealed.digest]
+        index = sealed.where.partition
+        if failure is None:
+            memory = self._memories.get(index)  # another, if it was learnt anew meanwhile
+            if memory is not None:
+                memory.note(sealed.digest, sealed.offset, sealed.now_ms)
+        elif not isinstance(failure, Problem) or failure.outcome == "unknown" or sealed.offset >= 0:
+            self._memories.pop(index, None)  # the log knows, once it is decided
+
+    def now_ms(self) -> int:
+        return self._gateway.env.clock.wall_ms()
 
     async def _memory(self, key: str) -> Memory:
         """The keys of this key's partition, as far as they are known in this leadership."""
@@ -187,6 +169,34 @@ class Keys:
             if asyncio.get_running_loop().time() > deadline:
                 raise Problem("not-now", "what was written with Idempotency-Keys before is not decided yet")
             await asyncio.sleep(PAUSE_S)
+
+
+class KeyRecord:
+    """The record of a key that is being written (a `Seal`)."""
+
+    def __init__(self, keys: Keys, memory: Memory, key: str, fingerprint: str) -> None:
+        self.where = memory.where
+        self.is_shared = False
+        self.digest = _digest(key.encode())
+        self.fingerprint = fingerprint
+        self.now_ms = keys.now_ms()
+        self.answer = b""
+        self.offset = -1
+        self._keys = keys
+        self._memory = memory
+        self._key = key
+
+    def record(self, answer: BatchOut) -> NewRecord:
+        self.answer = _encode(answer)
+        return self._key.encode(), _encode(Remembered(self.fingerprint, msgspec.Raw(self.answer))), (), self.now_ms
+
+    def written(self, offset: int) -> None:
+        self.offset = offset
+        if self._memory.partition.leader_epoch != self._memory.epoch:
+            raise Problem("not-now", "another broker answered for the key meanwhile")
+
+    def over(self, failure: BaseException | None) -> None:
+        self._keys.over(self, failure)
 
 
 class Memory:
@@ -242,14 +252,16 @@ class Memory:
         if offset < log.start_offset:
             return None
         try:
-            for header, batch in log.scan(offset, offset + 1):
+            for header, batch in log.scan(offset):
                 for record in read_records(batch, header):
                     if record.offset == offset and record.key == key.encode() and record.value is not None:
                         return _remembered.decode(record.value)
+                break
         except (DiskFault, CorruptBatch) as failure:
             self.partition.unreadable(failure)
             raise Problem("not-now", "the record of the key can't be read") from None
-        return None
+        # Whatever has become of it, to write the request once more would be wrong.
+        raise Problem("not-now", f"the record of the key is not at offset {offset}", outcome="unknown")
 
     def forget_old(self, gateway: Gateway) -> None:
         """Forget keys whose time is over, so that they may be used again."""

@@ -9,8 +9,10 @@ was written.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
@@ -48,6 +50,10 @@ DECODED_AT_ONCE = 128 << 10
 """A longer body is scanned first, and its records are decoded in several turns of the loop."""
 REST_BYTES_MAX = 1 << 20
 """The most bytes of a long body without its records."""
+SHARED_RECORDS, SHARED_BYTES = 20, 8 << 10
+"""Larger requests do not share a transaction: they would hold up others more than they spare them."""
+ZSTD = 4
+COMPRESSED_FROM_BYTES = 1000
 OCTETS = "application/octet-stream"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
@@ -198,21 +204,27 @@ async def place_all(
     return placed
 
 
-def cut(records: Sequence[NewRecord]) -> list[list[NewRecord]]:
+def cut(records: Sequence[NewRecord], bytes_max: int = BATCH_BYTES) -> list[list[NewRecord]]:
     """The records in runs, each of which fits into a batch and takes one turn of the loop to build."""
     runs: list[list[NewRecord]] = []
-    size_bytes = BATCH_BYTES
+    size_bytes = bytes_max
     for record in records:
-        key, value, headers, _ = record
-        own_bytes = 40 + len(key or b"") + len(value or b"")
-        for name, content in headers:
-            own_bytes += len(name) + len(content or b"") + 10
-        if size_bytes + own_bytes > BATCH_BYTES or len(runs[-1]) >= RUN_RECORDS:
+        own_bytes = bytes_of(record)
+        if not runs or size_bytes + own_bytes > bytes_max or len(runs[-1]) >= RUN_RECORDS:
             runs.append([])
             size_bytes = 0
         runs[-1].append(record)
         size_bytes += own_bytes
     return runs
+
+
+def bytes_of(record: NewRecord) -> int:
+    """At least as many bytes as the record takes in a batch."""
+    key, value, headers, _ = record
+    size_bytes = 40 + len(key or b"") + len(value or b"")
+    for name, content in headers:
+        size_bytes += len(name) + len(content or b"") + 10
+    return size_bytes
 
 
 async def in_runs(placed: PlacedRecords) -> list[tuple[TopicPartition, list[NewRecord]]]:
@@ -226,8 +238,20 @@ async def in_runs(placed: PlacedRecords) -> list[tuple[TopicPartition, list[NewR
     return runs
 
 
-Seal = Callable[[Producer, BatchOut], Awaitable[None]]
-"""Writes the last record of a request's transaction, when the answer is known."""
+class Seal(Protocol):
+    """The record of a request's key, which is written last in its transaction, when the answer is known."""
+
+    where: TopicPartition
+    is_shared: bool
+    """The request shares a transaction: who writes that tells what has become of it."""
+
+    def record(self, answer: BatchOut) -> NewRecord: ...
+
+    def written(self, offset: int) -> None:
+        """Raises a problem if the record may be in the wrong place; then nothing may be committed."""
+
+    def over(self, failure: BaseException | None) -> None:
+        """Nothing is written any more, and this is why; or all is committed."""
 
 
 async def write_together(
@@ -249,14 +273,37 @@ async def write_together(
         if not 0 <= each.next_offset < 2**63:
             raise Problem("invalid-request", f"{each.next_offset} is no offset")
         wanted[partition] = each.next_offset
+    if seal is not None and offsets is None and not wanted and may_share(placed):
+        return await gateway.sharing.write(placed, seal)
+    return await write_alone(gateway, placed, offsets, wanted, seal)
+
+
+def may_share(placed: PlacedRecords) -> bool:
+    """Whether the request is small enough to be written together with others."""
+    if len(placed.order) > SHARED_RECORDS:
+        return False
+    size_bytes = 0
+    for records in placed.by_partition.values():
+        size_bytes += sum(map(bytes_of, records))
+    return size_bytes <= SHARED_BYTES
+
+
+async def write_alone(
+    gateway: Gateway,
+    placed: PlacedRecords,
+    offsets: OffsetsIn | None = None,
+    expected: Mapping[TopicPartition, int] = MappingProxyType({}),
+    seal: Seal | None = None,
+) -> BatchOut:
+    """Write it in one batch if that is enough, otherwise in a transaction of its own."""
     runs = await in_runs(placed)
     if len(runs) == 1 and offsets is None and seal is None:
         ((partition, run),) = runs
-        batches = [OutgoingBatch(partition, build_batch(run), len(run), wanted.get(partition))]
+        batches = [OutgoingBatch(partition, build_batch(run), len(run), expected.get(partition))]
         await send(gateway, batches)
         if batches[0].error:
             raise batches[0].problem()
-        return BatchOut("applied", await results_of(placed, batches))
+        return BatchOut("applied", await results_of(placed, offsets_of(batches)))
     async with gateway.producers.transaction() as producer:
         batches = []
         first: set[TopicPartition] = set()
@@ -264,17 +311,34 @@ async def write_together(
             batches.append(producer.build(partition, run))
             if partition not in first:
                 first.add(partition)
-                batches[-1].expected_offset = wanted.get(partition)
+                batches[-1].expected_offset = expected.get(partition)
             if len(run) >= RECORDS_AT_ONCE:
                 await asyncio.sleep(0)
         if offsets is not None:
             await commit_offsets(producer, offsets)
         await producer.write(batches)
         transaction = TransactionOut(producer.producer_id, producer.epoch)
-        answer = BatchOut("applied", await results_of(placed, batches), transaction=transaction)
+        answer = BatchOut("applied", await results_of(placed, offsets_of(batches)), transaction=transaction)
         if seal is not None:
-            await seal(producer, answer)
+            await seal_all(producer, [(seal, answer)])
     return answer
+
+
+async def seal_all(producer: Producer, answered: Sequence[tuple[Seal, BatchOut]]) -> None:
+    """Write the records of the requests' keys, and tell each where its record is."""
+    of_partition: dict[TopicPartition, tuple[list[Seal], list[NewRecord]]] = {}
+    for seal, answer in answered:
+        seals, records = of_partition.setdefault(seal.where, ([], []))
+        seals.append(seal)
+        records.append(seal.record(answer))
+    batches = []
+    for where, (_, records) in of_partition.items():
+        is_long = any(len(value or b"") > COMPRESSED_FROM_BYTES for _, value, _, _ in records)
+        batches.append(producer.build(where, records, ZSTD if is_long else 0))
+    await producer.write(batches, internal=True)
+    for batch, (seals, _) in zip(batches, of_partition.values(), strict=True):
+        for offset, seal in enumerate(seals, batch.base_offset):
+            seal.written(offset)
 
 
 async def commit_offsets(producer: Producer, offsets: OffsetsIn) -> None:
@@ -297,12 +361,19 @@ async def commit_offsets(producer: Producer, offsets: OffsetsIn) -> None:
     )
 
 
-async def results_of(placed: PlacedRecords, batches: Sequence[OutgoingBatch]) -> list[RecordPlace]:
-    """The place of each record, in the order in which they came. Made in several turns of the loop."""
+Offsets = Mapping[TopicPartition, Iterator[tuple[int, int]]]
+"""For each partition the offset of each record, and the time at which the broker says that it was appended."""
+
+
+def offsets_of(batches: Sequence[OutgoingBatch]) -> Offsets:
     of_partition: dict[TopicPartition, list[OutgoingBatch]] = {}
     for batch in batches:
         of_partition.setdefault(batch.partition, []).append(batch)
-    offsets = {partition: _offsets(those) for partition, those in of_partition.items()}
+    return {partition: _offsets(those) for partition, those in of_partition.items()}
+
+
+async def results_of(placed: PlacedRecords, offsets: Offsets) -> list[RecordPlace]:
+    """The place of each record, in the order in which they came. Made in several turns of the loop."""
     results: list[RecordPlace] = []
     for partition, number in placed.order:
         offset, append_time_ms = next(offsets[partition])
@@ -314,7 +385,6 @@ async def results_of(placed: PlacedRecords, batches: Sequence[OutgoingBatch]) ->
 
 
 def _offsets(batches: Sequence[OutgoingBatch]) -> Iterator[tuple[int, int]]:
-    """The offset of each record, and the time at which the broker says that it was appended."""
     for batch in batches:
         for offset in range(batch.base_offset, batch.base_offset + batch.records):
             yield offset, batch.append_time_ms

@@ -44,6 +44,7 @@ from service.web.producing import (
     OffsetsIn,
     commit_offsets,
     in_runs,
+    offsets_of,
     place_all,
     read_batch,
     results_of,
@@ -334,7 +335,7 @@ async def _write(gateway: Gateway, name: Name, open_one: Open, number: int, body
             open_one.is_broken = not may_repeat
         problem.outcome = "none" if not may_repeat else problem.outcome
         raise
-    return BatchOut("none", await results_of(placed, batches))
+    return BatchOut("none", await results_of(placed, offsets_of(batches)))
 
 
 async def put_offsets(gateway: Gateway, request: web.Request) -> web.StreamResponse:

@@ -29,6 +29,7 @@ WEB_PORT = 8082
 GROUP, FOLLOWERS = "movers", "followers"
 T = TypeVar("T")
 TRIES = 12
+CROWD = 13
 KEPT = 20
 """Requests that a writer sends again later."""
 DECIDED = ("CompleteAbort", "PrepareAbort", "PrepareEpochFence", "CompleteEpochFence")
@@ -235,6 +236,12 @@ def record_of(partition: TopicPartition, key: bytes | None, value: bytes) -> dic
     return record if key is None else {**record, "key": key.decode()}
 
 
+def _heard(line: WebLine, asked: asyncio.Future[Answer]) -> None:
+    line.drop()
+    if not asked.cancelled():
+        asked.exception()  # whoever waits has it, or nobody waits any more
+
+
 class KeyedWriter(WebActor):
     """Writes to several topics at once under a key of its own, and never stops asking before it is answered; or gives
     up in the middle, as one that was killed.
@@ -242,12 +249,16 @@ class KeyedWriter(WebActor):
 
     def __init__(self, clients: Clients, name: str, brokers: Sequence[str], told: Told) -> None:
         super().__init__(clients, name, brokers, told)
+        self._brokers = brokers
         self._twin = WebLine(self, brokers)
         self._done: list[Post] = []
 
     async def turn(self) -> None:
         if self._done and self.chance.random() < 0.3:
             await self._come_back(self.chance.choice(self._done))
+            return
+        if self.chance.random() < 0.3:
+            await self._crowd()
             return
         number = self.clients.world.identity()
         post = self.new_post(f"{self.name}-{number}", self.some_records(f"{self.name}p{number}"))
@@ -265,6 +276,33 @@ class KeyedWriter(WebActor):
             self.wrong(f"{post.key} was refused: {answer.body!r:.300}")
         elif is_alone and not self.in_doubt:
             post.txn.outcome = Outcome.FAILED
+
+    async def _crowd(self) -> None:
+        """Several requests for the same partition at one broker at once, which may share transactions there. Some are
+        refused, and then none of the others may be.
+        """
+        broker = self.chance.choice(self._brokers)
+        partition = self.some_records(self.name)[0][0]
+        crowd: list[tuple[Post, asyncio.Future[Answer]]] = []
+        for _ in range(self.chance.randrange(2, CROWD)):
+            number = self.clients.world.identity()
+            place = TopicPartition(LEDGER, 0) if self.chance.random() < 0.2 else partition
+            has_key = place.topic == LEDGER and self.chance.random() < 0.8  # without one it is refused there
+            key = b"k%d" % self.chance.randrange(6) if has_key else None
+            values = [(place, key, value) for value in self.values(1, f"{self.name}c{number}")]
+            post = self.new_post(f"{self.name}-{number}", values)
+            line = WebLine(self, [broker])
+            asked: asyncio.Future[Answer] = asyncio.ensure_future(
+                line.ask("POST", "/v1/records", post.body, key=post.key)
+            )
+            asked.add_done_callback(partial(_heard, line))
+            crowd.append((post, asked))
+        await asyncio.wait([asked for _, asked in crowd])
+        for post, answered in crowd:
+            if answered.exception() is None and answered.result().status == 422:
+                post.txn.outcome = Outcome.FAILED
+            else:
+                await self.post(post)
 
     async def _come_back(self, post: Post) -> None:
         """With the same request, or with another one under its key."""

@@ -20,10 +20,10 @@ from service.web.app import WebServer
 from service.web.fetching import Lens, Piece, opened
 from service.web.forwarding import forward
 from service.web.gateway import Gateway
-from service.web.idempotency import Keys, Memory
+from service.web.idempotency import KeyRecord, Keys, Memory
 from service.web.problems import Problem
 from service.web.producers import Producer, ProducerPool
-from service.web.producing import BatchOut
+from service.web.producing import BatchOut, Seal
 from service.web.sending import OutgoingBatch
 from service.web.transactions import Name, Open, OpenTransactions, commit, put_batch
 from service.wire.error_codes import ErrorCode
@@ -140,21 +140,6 @@ def test_a_request_under_way_at_a_stop_is_still_asked_of_another_broker(tmp_path
 # -- keys
 
 
-class Sealed:
-    """A producer that writes the record of a key to offset 7, and lets something happen meanwhile."""
-
-    def __init__(self, meanwhile: Any = None) -> None:
-        self.meanwhile = meanwhile
-
-    def build(self, partition: TopicPartition, records: object, codec: int) -> OutgoingBatch:
-        return OutgoingBatch(partition, b"", 1)
-
-    async def write(self, batches: list[OutgoingBatch], *, internal: bool) -> None:
-        batches[0].base_offset = 7
-        if self.meanwhile is not None:
-            self.meanwhile()
-
-
 def memory() -> Memory:
     partition = SimpleNamespace(leader_epoch=5, log=SimpleNamespace(end_offset=0))
     return Memory(WHERE, cast(Any, partition))
@@ -167,43 +152,44 @@ def keys_of(known: Memory) -> Keys:
     return keys
 
 
+def write_key(keys: Keys, known: Memory, after: Any = lambda: None, before: Any = lambda: None) -> KeyRecord:
+    """The record of a key is written to offset 7, and something happens before that and after it."""
+    record = KeyRecord(keys, known, "a", "print")
+
+    async def write(seal: Seal) -> BatchOut:
+        answer = BatchOut("applied", [])
+        seal.record(answer)
+        before()
+        seal.written(7)
+        after()
+        return answer
+
+    asyncio.run(keys._write(record, write))
+    return record
+
+
 def test_a_key_is_remembered_though_what_is_known_was_learnt_anew_while_it_was_written() -> None:
     before, after = memory(), memory()
     keys = keys_of(before)
-
-    async def write(seal: Any) -> BatchOut:
-        answer = BatchOut("applied", [])
-        await seal(Sealed(), answer)
-        keys._memories[0] = after
-        return answer
-
-    asyncio.run(keys._write(before, "a", b"digest", "print", write))
-    assert after.offsets == {b"digest": (7, 1000)}
+    record = write_key(keys, before, lambda: keys._memories.update({0: after}))
+    assert after.offsets == {record.digest: (7, 1000)}
 
 
 def test_a_request_is_not_committed_if_another_broker_answered_for_its_key_meanwhile() -> None:
     known = memory()
-    keys = keys_of(known)
-
-    async def write(seal: Any) -> BatchOut:
-        answer = BatchOut("applied", [])
-        await seal(Sealed(lambda: setattr(known.partition, "leader_epoch", 7)), answer)
-        return answer
-
     with pytest.raises(Problem, match="another broker"):
-        asyncio.run(keys._write(known, "a", b"digest", "print", write))
+        write_key(keys_of(known), known, before=lambda: setattr(known.partition, "leader_epoch", 7))
 
 
 def test_a_key_whose_record_is_written_is_looked_up_whatever_became_of_the_request() -> None:
     known = memory()
     keys = keys_of(known)
 
-    async def write(seal: Any) -> BatchOut:
-        await seal(Sealed(), BatchOut("applied", []))
+    def fail() -> None:
         raise Problem("not-now")
 
     with pytest.raises(Problem):
-        asyncio.run(keys._write(known, "a", b"digest", "print", write))
+        write_key(keys, known, fail)
     assert keys._memories == {}
 
 

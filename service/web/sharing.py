@@ -1,0 +1,180 @@
+"""Requests with an Idempotency-Key that share a transaction.
+
+A transaction costs some records and markers, however little is written in it. So requests that come together, and those
+that come while others are being written, are written in one transaction, each with the record of its key.
+
+What always holds: a shared transaction is all of its requests or nothing. If one of them is refused, nothing of the
+others is there either, and each is written alone. While it is not known what became of the transaction, nothing of it
+is written again. What was handed over is seen through, also if its client is gone. Only requests whose records go to
+the same brokers share, so that a broker that is slow or away holds up those alone that need it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from log.batch import NewRecord
+from log.ids import TopicPartition
+from service.client.failures import ClientFailure
+from service.cluster.image import NO_LEADER
+from service.web.gateway import Gateway
+from service.web.problems import Problem
+from service.web.producing import (
+    BATCH_BYTES,
+    BatchOut,
+    PlacedRecords,
+    Seal,
+    TransactionOut,
+    cut,
+    offsets_of,
+    results_of,
+    seal_all,
+    write_alone,
+)
+
+MOST = 60
+"""How many requests share a transaction at most: 4 ms of work in one turn of the loop."""
+GATHERED_S = 0.01
+"""How long requests wait at most for the transaction before theirs."""
+HEADER_BYTES = 100
+"""More than a batch takes beside its records."""
+
+
+@dataclass(slots=True, eq=False)
+class Wish:
+    """A request that shares a transaction, and its answer."""
+
+    placed: PlacedRecords
+    seal: Seal
+    answer: asyncio.Future[BatchOut]
+
+    def refuse(self, why: BaseException) -> None:
+        self.seal.over(why)
+        if not self.answer.done():
+            self.answer.set_exception(why if isinstance(why, Exception) else _gone())
+            self.answer.exception()  # if its client is gone, nobody else asks
+
+    def grant(self, answer: BatchOut) -> None:
+        self.seal.over(None)
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
+
+@dataclass(slots=True)
+class Queue:
+    """The requests whose records go to the same brokers."""
+
+    wishes: list[Wish] = field(default_factory=list)
+    start: asyncio.Handle | None = None
+    """When those that wait are begun with at the latest."""
+    under_way: int = 0
+
+
+class Sharing:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._queues: dict[frozenset[int], Queue] = {}
+
+    async def write(self, placed: PlacedRecords, seal: Seal) -> BatchOut:
+        """Write all of it, or raise a problem and write nothing. From here on the seal is told what becomes of it."""
+        leaders = frozenset([self._leader(each) for each in placed.by_partition])
+        loop = asyncio.get_running_loop()
+        wish = Wish(placed, seal, loop.create_future())
+        queue = self._queues.setdefault(leaders, Queue())
+        queue.wishes.append(wish)
+        seal.is_shared = True
+        if queue.start is None:
+            if queue.under_way:
+                queue.start = loop.call_later(GATHERED_S, self._begin, leaders)
+            else:
+                queue.start = loop.call_soon(self._begin, leaders)
+        return await asyncio.shield(wish.answer)
+
+    def _leader(self, partition: TopicPartition) -> int:
+        state = self._gateway.image.partition(partition)
+        return NO_LEADER if state is None else state.leader
+
+    def _begin(self, leaders: frozenset[int]) -> None:
+        queue = self._queues[leaders]
+        if queue.start is not None:
+            queue.start.cancel()
+            queue.start = None
+        for at in range(0, len(queue.wishes), MOST):
+            queue.under_way += 1
+            work = self._see_through(leaders, queue.wishes[at : at + MOST])
+            self._gateway.env.tasks.spawn("share a transaction", work)
+        queue.wishes = []
+
+    async def _see_through(self, leaders: frozenset[int], wishes: Sequence[Wish]) -> None:
+        queue = self._queues[leaders]
+        try:
+            if len(wishes) == 1:
+                await self._write_alone(wishes[0])
+            elif not await self._write_together(wishes):
+                for wish in wishes:
+                    self._gateway.env.tasks.spawn("write a request alone", self._write_alone(wish))
+        finally:
+            queue.under_way -= 1
+            if queue.wishes:
+                self._begin(leaders)
+            elif not queue.under_way:
+                del self._queues[leaders]
+
+    async def _write_alone(self, wish: Wish) -> None:
+        try:
+            answer = await write_alone(self._gateway, wish.placed, seal=wish.seal)
+        except BaseException as failure:
+            wish.refuse(failure)
+            if not isinstance(failure, Problem | ClientFailure):
+                raise
+        else:
+            wish.grant(answer)
+
+    async def _write_together(self, wishes: Sequence[Wish]) -> bool:
+        """Whether all have their answers. If not, it is certain that nothing was written."""
+        try:
+            answers = await self._transact(wishes)
+        except BaseException as failure:
+            is_told = isinstance(failure, Problem | ClientFailure)
+            if is_told and (not isinstance(failure, Problem) or failure.outcome == "none"):
+                return False
+            for wish in wishes:
+                wish.refuse(failure)
+            if not is_told:
+                raise
+        else:
+            for wish, answer in zip(wishes, answers, strict=True):
+                wish.grant(answer)
+        return True
+
+    async def _transact(self, wishes: Sequence[Wish]) -> list[BatchOut]:
+        records: dict[TopicPartition, list[NewRecord]] = {}
+        for wish in wishes:
+            for partition, some in wish.placed.by_partition.items():
+                records.setdefault(partition, []).extend(some)
+        async with self._gateway.producers.transaction() as producer:
+            batches = [
+                producer.build(partition, run)
+                for partition, some in records.items()
+                for run in cut(some, self._batch_bytes(partition))
+            ]
+            await producer.write(batches)
+            transaction = TransactionOut(producer.producer_id, producer.epoch)
+            offsets = offsets_of(batches)
+            answers = [
+                BatchOut("applied", await results_of(wish.placed, offsets), transaction=transaction) for wish in wishes
+            ]
+            await seal_all(producer, [(wish.seal, answer) for wish, answer in zip(wishes, answers, strict=True)])
+        return answers
+
+    def _batch_bytes(self, partition: TopicPartition) -> int:
+        """The most bytes of records in a batch: together they must not be too much where each alone is not."""
+        topic = self._gateway.topic(partition.topic)
+        allowed = topic.config.get("max.message.bytes", self._gateway.config.message_max_bytes)
+        return min(BATCH_BYTES, int(allowed) - HEADER_BYTES)
+
+
+def _gone() -> Problem:
+    return Problem("not-now", "the broker stops", outcome="unknown")

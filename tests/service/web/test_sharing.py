@@ -1,0 +1,214 @@
+"""Requests with an Idempotency-Key that come together share a transaction, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import uuid
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import pytest
+
+import service.web.sharing
+from log.ids import TopicPartition
+from service.web.gateway import Gateway
+from service.web.idempotency import KeyRecord, Keys, Memory
+from service.web.problems import Outcome, Problem
+from service.web.producing import BatchOut, PlacedRecords
+from service.web.sharing import GATHERED_S, Sharing
+from tests.service.web.kit import PATIENCE_S, Http, Served, read_all
+
+Requests = Sequence[tuple[str, bytes]]
+
+
+def at_once(served: Served, path: str, requests: Requests) -> list[tuple[int, Any]]:
+    """Send the requests, each with its key and on a connection of its own, before any answer is read."""
+    place = urlsplit(served.url)
+    connections = [socket.create_connection((place.hostname, place.port), PATIENCE_S) for _ in requests]
+    for connection, (key, body) in zip(connections, requests, strict=True):
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nIdempotency-Key: {key}\r\n"
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    answers = []
+    for connection in connections:
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        answers.append((answer.status, json.loads(answer.read())))
+        connection.close()
+    return answers
+
+
+def of_values(count: int, **more: object) -> Requests:
+    return [
+        (f'"{uuid.uuid4()}"', json.dumps({"records": [{"value": number, **more}]}).encode()) for number in range(count)
+    ]
+
+
+def transaction(answer: Any) -> tuple[int, int]:
+    return answer["transaction"]["producer_id"], answer["transaction"]["epoch"]
+
+
+def test_requests_that_come_together_share_transactions_and_are_known_by_their_keys(
+    served: Served, http: Http, topic: str
+) -> None:
+    path, requests = f"/v1/topics/{topic}/records", of_values(40)
+    http.post(path, {"records": [{"value": "first"}]})
+    answers = at_once(served, path, requests)
+    assert [status for status, _ in answers] == [200] * 40
+    assert len({transaction(answer) for _, answer in answers}) < 40
+    there = {(each.partition, each.offset): each.value for each in read_all(served.bootstrap, topic)}
+    for number, (_, answer) in enumerate(answers):
+        (place,) = answer["results"]
+        assert there[place["partition"], place["offset"]] == b"%d" % number
+    assert len(there) == 41
+    for (key, body), (_, answer) in zip(requests, answers, strict=True):
+        again = http.post(path, body, headers={"Idempotency-Key": key, "Content-Type": "application/json"})
+        assert (again.headers["Idempotency-Replayed"], again.json) == ("true", answer)
+    assert len(read_all(served.bootstrap, topic)) == 41
+
+
+def test_a_request_that_is_refused_does_not_take_those_with_it_that_share_its_transaction(
+    served: Served, http: Http, topic: str
+) -> None:
+    http.post("/v1/topics", {"name": topic, "partitions": 1, "configs": {"cleanup.policy": "compact"}})
+    keyed, keyless = of_values(30, key="k"), of_values(3)
+    requests = [*keyed[:10], keyless[0], *keyed[10:20], keyless[1], *keyed[20:], keyless[2]]
+    answers = at_once(served, f"/v1/topics/{topic}/records", requests)
+    assert [status for status, _ in answers] == [422 if each in keyless else 200 for each in requests]
+    assert sorted(each.value or b"" for each in read_all(served.bootstrap, topic)) == sorted(
+        b"%d" % number for number in range(30)
+    )
+
+
+def test_requests_that_are_small_enough_alone_are_not_too_large_together(
+    served: Served, http: Http, topic: str
+) -> None:
+    http.post("/v1/topics", {"name": topic, "partitions": 1, "configs": {"max.message.bytes": "1500"}})
+    answers = at_once(served, f"/v1/topics/{topic}/records", of_values(30, headers=[{"name": "h", "value": "x" * 500}]))
+    assert [status for status, _ in answers] == [200] * 30
+    assert len({transaction(answer) for _, answer in answers}) < 30
+
+
+# -- what is not known
+
+
+WHERE = TopicPartition("keys", 0)
+
+
+class Bench:
+    """A server's keys and sharing, without a cluster: what is written is only noted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.written: list[str] = []
+        self.begun: asyncio.Queue[None] = asyncio.Queue()
+        self.tasks: list[asyncio.Task[None]] = []
+        self.gate = asyncio.Event()
+        self.failure: Problem | None = None
+        state = SimpleNamespace(leader=1)
+        env = SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: 1000), tasks=SimpleNamespace(spawn=self.spawn))
+        gateway: Any = SimpleNamespace(env=env, image=SimpleNamespace(partition=lambda _: state))
+        self.sharing = gateway.sharing = Sharing(cast(Gateway, gateway))
+        self.keys = Keys(cast(Gateway, gateway))
+        partition = SimpleNamespace(leader_epoch=5, log=SimpleNamespace(end_offset=0))
+        self.memory = self.keys._memories[0] = Memory(WHERE, cast(Any, partition))
+        monkeypatch.setattr(Sharing, "_transact", self.transact)
+        monkeypatch.setattr(service.web.sharing, "write_alone", self.alone)
+
+    def spawn(self, name: str, work: Any) -> asyncio.Task[None]:
+        self.tasks.append(asyncio.ensure_future(work))
+        return self.tasks[-1]
+
+    async def transact(self, wishes: Sequence[Any]) -> list[BatchOut]:
+        self.written.append(f"{len(wishes)} together")
+        for offset, wish in enumerate(wishes):
+            wish.seal.record(BatchOut("applied", []))
+            wish.seal.written(offset)
+        self.begun.put_nowait(None)
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        return [BatchOut("applied", []) for _ in wishes]
+
+    async def alone(self, gateway: object, placed: PlacedRecords, *, seal: Any) -> BatchOut:
+        self.written.append("one alone")
+        seal.record(BatchOut("applied", []))
+        seal.written(7)
+        return BatchOut("applied", [])
+
+    def ask(self, key: str) -> asyncio.Task[Any]:
+        placed = PlacedRecords({}, [])
+        placed.add(TopicPartition("t", 0), (None, b"x", (), 0))
+        record = KeyRecord(self.keys, self.memory, key, "print")
+
+        async def asked() -> object:
+            return await self.keys._write(record, lambda seal: self.sharing.write(placed, seal))
+
+        return asyncio.ensure_future(asked())
+
+
+def on_bench(monkeypatch: pytest.MonkeyPatch, scene: Callable[[Bench], Any]) -> None:
+    async def play() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await scene(Bench(monkeypatch))
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("outcome", "told", "written"),
+    [
+        ("unknown", ["unknown", "unknown"], ["2 together"]),
+        ("none", [200, 200], ["2 together", "one alone", "one alone"]),
+    ],
+)
+def test_only_what_is_certain_not_to_be_there_is_written_again(
+    monkeypatch: pytest.MonkeyPatch, outcome: Outcome, told: list[object], written: list[str]
+) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.failure = Problem("outcome-unknown", outcome=outcome)
+        bench.gate.set()
+        answers = await asyncio.gather(bench.ask("a"), bench.ask("b"), return_exceptions=True)
+        assert [each.outcome if isinstance(each, Problem) else cast(Any, each).status for each in answers] == told
+        assert bench.written == written
+        assert not bench.keys._under_way
+        assert (bench.keys._memories == {}) == (outcome == "unknown")
+
+    on_bench(monkeypatch, scene)
+
+
+def test_a_request_whose_client_is_gone_keeps_its_key_until_it_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were the key forgotten at once, the same request could be written again beside the first."""
+
+    async def scene(bench: Bench) -> None:
+        first, second = bench.ask("a"), bench.ask("b")
+        await bench.begun.get()
+        first.cancel()
+        await asyncio.wait([first])
+        assert len(bench.keys._under_way) == 2
+        bench.gate.set()
+        await second
+        assert not bench.keys._under_way
+        assert sorted(offset for offset, _ in bench.memory.offsets.values()) == [0, 1]
+
+    on_bench(monkeypatch, scene)
+
+
+def test_requests_wait_only_briefly_for_the_transaction_before_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(bench: Bench) -> None:
+        loop = asyncio.get_running_loop()
+        slow = [bench.ask("a"), bench.ask("b")]
+        await bench.begun.get()
+        began_s = loop.time()
+        later = [bench.ask("c"), bench.ask("d"), bench.ask("e")]
+        await bench.begun.get()
+        assert loop.time() - began_s >= GATHERED_S / 2
+        assert bench.written == ["2 together", "3 together"]
+        bench.gate.set()
+        await asyncio.gather(*slow, *later)
+        assert bench.sharing._queues == {}
+
+    on_bench(monkeypatch, scene)
