@@ -8,6 +8,7 @@ streams.
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import ClientConnectionError, web
@@ -42,7 +43,7 @@ from service.web import (
 from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of
 from service.web.following import SharedReading
 from service.web.gateway import ASKING, Gateway
-from service.web.idempotency import REPLAYED, Keys
+from service.web.idempotency import OF_EVENTS, REPLAYED, Keys
 from service.web.instances import Instances
 from service.web.lane import Lane, Lanes
 from service.web.members import Members
@@ -85,13 +86,9 @@ REQUEST_ID = "X-Request-Id"
 PROBLEM = web.RequestKey("problem", str)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID_MAX = 200
-ASKED_METHOD = "Access-Control-Request-Method"
-PREFLIGHT = {
-    "Access-Control-Allow-Methods": "GET, POST, PUT, PATCH, DELETE",
-    "Access-Control-Allow-Headers": "Content-Type, Idempotency-Key, If-Match, Last-Event-ID, X-Request-Id",
-    "Access-Control-Max-Age": "600",
-}
-EXPOSED = "Location, ETag, Retry-After, Idempotency-Replayed, Batch-Replayed, Next-Offset, Commit-Token, X-Request-Id"
+ASKED_METHOD, ASKED_HEADERS = "Access-Control-Request-Method", "Access-Control-Request-Headers"
+EXPOSED = ("Location", "ETag", "Retry-After", REPLAYED, "Batch-Replayed", "Next-Offset", "Commit-Token", REQUEST_ID)
+_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,4000}")
 PACKED_AT_ONCE_BYTES = 64 << 10
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "record-too-large", 415: "unsupported-media-type"}
 
@@ -135,6 +132,7 @@ class WebServer:
         app = web.Application(middlewares=[counted, self._around], client_max_size=broker.config.http_max_body_bytes)
         for route in self.gateway.routes:
             app.router.add_route(route.method, route.path, self._bound(route))
+        app.on_response_prepare.append(self._head)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S, logger=_one_line_each())
 
     def _bound(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
@@ -234,22 +232,27 @@ class WebServer:
         if (timer := self._silent.pop(request.protocol, None)) is not None:
             timer.cancel()
         if request.method == "OPTIONS" and ASKED_METHOD in request.headers:
-            response: web.StreamResponse = web.Response(status=204, headers=PREFLIGHT)
-        else:
-            response = await _answered(request, handler)
-        if response.prepared:
-            return response
+            return _preflight(request)
+        response = await _answered(request, handler)
+        if (
+            not response.prepared
+            and isinstance(response, web.Response)
+            and len(response.body or b"") >= PACKED_FROM_BYTES
+        ):  # type: ignore[arg-type]
+            await self._pack(request, response)
+        return response
+
+    async def _head(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Add to the head of an answer, also of a stream, what does not depend on its resource."""
         origin = request.headers.get("Origin")
         if origin is not None and (self._origins & {origin, "*"}):
+            of_event = [name for name in response.headers if name.startswith(OF_EVENTS)]
             response.headers["Access-Control-Allow-Origin"] = origin
-            response.headers["Access-Control-Expose-Headers"] = EXPOSED
+            response.headers["Access-Control-Expose-Headers"] = ", ".join([*EXPOSED, *of_event])
             response.headers.add("Vary", "Origin")
         request_id = request.headers.get(REQUEST_ID)
         if request_id is not None and len(request_id) <= REQUEST_ID_MAX:
             response.headers[REQUEST_ID] = request_id
-        if isinstance(response, web.Response) and len(response.body or b"") >= PACKED_FROM_BYTES:  # type: ignore[arg-type]
-            await self._pack(request, response)
-        return response
 
     async def _pack(self, request: web.Request, response: web.Response) -> None:
         """Compress the answer in the way that the client prefers. A long answer is compressed beside the loop."""
@@ -263,6 +266,17 @@ class WebServer:
         response.body = pack(body) if len(body) < PACKED_AT_ONCE_BYTES else await blocking(pack, body)
         response.headers["Content-Encoding"] = codec
         response.headers.add("Vary", "Accept-Encoding")
+
+
+def _preflight(request: web.Request) -> web.Response:
+    """What a page of another origin may send: any header. Those of records and events can't be listed, and whoever
+    allows an origin allows what its pages say.
+    """
+    headers = {"Access-Control-Allow-Methods": "GET, POST, PUT, PATCH, DELETE", "Access-Control-Max-Age": "600"}
+    asked = request.headers.get(ASKED_HEADERS, "")
+    if _NAMES.fullmatch(asked):
+        headers["Access-Control-Allow-Headers"] = asked
+    return web.Response(status=204, headers=headers)
 
 
 def _one_line_each() -> logging.Logger:

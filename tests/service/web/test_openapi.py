@@ -77,6 +77,18 @@ def test_pages_of_other_origins_may_ask_only_if_they_are_named(http: Http, tmp_p
         asked = {**origin, "Access-Control-Request-Method": "POST"}
         answer = client.ask("OPTIONS", "/v1/records", headers=asked)
         assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (204, "https://example.org")
+        named = "content-type,record-header-trace,ce-id"
+        answer = client.ask("OPTIONS", "/v1/records", headers={**asked, "Access-Control-Request-Headers": named})
+        assert answer.headers["Access-Control-Allow-Headers"] == named
+        of_event = {"ce-id": "1", "ce-source": "s", "ce-type": "t", "ce-specversion": "1.0"}
+        assert client.post("/v1/topics/t/events", b"x", headers=of_event).status == 200
+        event = client.get("/v1/topics/t/partitions/0/events/0", headers=origin)
+        assert "ce-source" in event.headers["Access-Control-Expose-Headers"].split(", ")
+        for media in ("text/event-stream", "application/x-ndjson"):
+            more = {**origin, "Accept": media, "X-Request-Id": "7"}
+            stream = client.get("/v1/topics/t/stream?from=earliest&until=end", headers=more)
+            assert (stream.status, stream.headers["Access-Control-Allow-Origin"]) == (200, "https://example.org")
+            assert stream.headers["X-Request-Id"] == "7"
         other = {"Origin": "https://example.com"}
         assert "Access-Control-Allow-Origin" not in client.get("/livez", headers=other).headers
     finally:
