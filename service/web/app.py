@@ -90,6 +90,8 @@ ASKED_METHOD, ASKED_HEADERS = "Access-Control-Request-Method", "Access-Control-R
 EXPOSED = ("Location", "ETag", "Retry-After", REPLAYED, "Batch-Replayed", "Next-Offset", "Commit-Token", REQUEST_ID)
 _NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,4000}")
 PACKED_AT_ONCE_BYTES = 64 << 10
+UNPACKED = ("gzip", "deflate", "zstd", "identity")
+"""The encodings of bodies that aiohttp undoes."""
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "record-too-large", 415: "unsupported-media-type"}
 
 
@@ -147,6 +149,8 @@ class WebServer:
             if not authorize(session, request.match_info):
                 raise Problem("denied", f"{':'.join(session.principal)} may not do this")
             ASKING.set(session)
+            if reads:
+                _refuse_packing(request)
             if reads and not request.content.is_eof() and request.content_type != NDJSON:
                 try:
                     async with asyncio.timeout(BODY_S):
@@ -234,11 +238,9 @@ class WebServer:
         if request.method == "OPTIONS" and ASKED_METHOD in request.headers:
             return _preflight(request)
         response = await _answered(request, handler)
-        if (
-            not response.prepared
-            and isinstance(response, web.Response)
-            and len(response.body or b"") >= PACKED_FROM_BYTES
-        ):  # type: ignore[arg-type]
+        if response.prepared:
+            return response
+        if isinstance(response, web.Response) and len(response.body or b"") >= PACKED_FROM_BYTES:  # type: ignore[arg-type]
             await self._pack(request, response)
         return response
 
@@ -268,9 +270,16 @@ class WebServer:
         response.headers.add("Vary", "Accept-Encoding")
 
 
+def _refuse_packing(request: web.Request) -> None:
+    """Refuse a body that aiohttp leaves packed. It would be taken for the record itself."""
+    for name, known in ("Content-Encoding", UNPACKED), ("Transfer-Encoding", ("chunked",)):
+        if name in request.headers and (given := ", ".join(request.headers.getall(name))).lower() not in known:
+            raise Problem("unsupported-media-type", f"{name}: {given[:100]}: {', '.join(known)} is known")
+
+
 def _preflight(request: web.Request) -> web.Response:
-    """What a page of another origin may send: any header. Those of records and events can't be listed, and whoever
-    allows an origin allows what its pages say.
+    """What a page of another origin may send: any header. Those of records and events can't be listed, and an
+    operator who allows an origin allows what its pages say.
     """
     headers = {"Access-Control-Allow-Methods": "GET, POST, PUT, PATCH, DELETE", "Access-Control-Max-Age": "600"}
     asked = request.headers.get(ASKED_HEADERS, "")

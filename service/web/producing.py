@@ -102,6 +102,8 @@ class RecordPlace(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 class TransactionOut(msgspec.Struct):
+    """The transaction in which it was written. Requests with an Idempotency-Key may share one."""
+
     producer_id: int
     epoch: int
 

@@ -239,7 +239,7 @@ def record_of(partition: TopicPartition, key: bytes | None, value: bytes) -> dic
 def _heard(line: WebLine, asked: asyncio.Future[Answer]) -> None:
     line.drop()
     if not asked.cancelled():
-        asked.exception()  # whoever waits has it, or nobody waits any more
+        asked.exception()  # the writer has it too, unless it was ended
 
 
 class KeyedWriter(WebActor):

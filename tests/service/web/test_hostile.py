@@ -55,6 +55,7 @@ def answer_to(served: Served, request: bytes) -> bytes:
         HEAD + b"Content-Length: -1\r\n\r\n",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\n",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        HEAD + b'Transfer-Encoding: gzip, chunked\r\n\r\n19\r\n{"records":[{"value":1}]}\r\n0\r\n\r\n',
         HEAD + b"Content-Length: 100\r\n\r\n{",
         HEAD + b"X: " + b"y" * 100_000 + b"\r\n\r\n",
         HEAD + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd",

@@ -215,6 +215,17 @@ def test_a_long_batch_is_written_whole_and_compressed_bodies_are_understood(
     assert [json.loads(each.value or b"")["n"] for each in seen] == list(range(20_000))
 
 
+@pytest.mark.parametrize("packing", ["snappy", "gzip, zstd"])
+def test_a_body_whose_packing_is_not_known_is_not_taken_for_the_record(
+    served: Served, http: Http, topic: str, packing: str
+) -> None:
+    make(http, topic, 1)
+    headers = {"Content-Type": "application/octet-stream", "Content-Encoding": packing}
+    answer = http.post(f"/v1/topics/{topic}/records", b"hi", headers=headers)
+    assert (answer.status, answer.json["type"]) == (415, "/problems/unsupported-media-type")
+    assert read_all(served.bootstrap, topic) == []
+
+
 def test_what_is_too_large_is_refused(http: Http, topic: str) -> None:
     answer = http.post(f"/v1/topics/{topic}/records", {"records": [{"value": "x" * 2_000_000}]})
     assert (answer.status, answer.json["kafka_error"]) == (413, "MESSAGE_TOO_LARGE")
