@@ -22,7 +22,7 @@ from service.broker.reading import Reading, ReadTerms
 from service.broker.session import Session
 from service.client.cluster import by_topic
 from service.web.event_format import EventOut, shown_event
-from service.web.gateway import CLIENT_ID, Gateway
+from service.web.gateway import CLIENT_ID, PAUSE_S, Gateway
 from service.web.problems import Problem, of_error
 from service.web.records import RecordOut, shown, shown_headers, shown_key
 from service.web.topics import at_time
@@ -83,6 +83,15 @@ def left_ms(deadline: float) -> int:
     until the deadline itself would ask again and again during the last fraction.
     """
     return max(int((deadline - asyncio.get_running_loop().time()) * 1000), 0)
+
+
+async def before_the_next(began_s: float, wait_ms: int) -> None:
+    """The pause of a reader that was given nothing, and had asked to wait. A leader answers at once if it does not lead
+    yet, or not any more; a reader that asked again at once would do nothing else until that is over.
+    """
+    due_s = min(wait_ms / 1000, PAUSE_S)
+    is_early = asyncio.get_running_loop().time() - began_s < due_s / 2
+    await asyncio.sleep(due_s if is_early else 0)
 
 
 async def fetch(

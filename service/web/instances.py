@@ -27,7 +27,7 @@ from service.client.cluster import MOVED
 from service.client.failures import ClientFailure
 from service.cluster.image import NO_LEADER
 from service.web.consuming import PAGE_BYTES_MAX, RECORDS_MAX
-from service.web.fetching import Lens, Piece, fetch, left_ms, opened
+from service.web.fetching import Lens, Piece, before_the_next, fetch, left_ms, opened
 from service.web.following import passes
 from service.web.forwarding import client_gone
 from service.web.gateway import PAUSE_S, Gateway
@@ -311,15 +311,16 @@ class Instances(Members):
         loop = asyncio.get_running_loop()
         wait_ms = 0
         while True:
+            began_s = loop.time()
             try:
                 await self._fill_once(answer, wait_ms)
             except (Problem, ClientFailure) as failure:
                 if not passes(failure) or loop.time() >= deadline:
                     raise
-            wait_ms = min(left_ms(deadline), STEP_MS)
+            waited_ms, wait_ms = wait_ms, min(left_ms(deadline), STEP_MS)
             if answer.is_enough or not wait_ms or request.transport is None:
                 return
-            await asyncio.sleep(0 if answer.instance.positions else PAUSE_S)
+            await before_the_next(began_s, waited_ms)
 
     async def _fill_once(self, answer: RecordsAnswer, wait_ms: int) -> None:
         instance = answer.instance

@@ -39,7 +39,7 @@ from service.web.consuming import (
     lens_of,
 )
 from service.web.event_format import BATCHED
-from service.web.fetching import Lens, Shown, fetch, left_ms, opened
+from service.web.fetching import Lens, Shown, before_the_next, fetch, left_ms, opened
 from service.web.forwarding import client_gone, forward
 from service.web.gateway import PAUSE_S, Gateway
 from service.web.groups import Assigned
@@ -434,7 +434,8 @@ async def _poll(
             if seen is not None:
                 member.go_back(seen)
                 seen = None
-            records, positions = await _read(gateway, member, lens, most, max_bytes, min(left_ms(deadline), STEP_MS))
+            began_s, wait_ms = loop.time(), min(left_ms(deadline), STEP_MS)
+            records, positions = await _read(gateway, member, lens, most, max_bytes, wait_ms)
             if request.transport is None:
                 raise client_gone()
             for partition, offset in positions.items():
@@ -443,7 +444,10 @@ async def _poll(
                     member.positions[partition] = offset
         if records or not left_ms(deadline):
             return records
-        await asyncio.sleep(0 if member.positions else PAUSE_S)
+        if positions:
+            await asyncio.sleep(0)
+        else:
+            await before_the_next(began_s, wait_ms)
 
 
 async def _read(

@@ -14,11 +14,14 @@ import pytest
 from log.ids import TopicPartition
 from service.web import members
 from service.web.fetching import Lens, Piece
+from service.web.instances import Instances
 from service.web.members import HttpMember, Join
 from service.web.problems import Problem
 from service.wire.error_codes import ErrorCode
 from tests.batches import data
 from tests.service.web.kit import PATIENCE_S, Http, ask_and_go
+
+WHERE = TopicPartition("t", 0)
 
 
 def joined(http: Http, group: str, *topics: str, **more: Any) -> str:
@@ -173,3 +176,32 @@ def test_an_error_in_one_partition_skips_nothing_in_another(monkeypatch: pytest.
     with pytest.raises(Problem):
         asyncio.run(members._poll(gateway, Mock(), member, None, Lens(), 500, 1000, 0.0))
     assert member.positions == {good: 0, bad: 0}
+
+
+@pytest.mark.parametrize("kind", ["member", "instance"])
+def test_a_leader_that_answers_at_once_with_nothing_is_not_asked_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A broker may be told that it leads before it does, or lose its session: until then every read ended at once, and
+    one client's poll took all of the processor.
+    """
+    asked = 0
+
+    async def nothing(*_: Any) -> tuple[list[Any], dict[TopicPartition, int]]:
+        nonlocal asked
+        asked += 1
+        return [], {}
+
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        request: Any = Mock(transport=object())
+        if kind == "member":
+            monkeypatch.setattr(members, "_read", nothing)
+            member: Any = Mock(is_gone=False, beaten_s=math.inf, positions={WHERE: 0}, turn=asyncio.Lock())
+            await members._poll(Mock(), request, member, None, Lens(), 1, 1, loop.time() + 0.5)
+        else:
+            monkeypatch.setattr(Instances, "_fill_once", nothing)
+            await Instances(Mock())._fill(Mock(is_enough=False), request, loop.time() + 0.5)
+
+    asyncio.run(play())
+    assert 5 < asked < 50
