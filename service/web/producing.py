@@ -50,8 +50,6 @@ DECODED_AT_ONCE = 128 << 10
 """A longer body is scanned first, and its records are decoded in several turns of the loop."""
 REST_BYTES_MAX = 1 << 20
 """The most bytes of a long body without its records."""
-SHARED_RECORDS, SHARED_BYTES = 20, 8 << 10
-"""Larger requests do not share a transaction: they would hold up others more than they spare them."""
 ZSTD = 4
 COMPRESSED_FROM_BYTES = 1000
 OCTETS = "application/octet-stream"
@@ -275,19 +273,9 @@ async def write_together(
         if not 0 <= each.next_offset < 2**63:
             raise Problem("invalid-request", f"{each.next_offset} is no offset")
         wanted[partition] = each.next_offset
-    if seal is not None and offsets is None and not wanted and may_share(placed):
+    if seal is not None and offsets is None and not wanted and gateway.sharing.takes(placed):
         return await gateway.sharing.write(placed, seal)
     return await write_alone(gateway, placed, offsets, wanted, seal)
-
-
-def may_share(placed: PlacedRecords) -> bool:
-    """Whether the request is small enough to be written together with others."""
-    if len(placed.order) > SHARED_RECORDS:
-        return False
-    size_bytes = 0
-    for records in placed.by_partition.values():
-        size_bytes += sum(map(bytes_of, records))
-    return size_bytes <= SHARED_BYTES
 
 
 async def write_alone(

@@ -27,6 +27,7 @@ from service.web.producing import (
     PlacedRecords,
     Seal,
     TransactionOut,
+    bytes_of,
     cut,
     offsets_of,
     results_of,
@@ -34,6 +35,8 @@ from service.web.producing import (
     write_alone,
 )
 
+RECORDS_MAX, BYTES_MAX = 20, 8 << 10
+"""Larger requests are written alone: they would hold up others more than they spare them."""
 MOST = 60
 """How many requests share a transaction at most: 4 ms of work in one turn of the loop."""
 GATHERED_S = 0.01
@@ -77,9 +80,26 @@ class Sharing:
         self._gateway = gateway
         self._queues: dict[frozenset[int], Queue] = {}
 
+    def takes(self, placed: PlacedRecords) -> bool:
+        """Whether the request may share. It would hold up others if it is large, or has to wait for a leader or for
+        replicas.
+        """
+        if len(placed.order) > RECORDS_MAX or not all(map(self._is_well, placed.by_partition)):
+            return False
+        return sum([bytes_of(each) for records in placed.by_partition.values() for each in records]) <= BYTES_MAX
+
+    def _is_well(self, partition: TopicPartition) -> bool:
+        gateway = self._gateway
+        topic = gateway.image.topics.get(partition.topic)
+        state = None if topic is None else topic.partitions.get(partition.partition)
+        if topic is None or state is None or state.leader == NO_LEADER:
+            return False
+        wanted = int(topic.config.get("min.insync.replicas", gateway.config.min_insync_replicas))
+        return len(state.isr) >= min(wanted, len(state.replicas))
+
     async def write(self, placed: PlacedRecords, seal: Seal) -> BatchOut:
         """Write all of it, or raise a problem and write nothing. From here on the seal is told what becomes of it."""
-        leaders = frozenset([self._leader(each) for each in placed.by_partition])
+        leaders = frozenset([self._gateway.state(each).leader for each in placed.by_partition])
         loop = asyncio.get_running_loop()
         wish = Wish(placed, seal, loop.create_future())
         queue = self._queues.setdefault(leaders, Queue())
@@ -92,20 +112,16 @@ class Sharing:
                 queue.start = loop.call_soon(self._begin, leaders)
         return await asyncio.shield(wish.answer)
 
-    def _leader(self, partition: TopicPartition) -> int:
-        state = self._gateway.image.partition(partition)
-        return NO_LEADER if state is None else state.leader
-
     def _begin(self, leaders: frozenset[int]) -> None:
         queue = self._queues[leaders]
         if queue.start is not None:
             queue.start.cancel()
             queue.start = None
-        for at in range(0, len(queue.wishes), MOST):
-            queue.under_way += 1
-            work = self._see_through(leaders, queue.wishes[at : at + MOST])
-            self._gateway.env.tasks.spawn("share a transaction", work)
-        queue.wishes = []
+        wishes, queue.wishes = queue.wishes[:MOST], queue.wishes[MOST:]
+        queue.under_way += 1
+        self._gateway.env.tasks.spawn("share a transaction", self._see_through(leaders, wishes))
+        if queue.wishes:  # more than one turn of the loop takes
+            queue.start = asyncio.get_running_loop().call_soon(self._begin, leaders)
 
     async def _see_through(self, leaders: frozenset[int], wishes: Sequence[Wish]) -> None:
         queue = self._queues[leaders]

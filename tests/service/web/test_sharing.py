@@ -110,7 +110,7 @@ class Bench:
         self.failure: Problem | None = None
         state = SimpleNamespace(leader=1)
         env = SimpleNamespace(clock=SimpleNamespace(wall_ms=lambda: 1000), tasks=SimpleNamespace(spawn=self.spawn))
-        gateway: Any = SimpleNamespace(env=env, image=SimpleNamespace(partition=lambda _: state))
+        gateway: Any = SimpleNamespace(env=env, state=lambda _: state)
         self.sharing = gateway.sharing = Sharing(cast(Gateway, gateway))
         self.keys = Keys(cast(Gateway, gateway))
         partition = SimpleNamespace(leader_epoch=5, log=SimpleNamespace(end_offset=0))
