@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +18,8 @@ from aiohttp import web
 
 from log.batch import NewRecord, build_batch
 from log.ids import TopicPartition
+from service.broker.partition import Appended
+from service.web import quick
 from service.web.gateway import Gateway
 from service.web.instances import InstanceProblem
 from service.web.looking import BodyScan
@@ -36,6 +38,7 @@ from service.web.sending import OutgoingBatch, send
 
 V2_FORMS = ("json", "binary", "text")
 V2_MEDIA = "application/vnd.kafka.v2+json"
+V2 = "/topics/{topic}"
 WRITTEN_AT_ONCE = 50
 """How many records that are written one by one are written in one turn of the loop: 5 ms."""
 BATCH_MAX = 10_000
@@ -290,7 +293,7 @@ def _decoded(text: bytes) -> Any:
 # -- version 2
 
 
-def _refuse_v2(problem: Problem) -> web.Response:
+def refuse_v2(problem: Problem) -> web.Response:
     status = PROBLEMS[problem.slug].status
     if isinstance(problem, InstanceProblem):
         code = problem.code
@@ -336,29 +339,74 @@ async def v2_records(gateway: Gateway, request: web.Request) -> web.StreamRespon
         batches.append(OutgoingBatch(where, build_batch(run), len(run)))
         await asyncio.sleep(0)
     await send(gateway, batches)
-    found: dict[TopicPartition, list[dict[str, Any]]] = {}
+    found: dict[TopicPartition, list[bytes]] = {}
     for batch in batches:
         await asyncio.sleep(0)
-        for number in range(batch.records):
-            report: dict[str, Any] = {"partition": batch.partition.partition, "offset": batch.base_offset + number}
-            report |= {"error_code": None, "error": None}
-            if batch.error:
-                wrong = batch.problem()
-                code = 50003 if wrong.kind.retriable else 50002
-                report |= {"offset": None, "error_code": code, "error": wrong.detail}
-            found.setdefault(batch.partition, []).append(report)
+        index = batch.partition.partition
+        if batch.error:
+            reports = _v2_refused(batch.problem(), index, batch.records)
+        else:
+            reports = _v2_written(index, batch.base_offset, batch.records)
+        found.setdefault(batch.partition, []).extend(reports)
     offsets = [found[where][number] for where, number in placed.order]
-    body = {"offsets": offsets, "key_schema_id": None, "value_schema_id": None}
-    return web.Response(body=msgspec.json.encode(body), content_type=V2_MEDIA)
+    return web.Response(body=_v2_answer(offsets), content_type=V2_MEDIA)
+
+
+def _v2_written(index: int, first: int, count: int) -> list[bytes]:
+    form = b'{"partition":%d,"offset":%d,"error_code":null,"error":null}'
+    return [form % (index, offset) for offset in range(first, first + count)]
+
+
+def _v2_refused(wrong: Problem, index: int, count: int) -> list[bytes]:
+    code = 50003 if wrong.kind.retriable else 50002
+    report = {"partition": index, "offset": None, "error_code": code, "error": wrong.detail}
+    return [msgspec.json.encode(report)] * count
+
+
+def _v2_answer(reports: Sequence[bytes]) -> bytes:
+    return b'{"offsets":[%b],"key_schema_id":null,"value_schema_id":null}' % b",".join(reports)
+
+
+class _V2Form:
+    """The form of version 2's answers on the short way."""
+
+    def written(self, topic_name: str, index: int, appended: Appended, records: int, now_ms: int) -> bytes:
+        return _v2_answer(_v2_written(index, appended.base_offset, records))
+
+    def refused(self, problem: Problem, index: int, records: int) -> bytes:
+        return _v2_answer(_v2_refused(problem, index, records))
+
+
+V2_FORM = _V2Form()
+
+
+def write_v2(form: str, gateway: Gateway, topic_name: str, body: bytes) -> quick.Answer:
+    """The short way of `POST /topics/{topic}`; None if the request must go the general way, as it must if `records` may
+    be there twice.
+    """
+    if len(body) > quick.BODY_BYTES_MAX or body.count(b'"records"') != 1 or b"\\u00" in body:
+        return None
+    try:
+        given = json.loads(body, parse_constant=_no_constant)
+        if not isinstance(given, dict) or given.keys() != {"records"}:
+            return None
+        some = given["records"]
+        if not isinstance(some, list) or not 0 < len(some) <= quick.RECORDS_MAX:
+            return None
+        if not all(isinstance(each, dict) and each.keys() <= {"key", "value"} for each in some):
+            return None
+        records = [(_bytes_of(form, each.get("key")), _bytes_of(form, each.get("value"))) for each in some]
+    except (Problem, ValueError, RecursionError):
+        return None
+    return quick.write(gateway, topic_name, records, V2_FORM)
 
 
 _V3 = "/v3/clusters/{cluster}/topics/{topic}/records"
-_V2 = "/topics/{topic}"
 _ABOUT = "As Confluent's REST Proxy."
 ROUTES = (
     Route("POST", _V3, v3_records, _ABOUT, "compatible", documented=False, refuse=_refuse_v3),
     Route("POST", _V3 + ":batch", v3_batch, _ABOUT, "compatible", documented=False, refuse=_refuse_v3),
-    Route("POST", _V2, v2_records, _ABOUT, "compatible", documented=False, refuse=_refuse_v2),
-    Route("POST", _V2 + "/partitions/{partition:[0-9]{1,9}}", v2_records, _ABOUT, "compatible", documented=False,
-          refuse=_refuse_v2),
+    Route("POST", V2, v2_records, _ABOUT, "compatible", documented=False, refuse=refuse_v2),
+    Route("POST", V2 + "/partitions/{partition:[0-9]{1,9}}", v2_records, _ABOUT, "compatible", documented=False,
+          refuse=refuse_v2),
 )  # fmt: skip

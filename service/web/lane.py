@@ -1,6 +1,7 @@
 # Hot path: one `data_received` a request; `python -m tests.bench --only web` answers for it.
-"""A short way for requests that come again and again: `POST /v1/topics/{topic}/records` with JSON or bytes, on a
-connection that is kept. Every other request goes to aiohttp, and so does everything after it on that connection.
+"""A short way for requests that come again and again: `POST /v1/topics/{topic}/records` with JSON or bytes, and the
+REST Proxy's `POST /topics/{topic}`, on a connection that is kept. Every other request goes to aiohttp, and so does
+everything after it on that connection.
 
 What always holds: a request that does not have exactly the simple form below is left to aiohttp, which reads or refuses
 it. Requests are answered one after the other, in their order. While a client does not read its answers, nothing is read
@@ -17,6 +18,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from email.utils import formatdate
+from functools import partial
 from http import HTTPStatus
 from typing import NamedTuple, cast
 
@@ -25,7 +27,7 @@ from aiohttp import web
 from log.tally import Histogram
 from service.broker.session import Session
 from service.broker.tally import HttpTally
-from service.web import quick
+from service.web import compatible, quick
 from service.web.answers import CODECS, PACKED_FROM_BYTES, codec_of
 from service.web.gateway import Gateway
 from service.web.problems import MEDIA_TYPE, PROBLEMS, Problem
@@ -43,21 +45,51 @@ BODY_S, UNREAD_S = 60.0, 120.0
 """A body must have come within the first time. An answer must be taken within the second."""
 IDLE_S = 3630.0
 """How long a silent connection is kept: as long as aiohttp keeps one, which is longer than any proxy does."""
-PATH = "/v1/topics/{topic}/records"
-STATUS_LINES = {200: b"200 OK\r\nContent-Type: application/json"} | {
-    kind.status: f"{kind.status} {HTTPStatus(kind.status).phrase}\r\nContent-Type: {MEDIA_TYPE}".encode()
-    for kind in PROBLEMS.values()
-}
-_ASKED = re.compile(rb"POST (/v1/topics/([A-Za-z0-9._-]{1,249})/records) HTTP/1\.1")
+STATUSES = {200, *(kind.status for kind in PROBLEMS.values())}
 _HEADER = re.compile(rb"([A-Za-z-]+):[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
 _HARMLESS = frozenset({b"host", b"user-agent", b"accept", b"accept-language"})
 Writes = Callable[[Gateway, str, bytes], quick.Answer]
-_WRITE: dict[bytes, Writes] = {b"application/json": quick.write_json, b"application/octet-stream": quick.write_bytes}
+
+
+def _status_lines(media: str, of_problems: str) -> dict[int, bytes]:
+    return {
+        each: f"{each} {HTTPStatus(each).phrase}\r\nContent-Type: {media if each == 200 else of_problems}".encode()
+        for each in sorted(STATUSES)
+    }
+
+
+class Way(NamedTuple):
+    """A route that has a short way."""
+
+    route: str
+    asked: re.Pattern[bytes]
+    write: Mapping[bytes, Writes]
+    """By the media type of the body."""
+    status_lines: Mapping[int, bytes]
+    refuse: Callable[[Problem], web.Response] | None = None
+    """Makes the answer of a problem, if that is not as this API's own."""
+
+
+OWN = Way(
+    "/v1/topics/{topic}/records",
+    re.compile(rb"POST (/v1/topics/([A-Za-z0-9._-]{1,249})/records) HTTP/1\.1"),
+    {b"application/json": quick.write_json, b"application/octet-stream": quick.write_bytes},
+    _status_lines("application/json", MEDIA_TYPE),
+)
+V2 = Way(
+    compatible.V2,
+    re.compile(rb"POST (/topics/([A-Za-z0-9._-]{1,249})) HTTP/1\.1"),
+    {f"application/vnd.kafka.{form}.v2+json".encode(): partial(compatible.write_v2, form)
+     for form in compatible.V2_FORMS},
+    _status_lines(compatible.V2_MEDIA, compatible.V2_MEDIA),
+    compatible.refuse_v2,
+)  # fmt: skip
 
 
 class QuickRequest(NamedTuple):
     """The head of a request that may go the short way."""
 
+    way: Way
     path: str
     names: Mapping[str, str]
     """The variable parts of the path: the topic."""
@@ -70,7 +102,9 @@ class QuickRequest(NamedTuple):
 def read_head(head: bytes) -> QuickRequest | None:
     """The parsed head; None if it does not have the simple form."""
     first, *lines = head.split(b"\r\n")
-    asked = _ASKED.fullmatch(first)
+    way, asked = OWN, OWN.asked.fullmatch(first)
+    if asked is None:
+        way, asked = V2, V2.asked.fullmatch(first)
     if asked is None:
         return None
     found: dict[bytes, bytes] = {}
@@ -79,7 +113,7 @@ def read_head(head: bytes) -> QuickRequest | None:
         if header is None or (name := header[1].lower()) in found:
             return None
         found[name] = header[2] or b""
-    write = _WRITE.get(found.pop(b"content-type", b""))
+    write = way.write.get(found.pop(b"content-type", b""))
     length = found.pop(b"content-length", b"")
     codec = codec_of(found.pop(b"accept-encoding", b"").decode())
     if found.pop(b"connection", b"keep-alive").lower() != b"keep-alive" or b"host" not in found:
@@ -88,7 +122,7 @@ def read_head(head: bytes) -> QuickRequest | None:
         return None
     if not found.keys() <= _HARMLESS:
         return None
-    return QuickRequest(asked[1].decode(), {"topic": asked[2].decode()}, write, int(length), codec)
+    return QuickRequest(way, asked[1].decode(), {"topic": asked[2].decode()}, write, int(length), codec)
 
 
 class Lanes:
@@ -99,7 +133,7 @@ class Lanes:
         self.tally = tally
         self.session = session
         """Makes the session for a connection: the client at its other end."""
-        self.authorize = next(each.authorize for each in gateway.routes if (each.method, each.path) == ("POST", PATH))
+        self.authorize = {each.path: each.authorize for each in gateway.routes if each.method == "POST"}
         self.heads: dict[bytes, QuickRequest] = {}
         self.writing: set[asyncio.Task[None]] = set()
         """Requests whose answers are not ready yet."""
@@ -269,7 +303,7 @@ class Lane(asyncio.Protocol):
         gateway = self._gateway
         if not gateway.ready.is_set() or self._lanes.are_closed or len(body) > gateway.config.http_max_body_bytes:
             return False
-        if not self._lanes.authorize(self._session, asked.names):
+        if not self._lanes.authorize[asked.way.route](self._session, asked.names):
             return False  # the general way tells what is wrong
         self._seen_s = began_s = self._loop.time()
         self._patience_s = IDLE_S
@@ -307,21 +341,26 @@ class Lane(asyncio.Protocol):
 
     def _answer_problem(self, asked: QuickRequest, problem: Problem, began_s: float) -> None:
         self._lanes.tally.problems[problem.slug] += 1
+        if asked.way.refuse is not None:
+            refused = asked.way.refuse(problem)
+            assert isinstance(refused.body, bytes)
+            self._answer(asked, refused.status, refused.body, began_s)
+            return
         more = "".join(f"{name}: {value}\r\n" for name, value in problem.all_headers.items())
         self._answer(asked, problem.kind.status, problem.body(asked.path), began_s, more.encode())
 
     def _answer(self, asked: QuickRequest, status: int, body: bytes, began_s: float, more: bytes = b"") -> None:
         now_s = self._loop.time()
         tally = self._lanes.tally
-        tally.answered[PATH, "POST", status] += 1
-        tally.seconds.setdefault(PATH, Histogram()).add(now_s - began_s)
+        tally.answered[asked.way.route, "POST", status] += 1
+        tally.seconds.setdefault(asked.way.route, Histogram()).add(now_s - began_s)
         if asked.codec is not None and len(body) >= PACKED_FROM_BYTES:
             body = CODECS[asked.codec](body)
             more += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % asked.codec.encode()
         if not self._transport.is_closing():
             self._transport.write(
                 b"HTTP/1.1 %b\r\n%b%bContent-Length: %d\r\n\r\n%b"
-                % (STATUS_LINES[status], more, self._lanes.date(now_s), len(body), body)
+                % (asked.way.status_lines[status], more, self._lanes.date(now_s), len(body), body)
             )
 
     # -- time

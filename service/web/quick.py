@@ -9,6 +9,7 @@ What always holds: the answer is the one that the general way would have given, 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from typing import Protocol
 
 import msgspec
 from msgspec import Raw
@@ -22,6 +23,7 @@ from service.broker.writing import Write, Writing
 from service.client.partitioner import partition_for_key
 from service.cluster.image import Topic
 from service.web.gateway import CLIENT_ID, Gateway
+from service.web.problems import Problem
 from service.web.records import NULL
 from service.web.sending import TERMS, OutgoingBatch
 
@@ -31,6 +33,15 @@ RECORDS_MAX = 2000
 Plain = tuple[bytes | None, bytes | None]
 Answer = bytes | Awaitable[bytes] | None
 """None: the request must go the general way. An awaitable may raise a problem."""
+
+
+class Form(Protocol):
+    """How an answer is written."""
+
+    def written(self, topic_name: str, index: int, appended: Appended, records: int, now_ms: int) -> bytes: ...
+
+    def refused(self, problem: Problem, index: int, records: int) -> bytes:
+        """The answer for what was appended and could not be promised; or the problem is raised."""
 
 
 class PlainRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -56,7 +67,7 @@ def write_json(gateway: Gateway, topic_name: str, body: bytes) -> Answer:
     if not 0 < len(given) <= RECORDS_MAX:
         return None
     records = _records(given, body, 1)
-    return None if records is None else _write(gateway, topic_name, records)
+    return None if records is None else write(gateway, topic_name, records, OWN)
 
 
 def read_lines(lines: Sequence[bytes]) -> list[Plain] | None:
@@ -85,10 +96,10 @@ def _records(given: Sequence[PlainRecord], text: bytes, members: int) -> list[Pl
 
 
 def write_bytes(gateway: Gateway, topic_name: str, body: bytes) -> Answer:
-    return _write(gateway, topic_name, [(None, body)])
+    return write(gateway, topic_name, [(None, body)], OWN)
 
 
-def _write(gateway: Gateway, topic_name: str, records: Sequence[Plain]) -> Answer:
+def write(gateway: Gateway, topic_name: str, records: Sequence[Plain], form: Form) -> Answer:
     topic = gateway.image.topics.get(topic_name)
     partitions = gateway.partitions.topic(topic_name)
     if topic is None or partitions is None:
@@ -109,8 +120,8 @@ def _write(gateway: Gateway, topic_name: str, records: Sequence[Plain]) -> Answe
     if not isinstance(write.outcome, Appended):
         return None  # the append was refused: the general way tells why
     if writing.is_settled:
-        return _answer(topic_name, index, write.outcome, len(records), now_ms)
-    return _when_settled(topic_name, index, writing, len(records), now_ms)
+        return form.written(topic_name, index, write.outcome, len(records), now_ms)
+    return _when_settled(topic_name, index, writing, len(records), now_ms, form)
 
 
 def _partition(gateway: Gateway, topic: Topic, records: Sequence[Plain]) -> int:
@@ -124,20 +135,29 @@ def _partition(gateway: Gateway, topic: Topic, records: Sequence[Plain]) -> int:
     return gateway.next_turn() % count if first is None else partition_for_key(first, count)
 
 
-async def _when_settled(topic_name: str, index: int, writing: Writing, records: int, now_ms: int) -> bytes:
+async def _when_settled(topic_name: str, index: int, writing: Writing, records: int, now_ms: int, form: Form) -> bytes:
     await writing.settle(Session(CLIENT_ID, 0))
     (write,) = writing.writes
     outcome = write.outcome
     if isinstance(outcome, RefusedBatch):
         refused = OutgoingBatch(TopicPartition(topic_name, index), b"", records, in_doubt=True)
         refused.refused(outcome.error, outcome.message)
-        raise refused.problem()
-    return _answer(topic_name, index, outcome, records, now_ms)
+        return form.refused(refused.problem(), index, records)
+    return form.written(topic_name, index, outcome, records, now_ms)
 
 
-def _answer(topic_name: str, index: int, appended: Appended, records: int, now_ms: int) -> bytes:
-    first = appended.base_offset
-    timestamp = appended.log_append_time_ms if appended.log_append_time_ms >= 0 else now_ms
-    head, tail = b'{"partition":%d,"offset":' % index, b',"timestamp":%d}' % timestamp
-    places = (tail + b"," + head).join([b"%d" % offset for offset in range(first, first + records)])
-    return b'{"outcome":"applied","results":[%b%b%b],"topic":"%b"}' % (head, places, tail, topic_name.encode())
+class _Own:
+    """The form of this API's own answers."""
+
+    def written(self, topic_name: str, index: int, appended: Appended, records: int, now_ms: int) -> bytes:
+        first = appended.base_offset
+        timestamp = appended.log_append_time_ms if appended.log_append_time_ms >= 0 else now_ms
+        head, tail = b'{"partition":%d,"offset":' % index, b',"timestamp":%d}' % timestamp
+        places = (tail + b"," + head).join([b"%d" % offset for offset in range(first, first + records)])
+        return b'{"outcome":"applied","results":[%b%b%b],"topic":"%b"}' % (head, places, tail, topic_name.encode())
+
+    def refused(self, problem: Problem, index: int, records: int) -> bytes:
+        raise problem
+
+
+OWN = _Own()

@@ -244,7 +244,7 @@ def test_what_nobody_foresaw_is_answered(tmp_path: Path, write: Callable[..., ob
         assert b'"outcome":"unknown"' in first
         assert second
 
-    with patch.dict(lane_module._WRITE, {b"application/json": write}):
+    with patch.dict(lane_module.OWN.write, {b"application/json": write}):
         at_server(tmp_path, scene)
 
 

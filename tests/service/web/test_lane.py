@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp.web import Server
 
+import service.web.quick
 from service.broker.tally import HttpTally
 from service.web import lane as lane_module
 from service.web import producing
@@ -106,6 +107,56 @@ def test_both_ways_answer_and_write_the_same(
     assert ways[0] == ways[1]
 
 
+V2_BODIES = [
+    ("json", b'{"records":[{"key":"a","value":{"n":1.10, "m":[1e5]}},{"key":"a"}]}'),
+    ("json", b'{"records":[{"value":"\xc3\xa9\\u003a"},{"value":null}]}'),
+    ("json", b'{"records":[{"key":1,"value":1},{"key":2,"value":2}]}'),
+    ("json", b'{"records":[{"value":{"records":1}}]}'),
+    ("json", b'{"records":[{"value":NaN}]}'),
+    ("json", b'{"records":[{"value":1,"partition":0}]}'),
+    ("json", b'{"records":[{"value":1,"partition":7}]}'),
+    ("json", b'{"records":[]}'),
+    ("json", b'{"records":[1]}'),
+    ("json", b'{"records":[{"value":1}],"records":[]}'),
+    ("json", b'{"records":[{"value":1}],"\\u0072ecords":[{"value":2}]}'),
+    ("json", b'{"value_schema_id":7,"records":[{"value":1}]}'),
+    ("json", b"[]"),
+    ("binary", b'{"records":[{"key":"YQ==","value":"AAEC"}]}'),
+    ("binary", b'{"records":[{"value":"?"}]}'),
+    ("text", b'{"records":[{"key":"k","value":"a:b"}]}'),
+    ("text", b'{"records":[{"value":"\\ud800"}]}'),
+    ("avro", b'{"records":[{"value":1}]}'),
+]
+
+
+@pytest.mark.parametrize(("form", "body"), V2_BODIES, ids=range(len(V2_BODIES)))
+def test_both_ways_of_version_2_answer_and_write_the_same(
+    served: Served, http: Http, topic: str, form: str, body: bytes
+) -> None:
+    ways: list[tuple[object, ...]] = []
+    for more in (b"", GENERAL):
+        name = f"{topic}-{len(more)}"
+        assert http.post("/v1/topics", {"name": name, "partitions": 1}).status == 201
+        head = f"POST /topics/{name} HTTP/1.1\r\nHost: x\r\nContent-Type: application/vnd.kafka.{form}.v2+json\r\n"
+        with raw(served) as connection:
+            connection.send(head.encode() + b"Content-Length: %d%b\r\n\r\n" % (len(body), more) + body)
+            status, answer = connection.answer()
+        written = [(each.key, each.value, each.offset) for each in read_all(served.bootstrap, name)]
+        ways.append((status, answer.replace(name.encode(), b""), written))
+    assert ways[0] == ways[1]
+
+
+def test_the_simple_form_of_version_2_is_taken() -> None:
+    with patch.object(service.web.quick, "write", wraps=service.web.quick.write) as short:
+        media = b"Content-Type: application/vnd.kafka.json.v2+json"
+        taken = read_head(b"POST /topics/t HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n" + media)
+        assert taken is not None
+        gateway: Any = Mock()
+        gateway.image.topics = {}
+        assert taken.write(gateway, "t", b'{"records":[{"value":1}]}') is None  # there is no such topic
+    assert short.call_args.args[2] == [(None, b"1")]
+
+
 def test_requests_are_answered_in_their_order_however_they_are_cut(served: Served, http: Http, topic: str) -> None:
     assert http.post("/v1/topics", {"name": topic, "partitions": 1}).status == 201
     requests = b"".join(request(topic, b'{"records":[{"value":%d}]}' % each) for each in range(5))
@@ -172,7 +223,7 @@ def test_many_requests_that_come_at_once_are_served_in_turns() -> None:
             await asyncio.sleep(0)
         lane.connection_lost(None)
 
-    with patch.dict(lane_module._WRITE, {b"application/json": lambda *_: b"{}"}):
+    with patch.dict(lane_module.OWN.write, {b"application/json": lambda *_: b"{}"}):
         asyncio.run(scene())
     assert sum(steps) == count
     assert max(steps) == REQUESTS_AT_ONCE
