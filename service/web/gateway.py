@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from aiohttp import ClientSession, ClientTimeout
+from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
 from log.ids import TopicPartition
 from monitoring.scraping import Scraper
@@ -147,9 +147,12 @@ class Gateway:
             self._waiting.discard(task)
 
     def http(self) -> ClientSession:
-        """For requests that are forwarded to other brokers."""
+        """For requests that are forwarded to other brokers. Each has a connection, as its client has: were there fewer,
+        a hundred members that wait for records would hold up everything else that is forwarded.
+        """
         if self._http is None:
             self._http = ClientSession(
+                connector=TCPConnector(limit=0),
                 timeout=ClientTimeout(total=2 * TIMEOUT_S),
                 auto_decompress=False,
                 skip_auto_headers=("Accept-Encoding",),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp.connector
-from aiohttp import BaseConnector, ClientConnectorError, ClientRequest, ClientSession, ClientTimeout
+from aiohttp import BaseConnector, ClientConnectorError, ClientRequest, ClientTimeout
 from aiohttp.client_proto import ResponseHandler
 
 import service.web.gateway
@@ -48,10 +48,6 @@ class SimConnector(BaseConnector):
         return protocol
 
 
-def simulated_session(**given: Any) -> ClientSession:
-    return ClientSession(connector=SimConnector(), **given)
-
-
 class WebDoor:
     """The HTTP API among a broker's listeners: closed before the others."""
 
@@ -72,7 +68,7 @@ class WebSimulation(ClusterSimulation):
     def run(self) -> ClusterReport:
         world = self.world
         with (
-            replaced(service.web.gateway, "ClientSession", simulated_session),
+            replaced(service.web.gateway, "TCPConnector", SimConnector),
             replaced(aiohttp.connector, "monotonic", lambda: world.now),  # it has taken the clock by its name
         ):
             return super().run()

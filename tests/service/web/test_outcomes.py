@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientSession, web
 
 from log.batch import build_batch
 from log.ids import TopicPartition
@@ -29,6 +29,7 @@ from service.web.transactions import Name, Open, OpenTransactions, commit, put_b
 from service.wire.error_codes import ErrorCode
 from service.wire.messages import EndTxnRequest, EndTxnResponse, InitProducerIdRequest, InitProducerIdResponse
 from tests.service.api.admin_stage import Stage, on_stage
+from tests.service.web.kit import PATIENCE_S
 
 GONE = ClientFailure("it is gone", FailureKind.UNREACHABLE)
 NOBODY = Problem("not-now", "nobody coordinates it")
@@ -135,6 +136,31 @@ def test_a_request_under_way_at_a_stop_is_still_asked_of_another_broker(tmp_path
         assert (told["status"], told["retriable"], told["outcome"]) == (503, True, "none")
 
     on_stage(tmp_path, scene)
+
+
+def test_requests_that_wait_at_another_broker_hold_up_none_that_is_forwarded_after_them() -> None:
+    async def play() -> None:
+        waiting, go_on = 0, asyncio.Event()
+
+        async def wait(_: web.BaseRequest) -> web.Response:
+            nonlocal waiting
+            waiting += 1
+            if waiting == 150:
+                go_on.set()
+            await go_on.wait()
+            return web.Response()
+
+        server = await asyncio.get_running_loop().create_server(web.Server(wait), "127.0.0.1", 0)
+        gateway: Any = SimpleNamespace(_http=None)
+        http = Gateway.http(gateway)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        async with asyncio.timeout(PATIENCE_S):
+            answers = await asyncio.gather(*(http.get(url) for _ in range(150)))
+        assert [each.status for each in answers] == [200] * 150
+        await http.close()
+        server.close()
+
+    asyncio.run(play())
 
 
 # -- keys
