@@ -126,6 +126,10 @@ class Client:
         if self._wire is not None:
             self._wire.abort()
 
+    @property
+    def is_open(self) -> bool:
+        return self._wire is not None and not self._wire.is_lost
+
 
 class Wire(asyncio.BufferedProtocol):
     """The connection of a client: it sends and receives frames, and gives each answer to the request that waits for
@@ -166,6 +170,10 @@ class Wire(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         self._transport.abort()
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lost.done()
 
     # ------------------------------------------------------------ what the transport says
 

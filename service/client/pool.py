@@ -1,8 +1,9 @@
 """Connections to brokers by their addresses, made when first needed: `ask(address, request)`.
 
-What always holds: there is one connection for each address, however many requests are made at once. Nothing waits
-longer than the timeout, by the loop's clock. A connection that failed is dropped, and the next request makes a new one.
-A failure is a `ClientFailure` that names the address.
+What always holds: there is one connection for each address, however many requests are made at once. A broker answers a
+connection's requests in their order, so a request that it lets wait on purpose has a connection for itself: it holds up
+no other. Nothing waits longer than the timeout, by the loop's clock. A connection that failed or was ended is dropped,
+and the next request makes a new one. A failure is a `ClientFailure` that names the address.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from service.client.failures import ClientFailure, FailureKind
 from service.wire.base import Request, Struct
 
 R = TypeVar("R", bound=Struct)
+
+IDLE_MAX = 16
+"""How many connections on which nothing waits any more are kept for each address."""
 
 
 class Address(NamedTuple):
@@ -49,6 +53,8 @@ class Pool:
         self._client_id = client_id
         self._clients: dict[Address, Client] = {}
         self._connecting: dict[Address, asyncio.Lock] = {}
+        self._waited: dict[Address, list[Client]] = {}
+        """Connections on which requests have waited and nothing is asked now."""
 
     @property
     def connected(self) -> list[Address]:
@@ -56,7 +62,8 @@ class Pool:
         return list(self._clients)
 
     async def close(self) -> None:
-        clients, self._clients = list(self._clients.values()), {}
+        clients = [*self._clients.values(), *(each for idle in self._waited.values() for each in idle)]
+        self._clients, self._waited = {}, {}
         for client in clients:
             await client.close()
 
@@ -64,9 +71,36 @@ class Pool:
         """The answer of the broker at `address`. `wait_s`: how long the broker may wait on purpose before it answers.
         `version`: None is the newest that both sides know.
         """
+        if wait_s > 0:
+            return await self._ask_apart(address, request, wait_s, version)
         client = await self.client(address)
         try:
-            async with asyncio.timeout(self.timeout_s + wait_s):
+            return await self._answer(client, address, request, self.timeout_s, version)
+        except ClientFailure:
+            await self._forget(address, client)
+            raise
+
+    async def _ask_apart(self, address: Address, request: Request[R], wait_s: float, version: int | None) -> R:
+        """Ask on a connection for this request alone. A request that is given up does not go on waiting there."""
+        idle = self._waited.setdefault(address, [])
+        idle[:] = [each for each in idle if each.is_open]  # the broker ends those that were idle for long
+        client = idle.pop() if idle else await self._connect(address)
+        is_answered = False
+        try:
+            answer = await self._answer(client, address, request, self.timeout_s + wait_s, version)
+            is_answered = True
+        finally:
+            if is_answered and len(idle) < IDLE_MAX and self._waited.get(address) is idle:
+                idle.append(client)
+            else:
+                client.abort()
+        return answer
+
+    async def _answer(
+        self, client: Client, address: Address, request: Request[R], patience_s: float, version: int | None
+    ) -> R:
+        try:
+            async with asyncio.timeout(patience_s):
                 return await client.request(request, version)
         except TimeoutError:
             message = f"{address} did not answer within {self.timeout_s:g} s"
@@ -74,15 +108,15 @@ class Pool:
             message = f"{address}: {error}"
         except OSError as error:
             message = f"{address}: the connection broke: {reason(error)}"
-        await self._forget(address, client)
         raise ClientFailure(message, FailureKind.UNREACHABLE)
 
     async def client(self, address: Address) -> Client:
         """The connection to `address`, made if there is none."""
         async with self._connecting.setdefault(address, asyncio.Lock()):
-            if address not in self._clients:
-                self._clients[address] = await self._connect(address)
-            return self._clients[address]
+            client = self._clients.get(address)
+            if client is None or not client.is_open:
+                client = self._clients[address] = await self._connect(address)
+            return client
 
     async def _connect(self, address: Address) -> Client:
         client = Client(address.host, address.port, self._client_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,6 +93,26 @@ def test_a_stream_is_not_held_up_by_leaders_that_have_nothing(several: Several) 
             several.clients[1].post("/v1/topics/lively/records", {"records": [{"value": number, "partition": 1}]})
             assert next(lines)["value"] == number
         assert time.monotonic() - began < 20, "four seconds each, if every leader is waited for"
+
+
+def test_a_page_that_waits_holds_up_no_writer_of_the_same_leader(several: Several) -> None:
+    """All that one broker asked of another went over one connection, where answers come in their order."""
+    make(several, "waited-for", 6)
+    described = several.clients[0].get("/v1/topics/waited-for").json["partitions"]
+    partitions = {each["partition"]: each["leader"] for each in described}
+    for leader in set(partitions.values()):
+        first, second = [each for each in partitions if partitions[each] == leader][:2]
+        for client in several.clients:
+            path = f"/v1/topics/waited-for/partitions/{first}/records?offset=latest&wait_ms=20000"
+            waiting = threading.Thread(target=Http(client.url).get, args=(path,))
+            waiting.start()
+            time.sleep(0.3)
+            began_s = time.monotonic()
+            assert client.post("/v1/topics/waited-for/records", {"records": [{"partition": second}]}).status == 200
+            assert time.monotonic() - began_s < 10
+            assert client.post("/v1/topics/waited-for/records", {"records": [{"partition": first}]}).status == 200
+            waiting.join(10)
+            assert not waiting.is_alive()
 
 
 def test_a_key_is_known_at_every_broker(several: Several) -> None:

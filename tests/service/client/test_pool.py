@@ -1,0 +1,57 @@
+"""Connections by their addresses: what waits holds up nothing else, and what was ended is not used again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from service.client.connection import Client
+from service.client.pool import IDLE_MAX, Address, Pool
+from service.wire.messages import InitProducerIdRequest, MetadataResponse
+from tests.service.client.test_connection import SmallBroker, topic
+from tests.service.net.kit import run, serving, until
+
+
+def test_a_request_that_waits_on_purpose_holds_up_no_other() -> None:
+    async def main() -> None:
+        broker = SmallBroker()
+        broker.hold = asyncio.Event()
+        pool = Pool(client_id="test", timeout_s=5.0)
+        async with serving(broker) as server:
+            place = Address("127.0.0.1", server.port)
+            waiting = [
+                asyncio.ensure_future(pool.ask(place, topic(f"t{at}"), wait_s=3.0)) for at in range(IDLE_MAX + 4)
+            ]
+            await until(lambda: broker.seen.count((3, 13)) == len(waiting))
+            assert (await pool.ask(place, InitProducerIdRequest())).producer_id == 5
+            waiting[0].cancel()
+            broker.hold.set()
+            answers = await asyncio.gather(*waiting[1:])
+            assert [each.topics[0].name for each in answers] == [f"t{at}" for at in range(1, IDLE_MAX + 4)]
+            (idle,) = pool._waited.values()
+            assert len(idle) == IDLE_MAX
+            await pool.ask(place, topic("again"), wait_s=3.0)
+            assert len(idle) == IDLE_MAX
+            await pool.close()
+            assert not any(each.is_open for each in idle)
+
+    run("uvloop", main)
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 1.0])
+def test_a_connection_that_the_broker_has_ended_is_not_used_again(wait_s: float) -> None:
+    async def main() -> None:
+        pool = Pool(client_id="test", timeout_s=5.0)
+        async with serving(SmallBroker()) as server:
+            place = Address("127.0.0.1", server.port)
+            for _ in range(2):
+                answer: MetadataResponse = await pool.ask(place, topic("t"), wait_s=wait_s)
+                assert answer.topics[0].name == "t"
+                client: Client = pool._waited[place][0] if wait_s else pool._clients[place]
+                client.abort()  # as if the broker had
+                while client.is_open:  # noqa: ASYNC110  the client does not tell
+                    await asyncio.sleep(0.002)
+        await pool.close()
+
+    run("uvloop", main)
